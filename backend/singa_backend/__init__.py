@@ -1,0 +1,38 @@
+"""What runs ONNX: operators, graphs, executors, and the conformance runner that holds them to ONNX's suite."""
+
+from .backend import Outputs, SingaBackend, SingaRep, is_compatible, prepare, run_model, run_node, supports_device
+from .errors import (
+    DeviceUnavailable,
+    InvalidInput,
+    InvalidModel,
+    MissingDependency,
+    OperatorError,
+    Problem,
+    ResourceExhausted,
+    SonnxError,
+    UnsupportedModel,
+)
+from .graph import Graph, Node, Value
+
+__all__ = [
+    "DeviceUnavailable",
+    "Graph",
+    "InvalidInput",
+    "InvalidModel",
+    "MissingDependency",
+    "Node",
+    "OperatorError",
+    "Outputs",
+    "Problem",
+    "ResourceExhausted",
+    "SingaBackend",
+    "SingaRep",
+    "SonnxError",
+    "UnsupportedModel",
+    "Value",
+    "is_compatible",
+    "prepare",
+    "run_model",
+    "run_node",
+    "supports_device",
+]

@@ -1,0 +1,362 @@
+"""`onnx.backend.base`, implemented: `SingaBackend.prepare` gives a `SingaRep`, and a `SingaRep` runs."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, NodeProto, defs, helper, load_model_from_string
+from onnx.backend.base import Backend, BackendRep
+
+from . import device as devices
+from . import dtypes
+from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError
+from .executor import Executor
+from .graph import Graph, Node, Value
+
+_QUIET = frozenset({"rtol", "atol", "init_inputs", "keep_initializers_as_inputs"})
+"""Keywords that the suite's runner and programs of old pass to `prepare`, and that mean nothing here."""
+
+
+class Outputs(tuple[Any, ...]):
+    """The outputs of a run, in order; `outputs["name"]` is the output of that name."""
+
+    names: tuple[str, ...]
+
+    def __new__(cls, values: Sequence[Any], names: Sequence[str]) -> Outputs:
+        self = super().__new__(cls, values)
+        self.names = tuple(names)
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            try:
+                key = self.names.index(key)
+            except ValueError:
+                raise KeyError(f"no output {key!r}; there are {', '.join(self.names)}") from None
+        return super().__getitem__(key)
+
+    def __reduce__(self) -> Any:
+        return (Outputs, (tuple(self), self.names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The outputs by name."""
+        return dict(zip(self.names, self, strict=True))
+
+
+class SingaRep(BackendRep):
+    """A model on a device, ready to run any number of times, from any thread.
+
+    inputs, outputs: `Value`s with name, dtype and shape.  nodes: the operators in the order of running.
+    states: the initializers by name.  graph: all of it.
+    """
+
+    def __init__(self, graph: Graph, device: devices.Device) -> None:
+        self.graph = graph
+        self.device = device
+        self._executor = Executor(graph, device)
+        self._selection = lru_cache(maxsize=64)(self._select)
+        self._fixed = {id(a) for _, a in self._executor._states[id(graph)]}
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.graph.inputs
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        return self.graph.outputs
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.graph.nodes
+
+    @property
+    def states(self) -> dict[str, np.ndarray]:
+        return self.graph.states
+
+    def run(self, inputs: Any, *, last_layers: int = -1, aux_output: Sequence[str] = (), **kwargs: Any) -> Outputs:
+        """Run the model.
+
+        inputs: a list in the order of `self.inputs`, a dict by name, or one array.  Arrays must have the declared dtype
+            and fit the declared shape; Python numbers and lists take the declared dtype.  Sequences are lists of arrays,
+            an empty optional is None.
+        last_layers: -1 runs everything, -2 drops the last operator, -k the last k - 1 (Constant nodes do not count);
+            L >= 0 runs the operators 0 to L.  The outputs are then those of the last operator that ran.
+        aux_output: names of intermediate values to return after the outputs.
+        Returns NumPy arrays (lists, maps, None) in order, reachable by name too; they share no memory with the model.
+        Raises InvalidInput before anything runs, OperatorError when a node cannot compute.
+        """
+        _ignore(kwargs, "run")
+        graph = self._selection(last_layers, tuple(aux_output))
+        feeds, overrides = self._feeds(inputs)
+        device = self.device
+        with device.active():
+            overrides = {n: device.put(v) for n, v in overrides.items()}
+            values = self._executor.run(graph, [device.put(v) for v in feeds], overrides)
+            taken = set(self._fixed)
+            taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
+            return Outputs([_own(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
+
+    # --- what to run
+
+    def _select(self, last_layers: int, aux_output: tuple[str, ...]) -> Graph:
+        graph = self.graph
+        nodes: Sequence[Node] = graph.nodes
+        outputs = [v.name for v in graph.outputs]
+        if last_layers != -1:
+            layers = [i for i, n in enumerate(nodes) if (n.domain, n.op_type) != ("", "Constant")]
+            n = len(layers)
+            keep = n + 1 + last_layers if last_layers < 0 else last_layers + 1
+            if not 1 <= keep <= n:
+                raise InvalidInput(f"last_layers={last_layers} leaves {keep} operators; the model has {n}", code="SX304",
+                                   hint=f"-1 keeps all {n}, -2 drops the last, {-n} keeps one")  # fmt: skip
+            nodes = nodes[: layers[keep - 1] + 1]
+            outputs = [name for name in nodes[-1].output_names if name] if keep < n else outputs
+        made = {name for node in nodes for name in node.output_names if name}
+        known = made | {v.name for v in (*graph.inputs, *graph.optional_inputs)} | set(graph.states)
+        for name in aux_output:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise InvalidInput(f"aux_output {name!r} is no value of the model's main graph" + _mean(near), code="SX305")
+        return graph if last_layers == -1 and not aux_output else graph.select(nodes, [*outputs, *aux_output])
+
+    # --- what to feed
+
+    def _feeds(self, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+        graph = self.graph
+        if isinstance(inputs, Mapping):
+            given = dict(inputs)
+            unknown = [n for n in given if n not in {v.name for v in (*graph.inputs, *graph.optional_inputs)}]
+            missing = [v.name for v in graph.inputs if v.name not in given and v.kind != "optional"]
+            if unknown or missing:
+                near = difflib.get_close_matches(str(unknown[0]), [v.name for v in graph.inputs], 1) if unknown else []
+                raise InvalidInput(
+                    f"the model takes {_names(graph.inputs)}; "
+                    + "; ".join([f"not among them: {', '.join(map(repr, unknown))}"] * bool(unknown)
+                                + [f"missing: {', '.join(map(repr, missing))}"] * bool(missing)) + _mean(near),
+                    code="SX301")  # fmt: skip
+        else:
+            values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(values) != len(graph.inputs):
+                raise InvalidInput(f"the model takes {len(graph.inputs)} inputs ({_names(graph.inputs)}); {len(values)} were given",
+                                   code="SX301", hint="give a list in this order, or a dict by name")  # fmt: skip
+            given = {v.name: x for v, x in zip(graph.inputs, values, strict=True)}
+        sizes: dict[str, tuple[int, str]] = {}
+        feeds = [_fed(v, given.get(v.name), sizes) for v in graph.inputs]
+        return feeds, {v.name: _fed(v, given[v.name], sizes) for v in graph.optional_inputs if v.name in given}
+
+
+def _names(values: Sequence[Value]) -> str:
+    return ", ".join(map(str, values)) or "nothing"
+
+
+def _mean(near: Sequence[str]) -> str:
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _fed(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) -> Any:
+    """An input as the graph declares it, or InvalidInput; `sizes` holds what the symbolic sizes are so far."""
+    if declared.kind == "optional" and x is None:
+        return None
+    if x is None:
+        raise InvalidInput(f"input {declared} is None", code="SX302", hint="only an optional input may be None")
+    if declared.kind == "map" or isinstance(x, dict):
+        if declared.kind not in ("map", "sequence", "") or not isinstance(x, dict):
+            raise InvalidInput(f"input {declared} was given a {type(x).__name__}", code="SX302")
+        return dict(x)
+    if declared.kind == "sequence" or (declared.kind in ("optional", "") and isinstance(x, list)):
+        if not isinstance(x, (list, tuple)):
+            raise InvalidInput(f"input {declared} takes a list of arrays; it was given a {type(x).__name__}", code="SX302")
+        return [dict(e) if isinstance(e, dict) else _array(declared, e) for e in x]
+    array = _array(declared, x)
+    _fits(declared, array.shape, sizes)
+    return array
+
+
+def _array(declared: Value, x: Any) -> np.ndarray:
+    want = declared.dtype
+    if not isinstance(x, (np.ndarray, np.generic)) and not hasattr(x, "__array__"):
+        try:
+            array = np.asarray(x, want)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidInput(f"input {declared}: {error}", code="SX302") from None
+        if want is not None and want.kind in "iub" and np.asarray(x).dtype.kind == "f":
+            raise InvalidInput(f"input {declared} was given Python floats", code="SX302", hint="round them first")
+        return array
+    array = np.asarray(x)
+    if array.dtype.kind in "US":
+        array = array.astype(str).astype(object)
+    if want is not None and array.dtype != want:
+        try:
+            array = array.astype(want) if array.dtype.newbyteorder("=") == want else array
+        except TypeError:
+            pass
+        if array.dtype != want:
+            raise InvalidInput(f"input {declared} was given an array of {dtypes.onnx_name(array.dtype)}", code="SX302",
+                               hint=f"write x.astype({_spelt(want)}) if that is what you mean")  # fmt: skip
+    return array
+
+
+def _spelt(dtype: np.dtype[Any]) -> str:
+    if dtype == dtypes.STRING:
+        return "object"
+    return f"np.{dtype.name}" if hasattr(np, dtype.name) else f"ml_dtypes.{dtype.name}"
+
+
+def _fits(declared: Value, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]) -> None:
+    if declared.shape is None:
+        return
+    if len(shape) != len(declared.shape):
+        raise InvalidInput(f"input {declared} was given an array of shape {shape}", code="SX303")
+    for have, want in zip(shape, declared.shape, strict=True):
+        known = sizes.setdefault(want, (have, declared.name)) if isinstance(want, str) else (want, declared.name)
+        if known[0] is not None and known[0] != have:
+            where = f", and {want!r} is {known[0]} in input {known[1]!r}" if isinstance(want, str) else ""
+            raise InvalidInput(f"input {declared} was given an array of shape {shape}{where}", code="SX303")
+
+
+def _own(value: Any, taken: set[int]) -> Any:
+    """A value that belongs to the caller: arrays that are, or view, an input or a state are copied."""
+    if isinstance(value, list):
+        return [_own(v, taken) for v in value]
+    if isinstance(value, np.ndarray):
+        if value.base is not None or id(value) in taken:
+            value = value.copy()
+        taken.add(id(value))
+    return value
+
+
+def _ignore(kwargs: dict[str, Any], call: str) -> None:
+    for name in kwargs:
+        if name not in _QUIET:
+            warnings.warn(f"{call}() does not know the option {name!r}; it is ignored", UserWarning, stacklevel=4)
+
+
+def load_model(model: Any) -> tuple[ModelProto, Path | None]:
+    """A ModelProto and the folder of its external data, from a ModelProto, bytes or a path; raises InvalidModel."""
+    if isinstance(model, ModelProto):
+        return model, None
+    folder = None
+    data = model
+    if isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise InvalidModel(f"{path}: {error.strerror}", code="SX110") from None
+        folder = path.resolve().parent
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidModel(f"a model is a ModelProto, bytes or a path; this is a {type(model).__name__}", code="SX110")
+    try:
+        proto = load_model_from_string(bytes(data))
+    except DecodeError as error:
+        raise InvalidModel(f"not an ONNX file: {error}", code="SX110") from None
+    if not proto.HasField("graph"):
+        raise InvalidModel("not an ONNX file: it holds no graph", code="SX110")
+    return proto, folder
+
+
+class SingaBackend(Backend):
+    """ONNX's backend interface.  Every method raises members of the SonnxError family and nothing else."""
+
+    @classmethod
+    def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether `prepare` would take this model on this device."""
+        try:
+            cls.prepare(model, device, **kwargs)
+        except SonnxError:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: Any, device: Any = "CPU", **kwargs: Any) -> SingaRep:
+        """Read a model (ModelProto, bytes or path), check it, and place it on a device ("CPU", "CUDA", "CUDA:1").
+
+        Unknown keywords are ignored with a warning.
+        Raises InvalidModel, UnsupportedModel (listing everything that is unsupported), DeviceUnavailable.
+        """
+        _ignore(kwargs, "prepare")
+        place = devices.resolve(device)
+        proto, folder = load_model(model)
+        return SingaRep(Graph.from_onnx(proto, folder), place)
+
+    @classmethod
+    def run_model(cls, model: Any, inputs: Any, device: Any = "CPU", **kwargs: Any) -> Outputs:
+        """`prepare` and `run` in one call."""
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(cls, node: NodeProto, inputs: Any, device: Any = "CPU", outputs_info: Any = None, **kwargs: Any) -> Outputs:
+        """Run one node.
+
+        inputs: a list in the order of the node's inputs (an absent one is skipped), a dict by name, or one array.
+        outputs_info: (dtype, shape) per output, which the results must have.
+        opset_version: the opset of the node's domain; the newest when not given.
+        Raises InvalidInput when the outputs are not as `outputs_info` says.
+        """
+        opset = kwargs.pop("opset_version", None)
+        names = list(dict.fromkeys(n for n in node.input if n))
+        if isinstance(inputs, Mapping):
+            given = dict(inputs)
+        else:
+            values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(values) == len(node.input) != len(names):
+                values = list(dict((n, v) for n, v in zip(node.input, values, strict=True) if n).values())
+            if len(values) != len(names):
+                raise InvalidInput(f"the node takes {len(names)} inputs ({', '.join(names)}); {len(values)} were given", code="SX301")
+            given = dict(zip(names, values, strict=True))
+        graph = helper.make_graph(
+            [node], node.name or node.op_type,
+            [helper.make_empty_tensor_value_info(n) for n in names],
+            [helper.make_empty_tensor_value_info(n) for n in node.output if n],
+        )  # fmt: skip
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        newest = max((v for (d, _), vs in _schemas().items() if d == domain for v in vs), default=1)
+        newest = defs.onnx_opset_version() if domain == "" else newest
+        imports = [helper.make_opsetid(domain, opset or newest)]
+        if domain:
+            imports.append(helper.make_opsetid("", defs.onnx_opset_version()))
+        model = helper.make_model(graph, opset_imports=imports)
+        outputs = cls.prepare(model, device, **kwargs).run({n: _typed(v) for n, v in given.items()})
+        for (dtype, shape), value, name in zip(outputs_info or (), outputs, outputs.names, strict=False):
+            if value.dtype != np.dtype(dtype) or tuple(value.shape) != tuple(shape):
+                raise InvalidInput(f"output {name!r} is {value.dtype}{list(value.shape)}; outputs_info says {np.dtype(dtype)}{list(shape)}",
+                                   code="SX306")  # fmt: skip
+        return outputs
+
+    @classmethod
+    def supports_device(cls, device: Any) -> bool:
+        """Whether this machine has the device."""
+        try:
+            devices.resolve(device)
+        except DeviceUnavailable:
+            return False
+        return True
+
+
+def _schemas() -> dict[tuple[str, str], Any]:
+    from .operator import schemas
+
+    return schemas
+
+
+def _typed(value: Any) -> Any:
+    """A node's inputs have no declared dtype: Python floats are float32 there, integers int64."""
+    if isinstance(value, float) or (isinstance(value, list) and value and np.asarray(value).dtype == np.float64
+                                    and not any(isinstance(v, np.ndarray) for v in value)):  # fmt: skip
+        return np.asarray(value, np.float32)
+    return value
+
+
+prepare = SingaBackend.prepare
+run_model = SingaBackend.run_model
+run_node = SingaBackend.run_node
+supports_device = SingaBackend.supports_device
+is_compatible = SingaBackend.is_compatible

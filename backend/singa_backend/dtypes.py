@@ -1,0 +1,71 @@
+"""ONNX's element types and NumPy's dtypes: one table, both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto, helper
+
+from .errors import InvalidModel
+
+STRING = np.dtype(object)
+
+_NUMPY: dict[int, np.dtype[Any]] = {
+    code: (STRING if code == TensorProto.STRING else np.dtype(helper.tensor_dtype_to_np_dtype(code)))
+    for code in TensorProto.DataType.values()
+    if code != TensorProto.UNDEFINED
+}
+_ONNX = {dtype: code for code, dtype in _NUMPY.items()}
+# 'tensor(float)' is spelt with the lower-case name of the enum, but for 'tensor(float16)' and the like it agrees too.
+_NAMES = {code: TensorProto.DataType.Name(code).lower() for code in _NUMPY}
+_BY_NAME = {name: _NUMPY[code] for code, name in _NAMES.items()}
+
+HALVES = frozenset(np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16))
+FLOAT8 = frozenset(d for d in _ONNX if d.name.startswith("float8"))
+FLOAT6 = frozenset(d for d in _ONNX if d.name.startswith("float6"))
+FLOAT4 = frozenset(d for d in _ONNX if d.name.startswith("float4"))
+# Narrow floats carry values, not arithmetic: their operators compute in float32 and round once.
+NARROW_FLOATS = HALVES | FLOAT8 | FLOAT6 | FLOAT4
+SUB_BYTE_INTS = frozenset(np.dtype(t) for t in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2))
+FLOATS = NARROW_FLOATS | {np.dtype(np.float32), np.dtype(np.float64)}
+# CuPy has no arrays of these; values of such dtypes stay on the host whatever the device.
+HOST_ONLY = FLOAT8 | FLOAT6 | FLOAT4 | SUB_BYTE_INTS | {STRING}
+
+
+def numpy_dtype(code: int) -> np.dtype[Any]:
+    """The NumPy dtype of an ONNX element type code (``TensorProto.DataType``); strings are object arrays.
+
+    Raises InvalidModel for a code that ONNX does not define.
+    """
+    try:
+        return _NUMPY[int(code)]
+    except KeyError:
+        raise InvalidModel(f"{code} is not an ONNX element type", code="SX108") from None
+
+
+def onnx_code(dtype: Any) -> int:
+    """The ONNX element type code of a NumPy dtype; raises KeyError where ONNX has none."""
+    dtype = np.dtype(dtype)
+    return _ONNX[STRING if dtype.kind in "US" else dtype]
+
+
+def onnx_name(dtype: Any) -> str:
+    """ONNX's name of a NumPy dtype ('float', 'int64', 'string', ...); NumPy's own where ONNX has none."""
+    try:
+        return _NAMES[onnx_code(dtype)]
+    except KeyError:
+        return str(np.dtype(dtype))
+
+
+def from_type_string(text: str) -> np.dtype[Any] | None:
+    """The dtype of a schema's type string, ``'tensor(float)'``; None for anything but a tensor type."""
+    if text.startswith("tensor("):
+        return _BY_NAME.get(text[7:-1])
+    return None
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether ONNX counts the dtype as a float (bfloat16 and the 8-, 6- and 4-bit floats included)."""
+    return np.dtype(dtype) in FLOATS

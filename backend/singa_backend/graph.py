@@ -1,0 +1,174 @@
+"""A model read once: operators and versions resolved, names turned into slots, each value's last use known.
+
+A graph is a list of nodes over numbered slots.  It is walked in one place, `Graph.walk`; the visitor says what a visit
+means: compute, record, compare, count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TypeProto, ValueInfoProto
+
+from . import dtypes
+from .operator import Meaning
+
+ABSENT = -1
+"""The slot of an input or output that a node leaves out."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A declared input or output of a graph.
+
+    kind: "tensor", "sequence", "optional", "map" or "" where the file does not say.
+    dtype: of a tensor, or of the elements of a sequence or an optional; None where the file does not say.
+    shape: ints, names of unknown sizes, or None for a nameless one; None where the rank is unknown.
+    """
+
+    name: str
+    kind: str = ""
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int | str | None, ...] | None = None
+
+    @classmethod
+    def from_proto(cls, info: ValueInfoProto) -> Value:
+        return cls(info.name, *_type(info.type))
+
+    def __str__(self) -> str:
+        dims = "" if self.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
+        name = "?" if self.dtype is None else dtypes.onnx_name(self.dtype)
+        return f"{self.name}: {name}{dims}" if self.kind in ("", "tensor") else f"{self.name}: {self.kind}({name}{dims})"
+
+
+def _type(proto: TypeProto) -> tuple[str, np.dtype[Any] | None, tuple[int | str | None, ...] | None]:
+    kind = proto.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        tensor = getattr(proto, kind)
+        shape = None
+        if tensor.HasField("shape"):
+            shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+        return "tensor", dtypes.numpy_dtype(tensor.elem_type) if tensor.elem_type else None, shape
+    if kind in ("sequence_type", "optional_type"):
+        _, dtype, shape = _type(getattr(proto, kind).elem_type)
+        return kind[:-5], dtype, shape
+    return "map" if kind == "map_type" else "", None, None
+
+
+@dataclass(eq=False)
+class Node:
+    """One call: an operator as a schema version means it, or a function as a graph.
+
+    inputs, outputs: slots of the graph, ABSENT where left out; the names stand beside them.
+    attributes: keyword arguments of the operator's body; a graph attribute is a Graph.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    opset: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    meaning: Meaning | None = None
+    function: Graph | None = None
+
+    @property
+    def version(self) -> int | None:
+        return self.meaning.version if self.meaning else None
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs among the attributes, and the body of a function."""
+        inner = [g for g in self.attributes.values() if isinstance(g, Graph)]
+        return [*inner, self.function] if self.function else inner
+
+    def __str__(self) -> str:
+        return f"{self.op_type} {self.name!r}"
+
+
+@dataclass(eq=False)
+class Graph:
+    """Nodes in an order that can be run, over `slots` numbered places.
+
+    inputs: what must be fed, in order.  optional_inputs: initializers that may be overridden by name.
+    states: the initializers by name.  captured: (slot in the enclosing graph, slot here) of outer values.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    states: dict[str, np.ndarray]
+    slots: dict[str, int]
+    captured: tuple[tuple[int, int], ...] = ()
+    optional_inputs: tuple[Value, ...] = ()
+    opsets: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.input_slots = tuple(self.slots[v.name] for v in self.inputs)
+        self.output_slots = tuple(self.slots[v.name] for v in self.outputs)
+        self.state_slots = tuple((self.slots[name], name) for name in self.states)
+        self.size = len(self.slots)
+        self.dies = self._last_uses()
+
+    @classmethod
+    def from_onnx(cls, model: ModelProto, folder: Path | None = None) -> Graph:
+        """Read a model.
+
+        folder: where its external data lie.  Raises InvalidModel, or UnsupportedModel listing all that is unsupported.
+        """
+        from .reader import read
+
+        return read(model, folder)
+
+    def _last_uses(self) -> tuple[tuple[int, ...], ...]:
+        """For each node, the slots whose values nobody needs after it."""
+        last: dict[int, int] = {slot: -1 for slot in self.slots.values()}
+        for i, node in enumerate(self.nodes):
+            for slot in (*node.inputs, *node.outputs, *(outer for g in node.graphs for outer, _ in g.captured)):
+                last[slot] = i
+        last.pop(ABSENT, None)
+        for slot in self.output_slots:
+            last.pop(slot, None)
+        dies: list[list[int]] = [[] for _ in self.nodes]
+        for slot, i in last.items():
+            if i >= 0:
+                dies[i].append(slot)
+        return tuple(map(tuple, dies))
+
+    def walk(self, frame: list[Any], visit: Callable[[Node, list[Any], list[Any]], Sequence[Any]]) -> None:
+        """Visit every node in order; `visit(node, inputs, frame)` gives the node's outputs.
+
+        frame: one place per slot, filled with inputs, states and captured values; values are dropped at their last use.
+        """
+        for node, dies in zip(self.nodes, self.dies, strict=True):
+            outputs = visit(node, [None if s < 0 else frame[s] for s in node.inputs], frame)
+            for slot, value in zip(node.outputs, outputs, strict=False):
+                if slot >= 0:
+                    frame[slot] = value
+            for slot in dies:
+                frame[slot] = None
+
+    def select(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
+        """The same graph with only these nodes (in order) and these values as outputs."""
+        declared = {v.name: v for v in (*self.inputs, *self.optional_inputs, *self.outputs)}
+        chosen = tuple(declared.get(name, Value(name)) for name in outputs)
+        return replace(self, nodes=tuple(nodes), outputs=chosen)
+
+    def all_nodes(self) -> Iterator[Node]:
+        """Every node, those of subgraphs and functions included (a function's body once)."""
+        seen: set[int] = set()
+        pending = [self]
+        while pending:
+            graph = pending.pop()
+            if id(graph) not in seen:
+                seen.add(id(graph))
+                yield from graph.nodes
+                pending += [g for node in graph.nodes for g in node.graphs]

@@ -1,0 +1,407 @@
+"""From ModelProto to Graph: every rule of ONNX that a model must keep is checked here, before anything runs.
+
+Problems are collected and raised together: first what contradicts ONNX (InvalidModel), then what is valid but not
+implemented (UnsupportedModel).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs
+
+from . import files
+from .errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
+from .graph import ABSENT, Graph, Node, Value
+from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
+
+MAX_DEPTH = 64
+"""How deep If, Loop, Scan and functions may nest."""
+
+_FIELDS = {
+    AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.TENSOR: "t",
+    AttributeProto.GRAPH: "g", AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints",
+    AttributeProto.STRINGS: "strings", AttributeProto.TENSORS: "tensors", AttributeProto.GRAPHS: "graphs",
+    AttributeProto.SPARSE_TENSOR: "sparse_tensor", AttributeProto.SPARSE_TENSORS: "sparse_tensors",
+    AttributeProto.TYPE_PROTO: "tp", AttributeProto.TYPE_PROTOS: "type_protos",
+}  # fmt: skip
+_VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
+_OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
+
+
+def read(model: ModelProto, folder: Path | None = None) -> Graph:
+    """The graph of a model; see `Graph.from_onnx`."""
+    load_all()
+    reader = _Reader(model, folder)
+    opsets = _opsets(model.opset_import, reader) or {"": 1}
+    graph = _Scope(reader, opsets, None, {}).read(model.graph, top=True)
+    reader.finish()
+    return graph
+
+
+class _Reader:
+    """What one model's scopes share: its functions, its folder, the problems found so far."""
+
+    def __init__(self, model: ModelProto, folder: Path | None) -> None:
+        self.folder = folder
+        self.functions: dict[tuple[str, str, str], FunctionProto] = {}
+        self.bodies: dict[tuple[Any, ...], Graph] = {}
+        self.calling: list[tuple[str, str, str]] = []
+        self.depth = 0
+        self.invalid: list[Problem] = []
+        self.unsupported: list[Problem] = []
+        for f in model.functions:
+            key = (_domain(f.domain), f.name, f.overload)
+            if key in self.functions:
+                self.wrong("SX103", f"function {f.domain}.{f.name} is defined twice")
+            self.functions[key] = f
+
+    def wrong(self, code: str, message: str, **where: Any) -> None:
+        self.invalid.append(Problem(message, code, **where))
+
+    def lacks(self, code: str, message: str, **where: Any) -> None:
+        self.unsupported.append(Problem(message, code, **where))
+
+    def finish(self) -> None:
+        for error, problems, verdict in (
+            (InvalidModel, self.invalid, "the model is not valid ONNX"),
+            (UnsupportedModel, self.unsupported, "the model needs what is not implemented here"),
+        ):
+            if problems:
+                one = problems[0]
+                if len(problems) == 1:
+                    raise error(f"{verdict}: {one.message}", code=one.code, node=one.node, operator=one.operator,
+                                opset=one.opset, version=one.version, problems=problems)  # fmt: skip
+                raise error(f"{verdict}: {len(problems)} problems", code=one.code, problems=problems)
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
+    opsets: dict[str, int] = {}
+    for entry in imports:
+        domain = _domain(entry.domain)
+        newest = defs.onnx_opset_version() if domain == "" else None
+        if newest and entry.version > newest:
+            reader.lacks("SX203", f"opset {entry.version} of ai.onnx is newer than the installed onnx knows ({newest})")
+        if entry.version < 1:
+            reader.wrong("SX106", f"opset {entry.version} of {DOMAINS.get(domain, domain)} is below 1")
+        opsets[domain] = int(entry.version)
+    return opsets
+
+
+class _Scope:
+    """One graph being read: its names, and the scope around it."""
+
+    def __init__(self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: dict[str, AttributeProto]) -> None:
+        self.reader = reader
+        self.opsets = opsets
+        self.outer = outer
+        self.bindings = bindings  # the attributes of the function call that is being read
+        self.slots: dict[str, int] = {}
+        self.captured: dict[str, int] = {}  # name -> slot in the outer scope
+        self.defined: set[str] = set()
+
+    # --- names
+
+    def define(self, name: str) -> int:
+        if name in self.defined:
+            self.reader.wrong("SX102", f"value {name!r} is defined more than once")
+        self.defined.add(name)
+        return self.slots.setdefault(name, len(self.slots))
+
+    def find(self, name: str) -> int | None:
+        """The slot of a name here, captured from an outer scope if need be."""
+        if name in self.defined or name in self.captured:
+            return self.slots[name]
+        slot = self.outer.find(name) if self.outer else None
+        if slot is None:
+            return None
+        self.captured[name] = slot
+        return self.slots.setdefault(name, len(self.slots))
+
+    # --- graphs
+
+    def read(self, proto: GraphProto, *, top: bool = False) -> Graph:
+        states = self._states(proto)
+        inputs = tuple(Value.from_proto(i) for i in proto.input)
+        for value in inputs:
+            if value.name not in states:
+                self.define(value.name)
+            elif value.name in self.captured or sum(v.name == value.name for v in inputs) > 1:
+                self.reader.wrong("SX102", f"input {value.name!r} is declared twice")
+        nodes = self._nodes(proto.node)
+        outputs = tuple(Value.from_proto(o) for o in proto.output)
+        for value in outputs:
+            if self.find(value.name) is None:
+                self.reader.wrong("SX101", f"output {value.name!r} of graph {proto.name!r} is computed by no node")
+                self.define(value.name)
+        required = tuple(v for v in inputs if v.name not in states)
+        optional = tuple(v for v in inputs if v.name in states)
+        return self._graph(proto.name, required, outputs, nodes, states, optional)
+
+    def _graph(self, name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], nodes: list[Node],
+               states: dict[str, np.ndarray], optional: tuple[Value, ...] = ()) -> Graph:  # fmt: skip
+        captured = tuple((outer, self.slots[n]) for n, outer in self.captured.items())
+        return Graph(name, inputs, outputs, tuple(nodes), states, self.slots, captured, optional, self.opsets)
+
+    def _states(self, proto: GraphProto) -> dict[str, np.ndarray]:
+        states: dict[str, np.ndarray] = {}
+        dense = [(t.name, t, files.tensor) for t in proto.initializer]
+        sparse = [(t.values.name, t, files.sparse) for t in proto.sparse_initializer]
+        for name, tensor, load in [*dense, *sparse]:  # type: ignore[list-item]
+            if not name:
+                self.reader.wrong("SX104", f"an initializer of graph {proto.name!r} has no name")
+                continue
+            self.define(name)
+            try:
+                states[name] = load(tensor, self.reader.folder)  # type: ignore[operator]
+            except InvalidModel as error:
+                self.reader.wrong(error.code, error.message)
+        return states
+
+    def _nodes(self, protos: Sequence[NodeProto]) -> list[Node]:
+        nodes = []
+        for i, proto in self._sorted(protos):
+            name = proto.name or f"{proto.op_type}_{i}"
+            nodes.append(self._node(proto, name))
+        return nodes
+
+    def _sorted(self, protos: Sequence[NodeProto]) -> list[tuple[int, NodeProto]]:
+        """The nodes with their indices in an order that can be run: the file's own where it can be, a stable one else."""
+        makers = {name: i for i, p in enumerate(protos) for name in p.output if name}
+        needs = [{makers[n] for n in _uses(p) if n in makers} for p in protos]
+        if all(max(need, default=-1) < i for i, need in enumerate(needs)):
+            return list(enumerate(protos))
+        done: set[int] = set()
+        order: list[tuple[int, NodeProto]] = []
+        pending = list(range(len(protos)))
+        while pending:
+            ready = [i for i in pending if needs[i] <= done]
+            if not ready:
+                names = ", ".join(repr(protos[i].name or f"{protos[i].op_type}_{i}") for i in pending[:8])
+                self.reader.wrong("SX101", f"the graph has a cycle among the nodes {names}")
+                self.reader.finish()
+            done.update(ready)
+            order += [(i, protos[i]) for i in ready]
+            pending = [i for i in pending if i not in done]
+        return order
+
+    # --- nodes
+
+    def _node(self, proto: NodeProto, name: str) -> Node:
+        domain = _domain(proto.domain)
+        opset = self.opsets.get(domain, 0)
+        where = {"node": name, "operator": proto.op_type, "opset": opset or None}
+        inputs = []
+        for n in proto.input:
+            slot = self.find(n) if n else ABSENT
+            if slot is None:
+                near = difflib.get_close_matches(n, self.slots, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                self.reader.wrong("SX101", f"input {n!r} is defined nowhere{hint}", **where)
+                slot = self.define(n)
+            inputs.append(slot)
+        node = Node(name, proto.op_type, domain, opset, tuple(inputs), (), tuple(proto.input), tuple(proto.output))
+        key = (domain, proto.op_type, proto.overload)
+        if key in self.reader.functions:
+            node.function = self._function(self.reader.functions[key], key, proto, where)
+        else:
+            self._operator(node, proto, where)
+        node.outputs = tuple(self.define(n) if n else ABSENT for n in proto.output)
+        return node
+
+    def _operator(self, node: Node, proto: NodeProto, where: dict[str, Any]) -> None:
+        reader, domain = self.reader, node.domain
+        shown = DOMAINS.get(domain, domain)
+        if not node.opset:
+            reader.wrong("SX106", f"the model imports no opset of domain {shown!r}", **where)
+            return
+        known = schemas.get((domain, proto.op_type))
+        if known is None:
+            names = [n for d, n in schemas if d == domain] or [n for _, n in schemas]
+            near = difflib.get_close_matches(proto.op_type, names, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            reader.lacks("SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where)
+            return
+        version = schema_version(domain, proto.op_type, node.opset)
+        if version is None:
+            reader.wrong("SX107", f"{proto.op_type} came with opset {min(known)} of {shown}; the model imports {node.opset}", **where)
+            return
+        declared = declarations.get((domain, proto.op_type), {})
+        if version not in declared:
+            there = ", ".join(map(str, sorted(declared))) or "none"
+            reader.lacks("SX201", f"{proto.op_type}-{version}, which opset {node.opset} asks for, is not declared "
+                                  f"(declared: {there})", **where, version=version)  # fmt: skip
+            self._attributes(proto, {}, where)
+            return
+        declaration = declared[version]
+        schema = known[version]
+        self._arity(proto, schema, where)
+        given = self._attributes(proto, {n: a.type.value for n, a in schema.attributes.items()}, where)
+        node.attributes = self._arguments(given, schema, declaration, where)
+        node.meaning = Meaning(declaration, version)
+
+    def _arity(self, proto: NodeProto, schema: defs.OpSchema, where: dict[str, Any]) -> None:
+        for kind, names, formal, low, high in (
+            ("inputs", proto.input, schema.inputs, schema.min_input, schema.max_input),
+            ("outputs", proto.output, schema.outputs, schema.min_output, schema.max_output),
+        ):
+            if not low <= len(names) <= high:
+                bound = str(low) if low == high else f"{low} or more" if high > 2**30 else f"{low} to {high}"
+                self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} takes {bound} {kind}; the node has {len(names)}", **where)
+                continue
+            for i, name in enumerate(names):
+                if not name and kind == "inputs" and i < len(formal) and formal[i].option not in (_OPTIONAL, _VARIADIC):
+                    self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} needs its input {formal[i].name!r}", **where)
+
+    def _attributes(self, proto: NodeProto, types: dict[str, int], where: dict[str, Any]) -> dict[str, Any]:
+        """The node's attributes as Python values; `types` names what the schema allows (none: whatever is there)."""
+        given: dict[str, Any] = {}
+        for attribute in proto.attribute:
+            name = attribute.name
+            if name in given:
+                self.reader.wrong("SX107", f"attribute {name!r} is given twice", **where)
+            if attribute.ref_attr_name:
+                bound = self.bindings.get(attribute.ref_attr_name)
+                if bound is None:
+                    continue
+                attribute = bound
+            kind = attribute.type or next((t for t, f in _FIELDS.items() if _filled(attribute, f)), 0)
+            if types and name not in types:
+                known = ", ".join(sorted(types)) or "none"
+                self.reader.wrong("SX107", f"{proto.op_type} has no attribute {name!r} (it has: {known})", **where)
+            elif types and kind != types[name]:
+                want = AttributeProto.AttributeType.Name(types[name])
+                have = AttributeProto.AttributeType.Name(kind)
+                self.reader.wrong("SX107", f"attribute {name!r} of {proto.op_type} is a {want}; the node gives a {have}", **where)
+            else:
+                given[name] = self._attribute(attribute, kind, where)
+        return given
+
+    def _attribute(self, attribute: AttributeProto, kind: int, where: dict[str, Any]) -> Any:
+        value = getattr(attribute, _FIELDS[kind]) if kind in _FIELDS else None
+        try:
+            if kind == AttributeProto.STRING:
+                return _text(value)
+            if kind == AttributeProto.STRINGS:
+                return tuple(_text(v) for v in value)
+            if kind == AttributeProto.TENSOR:
+                return files.tensor(value, self.reader.folder)
+            if kind == AttributeProto.TENSORS:
+                return tuple(files.tensor(v, self.reader.folder) for v in value)
+            if kind == AttributeProto.SPARSE_TENSOR:
+                return files.sparse(value, self.reader.folder)
+        except InvalidModel as error:
+            self.reader.wrong(error.code, f"attribute {attribute.name!r}: {error.message}", **where)
+            return None
+        if kind == AttributeProto.GRAPH:
+            return self._nested(lambda: _Scope(self.reader, self.opsets, self, self.bindings).read(value))
+        if kind in (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.TYPE_PROTOS):
+            return tuple(value)
+        if kind in (AttributeProto.FLOAT, AttributeProto.INT, AttributeProto.TYPE_PROTO):
+            return value
+        self.reader.wrong("SX107", f"attribute {attribute.name!r} has a type that no operator uses", **where)
+        return None
+
+    def _arguments(self, given: dict[str, Any], schema: defs.OpSchema, declaration: Declaration, where: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments for the body: what the node gives, else the schema's default, else the declaration's."""
+        arguments: dict[str, Any] = {}
+        for name, default in declaration.attributes.items():
+            formal = schema.attributes.get(name)
+            if name in given:
+                arguments[name] = given[name]
+            elif formal is not None and formal.default_value.type:
+                arguments[name] = self._attribute(formal.default_value, formal.default_value.type, where)
+            elif formal is not None and formal.required:
+                self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} needs the attribute {name!r}", **where)
+            elif default is not REQUIRED:
+                arguments[name] = default
+        return arguments
+
+    def _nested(self, read: Any) -> Any:
+        self.reader.depth += 1
+        if self.reader.depth > MAX_DEPTH:
+            raise ResourceExhausted(f"graphs and functions nest deeper than {MAX_DEPTH}", code="SX602")
+        try:
+            return read()
+        finally:
+            self.reader.depth -= 1
+
+    # --- functions
+
+    def _function(self, proto: FunctionProto, key: tuple[str, str, str], call: NodeProto, where: dict[str, Any]) -> Graph | None:
+        """The body of a function with this call's attributes; the same attributes give the same graph."""
+        reader = self.reader
+        if key in reader.calling:
+            chain = " -> ".join(name for _, name, _ in [*reader.calling[reader.calling.index(key):], key])
+            reader.wrong("SX103", f"function calls itself: {chain}", **where)
+            return None
+        if len(call.input) > len(proto.input) or len(call.output) > len(proto.output):
+            reader.wrong("SX107", f"function {proto.name} has {len(proto.input)} inputs and {len(proto.output)} outputs; "
+                                  f"the node has {len(call.input)} and {len(call.output)}", **where)  # fmt: skip
+        bindings: dict[str, AttributeProto] = {a.name: a for a in proto.attribute_proto}
+        for attribute in call.attribute:
+            if attribute.ref_attr_name:
+                bound = self.bindings.get(attribute.ref_attr_name)
+                if bound is not None:
+                    bindings[attribute.name] = bound
+            else:
+                bindings[attribute.name] = attribute
+        for name in proto.attribute:
+            if name not in bindings:
+                reader.wrong("SX107", f"function {proto.name} needs the attribute {name!r}", **where)
+        if any(b.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for b in bindings.values()):
+            reader.lacks("SX204", f"function {proto.name} takes a graph as an attribute", **where)
+            return None
+        same = (key, *sorted((n, b.SerializeToString(deterministic=True)) for n, b in bindings.items()))
+        if same not in reader.bodies:
+            reader.calling.append(key)
+            reader.bodies[same] = self._nested(lambda: self._body(proto, bindings))
+            reader.calling.pop()
+        return reader.bodies[same]
+
+    def _body(self, proto: FunctionProto, bindings: dict[str, AttributeProto]) -> Graph:
+        opsets = {**self.opsets, **_opsets(proto.opset_import, self.reader)}
+        scope = _Scope(self.reader, opsets, None, bindings)
+        for name in proto.input:
+            scope.define(name)
+        nodes = scope._nodes(proto.node)
+        for name in proto.output:
+            if scope.find(name) is None:
+                self.reader.wrong("SX101", f"output {name!r} of function {proto.name} is computed by no node")
+                scope.define(name)
+        inputs, outputs = (tuple(Value(n) for n in names) for names in (proto.input, proto.output))
+        return scope._graph(proto.name, inputs, outputs, nodes, {})
+
+
+def _uses(node: NodeProto) -> set[str]:
+    """The names that a node reads, those that its subgraphs take from outside included."""
+    names = {n for n in node.input if n}
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else []:
+            inner = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+            inner |= {n for p in graph.node for n in p.output}
+            used = {n for p in graph.node for n in _uses(p)} | {o.name for o in graph.output}
+            names |= used - inner
+    return names
+
+
+def _filled(attribute: AttributeProto, field: str) -> bool:
+    value = getattr(attribute, field)
+    return len(value) > 0 if field.endswith("s") and field != "s" else attribute.HasField(field)
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"a string is not UTF-8: {error}", code="SX107") from None
+
+

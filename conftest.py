@@ -1,0 +1,87 @@
+"""One strong check, so that a test of an operator is one line: `check("Add", [a, b], [c], opset=1, broadcast=1)`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import helper
+
+from singa_backend import OperatorError, SingaBackend, SonnxError
+
+NARROW_RTOL = {"float16": 2e-3, "bfloat16": 2e-2}
+
+
+def same(actual: Any, expected: Any, rtol: float, atol: float, where: str = "output") -> None:
+    """Equal in kind, length, dtype, shape and value: floats within tolerance, everything else exactly."""
+    if isinstance(expected, (list, tuple)):
+        assert isinstance(actual, list), f"{where}: {type(actual)} is no sequence"
+        assert len(actual) == len(expected), f"{where}: length {len(actual)} != {len(expected)}"
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            same(a, e, rtol, atol, f"{where}[{i}]")
+    elif isinstance(expected, dict):
+        assert isinstance(actual, dict) and list(actual) == list(expected), f"{where}: {actual} != {expected}"
+        for key in expected:
+            same(np.asarray(actual[key]), np.asarray(expected[key]), rtol, atol, f"{where}[{key!r}]")
+    elif expected is None:
+        assert actual is None, f"{where}: {actual!r} is not None"
+    else:
+        expected = np.asarray(expected)
+        if expected.dtype.kind in "US":
+            expected = expected.astype(object)
+        assert isinstance(actual, np.ndarray), f"{where}: {type(actual)} is no array"
+        assert actual.dtype == expected.dtype, f"{where}: dtype {actual.dtype} != {expected.dtype}"
+        assert actual.shape == expected.shape, f"{where}: shape {actual.shape} != {expected.shape}"
+        if expected.dtype.kind in "fc" or expected.dtype == ml_dtypes.bfloat16:
+            rtol = max(rtol, NARROW_RTOL.get(expected.dtype.name, 0))
+            wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+            np.testing.assert_allclose(actual.astype(wide), expected.astype(wide), rtol=rtol, atol=atol, err_msg=where)
+        else:
+            np.testing.assert_array_equal(actual, expected, err_msg=where)
+
+
+def run_op(op: str, inputs: list[Any], opset: int, domain: str, outputs: int | list[str], device: str, attributes: dict[str, Any]) -> Any:
+    """One node through the backend's public face; None among the inputs is an absent input."""
+    names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
+    results = [f"y{i}" for i in range(outputs)] if isinstance(outputs, int) else outputs
+    node = helper.make_node(op, names, results, domain=domain, **attributes)
+    given = [x for x in inputs if x is not None]
+    before = copy.deepcopy(given)
+    first = SingaBackend.run_node(node, given, device, opset_version=opset)
+    for now, then in zip(given, before, strict=True):
+        same(now if isinstance(now, (list, dict)) else np.asarray(now), then, 0, 0, f"{op}: an input changed")
+    return first
+
+
+@pytest.fixture(params=["CPU", "STRICT"])
+def check(request: pytest.FixtureRequest) -> Any:
+    """check(op, inputs, expected, *, opset, domain="", outputs=None, rtol=1e-6, atol=1e-7, **attributes) -> outputs
+
+    expected: one value per output; None in the list skips that output only when `outputs` names it "".
+    Runs on NumPy and again on the strict namespace that offers only what CuPy offers.
+    """
+
+    def run(op: str, inputs: list[Any], expected: list[Any], *, opset: int, domain: str = "", outputs: Any = None,
+            rtol: float = 1e-6, atol: float = 1e-7, **attributes: Any) -> Any:  # fmt: skip
+        actual = run_op(op, inputs, opset, domain, outputs or len(expected), request.param, attributes)
+        assert len(actual) == len(expected), f"{len(actual)} outputs, {len(expected)} expected"
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            same(a, e, rtol, atol, f"{op}-{opset} output {i}")
+        return actual
+
+    return run
+
+
+@pytest.fixture(params=["CPU", "STRICT"])
+def fails(request: pytest.FixtureRequest) -> Any:
+    """fails(op, inputs, match, *, opset, error=OperatorError, **attributes): a typed error whose message matches."""
+
+    def run(op: str, inputs: list[Any], match: str, *, opset: int, domain: str = "", outputs: Any = 1,
+            error: type[SonnxError] = OperatorError, **attributes: Any) -> None:  # fmt: skip
+        with pytest.raises(error, match=match):
+            run_op(op, inputs, opset, domain, outputs, request.param, attributes)
+
+    return run
