@@ -43,7 +43,9 @@ def same(actual: Any, expected: Any, rtol: float, atol: float, where: str = "out
             np.testing.assert_array_equal(actual, expected, err_msg=where)
 
 
-def run_op(op: str, inputs: list[Any], opset: int, domain: str, outputs: int | list[str], device: str, attributes: dict[str, Any]) -> Any:
+def run_op(
+    op: str, inputs: list[Any], opset: int, domain: str, outputs: int | list[str], device: str, attributes: dict[str, Any]
+) -> Any:
     """One node through the backend's public face; None among the inputs is an absent input."""
     names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
     results = [f"y{i}" for i in range(outputs)] if isinstance(outputs, int) else outputs

@@ -68,6 +68,9 @@ class Namespace:
         """The error function, to about 2e-16 (float64): a Taylor series near 0, a continued fraction beyond 2.5."""
         return _erf(self, x)
 
+    def erfc(self, x: Array) -> Array:
+        return 1 - _erf(self, x)
+
     def windows(self, x: Array, shape: Any, axis: Any) -> Array:
         """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
         return self.lib.stride_tricks.sliding_window_view(x, shape, axis)  # type: ignore[attr-defined]
@@ -201,12 +204,12 @@ def _operator(name: str) -> Callable[..., Any]:
     return method
 
 
-_BINARY = "add sub mul truediv floordiv mod divmod pow lshift rshift and or xor matmul".split()
+_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "or", "xor", "matmul"]
 for _name in [f"__{r}{b}__" for b in _BINARY for r in ("", "r")]:
     setattr(StrictArray, _name, _operator(_name))
 for _name in [f"__i{b}__" for b in _BINARY if b not in ("divmod", "matmul")]:
     setattr(StrictArray, _name, _operator(_name))
-for _name in "neg pos abs invert eq ne lt le gt ge getitem".split():
+for _name in ["neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "getitem"]:
     setattr(StrictArray, f"__{_name}__", _operator(f"__{_name}__"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import warnings
@@ -145,8 +146,11 @@ class SingaRep(BackendRep):
         else:
             values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(values) != len(graph.inputs):
-                raise InvalidInput(f"the model takes {len(graph.inputs)} inputs ({_names(graph.inputs)}); {len(values)} were given",
-                                   code="SX301", hint="give a list in this order, or a dict by name")  # fmt: skip
+                raise InvalidInput(
+                    f"the model takes {len(graph.inputs)} inputs ({_names(graph.inputs)}); {len(values)} were given",
+                    code="SX301",
+                    hint="give a list in this order, or a dict by name",
+                )
             given = {v.name: x for v, x in zip(graph.inputs, values, strict=True)}
         sizes: dict[str, tuple[int, str]] = {}
         feeds = [_fed(v, given.get(v.name), sizes) for v in graph.inputs]
@@ -194,10 +198,8 @@ def _array(declared: Value, x: Any) -> np.ndarray:
     if array.dtype.kind in "US":
         array = array.astype(str).astype(object)
     if want is not None and array.dtype != want:
-        try:
+        with contextlib.suppress(TypeError):
             array = array.astype(want) if array.dtype.newbyteorder("=") == want else array
-        except TypeError:
-            pass
         if array.dtype != want:
             raise InvalidInput(f"input {declared} was given an array of {dtypes.onnx_name(array.dtype)}", code="SX302",
                                hint=f"write x.astype({_spelt(want)}) if that is what you mean")  # fmt: skip
@@ -308,9 +310,11 @@ class SingaBackend(Backend):
         else:
             values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(values) == len(node.input) != len(names):
-                values = list(dict((n, v) for n, v in zip(node.input, values, strict=True) if n).values())
+                values = list({n: v for n, v in zip(node.input, values, strict=True) if n}.values())
             if len(values) != len(names):
-                raise InvalidInput(f"the node takes {len(names)} inputs ({', '.join(names)}); {len(values)} were given", code="SX301")
+                raise InvalidInput(
+                    f"the node takes {len(names)} inputs ({', '.join(names)}); {len(values)} were given", code="SX301"
+                )
             given = dict(zip(names, values, strict=True))
         graph = helper.make_graph(
             [node], node.name or node.op_type,
@@ -327,8 +331,8 @@ class SingaBackend(Backend):
         outputs = cls.prepare(model, device, **kwargs).run({n: _typed(v) for n, v in given.items()})
         for (dtype, shape), value, name in zip(outputs_info or (), outputs, outputs.names, strict=False):
             if value.dtype != np.dtype(dtype) or tuple(value.shape) != tuple(shape):
-                raise InvalidInput(f"output {name!r} is {value.dtype}{list(value.shape)}; outputs_info says {np.dtype(dtype)}{list(shape)}",
-                                   code="SX306")  # fmt: skip
+                there, wanted = f"{value.dtype}{list(value.shape)}", f"{np.dtype(dtype)}{list(shape)}"
+                raise InvalidInput(f"output {name!r} is {there}; outputs_info says {wanted}", code="SX306")
         return outputs
 
     @classmethod
@@ -348,11 +352,12 @@ def _schemas() -> dict[tuple[str, str], Any]:
 
 
 def _typed(value: Any) -> Any:
-    """A node's inputs have no declared dtype: Python floats are float32 there, integers int64."""
-    if isinstance(value, float) or (isinstance(value, list) and value and np.asarray(value).dtype == np.float64
-                                    and not any(isinstance(v, np.ndarray) for v in value)):  # fmt: skip
-        return np.asarray(value, np.float32)
-    return value
+    """A node's inputs have no declared dtype: Python floats are float32 there, integers int64, lists of them arrays."""
+    plain = (bool, int, float, complex, str)
+    if isinstance(value, list) and value and all(isinstance(v, (*plain, list)) for v in value):
+        value = np.asarray(value)
+        return value.astype(np.float32) if value.dtype == np.float64 else value
+    return np.asarray(value, np.float32) if isinstance(value, float) and not isinstance(value, np.generic) else value
 
 
 prepare = SingaBackend.prepare

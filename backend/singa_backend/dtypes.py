@@ -19,12 +19,12 @@ _NUMPY: dict[int, np.dtype[Any]] = {
 }
 _ONNX = {dtype: code for code, dtype in _NUMPY.items()}
 # 'tensor(float)' is spelt with the lower-case name of the enum, but for 'tensor(float16)' and the like it agrees too.
-_NAMES = {code: TensorProto.DataType.Name(code).lower() for code in _NUMPY}
+_NAMES: dict[int, str] = {code: TensorProto.DataType.Name(code).lower() for code in _NUMPY}
 _BY_NAME = {name: _NUMPY[code] for code, name in _NAMES.items()}
 
 HALVES = frozenset(np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16))
 FLOAT8 = frozenset(d for d in _ONNX if d.name.startswith("float8"))
-FLOAT6 = frozenset(d for d in _ONNX if d.name.startswith("float6"))
+FLOAT6 = frozenset(d for d in _ONNX if d.name.startswith("float6_"))
 FLOAT4 = frozenset(d for d in _ONNX if d.name.startswith("float4"))
 # Narrow floats carry values, not arithmetic: their operators compute in float32 and round once.
 NARROW_FLOATS = HALVES | FLOAT8 | FLOAT6 | FLOAT4

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from typing_extensions import Self
+from typing import Any, ClassVar, Self
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,8 @@ class SonnxError(Exception):
         if self.dtypes:
             values = ", ".join(_value(d, s) for d, s in zip(self.dtypes, self.shapes, strict=False))
             lines.append(f"  inputs: {values}")
-        lines += [f"  - {problem}" for problem in self.problems]
+        if len(self.problems) > 1:
+            lines += [f"  - {problem}" for problem in self.problems]
         if self.hint:
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)

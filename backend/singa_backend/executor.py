@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ class Executor:
     def __init__(self, graph: Graph, device: Device) -> None:
         self.graph = graph
         self.device = device
+        self.observer: Callable[[Node, list[Any], list[Any]], None] | None = None
+        """Called after each operator with its inputs and outputs, those inside subgraphs and functions included."""
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids: their graphs must live
         with device.active():
@@ -60,20 +62,29 @@ class Executor:
 
     def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
         """Run a subgraph or a function body on these inputs; `outer` is the frame of the node that holds it."""
-        if len(inputs) > len(graph.inputs):
-            raise OperatorError(f"the graph {graph.name!r} takes {len(graph.inputs)} inputs; it was given {len(inputs)}", code="SX407")
         frame = self._frame(graph, self._states[id(graph)], inputs)
         for there, here in graph.captured:
             frame[here] = outer[there]
         graph.walk(frame, self.visit)
         return [frame[s] for s in graph.output_slots]
 
+    def _run(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
+        """The `run` of an operator's body: a subgraph takes exactly the inputs that it declares."""
+        if len(inputs) != len(graph.inputs):
+            raise OperatorError(
+                f"the graph {graph.name!r} takes {len(graph.inputs)} inputs; it was given {len(inputs)}", code="SX407"
+            )
+        return self._inner(graph, inputs, outer)
+
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute one node; errors leave with the node's name, operator, dtypes and shapes."""
         try:
             if node.function is not None:
                 return self._inner(node.function, inputs, frame)
-            return self._compute(node, inputs, frame)
+            outputs = self._compute(node, inputs, frame)
+            if self.observer is not None:
+                self.observer(node, inputs, outputs)
+            return outputs
         except SonnxError as error:
             raise _located(error, node, inputs) from error.__cause__
         except MemoryError as error:
@@ -91,7 +102,7 @@ class Executor:
         declaration, attributes, xp, device = meaning.declaration, node.attributes, self.device.xp, self.device
         if declaration.services:
             services = {
-                "run": lambda graph, *values: self._inner(graph, values, frame),
+                "run": lambda graph, *values: self._run(graph, values, frame),
                 "wanted": tuple(slot >= 0 for slot in node.outputs),
                 "version": meaning.version,
             }
@@ -113,4 +124,4 @@ def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError
 def _dtype(value: Any) -> str:
     if hasattr(value, "dtype"):
         return dtypes.onnx_name(value.dtype)
-    return {list: "sequence", dict: "map"}.get(type(value), type(value).__name__)
+    return "sequence" if isinstance(value, list) else "map" if isinstance(value, dict) else type(value).__name__

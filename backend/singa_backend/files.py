@@ -14,8 +14,8 @@ from onnx import SparseTensorProto, TensorProto, numpy_helper
 from . import dtypes
 from .errors import InvalidModel
 
-_BITS = {d: 4 for d in dtypes.FLOAT4} | {d: int(d.name.lstrip("uint")) for d in dtypes.SUB_BYTE_INTS}
-_FIELDS = {
+_BITS: dict[np.dtype[Any], int] = dict.fromkeys(dtypes.FLOAT4, 4) | {d: int(d.name.lstrip("uint")) for d in dtypes.SUB_BYTE_INTS}
+_FIELDS: dict[int, tuple[str, int]] = {
     TensorProto.FLOAT: ("float_data", 1), TensorProto.COMPLEX64: ("float_data", 2),
     TensorProto.DOUBLE: ("double_data", 1), TensorProto.COMPLEX128: ("double_data", 2),
     TensorProto.INT64: ("int64_data", 1), TensorProto.STRING: ("string_data", 1),
@@ -25,7 +25,8 @@ _FIELDS = {
 
 def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     """Bytes of a packed tensor of this dtype and shape: 4-bit values take half a byte each."""
-    return (math.prod(shape) * _BITS.get(dtype, dtype.itemsize * 8) + 7) // 8
+    bits: int = _BITS.get(dtype, dtype.itemsize * 8)
+    return (math.prod(shape) * bits + 7) // 8
 
 
 def tensor(proto: TensorProto, folder: Path | None) -> np.ndarray:
@@ -126,7 +127,9 @@ def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
                 handle = inner
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-                raise InvalidModel(f"tensor {name!r}: {location!r} is not a plain file of its own (a link, a device?)", code="SX105")
+                raise InvalidModel(
+                    f"tensor {name!r}: {location!r} is not a plain file of its own (a link, a device?)", code="SX105"
+                )
             if offset + length > status.st_size:
                 raise InvalidModel(f"tensor {name!r}: {location!r} has {status.st_size} bytes; {offset + length} are needed",
                                    code="SX105")  # fmt: skip

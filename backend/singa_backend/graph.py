@@ -65,6 +65,7 @@ class Node:
 
     inputs, outputs: slots of the graph, ABSENT where left out; the names stand beside them.
     attributes: keyword arguments of the operator's body; a graph attribute is a Graph.
+    given: the names of the attributes that the file itself sets.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Node:
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
     meaning: Meaning | None = None
     function: Graph | None = None
 
@@ -130,7 +132,7 @@ class Graph:
 
     def _last_uses(self) -> tuple[tuple[int, ...], ...]:
         """For each node, the slots whose values nobody needs after it."""
-        last: dict[int, int] = {slot: -1 for slot in self.slots.values()}
+        last: dict[int, int] = dict.fromkeys(self.slots.values(), -1)
         for i, node in enumerate(self.nodes):
             for slot in (*node.inputs, *node.outputs, *(outer for g in node.graphs for outer, _ in g.captured)):
                 last[slot] = i

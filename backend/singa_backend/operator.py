@@ -33,7 +33,7 @@ from .arrays import Array, Xp
 from .errors import OperatorError
 
 if TYPE_CHECKING:
-    from .graph import Graph
+    pass
 
 __all__ = [
     "Array", "Declaration", "Host", "Ints", "Run", "Version", "Wanted", "Xp", "declarations", "operator", "schemas",
@@ -200,7 +200,8 @@ class Meaning:
         self.version = version
         self.schema = schemas[declaration.domain, declaration.name][version]
         self._bound = [self._binding(o) for o in self.schema.outputs]
-        self._variadic_output = bool(self._bound) and self.schema.outputs[-1].option == defs.OpSchema.FormalParameterOption.Variadic
+        variadic = defs.OpSchema.FormalParameterOption.Variadic
+        self._variadic_output = bool(self._bound) and self.schema.outputs[-1].option == variadic
 
     def _binding(self, output: defs.OpSchema.FormalParameter) -> np.dtype[Any] | tuple[int, ...] | None:
         """Where an output's dtype comes from: a fixed dtype, the inputs of the same type parameter, or nowhere."""
@@ -230,7 +231,7 @@ class Meaning:
         for i, value in enumerate(outputs):
             if value is None or isinstance(value, (list, dict)):
                 continue
-            if not xp.isarray(value):
+            if not xp.isarray(value) and not is_host_value(value):
                 outputs[i] = value = xp.asarray(value)
             bound = self._bound[min(i, len(self._bound) - 1)] if i < len(self._bound) or self._variadic_output else None
             if bound is None:
@@ -246,7 +247,8 @@ class Meaning:
     def _dtype(candidates: tuple[int, ...], inputs: Sequence[Any]) -> np.dtype[Any] | None:
         for i in candidates:
             if i < len(inputs) and hasattr(inputs[i], "dtype"):
-                return np.dtype(inputs[i].dtype)
+                dtype: np.dtype[Any] = inputs[i].dtype
+                return dtype
         return None
 
 
@@ -265,6 +267,8 @@ def is_host_value(value: Any) -> bool:
 
 def runs_on_host(declaration: Declaration, attributes: dict[str, Any], inputs: Sequence[Any]) -> bool:
     """Whether a node must run on NumPy: by declaration, for its values, or for the dtype that it makes."""
+    if "run" in declaration.services.values():
+        return False  # its subgraphs choose, node by node
     if declaration.host or any(is_host_value(v) for v in inputs):
         return True
     for name in ("to", "dtype", "output_dtype"):
@@ -283,6 +287,3 @@ def load_all() -> None:
 
     for module in pkgutil.iter_modules(operators.__path__):
         importlib.import_module(f"{operators.__name__}.{module.name}")
-
-
-

@@ -22,7 +22,7 @@ from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, loa
 MAX_DEPTH = 64
 """How deep If, Loop, Scan and functions may nest."""
 
-_FIELDS = {
+_FIELDS: dict[int, str] = {
     AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.TENSOR: "t",
     AttributeProto.GRAPH: "g", AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints",
     AttributeProto.STRINGS: "strings", AttributeProto.TENSORS: "tensors", AttributeProto.GRAPHS: "graphs",
@@ -99,7 +99,9 @@ def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
 class _Scope:
     """One graph being read: its names, and the scope around it."""
 
-    def __init__(self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: dict[str, AttributeProto]) -> None:
+    def __init__(
+        self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: dict[str, AttributeProto]
+    ) -> None:
         self.reader = reader
         self.opsets = opsets
         self.outer = outer
@@ -155,7 +157,7 @@ class _Scope:
         states: dict[str, np.ndarray] = {}
         dense = [(t.name, t, files.tensor) for t in proto.initializer]
         sparse = [(t.values.name, t, files.sparse) for t in proto.sparse_initializer]
-        for name, tensor, load in [*dense, *sparse]:  # type: ignore[list-item]
+        for name, tensor, load in [*dense, *sparse]:
             if not name:
                 self.reader.wrong("SX104", f"an initializer of graph {proto.name!r} has no name")
                 continue
@@ -228,11 +230,15 @@ class _Scope:
             names = [n for d, n in schemas if d == domain] or [n for _, n in schemas]
             near = difflib.get_close_matches(proto.op_type, names, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            reader.lacks("SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where)
+            reader.lacks(
+                "SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where
+            )
             return
         version = schema_version(domain, proto.op_type, node.opset)
         if version is None:
-            reader.wrong("SX107", f"{proto.op_type} came with opset {min(known)} of {shown}; the model imports {node.opset}", **where)
+            reader.wrong(
+                "SX107", f"{proto.op_type} came with opset {min(known)} of {shown}; the model imports {node.opset}", **where
+            )
             return
         declared = declarations.get((domain, proto.op_type), {})
         if version not in declared:
@@ -244,7 +250,9 @@ class _Scope:
         declaration = declared[version]
         schema = known[version]
         self._arity(proto, schema, where)
-        given = self._attributes(proto, {n: a.type.value for n, a in schema.attributes.items()}, where)
+        types = {n: int(getattr(a.type, "value", 0)) for n, a in schema.attributes.items()}
+        given = self._attributes(proto, types, where)
+        node.given = frozenset(given)
         node.attributes = self._arguments(given, schema, declaration, where)
         node.meaning = Meaning(declaration, version)
 
@@ -255,11 +263,15 @@ class _Scope:
         ):
             if not low <= len(names) <= high:
                 bound = str(low) if low == high else f"{low} or more" if high > 2**30 else f"{low} to {high}"
-                self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} takes {bound} {kind}; the node has {len(names)}", **where)
+                self.reader.wrong(
+                    "SX107", f"{schema.name}-{schema.since_version} takes {bound} {kind}; the node has {len(names)}", **where
+                )
                 continue
             for i, name in enumerate(names):
                 if not name and kind == "inputs" and i < len(formal) and formal[i].option not in (_OPTIONAL, _VARIADIC):
-                    self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} needs its input {formal[i].name!r}", **where)
+                    self.reader.wrong(
+                        "SX107", f"{schema.name}-{schema.since_version} needs its input {formal[i].name!r}", **where
+                    )
 
     def _attributes(self, proto: NodeProto, types: dict[str, int], where: dict[str, Any]) -> dict[str, Any]:
         """The node's attributes as Python values; `types` names what the schema allows (none: whatever is there)."""
@@ -286,7 +298,7 @@ class _Scope:
         return given
 
     def _attribute(self, attribute: AttributeProto, kind: int, where: dict[str, Any]) -> Any:
-        value = getattr(attribute, _FIELDS[kind]) if kind in _FIELDS else None
+        value: Any = getattr(attribute, _FIELDS[kind]) if kind in _FIELDS else None
         try:
             if kind == AttributeProto.STRING:
                 return _text(value)
@@ -310,7 +322,9 @@ class _Scope:
         self.reader.wrong("SX107", f"attribute {attribute.name!r} has a type that no operator uses", **where)
         return None
 
-    def _arguments(self, given: dict[str, Any], schema: defs.OpSchema, declaration: Declaration, where: dict[str, Any]) -> dict[str, Any]:
+    def _arguments(
+        self, given: dict[str, Any], schema: defs.OpSchema, declaration: Declaration, where: dict[str, Any]
+    ) -> dict[str, Any]:
         """Keyword arguments for the body: what the node gives, else the schema's default, else the declaration's."""
         arguments: dict[str, Any] = {}
         for name, default in declaration.attributes.items():
@@ -340,7 +354,7 @@ class _Scope:
         """The body of a function with this call's attributes; the same attributes give the same graph."""
         reader = self.reader
         if key in reader.calling:
-            chain = " -> ".join(name for _, name, _ in [*reader.calling[reader.calling.index(key):], key])
+            chain = " -> ".join(name for _, name, _ in [*reader.calling[reader.calling.index(key) :], key])
             reader.wrong("SX103", f"function calls itself: {chain}", **where)
             return None
         if len(call.input) > len(proto.input) or len(call.output) > len(proto.output):
@@ -403,5 +417,3 @@ def _text(value: bytes) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidModel(f"a string is not UTF-8: {error}", code="SX107") from None
-
-

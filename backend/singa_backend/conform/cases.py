@@ -1,0 +1,156 @@
+"""ONNX's cases as data: models and data sets of the installed onnx, and a manifest that no case may leave unseen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, OptionalProto, SequenceProto, TensorProto, TypeProto, numpy_helper
+from onnx.backend.test.loader import load_model_tests
+
+from ..errors import SonnxError
+
+KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
+"""ONNX's kinds of cases; "real" are the light models that lie in the wheel."""
+
+
+class ConformanceError(SonnxError):
+    """The run itself cannot be trusted: cases are missing, changed or unexplained."""
+
+    default_code = "SX800"
+
+
+@dataclass
+class Case:
+    """A model and its data sets; inputs and outputs are NumPy arrays, lists, or None."""
+
+    name: str
+    kind: str
+    model: bytes
+    data: list[tuple[list[Any], list[Any]]] = field(repr=False)
+    rtol: float
+    atol: float
+
+    def digest(self) -> str:
+        """A hash of the model and of the data's dtypes and shapes (values may differ in the last bit between machines)."""
+        return hashlib.sha256(self.model + repr([(_sketch(i), _sketch(o)) for i, o in self.data]).encode()).hexdigest()[:16]
+
+
+def _sketch(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_sketch(v) for v in value]
+    return None if value is None else (str(np.asarray(value).dtype), np.shape(value))
+
+
+def load(kinds: Sequence[str] = KINDS, select: str = "") -> list[Case]:
+    """The installed onnx's cases of these kinds whose names match the regular expression `select`."""
+    cases = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the generators provoke infinities on purpose
+        for kind in kinds:
+            for case in load_model_tests(kind=kind):
+                if re.search(select, case.name):
+                    cases.append(_case(case, kind))
+    return cases
+
+
+def _case(case: Any, kind: str) -> Case:
+    if case.model is not None:
+        data = [([_plain(x) for x in inputs], [_plain(y) for y in outputs]) for inputs, outputs in case.data_sets]
+        return Case(case.name, kind, case.model.SerializeToString(deterministic=True), data, case.rtol, case.atol)
+    if case.url:  # a light model: in the wheel, beside its expected output
+        path = Path(onnx.__file__).parent.parent / case.url
+        data_of = _light_data
+    else:
+        path = Path(case.model_dir) / "model.onnx"
+        data_of = _stored_data
+    content = path.read_bytes()
+    return Case(case.name, kind, content, data_of(path, onnx.load_model_from_string(content)), case.rtol, case.atol)
+
+
+def _plain(value: Any) -> Any:
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+
+
+def _light_data(path: Path, model: ModelProto) -> list[tuple[list[Any], list[Any]]]:
+    """The official runner's input, arange(n) / n in float32, and the stored output."""
+    known = {i.name for i in model.graph.initializer}
+    inputs = []
+    for value in model.graph.input:
+        if value.name not in known:
+            shape = [d.dim_value or 1 for d in value.type.tensor_type.shape.dim]
+            n = int(np.prod(shape))
+            inputs.append((np.arange(n).reshape(shape) / n).astype(np.float32))
+    stored = path.with_name(f"{path.stem}_output_0.pb")
+    return [(inputs, [numpy_helper.to_array(TensorProto.FromString(stored.read_bytes()))])]
+
+
+def _stored_data(path: Path, model: ModelProto) -> list[tuple[list[Any], list[Any]]]:
+    return [data_set(folder, model) for folder in sorted(path.parent.glob("test_data_set_*"))]
+
+
+def data_set(folder: Path, model: ModelProto) -> tuple[list[Any], list[Any]]:
+    """The inputs and outputs in a folder of ONNX's test_data_set layout (input_0.pb, ..., output_0.pb, ...)."""
+    sides: list[list[Any]] = []
+    for side, declared in (("input", model.graph.input), ("output", model.graph.output)):
+        files = sorted(folder.glob(f"{side}_*.pb"), key=lambda p: int(p.stem.split("_")[1]))
+        sides.append([value(p.read_bytes(), declared[i].type) for i, p in enumerate(files)])
+    return sides[0], sides[1]
+
+
+def value(data: bytes, declared: TypeProto) -> Any:
+    """A serialised tensor, sequence or optional, read as the declared type says."""
+    kind = declared.WhichOneof("value")
+    if kind == "sequence_type":
+        return numpy_helper.to_list(SequenceProto.FromString(data))
+    if kind == "optional_type":
+        return numpy_helper.to_optional(OptionalProto.FromString(data))
+    return numpy_helper.to_array(TensorProto.FromString(data))
+
+
+# --- the manifest -----------------------------------------------------------------------------------------------------
+
+
+def held(name: str) -> Path:
+    """A file of conformance/: out of the installed wheel, or out of the checkout for an editable install."""
+    packed = Path(str(resources.files(__package__).joinpath("data", name)))
+    return packed if packed.exists() else Path(__file__).resolve().parents[3] / "conformance" / name
+
+
+def manifest_of(cases: Sequence[Case]) -> dict[str, Any]:
+    """What the manifest says of these cases: the onnx release, counts by kind, a digest by name."""
+    return {
+        "onnx": onnx.__version__,
+        "counts": dict(sorted(Counter(c.kind for c in cases).items())),
+        "cases": {c.name: c.digest() for c in sorted(cases, key=lambda c: (c.kind, c.name))},
+    }
+
+
+def check_manifest(cases: Sequence[Case]) -> str:
+    """Hold the loaded cases to the manifest of this onnx release.
+
+    Returns the manifest's digest.  Raises ConformanceError when a case is missing, added or changed, or when there is no
+    manifest for the installed onnx.
+    """
+    path = held("manifest.json")
+    manifest = json.loads(path.read_text())
+    if manifest["onnx"] != onnx.__version__:
+        raise ConformanceError(
+            f"the manifest is for onnx {manifest['onnx']}; onnx {onnx.__version__} is installed",
+            hint=f"install onnx=={manifest['onnx']}, or renew the manifest with 'sonnx conform --renew-manifest'",
+        )
+    loaded = manifest_of(cases)["cases"]
+    wrong = sorted(n for n in loaded.keys() | manifest["cases"].keys() if loaded.get(n) != manifest["cases"].get(n))
+    if wrong:
+        raise ConformanceError(f"{len(wrong)} cases are not as in the manifest, the first: {', '.join(wrong[:5])}", code="SX801")
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,68 @@
+"""Known gaps, each under the sentence that says why; a gap that closes is as wrong as a new one.
+
+gaps.txt: an unindented line is a reason, the indented lines under it are the cases that it explains.  `official:NAME`
+explains a case that only the official verdict fails.  undeclared.txt: the same layout, with schema versions
+(`ai.onnx Softmax 13`) that are not implemented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..operator import DOMAINS
+from .cases import ConformanceError
+from .worker import Result
+
+
+def read(path: Path) -> dict[str, str]:
+    """Entry -> the reason it stands under.  Raises ConformanceError for an entry without a reason or named twice."""
+    entries: dict[str, str] = {}
+    reason = ""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        if not line[0].isspace():
+            reason = text
+        elif not reason:
+            raise ConformanceError(f"{path}:{number}: {text!r} stands under no reason", code="SX802")
+        elif text in entries:
+            raise ConformanceError(f"{path}:{number}: {text!r} is named twice", code="SX802")
+        else:
+            entries[text] = reason
+    return entries
+
+
+def undeclared(path: Path) -> dict[tuple[str, str, int], str]:
+    """(domain, operator, version) -> why it is not implemented; the domain as ONNX writes it ("" for ai.onnx)."""
+    names = {shown: domain for domain, shown in DOMAINS.items()}
+    out = {}
+    for entry, reason in read(path).items():
+        domain, name, version = entry.split()
+        out[names.get(domain, domain), name, int(version)] = reason
+    return out
+
+
+@dataclass
+class Judgement:
+    """A run held to its gaps.  unexpected: failures that no gap explains.  closed: gaps that did not fail."""
+
+    unexpected: list[Result]
+    closed: list[str]
+    explained: dict[str, str]
+
+    @property
+    def good(self) -> bool:
+        return not self.unexpected and not self.closed
+
+
+def judge(results: Sequence[Result], gaps: dict[str, str]) -> Judgement:
+    """Compare failures with gaps in both directions; gaps of cases that did not run are left alone."""
+    failed = {r.name for r in results if r.strict != "passed"}
+    official = {f"official:{r.name}" for r in results if r.strict == "passed" and r.official != "passed"}
+    could_close = {r.name for r in results} | {f"official:{r.name}" for r in results if r.strict == "passed"}
+    unexpected = [r for r in results if r.name in failed - gaps.keys() or f"official:{r.name}" in official - gaps.keys()]
+    closed = sorted(g for g in gaps if g in could_close - failed - official)
+    return Judgement(unexpected, closed, {n: gaps[n] for n in sorted((failed | official) & gaps.keys())})

@@ -1,0 +1,126 @@
+"""Results as data: one JSON of a run, and JUnit XML for continuous integration."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from ..operator import DOMAINS
+from .gaps import Judgement
+from .worker import Cell, Result
+
+
+def environment(device: str) -> dict[str, str]:
+    """The versions of what ran; on a GPU those of CUDA and the device too."""
+    out = {
+        "onnx": onnx.__version__,
+        "numpy": np.__version__,
+        "ml_dtypes": ml_dtypes.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": device,
+    }
+    if device.startswith("CUDA"):
+        import cupy
+
+        properties = cupy.cuda.runtime.getDeviceProperties(int(device.partition(":")[2] or 0))
+        out["cupy"] = cupy.__version__
+        out["gpu"] = properties["name"].decode()
+        out["cuda_driver"] = str(cupy.cuda.runtime.driverGetVersion())
+        out["cuda_runtime"] = str(cupy.cuda.runtime.runtimeGetVersion())
+    return out
+
+
+def to_json(results: Sequence[Result], judgement: Judgement, backend: str, device: str, manifest: str) -> dict[str, Any]:
+    """A run as plain data: its environment, totals, cases, and what was executed per schema version."""
+    return {
+        "backend": backend,
+        "environment": environment(device),
+        "manifest": manifest,
+        "totals": totals(results),
+        "gaps": judgement.explained,
+        "unexpected": [r.name for r in judgement.unexpected],
+        "closed_gaps": judgement.closed,
+        "cases": [
+            {"name": r.name, "kind": r.kind, "strict": r.strict, "official": r.official, "reason": r.reason,
+             "official_reason": r.official_reason, "max_ulp": r.ulps, "seconds": round(r.seconds, 4)}
+            for r in results
+        ],
+        "executed": _executed(results),
+    }  # fmt: skip
+
+
+def totals(results: Sequence[Result]) -> dict[str, Any]:
+    """Counts by both verdicts, in all and by kind."""
+    kinds = {}
+    for kind in dict.fromkeys(r.kind for r in results):
+        mine = [r for r in results if r.kind == kind]
+        kinds[kind] = {"cases": len(mine), "strict": _passed(mine, "strict"), "official": _passed(mine, "official")}
+    return {
+        "cases": len(results),
+        "strict": _passed(results, "strict"),
+        "official": _passed(results, "official"),
+        "by_verdict": dict(sorted(Counter(r.strict for r in results).items())),
+        "by_kind": kinds,
+    }
+
+
+def _passed(results: Sequence[Result], verdict: str) -> int:
+    return sum(getattr(r, verdict) == "passed" for r in results)
+
+
+def _executed(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """One entry per schema version that ran, with the cases, dtypes and attributes that it ran in."""
+    cells: dict[Cell, list[Result]] = {}
+    for r in results:
+        for cell in r.executed:
+            cells.setdefault(cell, []).append(r)
+    out = []
+    for (domain, name, version), mine in sorted(cells.items()):
+        cell = (domain, name, version)
+        tested = [r for r in mine if r.under_test == cell]
+        good = [r.executed[cell] for r in mine if r.strict == "passed"]
+        out.append({
+            "domain": DOMAINS.get(domain, domain), "operator": name, "version": version,
+            "cases": len(mine), "passed": _passed(mine, "strict"),
+            "tested": len(tested), "tested_passed": _passed(tested, "strict"),
+            "dtypes": sorted(map(list, set().union(*(pairs for pairs, _ in good)))),
+            "attributes": sorted(set().union(*(given for _, given in good))),
+            "max_ulp": max((r.ulps for r in tested if r.ulps is not None), default=None),
+        })  # fmt: skip
+    return out
+
+
+def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> None:
+    """JUnit XML: an explained gap is a skip with its reason, an unexpected failure or a closed gap is a failure."""
+    suite = ElementTree.Element("testsuite", name="onnx-conformance", tests=str(len(results)))
+    unexpected = {r.name for r in judgement.unexpected}
+    closed = {name.removeprefix("official:") for name in judgement.closed}
+    for r in results:
+        case = ElementTree.SubElement(suite, "testcase", classname=f"onnx.{r.kind}", name=r.name, time=f"{r.seconds:.4f}")
+        reason = judgement.explained.get(r.name) or judgement.explained.get(f"official:{r.name}")
+        if r.name in unexpected:
+            ElementTree.SubElement(case, "failure", message=r.strict).text = r.reason or r.official_reason
+        elif r.name in closed:
+            ElementTree.SubElement(case, "failure", message="this gap has closed: delete its line from gaps.txt")
+        elif reason:
+            ElementTree.SubElement(case, "skipped", message=reason)
+    suite.set("failures", str(len(suite.findall("./testcase/failure"))))
+    suite.set("skipped", str(len(suite.findall("./testcase/skipped"))))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def save(document: dict[str, Any], path: Path) -> None:
+    """Write JSON, readable and stable: sorted keys, one trailing newline."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")

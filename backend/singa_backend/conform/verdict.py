@@ -1,0 +1,119 @@
+"""Two verdicts on one run: ONNX's own, and a strict one that closes its holes.
+
+Strict: as many outputs as expected; sequences of equal length and kind; None where None is expected; equal dtypes and
+shapes; integers, bools, strings and the 8-bit and narrower floats exactly; other floats within the case's tolerance,
+bfloat16 within two of its steps; inputs unchanged, and a second run equal to the first bit for bit.
+"""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx.backend.test.runner import Runner
+
+_BITS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
+_EXACT_FLOATS = ("float8", "float6", "float4")
+
+
+def official(actual: Any, expected: list[Any], rtol: float, atol: float) -> str:
+    """The official runner's comparison: "" where it is content, else its complaint."""
+    try:
+        Runner.assert_similar_outputs(expected, list(actual), rtol, atol)
+    except unittest.SkipTest as skip:
+        return f"skipped: {skip}"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip()}"
+    return ""
+
+
+def strict(actual: Any, expected: Any, rtol: float, atol: float, where: str = "outputs") -> str:
+    """ "" where the values agree strictly, else where they first differ and how."""
+    if isinstance(expected, (list, tuple)):
+        if not isinstance(actual, (list, tuple)):
+            return f"{where}: a {type(actual).__name__} where a sequence is expected"
+        if len(actual) != len(expected):
+            return f"{where}: length {len(actual)}, expected {len(expected)}"
+        pairs = enumerate(zip(actual, expected, strict=True))
+        return next((why for i, (a, e) in pairs if (why := strict(a, e, rtol, atol, f"{where}[{i}]"))), "")
+    if expected is None or actual is None:
+        return "" if expected is actual else f"{where}: {_brief(actual)}, expected {_brief(expected)}"
+    if not isinstance(actual, np.ndarray):
+        return f"{where}: a {type(actual).__name__} where an array is expected"
+    expected = np.asarray(expected)
+    if expected.dtype.kind in "US":
+        expected = expected.astype(object)
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return f"{where}: {_brief(actual)}, expected {_brief(expected)}"
+    return _values(actual, expected, rtol, atol, where)
+
+
+def _values(actual: np.ndarray, expected: np.ndarray, rtol: float, atol: float, where: str) -> str:
+    dtype = expected.dtype
+    floating = dtype.kind in "fc" or dtype == ml_dtypes.bfloat16
+    if floating and not dtype.name.startswith(_EXACT_FLOATS):
+        if dtype == ml_dtypes.bfloat16:
+            rtol = max(rtol, 2.0**-6)
+        wide = np.complex128 if dtype.kind == "c" else np.float64
+        with np.errstate(all="ignore"):
+            close = np.isclose(actual.astype(wide), expected.astype(wide), rtol=rtol, atol=atol, equal_nan=True)
+    elif dtype.kind == "O":
+        close = np.asarray(actual == expected)
+    else:
+        a, e = _codes(actual), _codes(expected)
+        close = np.asarray(a == e)
+        if dtype.name.startswith(_EXACT_FLOATS):  # every code of a NaN is as good as another
+            close |= np.isnan(actual.astype(np.float32)) & np.isnan(expected.astype(np.float32))
+    if close.all():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(~close)[0]) if close.ndim else ()
+    count = int((~close).sum())
+    return f"{where}{list(at) if at else ''}: {actual[at]!s}, expected {expected[at]!s} ({count} of {close.size} differ)"
+
+
+def _codes(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(np.uint8) if x.dtype.name.startswith(_EXACT_FLOATS) else x
+
+
+def _brief(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
+
+
+def ulps(actual: Any, expected: Any) -> float | None:
+    """The largest distance in units in the last place between float values; None where nothing is float."""
+    if isinstance(expected, (list, tuple)):
+        found = [u for a, e in zip(actual, expected, strict=False) if (u := ulps(a, e)) is not None]
+        return max(found, default=None)
+    if not isinstance(expected, (np.ndarray, np.generic)) or not isinstance(actual, np.ndarray):
+        return None
+    expected = np.asarray(expected)
+    if expected.dtype != actual.dtype or expected.shape != actual.shape or expected.dtype.itemsize not in _BITS:
+        return None
+    if expected.dtype.kind != "f" and expected.dtype != ml_dtypes.bfloat16:
+        return None
+    keep = np.isfinite(expected.astype(np.float64)) & np.isfinite(actual.astype(np.float64))
+    a, e = (_ordered(np.atleast_1d(v)[np.atleast_1d(keep)]) for v in (actual, expected))
+    return float(np.abs(a - e).max(initial=0.0))
+
+
+def _ordered(x: np.ndarray) -> np.ndarray:
+    """Floats as numbers that count the representable values from zero."""
+    kind = _BITS[x.dtype.itemsize]
+    bits = x.view(kind).astype(np.float64)
+    return np.asarray(np.where(bits < 0, float(np.iinfo(kind).min) - bits, bits))
+
+
+def same_bits(first: Any, second: Any) -> bool:
+    """Whether two results are equal to the last bit."""
+    if isinstance(first, (list, tuple)):
+        return isinstance(second, (list, tuple)) and len(first) == len(second) and all(map(same_bits, first, second))
+    if isinstance(first, dict):
+        return isinstance(second, dict) and list(first.items()) == list(second.items())
+    if isinstance(first, (np.ndarray, np.generic)):
+        a, b = np.asarray(first), np.asarray(second)
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return bool((a == b).all()) if a.dtype.kind in "OUS" else a.tobytes() == b.tobytes()
+    return bool(first == second)

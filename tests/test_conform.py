@@ -1,0 +1,223 @@
+"""The conformance runner is held to its word: holes of ONNX's own verdict closed, deaths recorded, gaps strict both ways."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import parser
+
+from singa_backend import SingaBackend
+from singa_backend.conform import cases, gaps, report, results, verdict, worker
+
+F = np.float32
+
+
+def _case(name: str = "case", expected: Any = None, inputs: Any = None, text: str = "") -> cases.Case:
+    text = text or '<ir_version: 10, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    model = parser.parse_model(text).SerializeToString()
+    x = np.array([-1, 2], F) if inputs is None else inputs
+    return cases.Case(name, "node", model, [([x], [np.array([0, 2], F) if expected is None else expected])], 1e-3, 1e-7)
+
+
+# --- the verdict
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "says"),
+    [
+        ([np.ones(2, F)], [np.ones(2, F)], ""),
+        ([np.ones(2, F) * F(1.0005)], [np.ones(2, F)], ""),
+        ([np.ones(2, F) * F(1.01)], [np.ones(2, F)], "2 of 2 differ"),
+        ([], [np.ones(2, F)], "length 0"),
+        ([[]], [[np.ones(2, F)]], "length 0"),
+        ([np.ones(2, F)], [[np.ones(2, F)]], "a sequence is expected"),
+        ([[np.zeros((), F)]], [[np.zeros((), F)]], ""),
+        ([None], [None], ""),
+        ([None], [np.ones(2, F)], "expected float32"),
+        ([np.ones(2, F)], [None], "expected None"),
+        ([np.ones((2, 1), F)], [np.ones(2, F)], r"float32\[2, 1\], expected float32\[2\]"),
+        ([np.ones(2, np.float64)], [np.ones(2, F)], "float64"),
+        ([np.array([1001])], [np.array([1000])], "1001, expected 1000"),
+        ([np.array([2**60 + 1])], [np.array([2**60])], "differ"),
+        ([np.array([np.nan, np.inf], F)], [np.array([np.nan, np.inf], F)], ""),
+        ([np.array([np.nan], F)], [np.array([1], F)], "nan"),
+        ([np.array(["a"], object)], [np.array(["b"], object)], "a, expected b"),
+        ([np.ones(1, ml_dtypes.bfloat16)], [np.ones(1, ml_dtypes.bfloat16) * ml_dtypes.bfloat16(1.01)], ""),
+        ([np.ones(1, ml_dtypes.bfloat16)], [np.ones(1, ml_dtypes.bfloat16) * ml_dtypes.bfloat16(1.1)], "differ"),
+        ([np.ones(1, ml_dtypes.float8_e5m2)], [np.ones(1, ml_dtypes.float8_e5m2) * ml_dtypes.float8_e5m2(1.25)], "differ"),
+        ([np.ones(3, ml_dtypes.int4)], [np.ones(3, ml_dtypes.int4)], ""),
+    ],
+)
+def test_strict(actual: Any, expected: Any, says: str) -> None:
+    import re
+
+    why = verdict.strict(actual, expected, 1e-3, 1e-7)
+    assert bool(why) == bool(says) and re.search(says, why), why
+
+
+def test_the_official_verdict_has_the_holes_that_strict_closes() -> None:
+    assert verdict.official([[]], [[np.ones(2, F)]], 1e-3, 1e-7) == ""
+    assert verdict.official([np.array([1001])], [np.array([1000])], 1e-3, 1e-7) == ""
+
+
+def test_ulps() -> None:
+    one = np.ones(3, F)
+    assert verdict.ulps(np.nextafter(one, F(2)), one) == 1
+    assert verdict.ulps(np.array([-0.0], F), np.array([0.0], F)) == 0
+    assert verdict.ulps(np.array([np.finfo(F).smallest_subnormal]), np.array([-np.finfo(F).smallest_subnormal])) == 2
+    assert verdict.ulps(np.ones(3, np.int64), np.ones(3, np.int64)) is None
+
+
+# --- running
+
+
+def test_a_case_passes_and_tells_what_ran() -> None:
+    r = worker.run_case(_case(), SingaBackend, "CPU")
+    assert (r.strict, r.official, r.under_test) == ("passed", "passed", ("", "Relu", 14))
+    assert r.executed == {("", "Relu", 14): ({("T", "float32")}, set())}
+
+
+def test_a_wrong_answer_fails_under_both() -> None:
+    r = worker.run_case(_case(expected=np.array([1, 2], F)), SingaBackend, "CPU")
+    assert (r.strict, r.official) == ("failed", "failed")
+
+
+class _Rep:
+    def __init__(self, how: str) -> None:
+        self.how, self.runs = how, 0
+
+    def run(self, inputs: list[Any], **_: Any) -> list[Any]:
+        self.runs += 1
+        if self.how == "die":
+            os._exit(3)
+        if self.how == "hang":
+            time.sleep(60)
+        if self.how == "crash":
+            raise IndexError("bare")
+        y = np.maximum(inputs[0], 0)
+        if self.how == "mutate":
+            inputs[0][:] = 7
+        if self.how == "forget" and self.runs > 1:
+            y = y + F(1e-6)
+        return [y]
+
+
+class Faulty:
+    """A backend whose name of the device says how it goes wrong."""
+
+    @staticmethod
+    def prepare(model: Any, device: str) -> _Rep:
+        if device == "optout":
+            from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
+
+            raise BackendIsNotSupposedToImplementIt("no")
+        return _Rep(device)
+
+
+@pytest.mark.parametrize(
+    ("how", "strict", "official", "reason"),
+    [
+        ("right", "passed", "passed", ""),
+        ("mutate", "failed", "passed", "an input was changed"),
+        ("forget", "failed", "passed", "a second run gave another result"),
+        ("crash", "error", "failed", "IndexError: bare"),
+        ("optout", "unsupported", "passed", "no"),
+    ],
+)
+def test_faults_are_seen(how: str, strict: str, official: str, reason: str) -> None:
+    r = worker.run_case(_case(), Faulty, how)
+    assert (r.strict, r.official) == (strict, official) and reason in r.reason
+
+
+def test_a_run_survives_death_and_hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The children import the faulty backend by name: it is written out as a module of its own."""
+    (tmp_path / "faulty_backend.py").write_text(
+        "import os, time, numpy as np\n"
+        "class B:\n"
+        "    @staticmethod\n"
+        "    def prepare(model, device):\n"
+        "        return B(model.graph.name)\n"
+        "    def __init__(self, how): self.how = how\n"
+        "    def run(self, inputs):\n"
+        "        if self.how == 'die': os._exit(3)\n"
+        "        if self.how == 'hang': time.sleep(60)\n"
+        "        return [np.maximum(inputs[0], 0)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = '<ir_version: 10, opset_import: ["": 17]> %s (float[2] x) => (float[2] y) { y = Relu(x) }'
+    chosen = [_case(how, text=text % how) for how in ("fine", "die", "hang", "good")]
+    seen: list[str] = []
+    found = worker.run(chosen, "faulty_backend:B", "CPU", 2, timeout=3, progress=lambda r: seen.append(r.name))
+    assert [r.strict for r in found] == ["passed", "died", "timeout", "passed"]
+    assert "exit code 3" in found[1].reason and sorted(seen) == ["die", "fine", "good", "hang"]
+
+
+# --- gaps, manifest, report
+
+
+def test_gaps_are_strict_both_ways(tmp_path: Path) -> None:
+    path = tmp_path / "gaps.txt"
+    path.write_text("# a remark\nA reason.\n    bad\n    official:odd\nAnother.\n    mended\n    absent\n")
+    known = gaps.read(path)
+    assert known == {"bad": "A reason.", "official:odd": "A reason.", "mended": "Another.", "absent": "Another."}
+    make = worker.Result
+    found = [
+        make("bad", "node", "failed", "failed"), make("odd", "node", "passed", "failed"),
+        make("mended", "node", "passed", "passed"), make("new", "node", "failed", "failed"), make("fine", "node", "passed", "passed"),
+    ]  # fmt: skip
+    judged = gaps.judge(found, known)
+    assert [r.name for r in judged.unexpected] == ["new"] and judged.closed == ["mended"] and not judged.good
+    assert gaps.judge(found[:2], known).good
+
+
+@pytest.mark.parametrize("text", ["    no_reason\n", "A.\n    twice\n    twice\n"])
+def test_gaps_need_reasons(tmp_path: Path, text: str) -> None:
+    (tmp_path / "gaps.txt").write_text(text)
+    with pytest.raises(cases.ConformanceError):
+        gaps.read(tmp_path / "gaps.txt")
+
+
+def test_a_missing_case_is_noticed() -> None:
+    with pytest.raises(cases.ConformanceError, match="not as in the manifest"):
+        cases.check_manifest([_case()])
+
+
+def test_light_models_come_with_input_and_output() -> None:
+    found = {c.name: c for c in cases.load(["real"])}
+    assert len(found) == 9
+    (inputs, outputs), *_ = found["test_squeezenet"].data
+    assert inputs[0].shape == (1, 3, 224, 224) and inputs[0].reshape(-1)[-1] == pytest.approx(1, abs=1e-4)
+    assert outputs[0].size == 1000
+
+
+def test_report_and_staleness(tmp_path: Path) -> None:
+    found = [worker.run_case(_case(), SingaBackend, "CPU")]
+    document = results.to_json(found, gaps.judge(found, {}), "singa_backend:SingaBackend", "CPU", "0" * 16)
+    built = report.build([document])
+    row = next(r for r in built["rows"] if (r["operator"], r["version"]) == ("Relu", 14))["devices"]["CPU"]
+    assert (row["passed"], row["cases"], row["dtypes"], row["max_ulp"]) == (1, 1, {"T": ["float32"]}, 0.0)
+    assert row["dtypes_allowed"] == 8 and row["attributes_declared"] == []
+    assert built["versions"]["known"] >= 659
+    assert report.stale(built, tmp_path).endswith("does not exist")
+    report.write(built, tmp_path)
+    assert report.stale(built, tmp_path) == ""
+    assert "| Relu | 14 | 1/1 | 1/1 | 1/8 |" in (tmp_path / "support.md").read_text()
+    row["passed"] = 0
+    assert "Relu-14 differs" in report.stale(built, tmp_path)
+    row["passed"] = 1
+    (tmp_path / "support.md").write_text("by hand")
+    assert "not what support.json renders to" in report.stale(built, tmp_path)
+
+
+def test_junit(tmp_path: Path) -> None:
+    found = [worker.run_case(_case(), SingaBackend, "CPU"), worker.run_case(_case("wrong", np.ones(2, F)), SingaBackend, "CPU")]
+    results.write_junit(found, gaps.judge(found, {}), tmp_path / "j.xml")
+    suite = ElementTree.parse(tmp_path / "j.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "0")
