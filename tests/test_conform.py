@@ -44,6 +44,8 @@ def _case(name: str = "case", expected: Any = None, inputs: Any = None, text: st
         ([np.ones(2, F)], [None], "expected None"),
         ([np.ones((2, 1), F)], [np.ones(2, F)], r"float32\[2, 1\], expected float32\[2\]"),
         ([np.ones(2, np.float64)], [np.ones(2, F)], "float64"),
+        ([np.ones((2, 3))], [np.ones((2, 3)) * 1.0005], ""),
+        ([np.ones((2, 3))], [np.ones((2, 3)) * 1.01], "6 of 6 differ"),
         ([np.array([1001])], [np.array([1000])], "1001, expected 1000"),
         ([np.array([2**60 + 1])], [np.array([2**60])], "differ"),
         ([np.array([np.nan, np.inf], F)], [np.array([np.nan, np.inf], F)], ""),

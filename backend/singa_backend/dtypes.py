@@ -23,9 +23,9 @@ _NAMES: dict[int, str] = {code: TensorProto.DataType.Name(code).lower() for code
 _BY_NAME = {name: _NUMPY[code] for code, name in _NAMES.items()}
 
 HALVES = frozenset(np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16))
-FLOAT8 = frozenset(d for d in _ONNX if d.name.startswith("float8"))
+FLOAT8 = frozenset(d for d in _ONNX if d.name.startswith("float8_"))
 FLOAT6 = frozenset(d for d in _ONNX if d.name.startswith("float6_"))
-FLOAT4 = frozenset(d for d in _ONNX if d.name.startswith("float4"))
+FLOAT4 = frozenset(d for d in _ONNX if d.name.startswith("float4_"))
 # Narrow floats carry values, not arithmetic: their operators compute in float32 and round once.
 NARROW_FLOATS = HALVES | FLOAT8 | FLOAT6 | FLOAT4
 SUB_BYTE_INTS = frozenset(np.dtype(t) for t in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2))

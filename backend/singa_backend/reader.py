@@ -7,12 +7,13 @@ implemented (UnsupportedModel).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, defs
 
 from . import files
 from .errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
@@ -29,6 +30,9 @@ _FIELDS: dict[int, str] = {
     AttributeProto.SPARSE_TENSOR: "sparse_tensor", AttributeProto.SPARSE_TENSORS: "sparse_tensors",
     AttributeProto.TYPE_PROTO: "tp", AttributeProto.TYPE_PROTOS: "type_protos",
 }  # fmt: skip
+Bindings: TypeAlias = dict[str, AttributeProto | None]
+"""The attributes of a function as one call gives them; None for one that is left out and has no default."""
+
 _VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 
@@ -37,10 +41,21 @@ def read(model: ModelProto, folder: Path | None = None) -> Graph:
     """The graph of a model; see `Graph.from_onnx`."""
     load_all()
     reader = _Reader(model, folder)
-    opsets = _opsets(model.opset_import, reader) or {"": 1}
-    graph = _Scope(reader, opsets, None, {}).read(model.graph, top=True)
+    try:
+        graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
+    except RecursionError as error:
+        raise ResourceExhausted("the model nests too deeply for the Python stack", code="SX602") from error
     reader.finish()
+    if _height(graph, {}) > MAX_DEPTH:
+        raise ResourceExhausted(f"graphs and functions nest deeper than {MAX_DEPTH}", code="SX602")
     return graph
+
+
+def _height(graph: Graph, known: dict[int, int]) -> int:
+    """How many graphs and functions lie within each other; a body that was read at one depth may be called at another."""
+    if id(graph) not in known:
+        known[id(graph)] = max((1 + _height(g, known) for node in graph.nodes for g in node.graphs), default=0)
+    return known[id(graph)]
 
 
 class _Reader:
@@ -54,6 +69,7 @@ class _Reader:
         self.depth = 0
         self.invalid: list[Problem] = []
         self.unsupported: list[Problem] = []
+        self.opsets = _opsets(model.opset_import, self) or {"": 1}
         for f in model.functions:
             key = (_domain(f.domain), f.name, f.overload)
             if key in self.functions:
@@ -67,16 +83,17 @@ class _Reader:
         self.unsupported.append(Problem(message, code, **where))
 
     def finish(self) -> None:
-        for error, problems, verdict in (
-            (InvalidModel, self.invalid, "the model is not valid ONNX"),
-            (UnsupportedModel, self.unsupported, "the model needs what is not implemented here"),
-        ):
-            if problems:
-                one = problems[0]
-                if len(problems) == 1:
-                    raise error(f"{verdict}: {one.message}", code=one.code, node=one.node, operator=one.operator,
-                                opset=one.opset, version=one.version, problems=problems)  # fmt: skip
-                raise error(f"{verdict}: {len(problems)} problems", code=one.code, problems=problems)
+        """Raise what was found, all at once: InvalidModel when anything contradicts ONNX, else UnsupportedModel."""
+        problems = [*self.invalid, *self.unsupported]
+        if not problems:
+            return
+        error = InvalidModel if self.invalid else UnsupportedModel
+        verdict = "the model is not valid ONNX" if self.invalid else "the model needs what is not implemented here"
+        one = problems[0]
+        if len(problems) > 1:
+            raise error(f"{verdict}: {len(problems)} problems", code=one.code, problems=problems)
+        raise error(f"{verdict}: {one.message}", code=one.code, node=one.node, operator=one.operator, opset=one.opset,
+                    version=one.version, problems=problems)  # fmt: skip
 
 
 def _domain(domain: str) -> str:
@@ -87,11 +104,15 @@ def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in imports:
         domain = _domain(entry.domain)
-        newest = defs.onnx_opset_version() if domain == "" else None
-        if newest and entry.version > newest:
-            reader.lacks("SX203", f"opset {entry.version} of ai.onnx is newer than the installed onnx knows ({newest})")
+        shown = DOMAINS.get(domain, domain)
+        versions = [v for (d, _), known in schemas.items() if d == domain for v in known]
+        newest = defs.onnx_opset_version() if domain == "" else max(versions, default=None)
+        if newest is not None and entry.version > newest:
+            reader.lacks("SX203", f"opset {entry.version} of {shown} is newer than the installed onnx knows ({newest})")
         if entry.version < 1:
-            reader.wrong("SX106", f"opset {entry.version} of {DOMAINS.get(domain, domain)} is below 1")
+            reader.wrong("SX106", f"opset {entry.version} of {shown} is below 1")
+        if opsets.get(domain, entry.version) != entry.version:
+            reader.wrong("SX106", f"the opsets {opsets[domain]} and {entry.version} of {shown} are both imported")
         opsets[domain] = int(entry.version)
     return opsets
 
@@ -100,15 +121,16 @@ class _Scope:
     """One graph being read: its names, and the scope around it."""
 
     def __init__(
-        self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: dict[str, AttributeProto]
+        self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: Bindings | None
     ) -> None:
         self.reader = reader
         self.opsets = opsets
         self.outer = outer
-        self.bindings = bindings  # the attributes of the function call that is being read
+        self.bindings = bindings  # of the function call that is being read; None outside functions
         self.slots: dict[str, int] = {}
         self.captured: dict[str, int] = {}  # name -> slot in the outer scope
         self.defined: set[str] = set()
+        self.late: set[str] = set()  # what the nodes of a cycle make: known, so that a cycle is reported only once
 
     # --- names
 
@@ -122,6 +144,8 @@ class _Scope:
         """The slot of a name here, captured from an outer scope if need be."""
         if name in self.defined or name in self.captured:
             return self.slots[name]
+        if name in self.late:
+            return self.slots.setdefault(name, len(self.slots))
         slot = self.outer.find(name) if self.outer else None
         if slot is None:
             return None
@@ -130,16 +154,16 @@ class _Scope:
 
     # --- graphs
 
-    def read(self, proto: GraphProto, *, top: bool = False) -> Graph:
+    def read(self, proto: GraphProto) -> Graph:
         states = self._states(proto)
-        inputs = tuple(Value.from_proto(i) for i in proto.input)
+        inputs = tuple(self._value(i) for i in proto.input)
         for value in inputs:
             if value.name not in states:
                 self.define(value.name)
-            elif value.name in self.captured or sum(v.name == value.name for v in inputs) > 1:
+            elif sum(v.name == value.name for v in inputs) > 1:
                 self.reader.wrong("SX102", f"input {value.name!r} is declared twice")
         nodes = self._nodes(proto.node)
-        outputs = tuple(Value.from_proto(o) for o in proto.output)
+        outputs = tuple(self._value(o) for o in proto.output)
         for value in outputs:
             if self.find(value.name) is None:
                 self.reader.wrong("SX101", f"output {value.name!r} of graph {proto.name!r} is computed by no node")
@@ -153,20 +177,39 @@ class _Scope:
         captured = tuple((outer, self.slots[n]) for n, outer in self.captured.items())
         return Graph(name, inputs, outputs, tuple(nodes), states, self.slots, captured, optional, self.opsets)
 
+    def _value(self, info: ValueInfoProto) -> Value:
+        if not info.name:
+            self.reader.wrong("SX101", "an input or output of a graph has no name")
+        try:
+            return Value.from_proto(info)
+        except InvalidModel as error:
+            self.reader.wrong(error.code, f"{info.name!r}: {error.message}")
+            return Value(info.name)
+
     def _states(self, proto: GraphProto) -> dict[str, np.ndarray]:
         states: dict[str, np.ndarray] = {}
-        dense = [(t.name, t, files.tensor) for t in proto.initializer]
-        sparse = [(t.values.name, t, files.sparse) for t in proto.sparse_initializer]
-        for name, tensor, load in [*dense, *sparse]:
+        dense: list[tuple[Any, Any]] = [(t, files.tensor) for t in proto.initializer]
+        for tensor, load in [*dense, *((t, files.sparse) for t in proto.sparse_initializer)]:
+            name = _name(tensor)
             if not name:
                 self.reader.wrong("SX104", f"an initializer of graph {proto.name!r} has no name")
                 continue
             self.define(name)
             try:
-                states[name] = load(tensor, self.reader.folder)  # type: ignore[operator]
+                states[name] = self._load(load, tensor)
             except InvalidModel as error:
                 self.reader.wrong(error.code, error.message)
+                states[name] = np.zeros(0, np.float32)
         return states
+
+    def _load(self, load: Callable[[Any, Path | None], np.ndarray], proto: Any) -> np.ndarray:
+        """A tensor of the file; raises InvalidModel also for a shape that no array can have."""
+        try:
+            return load(proto, self.reader.folder)
+        except (ValueError, OverflowError) as error:
+            raise InvalidModel(f"tensor {_name(proto)!r} of shape {list(proto.dims)}: {error}", code="SX104") from None
+        except MemoryError as error:
+            raise ResourceExhausted(f"tensor {_name(proto)!r} of shape {list(proto.dims)}: {error}", code="SX601") from error
 
     def _nodes(self, protos: Sequence[NodeProto]) -> list[Node]:
         nodes = []
@@ -181,19 +224,25 @@ class _Scope:
         needs = [{makers[n] for n in _uses(p) if n in makers} for p in protos]
         if all(max(need, default=-1) < i for i, need in enumerate(needs)):
             return list(enumerate(protos))
-        done: set[int] = set()
-        order: list[tuple[int, NodeProto]] = []
-        pending = list(range(len(protos)))
-        while pending:
-            ready = [i for i in pending if needs[i] <= done]
-            if not ready:
-                names = ", ".join(repr(protos[i].name or f"{protos[i].op_type}_{i}") for i in pending[:8])
-                self.reader.wrong("SX101", f"the graph has a cycle among the nodes {names}")
-                self.reader.finish()
-            done.update(ready)
-            order += [(i, protos[i]) for i in ready]
-            pending = [i for i in pending if i not in done]
-        return order
+        waiting = [len(need) for need in needs]
+        users: list[list[int]] = [[] for _ in protos]
+        for i, need in enumerate(needs):
+            for j in need:
+                users[j].append(i)
+        ready = [i for i, count in enumerate(waiting) if count == 0]  # in order, so it is a heap
+        order: list[int] = []
+        while ready:
+            order.append(heapq.heappop(ready))
+            for j in users[order[-1]]:
+                waiting[j] -= 1
+                if waiting[j] == 0:
+                    heapq.heappush(ready, j)
+        stuck = [i for i, count in enumerate(waiting) if count]
+        if stuck:
+            names = ", ".join(repr(protos[i].name or f"{protos[i].op_type}_{i}") for i in stuck[:8])
+            self.reader.wrong("SX101", f"the graph has a cycle among the nodes {names}")
+            self.late.update(n for i in stuck for n in protos[i].output if n)
+        return [(i, protos[i]) for i in (*order, *stuck)]
 
     # --- nodes
 
@@ -233,6 +282,7 @@ class _Scope:
             reader.lacks(
                 "SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where
             )
+            self._attributes(proto, None, where)
             return
         version = schema_version(domain, proto.op_type, node.opset)
         if version is None:
@@ -245,7 +295,7 @@ class _Scope:
             there = ", ".join(map(str, sorted(declared))) or "none"
             reader.lacks("SX201", f"{proto.op_type}-{version}, which opset {node.opset} asks for, is not declared "
                                   f"(declared: {there})", **where, version=version)  # fmt: skip
-            self._attributes(proto, {}, where)
+            self._attributes(proto, None, where)
             return
         declaration = declared[version]
         schema = known[version]
@@ -273,29 +323,37 @@ class _Scope:
                         "SX107", f"{schema.name}-{schema.since_version} needs its input {formal[i].name!r}", **where
                     )
 
-    def _attributes(self, proto: NodeProto, types: dict[str, int], where: dict[str, Any]) -> dict[str, Any]:
-        """The node's attributes as Python values; `types` names what the schema allows (none: whatever is there)."""
+    def _attributes(self, proto: NodeProto, types: dict[str, int] | None, where: dict[str, Any]) -> dict[str, Any]:
+        """The node's attributes as Python values; `types` is what the schema allows (None: whatever is there)."""
         given: dict[str, Any] = {}
         for attribute in proto.attribute:
             name = attribute.name
             if name in given:
                 self.reader.wrong("SX107", f"attribute {name!r} is given twice", **where)
             if attribute.ref_attr_name:
-                bound = self.bindings.get(attribute.ref_attr_name)
+                bound = self._bound(attribute, where)
                 if bound is None:
-                    continue
+                    continue  # as if the node did not name it
                 attribute = bound
             kind = attribute.type or next((t for t, f in _FIELDS.items() if _filled(attribute, f)), 0)
-            if types and name not in types:
+            if types is not None and name not in types:
                 known = ", ".join(sorted(types)) or "none"
                 self.reader.wrong("SX107", f"{proto.op_type} has no attribute {name!r} (it has: {known})", **where)
-            elif types and kind != types[name]:
+            elif types is not None and kind != types[name]:
                 want = AttributeProto.AttributeType.Name(types[name])
                 have = AttributeProto.AttributeType.Name(kind)
                 self.reader.wrong("SX107", f"attribute {name!r} of {proto.op_type} is a {want}; the node gives a {have}", **where)
             else:
                 given[name] = self._attribute(attribute, kind, where)
         return given
+
+    def _bound(self, reference: AttributeProto, where: dict[str, Any]) -> AttributeProto | None:
+        """The attribute of the function call that a reference means; None where the call leaves it out."""
+        if self.bindings is None or reference.ref_attr_name not in self.bindings:
+            place = "outside a function" if self.bindings is None else "the function has no such attribute"
+            self.reader.wrong("SX107", f"attribute {reference.name!r} refers to {reference.ref_attr_name!r}: {place}", **where)
+            return None
+        return self.bindings[reference.ref_attr_name]
 
     def _attribute(self, attribute: AttributeProto, kind: int, where: dict[str, Any]) -> Any:
         value: Any = getattr(attribute, _FIELDS[kind]) if kind in _FIELDS else None
@@ -305,11 +363,11 @@ class _Scope:
             if kind == AttributeProto.STRINGS:
                 return tuple(_text(v) for v in value)
             if kind == AttributeProto.TENSOR:
-                return files.tensor(value, self.reader.folder)
+                return self._load(files.tensor, value)
             if kind == AttributeProto.TENSORS:
-                return tuple(files.tensor(v, self.reader.folder) for v in value)
+                return tuple(self._load(files.tensor, v) for v in value)
             if kind == AttributeProto.SPARSE_TENSOR:
-                return files.sparse(value, self.reader.folder)
+                return self._load(files.sparse, value)
         except InvalidModel as error:
             self.reader.wrong(error.code, f"attribute {attribute.name!r}: {error.message}", **where)
             return None
@@ -360,29 +418,27 @@ class _Scope:
         if len(call.input) > len(proto.input) or len(call.output) > len(proto.output):
             reader.wrong("SX107", f"function {proto.name} has {len(proto.input)} inputs and {len(proto.output)} outputs; "
                                   f"the node has {len(call.input)} and {len(call.output)}", **where)  # fmt: skip
-        bindings: dict[str, AttributeProto] = {a.name: a for a in proto.attribute_proto}
+        bindings: Bindings = {**dict.fromkeys(proto.attribute), **{a.name: a for a in proto.attribute_proto}}
         for attribute in call.attribute:
-            if attribute.ref_attr_name:
-                bound = self.bindings.get(attribute.ref_attr_name)
-                if bound is not None:
-                    bindings[attribute.name] = bound
-            else:
-                bindings[attribute.name] = attribute
-        for name in proto.attribute:
-            if name not in bindings:
-                reader.wrong("SX107", f"function {proto.name} needs the attribute {name!r}", **where)
-        if any(b.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for b in bindings.values()):
+            if attribute.name not in bindings:
+                known = ", ".join(sorted(bindings)) or "none"
+                reader.wrong("SX107", f"function {proto.name} has no attribute {attribute.name!r} (it has: {known})", **where)
+            bound = self._bound(attribute, where) if attribute.ref_attr_name else attribute
+            if bound is not None:
+                bindings[attribute.name] = bound
+        given = {n: b for n, b in bindings.items() if b is not None}
+        if any(b.HasField("g") or b.graphs for b in given.values()):
             reader.lacks("SX204", f"function {proto.name} takes a graph as an attribute", **where)
             return None
-        same = (key, *sorted((n, b.SerializeToString(deterministic=True)) for n, b in bindings.items()))
+        same = (key, *sorted((n, b.SerializeToString(deterministic=True)) for n, b in given.items()))
         if same not in reader.bodies:
             reader.calling.append(key)
             reader.bodies[same] = self._nested(lambda: self._body(proto, bindings))
             reader.calling.pop()
         return reader.bodies[same]
 
-    def _body(self, proto: FunctionProto, bindings: dict[str, AttributeProto]) -> Graph:
-        opsets = {**self.opsets, **_opsets(proto.opset_import, self.reader)}
+    def _body(self, proto: FunctionProto, bindings: Bindings) -> Graph:
+        opsets = {**self.reader.opsets, **_opsets(proto.opset_import, self.reader)}
         scope = _Scope(self.reader, opsets, None, bindings)
         for name in proto.input:
             scope.define(name)
@@ -395,16 +451,25 @@ class _Scope:
         return scope._graph(proto.name, inputs, outputs, nodes, {})
 
 
-def _uses(node: NodeProto) -> set[str]:
+def _uses(node: NodeProto, depth: int = 0) -> set[str]:
     """The names that a node reads, those that its subgraphs take from outside included."""
+    if depth > MAX_DEPTH:
+        raise ResourceExhausted(f"graphs nest deeper than {MAX_DEPTH}", code="SX602")
     names = {n for n in node.input if n}
     for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else []:
-            inner = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-            inner |= {n for p in graph.node for n in p.output}
-            used = {n for p in graph.node for n in _uses(p)} | {o.name for o in graph.output}
+        graph = attribute.g
+        if attribute.HasField("g"):
+            inner = {i.name for i in graph.input} | {n for p in graph.node for n in p.output}
+            inner |= {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+            used = {o.name for o in graph.output}
+            for p in graph.node:
+                used |= _uses(p, depth + 1)
             names |= used - inner
     return names
+
+
+def _name(tensor: TensorProto | SparseTensorProto) -> str:
+    return tensor.name if isinstance(tensor, TensorProto) else tensor.values.name
 
 
 def _filled(attribute: AttributeProto, field: str) -> bool:

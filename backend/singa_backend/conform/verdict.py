@@ -14,8 +14,10 @@ import ml_dtypes
 import numpy as np
 from onnx.backend.test.runner import Runner
 
+from .. import dtypes
+
 _BITS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
-_EXACT_FLOATS = ("float8", "float6", "float4")
+_EXACT_FLOATS = dtypes.FLOAT8 | dtypes.FLOAT6 | dtypes.FLOAT4
 
 
 def official(actual: Any, expected: list[Any], rtol: float, atol: float) -> str:
@@ -53,7 +55,7 @@ def strict(actual: Any, expected: Any, rtol: float, atol: float, where: str = "o
 def _values(actual: np.ndarray, expected: np.ndarray, rtol: float, atol: float, where: str) -> str:
     dtype = expected.dtype
     floating = dtype.kind in "fc" or dtype == ml_dtypes.bfloat16
-    if floating and not dtype.name.startswith(_EXACT_FLOATS):
+    if floating and dtype not in _EXACT_FLOATS:
         if dtype == ml_dtypes.bfloat16:
             rtol = max(rtol, 2.0**-6)
         wide = np.complex128 if dtype.kind == "c" else np.float64
@@ -64,7 +66,7 @@ def _values(actual: np.ndarray, expected: np.ndarray, rtol: float, atol: float, 
     else:
         a, e = _codes(actual), _codes(expected)
         close = np.asarray(a == e)
-        if dtype.name.startswith(_EXACT_FLOATS):  # every code of a NaN is as good as another
+        if dtype in _EXACT_FLOATS:  # every code of a NaN is as good as another
             close |= np.isnan(actual.astype(np.float32)) & np.isnan(expected.astype(np.float32))
     if close.all():
         return ""
@@ -74,7 +76,7 @@ def _values(actual: np.ndarray, expected: np.ndarray, rtol: float, atol: float, 
 
 
 def _codes(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x).view(np.uint8) if x.dtype.name.startswith(_EXACT_FLOATS) else x
+    return np.ascontiguousarray(x).view(np.uint8) if x.dtype in _EXACT_FLOATS else x
 
 
 def _brief(value: Any) -> str:

@@ -1,0 +1,34 @@
+"""Every code that the source raises has a row in docs/errors.md, and every row is raised somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import singa_backend
+from singa_backend import InvalidModel, Problem, SonnxError
+
+DOCS = Path(__file__).parents[1] / "docs" / "errors.md"
+SOURCE = Path(singa_backend.__file__).parent
+
+
+def test_codes_and_documentation_agree() -> None:
+    raised = {c for f in SOURCE.rglob("*.py") for c in re.findall(r'"(SX\d{3})"', f.read_text())}
+    raised |= {c for f in (DOCS.parents[1] / "frontend").rglob("*.py") for c in re.findall(r'"(SX\d{3})"', f.read_text())}
+    described = re.findall(r"^\| (SX\d{3}) \|", DOCS.read_text(), re.MULTILINE)
+    assert len(described) == len(set(described))
+    assert raised - {"SX000"} == set(described)
+
+
+def test_the_innermost_place_wins() -> None:
+    error = SonnxError("no", node="inner").locate(node="outer", operator="Add", opset=17)
+    assert (error.node, error.operator, error.opset) == ("inner", "Add", 17)
+
+
+def test_problems_are_listed() -> None:
+    error = InvalidModel("2 problems", problems=[Problem("a", "SX101", node="n"), Problem("b", "SX102")], hint="mend it")
+    assert str(error).splitlines() == ["[SX100] 2 problems", "  - node 'n': a", "  - b", "  hint: mend it"]
+    with pytest.raises(SonnxError):
+        raise error
