@@ -174,14 +174,24 @@ def _fed(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) -> Any:
     if declared.kind == "map" or isinstance(x, dict):
         if declared.kind not in ("map", "sequence", "") or not isinstance(x, dict):
             raise InvalidInput(f"input {declared} was given a {type(x).__name__}", code="SX302")
-        return dict(x)
+        return _map(declared, x)
     if declared.kind == "sequence" or (declared.kind in ("optional", "") and isinstance(x, list)):
         if not isinstance(x, (list, tuple)):
             raise InvalidInput(f"input {declared} takes a list of arrays; it was given a {type(x).__name__}", code="SX302")
-        return [dict(e) if isinstance(e, dict) else _array(declared, e) for e in x]
+        return [_map(declared, e) if isinstance(e, dict) else _array(declared, e) for e in x]
     array = _array(declared, x)
     _fits(declared, array.shape, sizes)
     return array
+
+
+def _map(declared: Value, x: dict[Any, Any]) -> dict[Any, Any]:
+    """A map with its values in the declared dtype: a Python float does not say whether it is a float or a double."""
+    if declared.dtype is None or declared.dtype == dtypes.STRING:
+        return dict(x)
+    try:
+        return {k: declared.dtype.type(v) for k, v in x.items()}
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidInput(f"input {declared}: {error}", code="SX302") from None
 
 
 def _array(declared: Value, x: Any) -> np.ndarray:

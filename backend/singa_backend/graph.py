@@ -26,7 +26,7 @@ class Value:
     """A declared input or output of a graph.
 
     kind: "tensor", "sequence", "optional", "map" or "" where the file does not say.
-    dtype: of a tensor, or of the elements of a sequence or an optional; None where the file does not say.
+    dtype: of a tensor, of the elements of a sequence or an optional, or of a map's values; None where the file does not say.
     shape: ints, names of unknown sizes, or None for a nameless one; None where the rank is unknown.
     """
 
@@ -56,7 +56,9 @@ def _type(proto: TypeProto) -> tuple[str, np.dtype[Any] | None, tuple[int | str 
     if kind in ("sequence_type", "optional_type"):
         _, dtype, shape = _type(getattr(proto, kind).elem_type)
         return kind[:-5], dtype, shape
-    return "map" if kind == "map_type" else "", None, None
+    if kind == "map_type":
+        return "map", _type(proto.map_type.value_type)[1], None
+    return "", None, None
 
 
 @dataclass(eq=False)

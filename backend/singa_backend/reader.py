@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, defs
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
 
 from . import files
 from .errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
@@ -468,8 +468,9 @@ def _uses(node: NodeProto, depth: int = 0) -> set[str]:
     return names
 
 
-def _name(tensor: TensorProto | SparseTensorProto) -> str:
-    return tensor.name if isinstance(tensor, TensorProto) else tensor.values.name
+def _name(tensor: Any) -> str:
+    """The name of a TensorProto, or of a SparseTensorProto: that of its values."""
+    return str(tensor.values.name if hasattr(tensor, "values") else tensor.name)
 
 
 def _filled(attribute: AttributeProto, field: str) -> bool:

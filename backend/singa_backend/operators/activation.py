@@ -1,26 +1,197 @@
-"""Activations."""
+"""Activations: what a network puts between its linear layers."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
+from ..errors import OperatorError
 from ..operator import Array, Xp, operator
 from ._common import axis_of, rows
 
+# --- along an axis ----------------------------------------------------------------------------------------------------
 
-@operator("Softmax", 13)
+
+@operator("Softmax", 13, widen=False)
 def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
+    """Halves round at each step, as in ONNX's function body, but for a sum that they cannot hold: float16 ends at 65,504."""
+    axis = axis_of(axis, x.ndim)
     if x.size == 0:
         return x
-    axis = axis_of(axis, x.ndim)
-    e = xp.exp(x - x.max(axis=axis, keepdims=True))
-    return e / e.sum(axis=axis, keepdims=True)
+    if x.dtype.itemsize >= 4:
+        e = xp.exp(x - x.max(axis=axis, keepdims=True))
+        return e / e.sum(axis=axis, keepdims=True)
+    z = x.astype(np.float32)
+    e = xp.exp(z - z.max(axis=axis, keepdims=True)).astype(x.dtype).astype(np.float32)
+    total = e.sum(axis=axis, keepdims=True)
+    half = total.astype(x.dtype).astype(np.float32)
+    return e / xp.where(xp.isfinite(half), half, total)
 
 
-@operator("Softmax", 1, 11)
+@operator("Softmax", 1, 11, widen=False)
 def softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     """Before opset 13 the axes from `axis` on were one: rows of a matrix."""
     return softmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
 
 
+@operator("LogSoftmax", 13)
+def log_softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
+    axis = axis_of(axis, x.ndim)
+    if x.size == 0:
+        return x
+    z = x - x.max(axis=axis, keepdims=True)
+    return z - xp.log(xp.exp(z).sum(axis=axis, keepdims=True))
+
+
+@operator("LogSoftmax", 1, 11)
+def log_softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
+    return log_softmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
+
+
+@operator("Hardmax", 13)
+def hardmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
+    """1 at the first maximum, 0 elsewhere."""
+    axis = axis_of(axis, x.ndim)
+    if x.size == 0:
+        return x
+    first = xp.expand_dims(x.argmax(axis=axis), axis)
+    places = xp.arange(x.shape[axis]).reshape((-1,) + (1,) * (x.ndim - axis - 1))
+    return (places == first).astype(x.dtype)
+
+
+@operator("Hardmax", 1, 11)
+def hardmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
+    return hardmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
+
+
+# --- bent lines -------------------------------------------------------------------------------------------------------
+
+
 @operator("Relu", 1, 6, 13, 14)
 def relu(xp: Xp, x: Array) -> Array:
     return xp.maximum(x, 0)
+
+
+@operator("LeakyRelu", 1, 6, 16)
+def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
+    if 0 < alpha <= 1:
+        return xp.maximum(x, alpha * x)  # the same, and without a choice several times as fast
+    return xp.where(x < 0, alpha * x, x)
+
+
+@operator("PRelu", 7, 9, 16)
+def prelu(xp: Xp, x: Array, slope: Array) -> Array:
+    if slope.ndim > x.ndim or any(s not in (1, n) for s, n in zip(slope.shape[::-1], x.shape[::-1], strict=False)):
+        raise OperatorError(f"a slope of shape {slope.shape} does not broadcast to {x.shape}", code="SX404")
+    return xp.where(x < 0, slope * x, x)
+
+
+@operator("PRelu", 1, 6)
+def prelu_1(xp: Xp, x: Array, slope: Array) -> Array:
+    """Before opset 7 there was one slope, or one for each channel."""
+    if slope.size == 1:
+        slope = slope.reshape(())
+    elif x.ndim > 1 and slope.size == x.shape[1] and slope.shape != x.shape:
+        slope = slope.reshape((-1,) + (1,) * (x.ndim - 2))
+    return prelu(xp, x, slope)
+
+
+@operator("ThresholdedRelu", 10, 22)
+def thresholded_relu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
+    """NaN is not above the threshold: 0."""
+    return xp.where(x > alpha, x, 0)
+
+
+@operator("Shrink", 9)
+def shrink(xp: Xp, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
+    """NaN is on neither side: 0.  Integers stay exact under a whole bias; under another they are truncated at the end."""
+    below, above = x < -lambd, x > lambd
+    if x.dtype.kind in "iu" and float(bias).is_integer() and abs(bias) < 2**63:
+        b = xp.asarray(int(bias), np.int64).astype(x.dtype)  # wraps, as the sum itself may
+        return xp.where(below, x + b, xp.where(above, x - b, 0)).astype(x.dtype)
+    y = xp.where(below, x + bias, xp.where(above, x - bias, 0))
+    return y if x.dtype.kind == "f" else xp.cast(y, x.dtype)
+
+
+@operator("HardSigmoid", 1, 6, 22)
+def hard_sigmoid(xp: Xp, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
+    return xp.maximum(xp.minimum(alpha * x + beta, 1), 0)
+
+
+@operator("HardSwish", 14, 22)
+def hard_swish(xp: Xp, x: Array) -> Array:
+    return x * hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5)
+
+
+# --- exponential below zero -------------------------------------------------------------------------------------------
+
+
+@operator("Elu", 1, 6, 22)
+def elu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
+    return xp.where(x < 0, alpha * xp.expm1(x), x)
+
+
+@operator("Celu", 12, 28)
+def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
+    return xp.maximum(x, 0) + xp.minimum(alpha * xp.expm1(x / alpha), 0)
+
+
+@operator("Selu", 6, 22)
+def selu(xp: Xp, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Array:
+    return xp.where(x > 0, gamma * x, gamma * alpha * xp.expm1(x))
+
+
+@operator("Selu", 1)
+def selu_1(xp: Xp, x: Array, *, alpha: float = 1.6732, gamma: float = 1.0507) -> Array:
+    return selu(xp, x, alpha=alpha, gamma=gamma)
+
+
+# --- smooth: each is written so that no exponential overflows and no tail cancels ---------------------------------------
+
+
+@operator("Sigmoid", 1, 6, 13)
+def sigmoid(xp: Xp, x: Array) -> Array:
+    """1 / (1 + exp(-x)), which is exp(x) / (1 + exp(x))."""
+    return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.abs(x)))
+
+
+@operator("Softplus", 1, 22)
+def softplus(xp: Xp, x: Array) -> Array:
+    """log(1 + exp(x))"""
+    return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+@operator("Softsign", 1, 22)
+def softsign(xp: Xp, x: Array) -> Array:
+    return x / (1 + xp.abs(x))
+
+
+@operator("Mish", 18, 22)
+def mish(xp: Xp, x: Array) -> Array:
+    """x * tanh(log(1 + e)), e = exp(x); the tanh is n / (n + 2) with n = e * (e + 2), and 1 in float64 from 20 on."""
+    e = xp.exp(xp.minimum(x, 20))
+    n = e * (e + 2)
+    return x * (n / (n + 2))
+
+
+@operator("Gelu", 20)
+def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
+    """x times the normal distribution: x / 2 * (1 + erf(x / sqrt(2)))."""
+    if approximate == "none":
+        return 0.5 * x * xp.erfc(x * -math.sqrt(0.5))
+    if approximate == "tanh":  # 1 + tanh(u) is 2 * sigmoid(2 * u)
+        return x * sigmoid(xp, math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x))
+    raise OperatorError(f"approximate {approximate!r} is neither 'none' nor 'tanh'", code="SX404")
+
+
+@operator("Swish", 24)
+def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
+    return x * sigmoid(xp, alpha * x)
+
+
+@operator("SwiGLU", 28)
+def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
+    if a.shape != b.shape:
+        raise OperatorError(f"the gate has shape {a.shape} and the value {b.shape}; they must be equal", code="SX404")
+    return swish(xp, a, alpha=alpha) * b

@@ -1,0 +1,223 @@
+"""Arithmetic: the four operations and their kin, element by element."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Xp, operator
+from ._common import aligned, same_shapes
+
+
+@operator("Add", 7, 13, 14)
+def add(xp: Xp, a: Array, b: Array) -> Array:
+    return a + b
+
+
+@operator("Add", 1, 6)
+def add_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return add(xp, a, aligned(a, b, broadcast, axis))
+
+
+@operator("Sub", 7, 13, 14)
+def sub(xp: Xp, a: Array, b: Array) -> Array:
+    return a - b
+
+
+@operator("Sub", 1, 6)
+def sub_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return sub(xp, a, aligned(a, b, broadcast, axis))
+
+
+@operator("Mul", 7, 13, 14)
+def mul(xp: Xp, a: Array, b: Array) -> Array:
+    return a * b
+
+
+@operator("Mul", 1, 6)
+def mul_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return mul(xp, a, aligned(a, b, broadcast, axis))
+
+
+# --- division ---------------------------------------------------------------------------------------------------------
+
+
+@operator("Div", 7, 13, 14)
+def div(xp: Xp, a: Array, b: Array) -> Array:
+    """Integers truncate: -7 / 2 is -3."""
+    if a.dtype.kind == "f":
+        return a / b
+    _no_zero(xp, a, b)
+    if a.dtype.kind == "u":
+        return a // b
+    # The minimum divided by -1 has no place in its type, and on some processors it is a fault: negate, which wraps.
+    negated = b == -1
+    b = xp.where(negated, 1, b)
+    q = a // b
+    inexact = (q * b != a) & ((a < 0) != (b < 0))
+    return xp.where(negated, -a, q + inexact)
+
+
+@operator("Div", 1, 6)
+def div_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return div(xp, a, aligned(a, b, broadcast, axis))
+
+
+@operator("Mod", 10, 13, 28)
+def mod(xp: Xp, a: Array, b: Array, *, fmod: int = 0) -> Array:
+    """a - floor(a / b) * b, which has the sign of b; with fmod a - trunc(a / b) * b, which has the sign of a.
+
+    Before opset 28 floats had to ask for fmod; an official case of that time does not, and means what opset 28 says."""
+    if fmod not in (0, 1):
+        raise OperatorError(f"fmod is {fmod}; it must be 0 or 1", code="SX404")
+    if a.dtype.kind != "f":
+        _no_zero(xp, a, b)
+        if a.dtype.kind == "i":
+            b = xp.where(b == -1, 1, b)  # both leave 0, and the minimum modulo -1 is a fault on some processors
+        r = xp.remainder(a, b)
+        # CuPy's fmod of integers passes through float64.
+        return xp.where((r != 0) & ((a < 0) != (b < 0)), r - b, r) if fmod else r
+    r = xp.fmod(a, b)
+    if fmod:
+        return r
+    # CuPy's remainder is NaN for an infinite b, where -1 mod inf is inf.  A zero takes the sign of b.
+    return xp.where(r == 0, xp.copysign(r, b), xp.where((r < 0) != (b < 0), r + b, r))
+
+
+def _no_zero(xp: Xp, a: Array, b: Array) -> None:
+    """Raises OperatorError where an integer would be divided by zero."""
+    if 0 not in np.broadcast_shapes(a.shape, b.shape) and xp.to_host((b == 0).any()):
+        raise OperatorError("an integer is divided by zero", code="SX403")
+
+
+# --- powers -----------------------------------------------------------------------------------------------------------
+
+
+@operator("Pow", 7, 12, 13, 15)
+def pow_(xp: Xp, x: Array, y: Array) -> Array:
+    """The result has the type of the base, and so it is an integer where the base is one."""
+    whole = y.dtype.kind in "iu"
+    if x.dtype.kind in "iu":
+        return _integer_pow(xp, x, y) if whole else xp.cast(xp.power(x.astype(np.float64), y.astype(np.float64)), x.dtype)
+    if not whole:
+        return xp.power(x, y)
+    # A float does not hold every integer, and whether y is odd decides the sign: (-1) ** (2**53 + 1) is -1.
+    size = xp.power(xp.abs(x), y.astype(x.dtype))
+    return xp.where(xp.signbit(x) & (y % 2 == 1), -size, size)
+
+
+@operator("Pow", 1)
+def pow_1(xp: Xp, x: Array, y: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return pow_(xp, x, aligned(x, y, broadcast, axis))
+
+
+def _integer_pow(xp: Xp, x: Array, y: Array) -> Array:
+    """Exact, and modulo 2**64 beyond: two's complement makes the signed power and the unsigned one the same bits."""
+    up = y if y.dtype.kind == "u" else xp.maximum(y, 0)
+    z = xp.power(x.astype(np.uint64), up.astype(np.uint64)).astype(x.dtype)
+    if y.dtype.kind == "u":
+        return z
+    down = y < 0
+    if xp.to_host((down & (x == 0)).any()):
+        raise OperatorError("0 to a negative power divides an integer by zero", code="SX403")
+    # 1 / x**n truncates to 0 but for x = 1 and x = -1, which are their own inverses.
+    unit = xp.where(y % 2 == 1, x, 1)
+    return xp.where(down, xp.where((x == 1) | (x == -1), unit, 0), z).astype(x.dtype)
+
+
+# --- of one input -----------------------------------------------------------------------------------------------------
+
+
+@operator("Neg", 1, 6, 13)
+def neg(xp: Xp, x: Array) -> Array:
+    return -x
+
+
+@operator("Abs", 1, 6, 13)
+def abs_(xp: Xp, x: Array) -> Array:
+    return xp.abs(x)
+
+
+@operator("Sign", 9, 13)
+def sign(xp: Xp, x: Array) -> Array:
+    return xp.sign(x)
+
+
+# --- of any number of inputs ------------------------------------------------------------------------------------------
+
+
+@operator("Sum", 8, 13)
+def sum_(xp: Xp, *xs: Array) -> Array:
+    return reduce(xp.add, xs)
+
+
+@operator("Sum", 1, 6)
+def sum_1(xp: Xp, *xs: Array) -> Array:
+    same_shapes(xs)
+    return sum_(xp, *xs)
+
+
+@operator("Mean", 8, 13)
+def mean(xp: Xp, *xs: Array) -> Array:
+    return sum_(xp, *xs) / len(xs)
+
+
+@operator("Mean", 1, 6)
+def mean_1(xp: Xp, *xs: Array) -> Array:
+    same_shapes(xs)
+    return mean(xp, *xs)
+
+
+@operator("Max", 8, 12, 13)
+def max_(xp: Xp, *xs: Array) -> Array:
+    """NaN wins."""
+    return reduce(xp.maximum, xs)
+
+
+@operator("Max", 1, 6)
+def max_1(xp: Xp, *xs: Array) -> Array:
+    same_shapes(xs)
+    return max_(xp, *xs)
+
+
+@operator("Min", 8, 12, 13)
+def min_(xp: Xp, *xs: Array) -> Array:
+    """NaN wins."""
+    return reduce(xp.minimum, xs)
+
+
+@operator("Min", 1, 6)
+def min_1(xp: Xp, *xs: Array) -> Array:
+    same_shapes(xs)
+    return min_(xp, *xs)
+
+
+# --- clipping ---------------------------------------------------------------------------------------------------------
+
+
+@operator("Clip", 11, 12, 13)
+def clip(xp: Xp, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+    """Min(high, Max(x, low)): where low > high, everything becomes high.  An absent bound does not bind."""
+    for name, bound in (("min", low), ("max", high)):
+        if bound is not None and bound.size != 1:
+            raise OperatorError(f"{name!r} must be a scalar; it has shape {bound.shape}", code="SX404")
+    return _clip(xp, x, None if low is None else low.reshape(()), None if high is None else high.reshape(()))
+
+
+@operator("Clip", 1)
+def clip_1(xp: Xp, x: Array, *, max: float | None = None, min: float | None = None) -> Array:
+    return _clip(xp, x, min, max)
+
+
+@operator("Clip", 6)
+def clip_6(xp: Xp, x: Array, *, max: float = 3.4028234663852886e38, min: float = -3.4028234663852886e38) -> Array:
+    return _clip(xp, x, min, max)
+
+
+def _clip(xp: Xp, x: Array, low: Any, high: Any) -> Array:
+    if low is not None:
+        x = xp.maximum(x, low)
+    return x if high is None else xp.minimum(x, high)

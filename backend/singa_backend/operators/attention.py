@@ -1,0 +1,184 @@
+"""Attention: each query takes the mean of the values, weighted by how well their keys fit it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import NARROW_FLOATS, numpy_dtype
+from ..errors import OperatorError
+from ..operator import Array, Xp, operator
+
+Round = Callable[[Array], Array]
+
+
+def rounding(dtype: np.dtype[Any]) -> Round:
+    """Rounds float32 values to a narrow float and back; nothing for the others."""
+    if dtype in NARROW_FLOATS:
+        return lambda x: x.astype(dtype).astype(np.float32)
+    return lambda x: x
+
+
+def wide(x: Array) -> Array:
+    """The same values in a dtype to compute in."""
+    return x.astype(np.float32) if x.dtype in NARROW_FLOATS else x
+
+
+def precision(code: int | None, default: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of the attribute softmax_precision: one of ONNX's four arithmetic floats."""
+    if code is None:
+        return default
+    if code not in (1, 10, 11, 16):
+        raise OperatorError(f"softmax_precision is 1 (float), 10 (float16), 11 (double), 16 (bfloat16), not {code}", code="SX404")
+    return numpy_dtype(code)
+
+
+def softmax(xp: Xp, x: Array, dtype: np.dtype[Any]) -> Array:
+    """Softmax over the last axis in the precision `dtype`: a narrow one is rounded to at every step."""
+    half = rounding(dtype)
+    x = wide(x.astype(dtype))
+    if x.shape[-1] == 0:
+        return x
+    e = half(xp.exp(half(x - x.max(axis=-1, keepdims=True))))
+    return half(e / half(e.sum(axis=-1, keepdims=True)))
+
+
+def by_kv_head(q: Array, kv_heads: int) -> Array:
+    """Queries with the heads that share a key head side by side: (batch, kv_heads, group * length, size)."""
+    batch, heads, length, size = q.shape
+    if kv_heads == heads:
+        return q
+    return q.reshape(batch, kv_heads, heads // kv_heads * length, size)
+
+
+def check_heads(q: Array, k: Array, v: Array) -> None:
+    """Whether 4-D queries, keys and values belong together."""
+    (b, h, _, d), (bk, hk, t, dk), (bv, hv, tv, _) = q.shape, k.shape, v.shape
+    if not (b == bk == bv and hk == hv and d == dk and t == tv) or (h % hk if hk else h):
+        raise OperatorError(
+            f"Q {q.shape}, K {k.shape} and V {v.shape} do not fit as (batch, heads, length, size)", code="SX404",
+            hint="K and V share heads and length, Q and K share size, and Q has a multiple of their heads",
+        )  # fmt: skip
+
+
+def root_of_scale(scale: float | None, size: int, dtype: np.dtype[Any]) -> tuple[float, float]:
+    """What to multiply Q and K with, so that neither overflows: the root of the scale (1 / sqrt(size) by default)."""
+    scale = (1 / math.sqrt(size) if size else 1.0) if scale is None else scale
+    root = float(np.asarray(math.sqrt(abs(scale))).astype(dtype))
+    return math.copysign(root, scale), root
+
+
+def _heads(x: Array, heads: int | None, name: str) -> Array:
+    """(batch, length, heads * size) as (batch, heads, length, size)."""
+    if not heads or heads < 1 or x.shape[2] % heads:
+        raise OperatorError(f"3-D inputs need {name} to divide their last axis; it is {heads} for {x.shape}", code="SX404")
+    return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
+
+
+@operator("Attention", 23, widen=False)
+def attention_23(
+    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None, past_key: Array | None = None,
+    past_value: Array | None = None, *, is_causal: int = 0, kv_num_heads: int | None = None, q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0, scale: float | None = None, softcap: float = 0.0, softmax_precision: int | None = None,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Version 23 has no short masks, no external cache and no windows."""
+    total = k.shape[-2] + (0 if past_key is None else past_key.shape[-2])
+    if attn_mask is not None and attn_mask.ndim and attn_mask.shape[-1] not in (1, total):
+        raise OperatorError(f"attn_mask {attn_mask.shape} must have {total} keys on its last axis", code="SX404")
+    if attn_mask is not None and attn_mask.ndim and attn_mask.shape[-1] != total:  # one column for all keys
+        attn_mask = xp.broadcast_to(attn_mask, (*attn_mask.shape[:-1], total))
+    outputs: tuple[Array, ...] = attention(
+        xp, q, k, v, attn_mask, past_key, past_value, is_causal=is_causal, kv_num_heads=kv_num_heads, q_num_heads=q_num_heads,
+        qk_matmul_output_mode=qk_matmul_output_mode, scale=scale, softcap=softcap, softmax_precision=softmax_precision,
+    )  # fmt: skip
+    return outputs
+
+
+@operator("Attention", 24, 25, widen=False)
+def attention(
+    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None, past_key: Array | None = None,
+    past_value: Array | None = None, nonpad_kv_seqlen: Array | None = None, *, is_causal: int = 0,
+    kv_num_heads: int | None = None, left_window_size: int = -1, q_num_heads: int | None = None, qk_matmul_output_mode: int = 0,
+    right_window_size: int = -1, scale: float | None = None, softcap: float = 0.0, softmax_precision: int | None = None,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Y, the keys and values with their past before them, and the scores after the step that the mode names.
+
+    Narrow floats are rounded after every step, as the definition by ONNX's own operators does.
+    """
+    if not q.ndim == k.ndim == v.ndim or q.ndim not in (3, 4):
+        raise OperatorError(f"Q, K and V are all 3-D or all 4-D; they have shapes {q.shape}, {k.shape}, {v.shape}", code="SX404")
+    if (past_key is None) != (past_value is None):
+        raise OperatorError("past_key and past_value go together", code="SX407")
+    if past_key is not None and nonpad_kv_seqlen is not None:
+        raise OperatorError("nonpad_kv_seqlen says that the cache is outside; past_key and past_value hold it", code="SX407")
+    if qk_matmul_output_mode not in (0, 1, 2, 3):
+        raise OperatorError(f"qk_matmul_output_mode is 0, 1, 2 or 3, not {qk_matmul_output_mode}", code="SX404")
+    if min(left_window_size, right_window_size) < -1:
+        raise OperatorError(f"window sizes are -1 or more, not {left_window_size} and {right_window_size}", code="SX404")
+    flat = q.ndim == 3
+    if flat:
+        q = _heads(q, q_num_heads, "q_num_heads")
+        k, v = _heads(k, kv_num_heads, "kv_num_heads"), _heads(v, kv_num_heads, "kv_num_heads")
+    elif q_num_heads not in (None, q.shape[1]) or kv_num_heads not in (None, k.shape[1]):
+        raise OperatorError(f"{q_num_heads} and {kv_num_heads} heads contradict Q {q.shape} and K {k.shape}", code="SX404")
+    past = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[2]
+        k, v = xp.concatenate([past_key, k], 2), xp.concatenate([past_value, v], 2)
+    check_heads(q, k, v)
+    (batch, heads, queries, size), (keys, kv_heads) = q.shape, (k.shape[2], k.shape[1])
+    shape = (batch, heads, queries, keys)
+    half = rounding(q.dtype)
+
+    root_q, root_k = root_of_scale(scale, size, q.dtype)
+    scores = half(by_kv_head(half(wide(q) * root_q), kv_heads) @ half(wide(k) * root_k).swapaxes(-1, -2)).reshape(shape)
+    shown = scores
+    if softcap:
+        cap = float(np.asarray(softcap).astype(q.dtype))
+        scores = half(half(xp.tanh(half(scores / cap))) * cap)
+        shown = scores if qk_matmul_output_mode == 1 else shown
+
+    offset: Any = past
+    if nonpad_kv_seqlen is not None:
+        if nonpad_kv_seqlen.shape != (batch,):
+            raise OperatorError(f"nonpad_kv_seqlen has shape {nonpad_kv_seqlen.shape} for a batch of {batch}", code="SX404")
+        offset = nonpad_kv_seqlen.reshape(batch, 1, 1, 1) - queries
+    bias = None if attn_mask is None else _bias(xp, attn_mask, shape, q.dtype)
+    position = xp.arange(queries, dtype=np.int64).reshape(queries, 1) + offset
+    key = xp.arange(keys, dtype=np.int64)
+    forbidden = [key > position] if is_causal else []
+    forbidden += [key < position - left_window_size] if left_window_size >= 0 else []
+    forbidden += [key > position + right_window_size] if right_window_size >= 0 else []
+    forbidden += [key >= nonpad_kv_seqlen.reshape(batch, 1, 1, 1)] if nonpad_kv_seqlen is not None else []
+    for where in forbidden:
+        never = xp.where(where, -xp.inf, 0).astype(scores.dtype)
+        bias = never if bias is None else bias + never
+    if bias is not None:
+        scores = half(scores + bias)
+    shown = scores if qk_matmul_output_mode == 2 else shown
+
+    weights = softmax(xp, scores, precision(softmax_precision, q.dtype)).astype(q.dtype)
+    if bias is not None and keys:
+        # A query that may see no key gets zeros; its softmax is NaN.
+        weights = xp.where(bias.max(axis=-1, keepdims=True) == -xp.inf, 0, weights).astype(q.dtype)
+    shown = weights if qk_matmul_output_mode == 3 else shown
+    y = (by_kv_head(wide(weights), kv_heads) @ wide(v)).astype(q.dtype).reshape(batch, heads, queries, v.shape[3])
+    if flat:
+        y = y.transpose(0, 2, 1, 3).reshape(batch, queries, heads * v.shape[3])
+    return y, k, v, shown.astype(q.dtype)
+
+
+def _bias(xp: Xp, mask: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """What a mask adds to the scores: -inf where a boolean one is False, and for the keys that a short one does not reach."""
+    missing = shape[-1] - mask.shape[-1] if mask.ndim else 0
+    lead = mask.shape[:-1] if mask.ndim else ()
+    if missing < 0 or mask.ndim > 4 or any(m not in (1, s) for m, s in zip(lead[::-1], shape[-2::-1], strict=False)):
+        raise OperatorError(f"attn_mask {mask.shape} does not broadcast to (batch, heads, queries, keys) = {shape}", code="SX404")
+    bias = xp.where(mask, 0, -xp.inf).astype(dtype) if mask.dtype == np.bool_ else mask.astype(dtype)
+    bias = wide(bias)
+    if missing:
+        bias = xp.concatenate([bias, xp.full((*lead, missing), -xp.inf, bias.dtype)], -1)
+    return bias

@@ -1,0 +1,89 @@
+"""Blocks of an image moved to its channels and back, columns folded into an image, a centred window."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+from ..errors import OperatorError
+from ..operator import Array, Host, Ints, Xp, operator
+from ._common import axes_of, blank
+
+
+def _image(x: Array, blocksize: int, mode: str) -> tuple[int, int, int, int]:
+    if x.ndim != 4:
+        raise OperatorError(f"an image of shape (N, C, H, W) is wanted; this is {x.shape}", code="SX404")
+    if blocksize < 1:
+        raise OperatorError(f"blocksize is {blocksize}", code="SX404")
+    if mode not in ("DCR", "CRD"):
+        raise OperatorError(f"mode {mode!r} is none of DCR, CRD", code="SX404")
+    n, c, h, w = x.shape
+    return n, c, h, w
+
+
+@operator("DepthToSpace", 1, 11, 13, 28, widen=False)
+def depth_to_space(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    n, c, h, w = _image(x, blocksize, mode)
+    s = blocksize
+    if c % (s * s):
+        raise OperatorError(f"{c} channels do not make blocks of {s} by {s}", code="SX404")
+    c //= s * s
+    y = x.reshape(n, s, s, c, h, w).transpose(0, 3, 4, 1, 5, 2) if mode == "DCR" else \
+        x.reshape(n, c, s, s, h, w).transpose(0, 1, 4, 2, 5, 3)  # fmt: skip
+    return y.reshape(n, c, h * s, w * s)
+
+
+@operator("SpaceToDepth", 1, 13, 28, widen=False)
+def space_to_depth(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    n, c, h, w = _image(x, blocksize, mode)
+    s = blocksize
+    if h % s or w % s:
+        raise OperatorError(f"an image of {h} by {w} does not divide into blocks of {s} by {s}", code="SX404")
+    y = x.reshape(n, c, h // s, s, w // s, s).transpose((0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
+    return y.reshape(n, c * s * s, h // s, w // s)
+
+
+@operator("Col2Im", 18)
+def col2im(xp: Xp, x: Array, image_shape: Host[Ints], block_shape: Host[Ints], *, dilations: Ints | None = None,
+           pads: Ints | None = None, strides: Ints | None = None) -> Array:  # fmt: skip
+    """Every column is a block; blocks that overlap are added."""
+    rank = len(image_shape)
+    dilations, strides, pads = dilations or (1,) * rank, strides or (1,) * rank, pads or (0,) * 2 * rank
+    if not rank == len(block_shape) == len(dilations) == len(strides) == len(pads) / 2:
+        raise OperatorError(f"image_shape {image_shape}, block_shape {block_shape}, dilations {dilations}, strides {strides} and "
+                            f"pads {pads} are not of one rank", code="SX404")  # fmt: skip
+    if min((*image_shape, *pads), default=0) < 0 or min((*block_shape, *dilations, *strides), default=1) < 1:
+        raise OperatorError("a size, a pad, a dilation or a stride of Col2Im is too small", code="SX404")
+    padded = [d + front + end for d, front, end in zip(image_shape, pads[:rank], pads[rank:], strict=True)]
+    counts = [max(0, (d - dilation * (b - 1) - 1) // stride + 1)
+              for d, b, dilation, stride in zip(padded, block_shape, dilations, strides, strict=True)]  # fmt: skip
+    block = math.prod(block_shape)
+    if x.ndim != 3 or x.shape[1] % block or x.shape[2] != math.prod(counts):
+        raise OperatorError(f"the shape {x.shape} is not (N, C * {block}, {math.prod(counts)}), which {counts} blocks of "
+                            f"{block_shape} in an image of {image_shape} make", code="SX404")  # fmt: skip
+    n, c = x.shape[0], x.shape[1] // block
+    columns = x.reshape(n, c, *block_shape, *counts)
+    y = blank(xp, (n, c, *padded), x.dtype)
+    for place in product(*map(range, block_shape)):
+        there = tuple(slice(p * dilation, p * dilation + stride * count, stride)
+                      for p, dilation, stride, count in zip(place, dilations, strides, counts, strict=True))  # fmt: skip
+        y[(slice(None), slice(None), *there)] += columns[(slice(None), slice(None), *place)]
+    inner = tuple(slice(front, front + d) for front, d in zip(pads[:rank], image_shape, strict=True))
+    return y[(slice(None), slice(None), *inner)]
+
+
+@operator("CenterCropPad", 18, widen=False)
+def center_crop_pad(xp: Xp, x: Array, shape: Host[Ints], *, axes: Ints | None = None) -> Array:
+    """An odd surplus, cropped or padded, falls to the end."""
+    axes = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim)
+    if len(shape) != len(axes) or any(d < 0 for d in shape):
+        raise OperatorError(f"shape {shape} does not give a size, 0 or more, for each of the axes {axes}", code="SX404")
+    target = list(x.shape)
+    for axis, d in zip(axes, shape, strict=True):
+        target[axis] = d
+    x = x[tuple(slice((d - t) // 2, (d - t) // 2 + t) if t < d else slice(None) for d, t in zip(x.shape, target, strict=True))]
+    if x.shape == tuple(target):
+        return x
+    y = blank(xp, target, x.dtype)
+    y[tuple(slice((t - d) // 2, (t - d) // 2 + d) for d, t in zip(x.shape, target, strict=True))] = x
+    return y

@@ -1,0 +1,230 @@
+"""Values of one element type as another: Cast, CastLike, BitCast."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto
+
+from .. import dtypes
+from ..errors import OperatorError
+from ..operator import Array, Version, Xp, operator
+
+_E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
+_INTEGERS = dtypes.SUB_BYTE_INTS | {np.dtype(f"{u}int{b}") for u in ("", "u") for b in (8, 16, 32, 64)}
+_NUMBER = re.compile(r"([+-]?)(?:(\d+)|\d+\.\d*(?:e[+-]?\d+)?|\.?\d+(?:e[+-]?\d+)?|inf(?:inity)?|nan)", re.IGNORECASE | re.ASCII)
+
+
+def limits(dtype: Any) -> tuple[int, int]:
+    """The least and the greatest value of an integer type, sub-byte ones included."""
+    info = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    return int(info.min), int(info.max)
+
+
+def _largest(dtype: Any) -> float:
+    """The greatest finite value of a narrow float type."""
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+# --- to narrow floats
+
+
+def _round_to_odd(xp: Xp, x: Array) -> Array:
+    """`x` as float32, inexact results rounded to the neighbour with an odd last bit.
+
+    Rounding such a value once more, to a float narrower by two bits or more, gives what rounding `x` at once would:
+    1 + 2^-8 + 2^-40 must become the bfloat16 above 1, but its float32 is the tie 1 + 2^-8.
+    """
+    if x.dtype.itemsize <= (4 if x.dtype.kind == "f" else 2):
+        return x.astype(np.float32)
+    if x.dtype.itemsize == 8 and x.dtype.kind in "iu":  # 52 bits and one for what lies below them fit float64
+        low = x & 0xFFF
+        x = xp.where(xp.abs(x.astype(np.float64)) < 2.0**52, x, (x - low) | xp.where(low != 0, 0x1000, 0).astype(x.dtype))
+    wide = x.astype(np.float64)
+    near = wide.astype(np.float32)
+    back = near.astype(np.float64)
+    bits = near.view(np.int32)
+    toward_zero = bits - (xp.abs(back) > xp.abs(wide)).astype(np.int32)
+    return xp.where((back == wide) | xp.isnan(wide), bits, toward_zero | 1).view(np.float32)
+
+
+def to_float8(xp: Xp, x: Array, dtype: np.dtype[Any], saturate: bool) -> Array:
+    """Numbers as float8 by Cast's two tables.
+
+    Saturating, an infinity becomes the largest value also in the FNUZ types of opsets 19 to 23.  Their table said NaN; the
+    cases of those releases and onnxruntime say the largest value, and so does the table from opset 24 on.
+    """
+    y = _round_to_odd(xp, x)
+    if saturate:
+        top = _largest(dtype)
+        y = xp.clip(y, -top, top)
+    return y.astype(dtype)
+
+
+def to_tiny_float(xp: Xp, x: Array, dtype: np.dtype[Any], version: int) -> Array:
+    """Numbers as float4 or float6, which always saturate.  NaN, which they lack, was the largest float4 before opset 24."""
+    y = _round_to_odd(xp, x)
+    if version < 24:
+        y = xp.where(xp.isnan(y), np.float32(_largest(dtype)), y)
+    return y.astype(dtype)
+
+
+def _to_tiny_int(xp: Xp, x: Array, dtype: np.dtype[Any], version: int) -> Array:
+    """Integers lose their high bits.  For floats ONNX defines no more than whole numbers in range: before opset 24 its
+    cases saturate and its reference rounds, from then on both truncate and drop the high bits."""
+    if x.dtype.kind == "f" and version < 24:
+        return xp.clip(xp.rint(xp.where(xp.isnan(x), 0, x)), *limits(dtype)).astype(np.int8).astype(dtype)
+    return (xp.cast(x, np.int64) & 0xF).astype(np.int8).astype(dtype)
+
+
+def _to_e8m0(x: Array, saturate: bool, round_mode: str) -> Array:
+    """The exponent alone, for x in [2^-127, 2^127]; outside the nearest of these, or NaN when not saturating.
+
+    A sign, to which ONNX gives no meaning, is dropped.  Runs on the host: no device has this type.
+    """
+    if round_mode not in ("up", "down", "nearest"):
+        raise OperatorError(f"round_mode {round_mode!r} is none of up, down, nearest", code="SX404")
+    a = np.abs(x.astype(np.float64))
+    finite = np.clip(np.where(np.isnan(a), 1, a), 2.0**-127, 2.0**127)
+    fraction, exponent = np.frexp(finite)  # finite = fraction * 2**exponent, fraction in [0.5, 1)
+    limit = {"up": 0.5, "nearest": 0.75, "down": 1.0}[round_mode]
+    up = fraction >= limit if round_mode == "nearest" else fraction > limit
+    y = np.asarray(exponent - 1 + up + 127).astype(np.uint8)
+    lost = np.isnan(a) if saturate else np.isnan(a) | (a < 2.0**-127) | (a > 2.0**127)
+    return np.where(lost, np.uint8(0xFF), y).view(_E8M0)
+
+
+# --- from and to strings
+
+
+def _number(text: str) -> re.Match[str]:
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None:
+        raise OperatorError(f"the string {text!r} is no number", code="SX404")
+    return found
+
+
+def parse_int(text: str) -> int:
+    """Whole numbers exactly; others lose their fraction."""
+    if _number(text)[2]:
+        return int(text)
+    value = float(text)
+    if not np.isfinite(value):
+        raise OperatorError(f"the string {text!r} is no integer", code="SX404")
+    return int(value)
+
+
+def _from_strings(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Strings as int64, uint64, bool or float64, whichever leads to `dtype`."""
+    flat = x.reshape(-1).tolist()
+    if dtype not in _INTEGERS:
+        values = np.array([float(_number(s)[0]) for s in flat], np.float64).reshape(x.shape)
+        return values != 0 if dtype.kind == "b" else values
+    numbers = [parse_int(s) for s in flat]
+    low, high = limits(dtype)
+    for s, n in zip(flat, numbers, strict=True):
+        if not low <= n <= high:
+            raise OperatorError(f"the string {s!r} is outside {dtypes.onnx_name(dtype)}, [{low}, {high}]", code="SX405")
+    return np.array(numbers, np.uint64 if low == 0 else np.int64).reshape(x.shape)
+
+
+def _format(value: Any) -> str:
+    """Plain notation with the fewest digits that read back as the same value: 0.00001, never 1e-05."""
+    if np.isnan(value):
+        return "NaN"
+    if np.isinf(value):
+        return "INF" if value > 0 else "-INF"
+    return np.format_float_positional(value, trim="0")
+
+
+def _to_strings(x: Array) -> Array:
+    if x.dtype in _INTEGERS or x.dtype.kind == "b":
+        texts = [str(int(v)) for v in x.reshape(-1)]
+    else:
+        values = x.astype(np.float32) if x.dtype in dtypes.NARROW_FLOATS and x.dtype != np.float16 else x
+        texts = [_format(v) for v in values.reshape(-1)]
+    y = np.empty(x.size, object)
+    y[:] = texts
+    return y.reshape(x.shape)
+
+
+# --- the operators
+
+
+def convert(xp: Xp, x: Array, dtype: np.dtype[Any], *, saturate: bool = True, round_mode: str = "up", version: int = 28) -> Array:
+    """`x` as another element type by the rules of Cast."""
+    if x.dtype.kind == "c" or dtype.kind == "c":
+        raise OperatorError(f"Cast knows no complex numbers: {x.dtype} to {dtype}", code="SX406")
+    if dtype == dtypes.STRING:
+        return x if x.dtype == dtype else _to_strings(x)
+    if x.dtype == dtypes.STRING:
+        x = _from_strings(x, dtype)
+    elif x.dtype == dtype and (dtype not in dtypes.FLOAT8 or dtype == _E8M0):
+        return x
+    elif x.dtype in dtypes.NARROW_FLOATS:
+        x = x.astype(np.float32)
+    elif x.dtype in dtypes.SUB_BYTE_INTS:
+        x = x.astype(np.int8)
+    if dtype.kind == "b":
+        return x != 0
+    if dtype == _E8M0:
+        return _to_e8m0(x, saturate, round_mode)
+    if dtype in dtypes.FLOAT8:
+        return to_float8(xp, x, dtype, saturate)
+    if dtype in dtypes.FLOAT4 | dtypes.FLOAT6:
+        return to_tiny_float(xp, x, dtype, version)
+    if dtype in dtypes.HALVES and (dtype != np.float16 or x.dtype == np.float64):
+        return _round_to_odd(xp, x).astype(dtype)
+    if dtype in dtypes.SUB_BYTE_INTS:
+        return _to_tiny_int(xp, x, dtype, version)
+    return xp.cast(x, dtype)
+
+
+@operator("Cast", 6, 9, 13, 19, 21, 23, 24, 25, 28, widen=False)
+def cast(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up", version: Version = 28) -> Array:
+    return convert(xp, x, dtypes.numpy_dtype(to), saturate=bool(saturate), round_mode=round_mode, version=version)
+
+
+@operator("Cast", 1, widen=False)
+def cast_1(xp: Xp, x: Array, *, to: str) -> Array:
+    """The type was named, not numbered: FLOAT, INT64, ..."""
+    code = dict(TensorProto.DataType.items()).get(to.upper(), 0)
+    if not code:
+        raise OperatorError(f"to={to!r} is not an ONNX element type", code="SX404")
+    return convert(xp, x, dtypes.numpy_dtype(code), version=1)
+
+
+@operator("CastLike", 15, 19, 21, 23, 24, 25, widen=False)
+def cast_like(
+    xp: Xp, x: Array, target_type: Array, *, saturate: int = 1, round_mode: str = "up", version: Version = 25
+) -> Array:
+    return convert(xp, x, np.dtype(target_type.dtype), saturate=bool(saturate), round_mode=round_mode, version=version)
+
+
+def _bits(dtype: np.dtype[Any]) -> int:
+    """The width of one element; NumPy stores the sub-byte types in a byte each."""
+    narrow = re.fullmatch(r"u?int([24])", dtype.name)
+    return int(narrow[1]) if narrow else 4 if dtype in dtypes.FLOAT4 else 6 if dtype in dtypes.FLOAT6 else 8 * dtype.itemsize
+
+
+@operator("BitCast", 26, widen=False)
+def bit_cast(xp: Xp, x: Array, *, to: int) -> Array:
+    source, target = np.dtype(x.dtype), dtypes.numpy_dtype(to)
+    if dtypes.STRING in (source, target):
+        raise OperatorError("strings have no bits to cast", code="SX406")
+    if _bits(source) != _bits(target):
+        raise OperatorError(f"BitCast from {dtypes.onnx_name(source)}, {_bits(source)} bits, "
+                            f"to {dtypes.onnx_name(target)}, {_bits(target)} bits", code="SX404")  # fmt: skip
+    if source == target:
+        return x
+    if _bits(source) < 8:
+        mask = (1 << _bits(source)) - 1
+        bits = x.view(np.uint8) & mask
+        if target.name.startswith("int"):  # a byte holds an int4 sign-extended
+            sign = (mask + 1) // 2
+            return ((bits ^ sign).astype(np.int8) - np.int8(sign)).astype(target)
+        return bits.view(target)
+    return x.view(np.uint8) != 0 if target.kind == "b" else x.view(target)

@@ -1,0 +1,252 @@
+"""Convolutions as matrix products: the windows are the columns of one matrix, the filters are the rows of the other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Ints, Version, Xp, operator
+from ._windows import SAME, Windows, explicit, frames, pads_of, per_axis, spatial, split, windows
+
+BLOCK, COLUMNS = 1 << 19, 128
+"""About how many elements of windows are copied at a time, so that large images do not exhaust memory; and the fewest windows."""
+
+
+def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
+    """Y[n, g, m] = sum over c and the kernel of W[g, m, c] * X[n, g, c], read through the windows."""
+    n, m, kernel = x.shape[0], w.shape[0], math.prod(w.shape[1:])
+    filters = w.reshape(group, m // group, kernel)
+    if at.whole:
+        return (filters @ x.reshape(n, group, kernel, math.prod(at.counts))).reshape(n, m, *at.counts)
+    rows, *others = at.counts
+    row = math.prod(others)
+    y = xp.empty((n, group, m // group, rows * row), dtype=x.dtype)
+    view = frames(xp, x, at)
+    rank = len(at.counts)
+    step = max(COLUMNS // max(1, row) + 1, BLOCK // max(1, n * group * kernel * row))
+    for first in range(0, rows, step):
+        some = view[(..., slice(first, first + step), *(slice(None),) * (rank - 1))]
+        last = first + some.shape[-rank]
+        columns = some.reshape(n, group, kernel, (last - first) * row)
+        xp.matmul(filters, columns, out=y[..., first * row : last * row])
+    return y.reshape(n, m, *at.counts)
+
+
+def filter_windows(x: Array, w: Array, group: int, kernel_shape: Ints | None, strides: Ints | None, pads: Ints | None,
+                   dilations: Ints | None, auto_pad: str) -> Windows:  # fmt: skip
+    """The windows of a convolution of x by filters w; raises OperatorError where the shapes do not fit."""
+    sizes = spatial(x)
+    check_filters(x, w, group, kernel_shape)
+    if x.shape[1] != w.shape[1] * group or w.shape[0] % group:
+        raise OperatorError(f"x of shape {x.shape} and filters of shape {w.shape} do not make {group} groups", code="SX404")
+    return windows(sizes, w.shape[2:], strides, pads, dilations, auto_pad)
+
+
+def check_filters(x: Array, w: Array, group: int, kernel_shape: Ints | None) -> None:
+    """Raises OperatorError where the rank, the groups or kernel_shape do not fit."""
+    if w.ndim != x.ndim:
+        raise OperatorError(f"x has shape {x.shape}, the filters {w.shape}: their ranks differ", code="SX404")
+    if kernel_shape and tuple(kernel_shape) != tuple(w.shape[2:]):
+        raise OperatorError(f"kernel_shape {tuple(kernel_shape)} is not that of the filters, {w.shape[2:]}", code="SX404")
+    if group < 1:
+        raise OperatorError(f"group {group} is below 1", code="SX404")
+
+
+def per_channel(b: Array, m: int, ndim: int, name: str = "bias", *, scalar: bool = False) -> Array:
+    """b, one value for each of m channels (or for all, where a scalar is allowed), shaped to meet N x M x D1 x ... x Dn."""
+    if b.ndim > 1 or (b.size != m and not (scalar and b.size == 1)):
+        raise OperatorError(f"the {name} must hold {m} values; its shape is {b.shape}", code="SX404")
+    return b.reshape(-1, *(1,) * (ndim - 2))
+
+
+@operator("Conv", 1, 11, 22)
+def conv(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Ints | None = None,
+         group: int = 1, kernel_shape: Ints | None = None, pads: Ints | None = None,
+         strides: Ints | None = None) -> Array:  # fmt: skip
+    at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad)
+    y = convolve(xp, x, w, at, group)
+    if b is not None:
+        y += per_channel(b, w.shape[0], x.ndim)
+    return y
+
+
+def convolve_integers(xp: Xp, x: Array, w: Array, x_zero_point: Array | None, w_zero_point: Array | None, at: Windows,
+                      group: int) -> Array:  # fmt: skip
+    """The exact sums, as float64: each product is below 2**16, so that a sum of 2**37 of them is still exact."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    if x_zero_point is not None:
+        x -= per_channel(x_zero_point, 1, 2, "zero point of x", scalar=True)
+    if w_zero_point is not None:
+        w -= per_channel(w_zero_point, w.shape[0], w.ndim + 1, "zero point of w", scalar=True)
+    return convolve(xp, x, w, at, group)
+
+
+@operator("ConvInteger", 10)
+def conv_integer(xp: Xp, x: Array, w: Array, x_zero_point: Array | None = None, w_zero_point: Array | None = None, *,
+                 auto_pad: str = "NOTSET", dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
+                 pads: Ints | None = None, strides: Ints | None = None) -> Array:  # fmt: skip
+    """The padding is x's zero point, 0 once that is subtracted; what int32 cannot hold wraps."""
+    at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad)
+    y = convolve_integers(xp, x, w, x_zero_point, w_zero_point, at, group)
+    return y.astype(np.int64).astype(np.int32)
+
+
+@operator("QLinearConv", 10)
+def qlinear_conv(xp: Xp, x: Array, x_scale: Array, x_zero_point: Array, w: Array, w_scale: Array, w_zero_point: Array,
+                 y_scale: Array, y_zero_point: Array, b: Array | None = None, *, auto_pad: str = "NOTSET",
+                 dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None, pads: Ints | None = None,
+                 strides: Ints | None = None) -> Array:  # fmt: skip
+    """The exact sum, times one float32 factor for each channel, rounded half to even, then moved to y's zero point."""
+    m = w.shape[0]
+    at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad)
+    y = convolve_integers(xp, x, w, x_zero_point, w_zero_point, at, group)
+    if b is not None:
+        y += per_channel(b, m, x.ndim)
+    x_scale, y_scale = (per_channel(s, 1, 2, "scale", scalar=True) for s in (x_scale, y_scale))
+    y *= per_channel(x_scale * w_scale / y_scale, m, x.ndim, "scale of w", scalar=True)
+    y = xp.rint(y) + per_channel(y_zero_point, 1, 2, "zero point of y", scalar=True)
+    limits = np.iinfo(y_zero_point.dtype)
+    return xp.clip(y, limits.min, limits.max).astype(y_zero_point.dtype)
+
+
+@operator("CausalConvWithState", 27)
+def causal_conv_with_state(xp: Xp, x: Array, w: Array, b: Array | None = None, past_state: Array | None = None, *,
+                           activation: str = "none") -> tuple[Array, Array]:  # fmt: skip
+    """Each channel by its own filter, which sees the present and the k - 1 cells before it: past_state, then x."""
+    if activation not in ("none", "silu", "swish"):
+        raise OperatorError(f"activation {activation!r} is none of none, silu, swish", code="SX404")
+    if x.ndim != 3 or w.ndim != 3 or w.shape[:2] != (x.shape[1], 1) or w.shape[2] < 1:
+        raise OperatorError(f"x must be N x C x L and the filters C x 1 x k; they are {x.shape} and {w.shape}", code="SX404")
+    n, c, length = x.shape
+    state = (n, c, w.shape[2] - 1)
+    if past_state is None:
+        past_state = xp.zeros(state, dtype=x.dtype)
+    elif past_state.shape != state:
+        raise OperatorError(f"past_state must have shape {state}; it has {past_state.shape}", code="SX404")
+    seen = xp.concatenate([past_state, x], axis=2)
+    y = conv(xp, seen, w, b, group=c) if c else xp.zeros_like(x)
+    if activation != "none":
+        y = y / (1 + xp.exp(-y))
+    return y, seen[..., length:]
+
+
+# --- the adjoint: what a window reads there, it writes here ---------------------------------------------------------
+
+
+@operator("ConvTranspose", 1, 11, 22)
+def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Ints | None = None,
+                   group: int = 1, kernel_shape: Ints | None = None, output_padding: Ints | None = None,
+                   output_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,
+                   version: Version = 22) -> Array:  # fmt: skip
+    """Y[n, g, m] at window o, offset j, gets the sum over c of W[g, c, m, j] * X[n, g, c, o], for all o and j."""
+    n, c = x.shape[:2]
+    sizes = spatial(x)
+    check_filters(x, w, group, kernel_shape)
+    if w.shape[0] != c or c % group:
+        raise OperatorError(f"x of shape {x.shape} and filters of shape {w.shape} do not make {group} groups", code="SX404")
+    at = transposed(sizes, tuple(w.shape[2:]), strides, pads, dilations, auto_pad, output_padding, output_shape, version)
+    m = w.shape[1]
+    filters = w.reshape(group, c // group, m, math.prod(at.kernel)).transpose(3, 0, 2, 1)  # one matrix for each offset
+    x = x.reshape(n, group, c // group, math.prod(sizes))
+    y = xp.zeros((n, group * m, *at.sizes), dtype=x.dtype)
+    for taps in itertools.product(*(at.taps(axis) for axis in range(len(sizes)))):
+        offset = sum(j * math.prod(at.kernel[i + 1 :]) for i, (j, _, _) in enumerate(taps))
+        part = (filters[offset] @ x).reshape(n, group * m, *sizes)
+        y[(..., *(there for _, _, there in taps))] += part[(..., *(here for _, here, _ in taps))]
+    return y if b is None else y + per_channel(b, group * m, y.ndim)
+
+
+def transposed(sizes: Ints, kernel: Ints, strides: Ints | None, pads: Ints | None, dilations: Ints | None, auto_pad: str,
+               output_padding: Ints | None, output_shape: Ints | None, version: int) -> Windows:  # fmt: skip
+    """The windows over the output, one for each of the input's cells."""
+    rank = len(sizes)
+    strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
+    extra = per_axis("output_padding", output_padding, rank, low=0)
+    if version >= 11 and any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+        raise OperatorError(f"output_padding {extra} must be below the strides {strides} or dilations {dilations}", code="SX404")
+    axes = zip(sizes, strides, kernel, dilations, extra, strict=True)
+    full = tuple((size - 1) * s + (k - 1) * d + 1 + e for size, s, k, d, e in axes)
+    if not output_shape and auto_pad not in SAME:
+        begins, ends = pads_of(pads, rank) if explicit(auto_pad) else ((0,) * rank, (0,) * rank)
+        out = tuple(f - b - e for f, b, e in zip(full, begins, ends, strict=True))
+        if min(out) < 0:
+            raise OperatorError(f"pads {begins} and {ends} take away more than there is, {full}", code="SX404")
+        return Windows(out, kernel, strides, dilations, begins, ends, sizes)
+    more_at_end = auto_pad == "SAME_UPPER"
+    if output_shape:
+        explicit(auto_pad)
+        if version == 1:
+            # The odd cell of padding was at the end but for SAME_UPPER; from 11 on it is there for SAME_UPPER only.
+            more_at_end = not more_at_end
+            if len(output_shape) == rank + 2:  # from 11 on the text forbids the batch and the channels here
+                output_shape = output_shape[2:]
+        out = per_axis("output_shape", output_shape, rank)
+    else:
+        out = tuple(size * s for size, s in zip(sizes, strides, strict=True))
+    # There may be nothing to pad: cells that no window reaches stand at the end (convtranspose_output_shape).
+    begins, ends = split([max(0, f - o) for f, o in zip(full, out, strict=True)], more_at_end=more_at_end)
+    return Windows(out, kernel, strides, dilations, begins, ends, sizes)
+
+
+# --- windows that move with the data --------------------------------------------------------------------------------
+
+
+@operator("DeformConv", 19, 22)
+def deform_conv(xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None, *,
+                dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None, offset_group: int = 1,
+                pads: Ints | None = None, strides: Ints | None = None) -> Array:  # fmt: skip
+    """A convolution whose every window reads every offset elsewhere: moved by `offset`, linearly interpolated, times `mask`."""
+    at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, "NOTSET")
+    (n, c), m = x.shape[:2], w.shape[0]
+    rank, cells, out = len(at.sizes), math.prod(at.kernel), math.prod(at.counts)
+    if offset_group < 1 or c % offset_group:
+        raise OperatorError(f"{c} channels do not fall into {offset_group} offset groups", code="SX404")
+    for name, value, per_cell in (("offset", offset, rank), ("mask", mask, 1)):
+        shape = (n, offset_group * cells * per_cell, *at.counts)
+        if value is not None and tuple(value.shape) != shape:
+            raise OperatorError(f"the {name} must have shape {shape}; it has {value.shape}", code="SX404")
+    offset = offset.reshape(n, offset_group, cells, rank, *at.counts)
+    places = []
+    for axis in range(rank):
+        along = tuple(count if i == axis else 1 for i, count in enumerate(at.counts))
+        j = np.indices(at.kernel)[axis].reshape(cells, 1) * at.dilations[axis]
+        o = np.arange(at.counts[axis]).reshape(1, -1) * at.strides[axis] - at.begins[axis]
+        places.append(offset[:, :, :, axis] + xp.asarray((j + o).reshape(cells, *along).astype(x.dtype)))
+    index, weight = corners(xp, places, at.sizes)
+    if mask is not None:
+        weight = weight * mask.reshape(1, n, offset_group, cells, *at.counts)
+    index, weight = (v.reshape(2**rank, n, offset_group, cells * out) for v in (index, weight))
+    planes = x.reshape(n, offset_group, c // offset_group, math.prod(at.sizes))
+    filters = w.reshape(group, m // group, math.prod(w.shape[1:]))
+    y = xp.zeros((n, m, *at.counts), dtype=x.dtype)
+    if x.size == 0 or y.size == 0:
+        index = index[:0]  # nothing to read
+    for i in range(n):
+        columns = xp.zeros((offset_group, c // offset_group, cells * out), dtype=x.dtype)
+        for g in range(offset_group):
+            for corner in range(len(index)):
+                columns[g] += xp.take(planes[i, g], index[corner, i, g], axis=1) * weight[corner, i, g]
+        y[i] = (filters @ columns.reshape(group, math.prod(w.shape[1:]), out)).reshape(m, *at.counts)
+    return y if b is None else y + per_channel(b, m, y.ndim)
+
+
+def corners(xp: Xp, places: list[Array], sizes: Ints) -> tuple[Array, Array]:
+    """For each corner of the unit cell around each place: the number of its cell in row-major order, and its share.
+
+    The share of a corner outside is 0; that of a place that is NaN is NaN.
+    """
+    index, weight = [], []
+    for corner in itertools.product((0, 1), repeat=len(sizes)):
+        number, share = 0, 1
+        for place, size, up in zip(places, sizes, corner, strict=True):
+            place = xp.clip(place, -2, size + 1)
+            low = xp.floor(place)
+            inside = (low >= -up) & (low < size - up)
+            number = number * size + xp.where(inside, low + up, 0).astype(np.int64)
+            share = share * (place - low if up else 1 - (place - low)) * inside
+        index.append(number)
+        weight.append(share)
+    return xp.stack(index), xp.stack(weight)

@@ -1,0 +1,123 @@
+"""Tensors out of nothing, or out of a shape: constants, ranges, identity matrices, triangles, one-hot rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..errors import OperatorError
+from ..operator import Array, Host, Ints, Xp, operator
+from ._common import axis_of, blank
+
+
+@operator("Constant", 1, 9, 11, 12, 13, 19, 21, 23, 24, 25, host=True, widen=False)
+def constant(
+    xp: Xp, *, value: np.ndarray | None = None, sparse_value: np.ndarray | None = None,
+    value_float: float | None = None, value_floats: tuple[float, ...] | None = None,
+    value_int: int | None = None, value_ints: Ints | None = None,
+    value_string: str | None = None, value_strings: tuple[str, ...] | None = None,
+) -> Array:  # fmt: skip
+    given: list[tuple[Any, Any]] = [
+        (value, None), (sparse_value, None), (value_float, np.float32), (value_floats, np.float32), (value_int, np.int64),
+        (value_ints, np.int64), (value_string, object), (value_strings, object),
+    ]  # fmt: skip
+    given = [(v, dtype) for v, dtype in given if v is not None]
+    if len(given) != 1:
+        raise OperatorError(f"Constant was given {len(given)} values; it takes exactly one", code="SX404")
+    v, dtype = given[0]
+    return v if dtype is None else np.array(v, dtype)
+
+
+@operator("ConstantOfShape", 9, 20, 21, 23, 24, 25, widen=False)
+def constant_of_shape(xp: Xp, shape: Host[Ints], *, value: np.ndarray | None = None) -> Array:
+    if any(d < 0 for d in shape):
+        raise OperatorError(f"the shape {shape} has a negative dimension", code="SX404")
+    if value is None:
+        return xp.zeros(shape, np.float32)
+    if value.size != 1:
+        raise OperatorError(f"value must hold one element; it has shape {value.shape}", code="SX404")
+    y = xp.empty(shape, value.dtype)
+    y[...] = xp.asarray(value.reshape(()))
+    return y
+
+
+@operator("EyeLike", 9, 22, widen=False)
+def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
+    if x.ndim != 2:
+        raise OperatorError(f"EyeLike takes a matrix; it was given the shape {x.shape}", code="SX404")
+    made = np.dtype(x.dtype) if dtype is None else dtypes.numpy_dtype(dtype)
+    if made.kind == "c" or made in dtypes.HOST_ONLY:
+        raise OperatorError(f"EyeLike makes no {dtypes.onnx_name(made)}", code="SX406")
+    row, column = xp.arange(x.shape[0])[:, None], xp.arange(x.shape[1])
+    return (column - row == k).astype(made)
+
+
+@operator("Range", 11, 27, widen=False)
+def range_(
+    xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray], *, stash_type: int = 1
+) -> Array:
+    """start, start + delta, ... up to, without, the limit; how many there are is found in integers or in float64."""
+    if not start.size == limit.size == delta.size == 1:
+        raise OperatorError(f"start, limit and delta of shapes {start.shape}, {limit.shape} and {delta.shape} are no scalars",
+                            code="SX404")  # fmt: skip
+    dtype = start.dtype
+    whole = dtype.kind in "iu"
+    a, b, step = (int(v.reshape(-1)[0]) if whole else float(v.reshape(-1)[0]) for v in (start, limit, delta))
+    if step == 0:
+        raise OperatorError("delta is 0: the range never ends", code="SX403" if whole else "SX404")
+    if whole:
+        count = max(-(-(b - a) // step), 0)
+        i = xp.arange(count, dtype=np.int64)
+        return (xp.asarray(np.int64(a)) + i * xp.asarray(np.int64(step))).astype(dtype)
+    length = (b - a) / step
+    if not math.isfinite(length):
+        raise OperatorError(f"from {a} to {b} by {step} there is no number of steps", code="SX404")
+    compute = np.dtype(np.float64)
+    if dtype in dtypes.HALVES:
+        compute = dtypes.numpy_dtype(stash_type)
+        if compute not in (np.float32, np.float64):
+            raise OperatorError(f"stash_type must be 1 (float) or 11 (double); it is {stash_type}", code="SX404")
+    i = xp.arange(max(math.ceil(length), 0)).astype(compute)
+    return (a + i * step).astype(dtype)
+
+
+@operator("Trilu", 14, widen=False)
+def trilu(xp: Xp, x: Array, k: Host[int] = 0, *, upper: int = 1) -> Array:
+    if x.ndim < 2:
+        raise OperatorError(f"Trilu takes matrices; it was given the shape {x.shape}", code="SX404")
+    diagonal = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
+    kept = diagonal >= k if upper else diagonal <= k
+    return xp.where(kept, x, blank(xp, (1,), x.dtype))
+
+
+def _one_hot(xp: Xp, i: Array, depth: int, values: Array, axis: int) -> Array:
+    """`values[1]` where a new axis of size `depth` meets the index, `values[0]` elsewhere."""
+    if depth < 0:
+        raise OperatorError(f"depth is {depth}", code="SX404")
+    if values.shape != (2,):
+        raise OperatorError(f"values must be [off, on]; its shape is {values.shape}", code="SX404")
+    axis = axis_of(axis, i.ndim + 1)
+    classes = xp.arange(depth).reshape((depth,) + (1,) * (i.ndim - axis))
+    return xp.where(xp.expand_dims(i, axis) == classes, values[1:], values[:1])
+
+
+def _classes(xp: Xp, indices: Array, depth: int) -> Array:
+    """Indices of any dtype as int64; what int64 cannot hold is no class."""
+    if indices.dtype == np.uint64:
+        indices = xp.where(indices < max(depth, 0), indices, xp.asarray(np.uint64(2**63 - 1)))
+    return xp.cast(indices, np.int64)
+
+
+@operator("OneHot", 11, 28, widen=False)
+def one_hot(xp: Xp, indices: Array, depth: Host[int], values: Array, *, axis: int = -1) -> Array:
+    i = _classes(xp, indices, depth)
+    return _one_hot(xp, xp.where(i < 0, i + depth, i), depth, values, axis)
+
+
+@operator("OneHot", 9, widen=False)
+def one_hot_9(xp: Xp, indices: Array, depth: Host[int], values: Array, *, axis: int = -1) -> Array:
+    """Before opset 11 a negative index is no class."""
+    return _one_hot(xp, _classes(xp, indices, depth), depth, values, axis)

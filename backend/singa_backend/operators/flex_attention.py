@@ -1,0 +1,42 @@
+"""FlexAttention: attention whose scores and probabilities pass through graphs of the user's own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..graph import Graph
+from ..operator import Array, Run, Xp, operator
+from .attention import by_kv_head, check_heads, precision, root_of_scale, rounding, softmax, wide
+
+
+@operator("FlexAttention", 1, domain="ai.onnx.preview", widen=False)
+def flex_attention(
+    xp: Xp, q: Array, k: Array, v: Array, *, prob_mod: Graph | None = None, scale: float | None = None,
+    score_mod: Graph | None = None, softmax_precision: int | None = None, run: Run,
+) -> Array:  # fmt: skip
+    """Scores are rounded to Q's dtype; from there to Y everything is of the softmax precision: float32, for double double."""
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise OperatorError(f"Q, K and V are 4-D; they have shapes {q.shape}, {k.shape}, {v.shape}", code="SX404")
+    check_heads(q, k, v)
+    batch, heads, queries, size = q.shape
+    kv_heads, half = k.shape[1], rounding(q.dtype)
+    root_q, root_k = root_of_scale(scale, size, q.dtype)
+    scores = half(by_kv_head(half(wide(q) * root_q), kv_heads) @ half(wide(k) * root_k).swapaxes(-1, -2))
+    scores = scores.reshape(batch, heads, queries, k.shape[2])
+    dtype = precision(softmax_precision, np.dtype(np.float64 if q.dtype == np.float64 else np.float32))
+
+    def modified(x: Array, graph: Graph | None, name: str) -> Array:
+        x = x.astype(dtype)
+        if graph is None:
+            return x
+        outputs = run(graph, x)
+        if len(outputs) != 1 or outputs[0].shape != x.shape:
+            shapes = [y.shape for y in outputs]
+            raise OperatorError(f"{name} must give one tensor of shape {x.shape}; it gave {shapes}", code="SX404")
+        return outputs[0].astype(dtype)
+
+    probs = softmax(xp, modified(scores, score_mod, "score_mod"), dtype)
+    probs = modified(probs, prob_mod, "prob_mod")
+    y = rounding(dtype)(by_kv_head(wide(probs), kv_heads) @ wide(v.astype(dtype)))
+    return y.astype(q.dtype).reshape(batch, heads, queries, v.shape[3])

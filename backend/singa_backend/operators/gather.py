@@ -1,0 +1,134 @@
+"""Values read from, or written to, the places that a tensor of indices names."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import dtypes
+from ..errors import OperatorError
+from ..operator import Array, Version, Xp, operator
+from ._common import axis_of
+
+
+@operator("Gather", 1, 11, 13, widen=False)
+def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
+    """Gather-1 does not speak of negative indices; files of that time use them, so they count from the end there too."""
+    axis = axis_of(axis, x.ndim)
+    i = xp.indices(indices, x.shape[axis])
+    taken = xp.take(x, i.reshape(-1), axis=axis)
+    return taken.reshape(x.shape[:axis] + i.shape + x.shape[axis + 1 :])
+
+
+def _grid(xp: Xp, shape: tuple[int, ...], axes: int) -> list[Array]:
+    """For each of the first `axes` axes, a position's own coordinate, shaped to broadcast to `shape`."""
+    return [xp.arange(shape[k]).reshape((-1,) + (1,) * (len(shape) - k - 1)) for k in range(axes)]
+
+
+def _elements(xp: Xp, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
+    """The places that GatherElements and ScatterElements mean: each its own position, but `indices` along `axis`."""
+    axis = axis_of(axis, x.ndim)
+    if indices.ndim != x.ndim or any(n > d for k, (n, d) in enumerate(zip(indices.shape, x.shape, strict=True)) if k != axis):
+        raise OperatorError(f"indices of shape {indices.shape} do not lie in data of shape {x.shape} (axis {axis})", code="SX404")
+    place = _grid(xp, indices.shape, x.ndim)
+    place[axis] = xp.indices(indices, x.shape[axis])
+    return tuple(place)
+
+
+@operator("GatherElements", 11, 13, widen=False)
+def gather_elements(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
+    return x[_elements(xp, x, indices, axis)]
+
+
+def _slices(xp: Xp, x: Array, indices: Array, batch: int = 0) -> tuple[Array, ...]:
+    """The places that GatherND and ScatterND mean: each row along the last axis of `indices` is an index into `x`."""
+    depth = indices.shape[-1] if indices.ndim else 0
+    if x.shape[:batch] != indices.shape[:batch] or not 1 <= depth <= x.ndim - batch or not 0 <= batch < indices.ndim:
+        raise OperatorError(f"indices of shape {indices.shape} do not fit data of shape {x.shape} with {batch} batch axes",
+                            code="SX404")  # fmt: skip
+    place = [xp.indices(indices[..., k], x.shape[batch + k]) for k in range(depth)]
+    return (*_grid(xp, indices.shape[:-1], batch), *place)
+
+
+@operator("GatherND", 11, 12, 13, widen=False)
+def gather_nd(xp: Xp, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
+    # The ellipsis keeps what it gives an array, also where one string is taken.
+    return x[(*_slices(xp, x, indices, batch_dims), ...)]
+
+
+def _scattered(xp: Xp, x: Array, place: tuple[Array, ...], updates: Array, reduction: str, version: int) -> Array:
+    """`x` with the updates written or, with a reduction, gathered one after the other, at these places."""
+    known = ["none", *(["add", "mul"] if version >= 16 else []), *(["max", "min"] if version >= 18 else [])]
+    if reduction not in known:
+        raise OperatorError(f"reduction {reduction!r} is none of {', '.join(known)} (version {version})", code="SX404")
+    # Narrow floats gather in float32, and round once.
+    wide = np.float32 if reduction != "none" and x.dtype in dtypes.NARROW_FLOATS else x.dtype
+    y = x.astype(wide)  # a copy
+    if updates.size:
+        xp.scatter(y, place, updates.astype(wide, copy=False), reduction)
+    return y
+
+
+@operator("ScatterElements", 11, 13, 16, 18, widen=False)
+def scatter_elements(xp: Xp, x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none",
+                     version: Version) -> Array:  # fmt: skip
+    if updates.shape != indices.shape:
+        raise OperatorError(f"updates of shape {updates.shape} and indices of shape {indices.shape} differ", code="SX404")
+    return _scattered(xp, x, _elements(xp, x, indices, axis), updates, reduction, version)
+
+
+@operator("Scatter", 9, 11, widen=False)
+def scatter(xp: Xp, x: Array, indices: Array, updates: Array, *, axis: int = 0) -> Array:
+    """The old name of ScatterElements."""
+    return scatter_elements(xp, x, indices, updates, axis=axis, version=11)
+
+
+@operator("ScatterND", 11, 13, 16, 18, widen=False)
+def scatter_nd(xp: Xp, x: Array, indices: Array, updates: Array, *, reduction: str = "none", version: Version) -> Array:
+    if indices.shape[-1:] == (0,):  # an empty index names all of x: the one element of an axis before it
+        zeros = xp.zeros((*indices.shape[:-1], 1), np.int64)
+        return scatter_nd(xp, x[None], zeros, updates, reduction=reduction, version=version)[0]
+    place = _slices(xp, x, indices)
+    if updates.shape != indices.shape[:-1] + x.shape[len(place) :]:
+        raise OperatorError(f"updates of shape {updates.shape} do not fit data of shape {x.shape} at indices of shape "
+                            f"{indices.shape}", code="SX404")  # fmt: skip
+    return _scattered(xp, x, place, updates, reduction, version)
+
+
+@operator("TensorScatter", 24, widen=False)
+def tensor_scatter(xp: Xp, past: Array, update: Array, write_indices: Array | None = None, *, axis: int = -2,
+                   mode: str = "linear") -> Array:  # fmt: skip
+    """A cache with `update` written into each sample at its own position; "circular" goes on at the front."""
+    axis = axis_of(axis, past.ndim)
+    if axis == 0:
+        raise OperatorError("the sequence axis cannot be the batch axis, 0", code="SX408")
+    if mode not in ("linear", "circular"):
+        raise OperatorError(f"mode {mode!r} is none of linear, circular", code="SX404")
+    batch, size, length = past.shape[0], past.shape[axis], update.shape[axis] if update.ndim == past.ndim else -1
+    if update.shape != (*past.shape[:axis], length, *past.shape[axis + 1 :]) or length > size:
+        raise OperatorError(f"an update of shape {update.shape} does not fit a cache of shape {past.shape} along axis {axis}",
+                            code="SX404")  # fmt: skip
+    start = xp.zeros((batch,), np.int64) if write_indices is None else write_indices
+    if start.shape != (batch,):
+        raise OperatorError(f"write_indices of shape {start.shape} do not hold one position for each of {batch} samples",
+                            code="SX404")  # fmt: skip
+    at = start[:, None] + xp.arange(length)
+    at = at % max(size, 1) if mode == "circular" else xp.indices(at, size, negative=False)
+    y = past.copy()
+    xp.moveaxis(y, axis, 1)[xp.arange(batch)[:, None], at] = xp.moveaxis(update, axis, 1)
+    return y
+
+
+@operator("Compress", 9, 11, 28, widen=False)
+def compress(xp: Xp, x: Array, condition: Array, *, axis: int | None = None) -> Array:
+    """The condition may be shorter than the axis: what lies behind it goes."""
+    if condition.ndim != 1:
+        raise OperatorError(f"condition must be of rank 1; its shape is {condition.shape}", code="SX404")
+    x, axis = (x.reshape(-1), 0) if axis is None else (x, axis_of(axis, x.ndim))
+    return xp.take(x, xp.indices(xp.flatnonzero(condition), x.shape[axis]), axis=axis)
+
+
+@operator("NonZero", 9, 13, widen=False)
+def non_zero(xp: Xp, x: Array) -> Array:
+    """A scalar has no axes: its places are of shape (0, 1) or (0, 0)."""
+    places = xp.nonzero(x.reshape(1) if x.ndim == 0 else x)
+    return xp.stack(places).astype(np.int64) if x.ndim else xp.zeros((0, len(places[0])), np.int64)

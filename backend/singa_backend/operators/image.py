@@ -1,0 +1,50 @@
+"""Images out of bytes, through Pillow."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from ..errors import MissingDependency, OperatorError, ResourceExhausted
+from ..operator import Array, Host, Xp, operator
+
+FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
+"""What ONNX names, and no more: Pillow knows formats that run programs."""
+
+
+@operator("ImageDecoder", 20, host=True)
+def image_decoder(xp: Xp, encoded: Host[np.ndarray], *, pixel_format: str = "RGB") -> Array:
+    """Height x width x channels.  ONNX wants an empty matrix for whatever cannot be decoded."""
+    if pixel_format not in ("RGB", "BGR", "Grayscale"):
+        raise OperatorError(f"pixel_format {pixel_format!r} was asked for; there are RGB, BGR and Grayscale", code="SX404")
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependency("ImageDecoder needs Pillow", hint="pip install sonnx[image]") from error
+    channels = 1 if pixel_format == "Grayscale" else 3
+    limit = Image.MAX_IMAGE_PIXELS or 1 << 27
+    try:
+        with Image.open(io.BytesIO(encoded.tobytes()), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > limit:  # read from the header: nothing is decoded yet
+                raise Image.DecompressionBombError(f"{width} x {height} pixels")
+            pixels = _eight_bits(image).convert("L" if channels == 1 else "RGB")
+            y = np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ResourceExhausted(f"an image is larger than Pillow's bound of {limit} pixels: {error}") from error
+    except MemoryError:
+        raise
+    except Exception:  # Pillow's plugins raise many kinds on damaged files
+        y = np.zeros((0, 0, channels), np.uint8)
+    return y[:, :, ::-1].copy() if pixel_format == "BGR" else y
+
+
+def _eight_bits(image: Any) -> Any:
+    """An image of 16 bits a pixel as one of 8; Pillow's own conversion would cut off, not scale."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PPM", "PNG")):
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    return image

@@ -1,0 +1,213 @@
+"""Products of matrices, of floats, integers and quantized numbers; Einstein sums; determinants."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .. import dtypes
+from ..errors import OperatorError
+from ..operator import Array, Xp, operator
+
+_BITS = 16
+"""Integers that no float product holds are cut into limbs of this many bits."""
+
+
+@operator("MatMul", 1, 9, 13)
+def matmul(xp: Xp, a: Array, b: Array) -> Array:
+    """NumPy's: a vector is a row on the left, a column on the right; the axes before the last two broadcast."""
+    if not a.ndim or not b.ndim:
+        raise OperatorError(f"a matrix product needs vectors or matrices; the shapes are {a.shape} and {b.shape}", code="SX404")
+    inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
+    if a.shape[-1] != inner:
+        raise OperatorError(f"the shapes {a.shape} and {b.shape} do not chain: {a.shape[-1]} != {inner}", code="SX404")
+    if a.dtype.kind in "iu":
+        return integer_product(xp, a, b)
+    return xp.matmul(a, b)
+
+
+def integer_product(xp: Xp, a: Array, b: Array) -> Array:
+    """The exact matrix product of integers of one dtype, modulo its size: by a float product where that is exact.
+
+    Float products are tens of times as fast as integer ones, which no library carries.
+    """
+    k = a.shape[-1]
+    work = a.size * (b.size // k if k else 0)
+    if work < 2**15:  # not worth looking for the largest elements
+        return xp.matmul(a, b)
+    bound = k * _largest(xp, a) * _largest(xp, b)
+    if bound < 2**53:
+        kind = np.float32 if bound < 2**24 else np.float64
+        return _wrap(xp.matmul(a.astype(kind), b.astype(kind)), a.dtype)
+    if k >= 2 ** (53 - 2 * _BITS):
+        return xp.matmul(a, b)
+    # a = sum of a_i * 2**(16 i), the last limb signed; products beyond the dtype's bits wrap to nothing.
+    parts = a.dtype.itemsize * 8 // _BITS
+    left, right = ([_limb(x, i, parts) for i in range(parts)] for x in (a, b))
+    y = 0
+    for s in range(parts):
+        for i in range(s + 1):
+            y = y + (_wrap(xp.matmul(left[i], right[s - i]), a.dtype) << (_BITS * s))
+    return y
+
+
+def _largest(xp: Xp, x: Array) -> int:
+    """A bound of |x|: by dtype where that is small, else by looking."""
+    if x.dtype.itemsize == 1:
+        return 2**8
+    return max(int(xp.to_host(x.max())), -int(xp.to_host(x.min())))
+
+
+def _limb(x: Array, i: int, parts: int) -> Array:
+    y = x >> (_BITS * i)
+    return (y if i == parts - 1 else y & (2**_BITS - 1)).astype(np.float64)
+
+
+def _wrap(y: Array, dtype: np.dtype[Any]) -> Array:
+    """Whole floats below 2**53 as integers, modulo the dtype's size."""
+    return y.astype(np.int64).astype(dtype)
+
+
+# --- Gemm
+
+
+@operator("Gemm", 7, 9, 11, 13)
+def gemm(
+    xp: Xp, a: Array, b: Array, c: Array | None = None, *,
+    alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,
+) -> Array:  # fmt: skip
+    """alpha * A' * B' + beta * C, where C broadcasts to the product's shape."""
+    if a.ndim != 2 or b.ndim != 2:
+        raise OperatorError(f"Gemm multiplies matrices; the shapes are {a.shape} and {b.shape}", code="SX404")
+    y = matmul(xp, a.T if transA else a, b.T if transB else b)
+    if c is not None and not _broadcasts(c.shape, y.shape):
+        raise OperatorError(f"C of shape {c.shape} does not broadcast to the product's {y.shape}", code="SX404")
+    y = _scaled(y, alpha)
+    if c is not None and beta != 0:  # as in BLAS, C is not read when beta is zero
+        y = y + _scaled(c, beta)
+    return y if y.dtype == a.dtype else xp.cast(y, a.dtype)
+
+
+def _scaled(y: Array, factor: float) -> Array:
+    """`factor * y`; an integer times a whole factor stays an integer."""
+    if factor == 1:
+        return y
+    whole = y.dtype.kind in "iu" and float(factor).is_integer() and (factor >= 0 or y.dtype.kind == "i")
+    return y * (int(factor) if whole else factor)
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether `shape` broadcasts to `to` without changing it."""
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
+
+
+@operator("Gemm", 1, 6)
+def gemm_1(
+    xp: Xp, a: Array, b: Array, c: Array, *,
+    alpha: float = 1.0, beta: float = 1.0, broadcast: int = 0, transA: int = 0, transB: int = 0,
+) -> Array:  # fmt: skip
+    """Before opset 7 C had the product's shape unless `broadcast` said otherwise."""
+    y = gemm(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    if not broadcast and c.shape != y.shape:
+        raise OperatorError(f"C has shape {c.shape}, the product {y.shape}, and broadcast is not set", code="SX404")
+    return y
+
+
+# --- quantized
+
+
+def _per_row(v: Array, x: Array) -> Array:
+    """A zero point or scale of the left matrix: one value, one a row as a vector, or a tensor that broadcasts."""
+    if v.size == 1:
+        return v.reshape(())
+    return v.reshape(-1, 1) if v.ndim == 1 and x.ndim > 1 else v
+
+
+def _per_column(v: Array) -> Array:
+    return v.reshape(()) if v.size == 1 else v
+
+
+def _centred(xp: Xp, x: Array, zero: Array | None) -> Array:
+    """`x - zero` in int32; raises OperatorError where the zero point does not fit x."""
+    y = x.astype(np.int32)
+    if zero is None:
+        return y
+    if not _broadcasts(zero.shape, x.shape):
+        raise OperatorError(f"a zero point of shape {zero.shape} does not fit a matrix of shape {x.shape}", code="SX404")
+    return y - zero.astype(np.int32)
+
+
+@operator("MatMulInteger", 10)
+def matmul_integer(xp: Xp, a: Array, b: Array, a_zero_point: Array | None = None, b_zero_point: Array | None = None) -> Array:
+    left = _centred(xp, a, None if a_zero_point is None else _per_row(a_zero_point, a))
+    right = _centred(xp, b, None if b_zero_point is None else _per_column(b_zero_point))
+    return matmul(xp, left, right)
+
+
+@operator("QLinearMatMul", 10, 21, widen=False)
+def qlinear_matmul(
+    xp: Xp, a: Array, a_scale: Array, a_zero_point: Array, b: Array, b_scale: Array, b_zero_point: Array,
+    y_scale: Array, y_zero_point: Array,
+) -> Array:  # fmt: skip
+    """y = saturate(round(real / y_scale) + y_zero_point), the real product being (a - za) sa @ (b - zb) sb."""
+    if y_scale.ndim == 1 and y_scale.size > 1:
+        raise OperatorError(f"y_scale of shape {y_scale.shape} says neither rows nor columns; give it two axes", code="SX404")
+    za, sa = _per_row(a_zero_point, a), _per_row(a_scale, a).astype(np.float32)
+    zb, sb = _per_column(b_zero_point), _per_column(b_scale).astype(np.float32)
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        exact = matmul(xp, _centred(xp, a, za), _centred(xp, b, zb))
+    else:
+        exact = matmul(xp, a.astype(np.float32) - za.astype(np.float32), b.astype(np.float32) - zb.astype(np.float32))
+    if a.ndim == 1:
+        sa = sa.reshape(())
+    elif b.ndim == 1 and sa.ndim:
+        sa = sa[..., 0]  # the product of a matrix and a vector has lost the columns
+    if b.ndim == 1:
+        sb = sb.reshape(())
+    elif a.ndim == 1 and sb.ndim > 1:
+        sb = sb[..., 0, :]
+    real = exact.astype(np.float64) * (sa * sb / _per_column(y_scale).astype(np.float32))
+    return _quantized(xp, real, _per_column(y_zero_point))
+
+
+def _quantized(xp: Xp, y: Array, zero: Array) -> Array:
+    dtype = np.dtype(zero.dtype)
+    if dtype in dtypes.FLOAT8:
+        top = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+        return xp.clip(y.astype(np.float32) + zero.astype(np.float32), -top, top).astype(dtype)
+    bounds = np.iinfo(dtype)
+    return xp.cast(xp.clip(xp.rint(y) + zero.astype(np.float64), bounds.min, bounds.max), dtype)
+
+
+# --- Einsum, Det
+
+
+@operator("Einsum", 12, 28)
+def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
+    text = equation.replace(" ", "")
+    terms, arrow, result = text.partition("->")
+    if terms.count(",") + 1 != len(xs):
+        raise OperatorError(f"the equation {equation!r} names {terms.count(',') + 1} terms, not {len(xs)}", code="SX404")
+    if not set(text.replace("->", "", 1).replace(",", "").replace("...", "")) <= set(string.ascii_letters):
+        raise OperatorError(f"the equation {equation!r} may hold letters, commas, '...' and '->' only", code="SX404")
+    if arrow and "..." in terms and "..." not in result:  # axes that the result does not name are summed, those of '...' too
+        y = xp.einsum(f"{terms}->...{result}", *xs, optimize=len(xs) > 1)
+        unnamed = tuple(range(y.ndim - len(result)))
+        return y.sum(axis=unnamed, dtype=y.dtype) if unnamed else y
+    return xp.einsum(text, *xs, optimize=len(xs) > 1)
+
+
+@operator("Det", 11, 22)
+def det(xp: Xp, x: Array) -> Array:
+    """In float64: the products of a determinant cancel."""
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise OperatorError(f"a determinant is of square matrices; the shape is {x.shape}", code="SX404")
+    if x.size == 0:
+        return xp.full(x.shape[:-2], 1, dtype=x.dtype)
+    return xp.linalg.det(x.astype(np.float64)).astype(x.dtype)

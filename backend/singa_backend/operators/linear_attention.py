@@ -1,0 +1,69 @@
+"""LinearAttention: a state that every token writes to and reads from, in place of a score for each pair of tokens."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Xp, operator
+
+_RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
+"""Update rule -> does it decay the state, does it write only what the state does not hold yet."""
+
+
+def _heads(x: Array, heads: int, name: str) -> Array:
+    """(batch, time, heads * size) as float32 (batch, time, heads, size)."""
+    if x.ndim != 3 or x.shape[2] % heads:
+        raise OperatorError(f"{name} must be (batch, time, {heads} * size); it has shape {x.shape}", code="SX404")
+    return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).astype(np.float32)
+
+
+@operator("LinearAttention", 27, widen=False)
+def linear_attention(
+    xp: Xp, query: Array, key: Array, value: Array, past_state: Array | None = None, decay: Array | None = None,
+    beta: Array | None = None, *, chunk_size: int = 64, kv_num_heads: int, q_num_heads: int, scale: float = 0.0,
+    update_rule: str = "gated_delta",
+) -> tuple[Array, Array]:  # fmt: skip
+    """The recurrence token by token, in float32; `chunk_size` is a hint to faster ways of computing the same."""
+    if update_rule not in _RULES:
+        raise OperatorError(f"update_rule {update_rule!r} is none of {', '.join(_RULES)}", code="SX404")
+    for name, given, needed in zip(("decay", "beta"), (decay, beta), _RULES[update_rule], strict=True):
+        if (given is not None) != needed:
+            raise OperatorError(f"update_rule {update_rule!r} {'needs' if needed else 'has no'} {name}", code="SX407")
+    if min(q_num_heads, kv_num_heads) < 1 or q_num_heads % kv_num_heads:
+        raise OperatorError(f"q_num_heads {q_num_heads} is no multiple of kv_num_heads {kv_num_heads}", code="SX404")
+    q, k, v = _heads(query, q_num_heads, "query"), _heads(key, kv_num_heads, "key"), _heads(value, kv_num_heads, "value")
+    batch, time, heads, size = q.shape
+    group, size_v = heads // kv_num_heads, v.shape[3]
+    if k.shape != (batch, time, kv_num_heads, size) or v.shape[:3] != k.shape[:3]:
+        raise OperatorError(f"query {query.shape}, key {key.shape} and value {value.shape} do not fit {q_num_heads} and "
+                            f"{kv_num_heads} heads", code="SX404")  # fmt: skip
+    shape = (batch, kv_num_heads, size, size_v)
+    if past_state is not None and past_state.shape != shape:
+        raise OperatorError(f"past_state must be {shape}; it has shape {past_state.shape}", code="SX404")
+    state = xp.zeros(shape, np.float32) if past_state is None else past_state.astype(np.float32)
+    g = b = None
+    if decay is not None:
+        if decay.shape not in ((batch, time, kv_num_heads), (batch, time, kv_num_heads * size)):
+            per = f"{kv_num_heads} or {kv_num_heads * size} values a token"
+            raise OperatorError(f"decay must have {per}; its shape is {decay.shape}", code="SX404")
+        g = xp.exp(_heads(decay, kv_num_heads, "decay"))[..., None]
+    if beta is not None:
+        if beta.shape not in ((batch, time, kv_num_heads), (batch, time, 1)):
+            raise OperatorError(f"beta must have {kv_num_heads} values a token, or one; its shape is {beta.shape}", code="SX404")
+        b = beta.astype(np.float32)[..., None]
+    q = q.reshape(batch, time, kv_num_heads, group, size)
+    out = xp.empty((batch, time, kv_num_heads, group, size_v), np.float32)
+    for t in range(time):
+        k_t, v_t = k[:, t], v[:, t]
+        if g is not None:
+            state = state * g[:, t]
+        if b is not None:
+            v_t = b[:, t] * (v_t - (k_t[..., None, :] @ state)[..., 0, :])
+        state = state + k_t[..., :, None] * v_t[..., None, :]
+        out[:, t] = q[:, t] @ state
+    out = out * (scale or (1 / math.sqrt(size) if size else 1.0))
+    y = out.reshape(batch, time, heads * size_v).astype(query.dtype)
+    return y, state.astype((query if past_state is None else past_state).dtype)

@@ -1,0 +1,128 @@
+"""Logic: truth values, comparisons, bits, and choice."""
+
+from __future__ import annotations
+
+from ..errors import OperatorError
+from ..operator import Array, Xp, operator
+from ._common import aligned
+
+
+@operator("And", 7)
+def and_(xp: Xp, a: Array, b: Array) -> Array:
+    return xp.logical_and(a, b)
+
+
+@operator("And", 1)
+def and_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return and_(xp, a, aligned(a, b, broadcast, axis))
+
+
+@operator("Or", 7)
+def or_(xp: Xp, a: Array, b: Array) -> Array:
+    return xp.logical_or(a, b)
+
+
+@operator("Or", 1)
+def or_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return or_(xp, a, aligned(a, b, broadcast, axis))
+
+
+@operator("Xor", 7)
+def xor(xp: Xp, a: Array, b: Array) -> Array:
+    return xp.logical_xor(a, b)
+
+
+@operator("Xor", 1)
+def xor_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return xor(xp, a, aligned(a, b, broadcast, axis))
+
+
+@operator("Not", 1)
+def not_(xp: Xp, x: Array) -> Array:
+    return xp.logical_not(x)
+
+
+# --- comparisons: everything but "not equal" is false of NaN ----------------------------------------------------------
+
+
+@operator("Equal", 7, 11, 13, 19)
+def equal(xp: Xp, a: Array, b: Array) -> Array:
+    """From opset 19 on also of strings."""
+    return xp.equal(a, b)
+
+
+@operator("Equal", 1)
+def equal_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return equal(xp, a, aligned(a, b, broadcast, axis))
+
+
+@operator("Greater", 7, 9, 13)
+def greater(xp: Xp, a: Array, b: Array) -> Array:
+    return a > b
+
+
+@operator("Greater", 1)
+def greater_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return greater(xp, a, aligned(a, b, broadcast, axis))
+
+
+@operator("Less", 7, 9, 13)
+def less(xp: Xp, a: Array, b: Array) -> Array:
+    return a < b
+
+
+@operator("Less", 1)
+def less_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    return less(xp, a, aligned(a, b, broadcast, axis))
+
+
+@operator("GreaterOrEqual", 12, 16)
+def greater_or_equal(xp: Xp, a: Array, b: Array) -> Array:
+    return a >= b
+
+
+@operator("LessOrEqual", 12, 16)
+def less_or_equal(xp: Xp, a: Array, b: Array) -> Array:
+    return a <= b
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@operator("BitShift", 11, 28)
+def bit_shift(xp: Xp, x: Array, y: Array, *, direction: str) -> Array:
+    """Bits that leave are lost.  A negative amount, or one of all bits and more, leaves what fills up: zeros, or to the
+    right of a negative number ones.  Before opset 28 there were no signed types, and such an amount was undefined."""
+    if direction not in ("LEFT", "RIGHT"):
+        raise OperatorError(f"direction {direction!r} is neither 'LEFT' nor 'RIGHT'", code="SX404")
+    inside = (y >= 0) & (y < 8 * x.dtype.itemsize)
+    y = xp.where(inside, y, 0)
+    if direction == "LEFT":
+        return xp.where(inside, x << y, 0)
+    fill = xp.where(x < 0, -1, 0).astype(x.dtype) if x.dtype.kind == "i" else 0
+    return xp.where(inside, x >> y, fill)
+
+
+@operator("BitwiseAnd", 18)
+def bitwise_and(xp: Xp, a: Array, b: Array) -> Array:
+    return a & b
+
+
+@operator("BitwiseOr", 18)
+def bitwise_or(xp: Xp, a: Array, b: Array) -> Array:
+    return a | b
+
+
+@operator("BitwiseXor", 18)
+def bitwise_xor(xp: Xp, a: Array, b: Array) -> Array:
+    return a ^ b
+
+
+@operator("BitwiseNot", 18)
+def bitwise_not(xp: Xp, x: Array) -> Array:
+    return ~x
+
+
+@operator("Where", 9, 16)
+def where(xp: Xp, condition: Array, x: Array, y: Array) -> Array:
+    return xp.where(condition, x, y)

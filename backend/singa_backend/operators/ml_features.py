@@ -1,0 +1,193 @@
+"""ai.onnx.ml: features selected, scaled, normalised, imputed and encoded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..errors import OperatorError
+from ..operator import Array, Ints, Xp, operator
+from .ml_linear import ML, Floats, Strings
+
+
+@operator("ArrayFeatureExtractor", 1, domain=ML, widen=False)
+def array_feature_extractor(xp: Xp, x: Array, y: Array) -> Array:
+    """Columns of x by the indices in y, in their order; a vector is a matrix of one row."""
+    if x.ndim == 0:
+        raise OperatorError("x is a scalar: it has no features", code="SX404")
+    x = x.reshape(1, -1) if x.ndim == 1 else x
+    if y.dtype.kind not in "iu":
+        raise OperatorError(f"indices are integers, not {y.dtype}", code="SX406")
+    return xp.take(x, xp.indices(y.reshape(-1), x.shape[-1], negative=False), axis=-1)
+
+
+@operator("Binarizer", 1, domain=ML)
+def binarizer(xp: Xp, x: Array, *, threshold: float = 0.0) -> Array:
+    if x.dtype.kind != "f" and math.isfinite(threshold):
+        threshold = math.floor(threshold)  # x > t is x > floor(t) for whole x, and needs no float
+        info = np.iinfo(x.dtype)
+        if not info.min <= threshold < info.max:
+            return xp.full_like(x, threshold < info.min)
+    return (x > threshold).astype(x.dtype)
+
+
+@operator("FeatureVectorizer", 1, domain=ML)
+def feature_vectorizer(xp: Xp, *x: Array, inputdimensions: Ints | None = None) -> Array:
+    """Each input gives as many columns as inputdimensions says: the first ones, zeros where it has too few."""
+    matrices = [a.reshape(1, -1) if a.ndim == 1 else a for a in x]
+    if any(m.ndim != 2 for m in matrices) or len({m.shape[0] for m in matrices}) > 1:
+        raise OperatorError(f"inputs {[a.shape for a in x]} are no matrices of as many rows", code="SX404")
+    sizes = inputdimensions or [m.shape[1] for m in matrices]
+    if len(sizes) != len(x) or min(sizes, default=0) < 0:
+        raise OperatorError(f"inputdimensions {tuple(sizes)} do not fit {len(x)} inputs", code="SX404")
+    y = xp.zeros((matrices[0].shape[0], sum(sizes)), np.float32)
+    at = 0
+    for m, size in zip(matrices, sizes, strict=True):
+        width = min(size, m.shape[1])
+        y[:, at : at + width] = m[:, :width].astype(np.float32)
+        at += size
+    return y
+
+
+def _per_feature(xp: Xp, name: str, values: Sequence[float], x: Array, dtype: Any) -> Array:
+    features = x.shape[-1] if x.ndim else 1
+    if len(values) not in (1, features):
+        raise OperatorError(f"{name} has {len(values)} values; x {x.shape} has {features} features", code="SX404")
+    return xp.asarray(np.array(values, dtype))
+
+
+@operator("Imputer", 1, domain=ML)
+def imputer(
+    xp: Xp, x: Array, *, imputed_value_floats: Floats | None = None, imputed_value_int64s: Ints | None = None,
+    replaced_value_float: float = 0.0, replaced_value_int64: int = 0,
+) -> Array:  # fmt: skip
+    floats = x.dtype.kind == "f"
+    values = imputed_value_floats if floats else imputed_value_int64s
+    if not values:
+        raise OperatorError(f"x is {x.dtype}: imputed_value_{'floats' if floats else 'int64s'} is missing", code="SX404")
+    if not floats and not all(np.iinfo(x.dtype).min <= v <= np.iinfo(x.dtype).max for v in values):
+        raise OperatorError(f"imputed values {values} do not fit {x.dtype}", code="SX405")
+    filled = _per_feature(xp, "imputed_value", values, x, x.dtype)
+    if not floats:
+        return xp.where(x.astype(np.int64) == replaced_value_int64, filled, x)
+    return xp.where(xp.isnan(x) if math.isnan(replaced_value_float) else x == replaced_value_float, filled, x)
+
+
+@operator("Normalizer", 1, domain=ML)
+def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
+    """Rows divided by their maximum (with its sign), the sum of their magnitudes, or their length; not by 0."""
+    if x.ndim not in (1, 2):
+        raise OperatorError(f"x has shape {x.shape}; it must be [N, C] or [C]", code="SX404")
+    if norm not in ("MAX", "L1", "L2"):
+        raise OperatorError(f"norm {norm!r} is none of MAX, L1, L2", code="SX404")
+    if x.size == 0:
+        return x
+    x = x if x.dtype.kind == "f" else x.astype(np.float64)
+    if norm == "MAX":
+        d = x.max(axis=-1, keepdims=True)
+    elif norm == "L1":
+        d = xp.abs(x).sum(axis=-1, keepdims=True)
+    else:
+        d = xp.sqrt((x * x).sum(axis=-1, keepdims=True))
+    return x / xp.where(d == 0, 1, d).astype(x.dtype)
+
+
+@operator("Scaler", 1, domain=ML)
+def scaler(xp: Xp, x: Array, *, offset: Floats | None = None, scale: Floats | None = None) -> Array:
+    if offset and scale and len(offset) != len(scale):
+        raise OperatorError(f"offset has {len(offset)} values, scale {len(scale)}", code="SX404")
+    x = x if x.dtype.kind == "f" else x.astype(np.float64)
+    if offset:
+        x = x - _per_feature(xp, "offset", offset, x, x.dtype)
+    return x * _per_feature(xp, "scale", scale, x, x.dtype) if scale else x
+
+
+# --- categories
+
+
+def look_up(x: np.ndarray, keys: Sequence[Any], values: Sequence[Any], default: Any, dtype: Any) -> np.ndarray:
+    """The value of each element's key, the last one of equal keys; NaN is a key like any other."""
+    if len(keys) != len(values):
+        raise OperatorError(f"{len(keys)} keys have {len(values)} values", code="SX404")
+    if keys and isinstance(keys[0], str) != (x.dtype == dtypes.STRING):
+        raise OperatorError(f"x is {dtypes.onnx_name(x.dtype)}; the keys are {type(keys[0]).__name__}", code="SX406")
+    table = {_key(k): v for k, v in zip(keys, values, strict=True)}
+    found, place = np.unique(x.reshape(-1), return_inverse=True)
+    named = np.empty(len(found), dtype)
+    named[:] = [table.get(_key(k), default) for k in found.tolist()]
+    return named[place.reshape(-1)].reshape(x.shape)
+
+
+def _key(k: Any) -> Any:
+    return None if isinstance(k, float) and math.isnan(k) else k
+
+
+@operator("CategoryMapper", 1, domain=ML, host=True)
+def category_mapper(
+    xp: Xp, x: Array, *, cats_int64s: Ints | None = None, cats_strings: Strings | None = None, default_int64: int = -1,
+    default_string: str = "_Unused",
+) -> Array:  # fmt: skip
+    ints, strings = cats_int64s or (), cats_strings or ()
+    if x.dtype == dtypes.STRING:
+        return look_up(x, strings, ints, default_int64, np.int64)
+    return look_up(x, ints, strings, default_string, object)
+
+
+@operator("LabelEncoder", 1, domain=ML, host=True)
+def label_encoder_1(
+    xp: Xp, x: Array, *, classes_strings: Strings | None = None, default_int64: int = -1, default_string: str = "_Unused"
+) -> Array:
+    """The labels are numbered in the order of the list."""
+    classes = classes_strings or ()
+    numbers = range(len(classes))
+    if x.dtype == dtypes.STRING:
+        return look_up(x, classes[::-1], numbers[::-1], default_int64, np.int64)
+    return look_up(x, numbers, classes, default_string, object)
+
+
+@operator("LabelEncoder", 2, 4, domain=ML, host=True)
+def label_encoder(
+    xp: Xp, x: Array, *, keys_floats: Floats | None = None, keys_int64s: Ints | None = None, keys_strings: Strings | None = None,
+    values_floats: Floats | None = None, values_int64s: Ints | None = None, values_strings: Strings | None = None,
+    default_float: float = -0.0, default_int64: int = -1, default_string: str = "_Unused", keys_tensor: np.ndarray | None = None,
+    values_tensor: np.ndarray | None = None, default_tensor: np.ndarray | None = None,
+) -> Array:  # fmt: skip
+    keys = keys_floats or keys_int64s or keys_strings or (() if keys_tensor is None else keys_tensor.reshape(-1).tolist())
+    kinds: list[tuple[Sequence[Any], Any, Any]] = [
+        (values_floats or (), default_float, np.float32), (values_int64s or (), default_int64, np.int64),
+        (values_strings or (), default_string, object),
+    ]  # fmt: skip
+    if values_tensor is not None:
+        dtype = values_tensor.dtype
+        default = default_string if dtype == dtypes.STRING else default_float if dtype.kind == "f" else default_int64
+        kinds.insert(0, (values_tensor.reshape(-1).tolist(), default, dtype))
+    values, default, dtype = next((k for k in kinds if len(k[0])), kinds[0])
+    if default_tensor is not None:
+        if default_tensor.size != 1 or default_tensor.dtype != dtype:
+            given = f"{default_tensor.dtype}{default_tensor.shape}"
+            raise OperatorError(f"default_tensor is {given}; it must be one {np.dtype(dtype)}", code="SX404")
+        default = default_tensor.reshape(-1)[0]
+    return look_up(x, keys, values, default, dtype)
+
+
+@operator("OneHotEncoder", 1, domain=ML, host=True)
+def one_hot_encoder(
+    xp: Xp, x: Array, *, cats_int64s: Ints | None = None, cats_strings: Strings | None = None, zeros: int = 1
+) -> Array:
+    """One more axis, with a 1 at the category; numbers are cut to whole ones first."""
+    cats: Sequence[Any] = (cats_strings if x.dtype == dtypes.STRING else cats_int64s) or ()
+    if not cats:
+        raise OperatorError(f"x is {dtypes.onnx_name(x.dtype)}: its categories are missing", code="SX404")
+    whole = x
+    if x.dtype.kind == "f":
+        whole = np.where(np.isfinite(x), xp.cast(x, np.int64), 0)
+    at = look_up(whole, cats, range(len(cats)), -1, np.int64)
+    if x.dtype.kind == "f":
+        at = np.where(np.isfinite(x), at, -1)
+    if not zeros and (at < 0).any():
+        raise OperatorError(f"{x[at < 0].flat[0]!r} is no category, and zeros=0 allows no other", code="SX404")
+    return (at[..., None] == np.arange(len(cats))).astype(np.float32)

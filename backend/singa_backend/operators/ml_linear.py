@@ -1,0 +1,101 @@
+"""ai.onnx.ml: linear models, and the transforms of scores that every classifier and regressor there shares."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Ints, Xp, operator
+
+ML = "ai.onnx.ml"
+Floats = tuple[float, ...]
+Strings = tuple[str, ...]
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+def transform(xp: Xp, z: Array, name: str) -> Array:
+    """`z` [N, E] under a post_transform."""
+    if name == "NONE":
+        return z
+    if name == "LOGISTIC":
+        e = xp.exp(-xp.abs(z))  # never overflows
+        return xp.where(z < 0, e, 1) / (1 + e)
+    if name == "PROBIT":
+        return _probit(xp, z)
+    if name not in TRANSFORMS:
+        raise OperatorError(f"post_transform {name!r} is none of {', '.join(TRANSFORMS)}", code="SX404")
+    if z.size == 0:
+        return z
+    top = z.max(axis=1, keepdims=True)
+    e = xp.exp(z - top)
+    if name == "SOFTMAX_ZERO":  # scores of 0 stay 0
+        e = xp.where(xp.abs(z) > 1e-7, e, z * xp.exp(-top))
+    total = e.sum(axis=1, keepdims=True)
+    return xp.where(total == 0, np.float32(0.5).astype(z.dtype), e / total)
+
+
+def _probit(xp: Xp, p: Array) -> Array:
+    """The inverse of the normal distribution, by Winitzki's formula for the inverse error function with a = 0.147.
+
+    ONNX gives no formula; its reference and onnxruntime use this one, which is good to three digits.
+    """
+    x = 2 * p - 1
+    log = xp.log((1 - x) * (1 + x))
+    v = 2 / (np.pi * 0.147) + log / 2
+    return xp.sign(x) * xp.sqrt(2 * (xp.sqrt(v * v - log / 0.147) - v))
+
+
+def matrix(xp: Xp, x: Array) -> Array:
+    """`x` [N, F], or [F] as one row, in the float type to compute with."""
+    if x.ndim not in (1, 2):
+        raise OperatorError(f"x has shape {x.shape}; it must be [N, F] or [F]", code="SX404")
+    x = x.reshape(1, -1) if x.ndim == 1 else x
+    return x if x.dtype.kind == "f" else x.astype(np.float64)
+
+
+def class_labels(ints: Ints | None, strings: Strings | None) -> np.ndarray | None:
+    """The labels of a classifier as an array; None where it names none."""
+    if ints and strings:
+        raise OperatorError("both integer and string class labels are given", code="SX404")
+    if strings:
+        return np.array(strings, object)
+    return np.array(ints, np.int64) if ints else None
+
+
+def _scores(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None, count: int) -> Array:
+    x = matrix(xp, x)
+    if len(coefficients) != count * x.shape[1]:
+        raise OperatorError(f"{len(coefficients)} coefficients do not make {count} rows of {x.shape[1]} features", code="SX404")
+    if intercepts and len(intercepts) != count:
+        raise OperatorError(f"{len(intercepts)} intercepts were given for {count} scores", code="SX404")
+    z = x @ xp.asarray(np.array(coefficients, x.dtype).reshape(count, -1)).T
+    return z + xp.asarray(np.array(intercepts, x.dtype)) if intercepts else z
+
+
+@operator("LinearClassifier", 1, domain=ML, host=True)
+def linear_classifier(
+    xp: Xp, x: Array, *, coefficients: Floats, intercepts: Floats | None = None, multi_class: int = 0,
+    post_transform: str = "NONE", classlabels_ints: Ints | None = None, classlabels_strings: Strings | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The class is chosen by the scores before the transform.  One score for two classes decides by its sign."""
+    labels = class_labels(classlabels_ints, classlabels_strings)
+    z = _scores(xp, x, coefficients, intercepts, len(intercepts or ()) or max(len(coefficients) // max(x.shape[-1], 1), 1))
+    scores = z.shape[1]
+    if scores == 1 and (labels is None or len(labels) == 2):
+        names = np.array([0, 1], np.int64) if labels is None else labels
+        y = names[(z[:, 0] > 0).astype(np.int64)]
+        if labels is not None:
+            # Untransformed, and as a probability, the other class has what is left of 1; as a margin the opposite.
+            z = xp.concatenate([1 - z if post_transform in ("NONE", "PROBIT") else -z, z], axis=1)
+        return y, transform(xp, z, post_transform).astype(np.float32)
+    if labels is None or len(labels) != scores:
+        raise OperatorError(f"{scores} scores for {0 if labels is None else len(labels)} class labels", code="SX404")
+    return labels[z.argmax(axis=1)], transform(xp, z, post_transform).astype(np.float32)
+
+
+@operator("LinearRegressor", 1, domain=ML)
+def linear_regressor(
+    xp: Xp, x: Array, *, coefficients: Floats | None = None, intercepts: Floats | None = None,
+    post_transform: str = "NONE", targets: int = 1,
+) -> Array:  # fmt: skip
+    return transform(xp, _scores(xp, x, coefficients or (), intercepts, targets), post_transform)

@@ -1,0 +1,77 @@
+"""ai.onnx.ml: maps made into tensors, and rows of scores into maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Ints, Xp, operator
+from .cast import parse_int
+from .ml_linear import ML, Strings
+
+Map = dict[Any, Any]
+
+
+def _value(kind: str, value: Any) -> Any:
+    if kind == "TO_STRING":
+        return value if isinstance(value, str) else f"{value:.6f}"
+    if kind == "TO_FLOAT":
+        return float(value)
+    return parse_int(value) if isinstance(value, str) else int(value)
+
+
+@operator("CastMap", 1, domain=ML, host=True)
+def cast_map(xp: Xp, x: Map, *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1) -> Array:
+    """A row of the map's values in the order of their keys, or, sparse, each at the place that its key names."""
+    # As in onnxruntime: six decimals make a number a string, and "0.f" fills the gaps among strings.
+    kinds: dict[str, tuple[Any, Any]] = {"TO_FLOAT": (np.float32, 0), "TO_STRING": (object, "0.f"), "TO_INT64": (np.int64, 0)}
+    if cast_to not in kinds or map_form not in ("DENSE", "SPARSE"):
+        raise OperatorError(f"cast_to {cast_to!r} or map_form {map_form!r} is unknown", code="SX404")
+    dtype, gap = kinds[cast_to]
+    values = {k: _value(cast_to, x[k]) for k in sorted(x)}
+    if map_form == "DENSE":
+        y = np.empty((1, len(values)), dtype)
+        y[0, :] = list(values.values())
+        return y
+    y = np.full((1, max_map), gap, dtype)
+    for k, value in values.items():
+        if not 0 <= k < max_map:
+            raise OperatorError(f"key {k} is outside [0, {max_map}), the length of a sparse map", code="SX401")
+        y[0, k] = value
+    return y
+
+
+@operator("DictVectorizer", 1, domain=ML, host=True)
+def dict_vectorizer(xp: Xp, x: Map, *, int64_vocabulary: Ints | None = None, string_vocabulary: Strings | None = None) -> Array:
+    """The map's values in the order of the vocabulary; zero, or an empty string, for a key that it lacks."""
+    vocabulary: tuple[Any, ...] = int64_vocabulary or string_vocabulary or ()
+    unknown = x.keys() - set(vocabulary)
+    if unknown:
+        raise OperatorError(f"key {min(unknown)!r} is not in the vocabulary", code="SX401")
+    dtype = _dtype(list(x.values()))
+    y = np.full(len(vocabulary), "" if dtype == object else 0, dtype)
+    for i, k in enumerate(vocabulary):
+        if k in x:
+            y[i] = x[k]
+    return y
+
+
+def _dtype(values: list[Any]) -> Any:
+    """A Python float stands for ONNX's float: that is what ZipMap gives and what the usual models take."""
+    if any(isinstance(v, str) for v in values):
+        return object
+    plain = [isinstance(v, float) and not isinstance(v, np.floating) for v in values]
+    kinds = [np.dtype(np.float32) if p else np.asarray(v).dtype for p, v in zip(plain, values, strict=True)]
+    return np.result_type(*kinds) if kinds else np.dtype(np.float32)
+
+
+@operator("ZipMap", 1, domain=ML, host=True)
+def zip_map(
+    xp: Xp, x: Array, *, classlabels_int64s: Ints | None = None, classlabels_strings: Strings | None = None
+) -> list[Map]:
+    keys: tuple[Any, ...] = classlabels_int64s or classlabels_strings or ()
+    if x.ndim not in (1, 2) or x.shape[-1] != len(keys):
+        raise OperatorError(f"x has shape {x.shape}; it must be [N, {len(keys)}], a column for each key", code="SX404")
+    return [dict(zip(keys, row, strict=True)) for row in x.reshape(-1, len(keys)).tolist()]

@@ -1,0 +1,132 @@
+"""ai.onnx.ml: support vector machines, and the linear models that use their operators."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Ints, Xp, operator
+from .ml_linear import ML, Floats, Strings, class_labels, matrix, transform
+
+
+def _kernel(xp: Xp, x: Array, s: Array, kind: str, params: Floats | None) -> Array:
+    """The kernel of every row of x with every row of s, [N, M]."""
+    gamma, coef0, degree = (*(params or ()), 0.0, 0.0, 0.0)[:3]
+    if kind == "LINEAR":
+        return x @ s.T
+    if kind == "POLY":
+        return (gamma * (x @ s.T) + coef0) ** degree
+    if kind == "SIGMOID":
+        return xp.tanh(gamma * (x @ s.T) + coef0)
+    if kind == "RBF":
+        distance = [((x - row) ** 2).sum(axis=1) for row in s]  # not by x² - 2xs + s², which cancels
+        return xp.exp(-gamma * xp.stack(distance, axis=1))
+    raise OperatorError(f"kernel_type {kind!r} is none of LINEAR, POLY, RBF, SIGMOID", code="SX404")
+
+
+def _rows(xp: Xp, name: str, values: Floats | None, count: int, features: int) -> Array:
+    if count < 1 or len(values or ()) != count * features:
+        raise OperatorError(f"{name} has {len(values or ())} values; {count} rows of {features} are needed", code="SX404")
+    return xp.asarray(np.array(values, np.float64).reshape(count, features))
+
+
+@operator("SVMRegressor", 1, domain=ML)
+def svm_regressor(
+    xp: Xp, x: Array, *, coefficients: Floats | None = None, support_vectors: Floats | None = None, n_supports: int = 0,
+    rho: Floats | None = None, kernel_type: str = "LINEAR", kernel_params: Floats | None = None, one_class: int = 0,
+    post_transform: str = "NONE",
+) -> Array:  # fmt: skip
+    """Without support vectors the coefficients are those of a linear model.  One class: 1 inside, -1 outside."""
+    x = matrix(xp, x).astype(np.float64)
+    if n_supports > 0:
+        vectors = _rows(xp, "support_vectors", support_vectors, n_supports, x.shape[1])
+        k = _kernel(xp, x, vectors, kernel_type, kernel_params)
+        z = k @ _rows(xp, "coefficients", coefficients, 1, n_supports).T
+    else:
+        z = x @ _rows(xp, "coefficients", coefficients, 1, x.shape[1]).T
+    if rho:
+        z = z + rho[0]
+    return xp.where(z > 0, 1.0, -1.0) if one_class else transform(xp, z, post_transform)
+
+
+@operator("SVMClassifier", 1, domain=ML, host=True)
+def svm_classifier(
+    xp: Xp, x: Array, *, classlabels_ints: Ints | None = None, classlabels_strings: Strings | None = None,
+    coefficients: Floats | None = None, support_vectors: Floats | None = None, vectors_per_class: Ints | None = None,
+    rho: Floats | None = None, prob_a: Floats | None = None, prob_b: Floats | None = None,
+    kernel_type: str = "LINEAR", kernel_params: Floats | None = None, post_transform: str = "NONE",
+) -> tuple[Array, Array]:  # fmt: skip
+    """Each pair of classes has a machine, and the machine a vote.  The scores are theirs, or, with prob_a and prob_b,
+    the probabilities of the classes.  Without support vectors there is a linear model for each class."""
+    labels = class_labels(classlabels_ints, classlabels_strings)
+    x = matrix(xp, x).astype(np.float64)
+    machines = bool(vectors_per_class) and sum(vectors_per_class or ()) > 0
+    if machines:
+        sizes = np.array(vectors_per_class)
+        classes, total = len(sizes), int(sizes.sum())
+        vectors = _rows(xp, "support_vectors", support_vectors, total, x.shape[1])
+        k = _kernel(xp, x, vectors, kernel_type, kernel_params)
+        z = _pairs(k, _rows(xp, "coefficients", coefficients, classes - 1, total), sizes, rho)
+        chosen = _votes(z, classes).argmax(axis=1)
+    else:
+        classes = max(1, len(labels) if labels is not None else 1)
+        z = x @ _rows(xp, "coefficients", coefficients, classes, x.shape[1]).T + (rho[0] if rho else 0.0)
+        chosen = z.argmax(axis=1)
+    if labels is not None and len(labels) != classes:
+        raise OperatorError(f"{classes} classes have {len(labels)} labels", code="SX404")
+    names = np.arange(classes) if labels is None else labels
+    if machines and prob_a:
+        z = _probabilities(z, classes, prob_a, prob_b or ())
+    elif z.shape[1] == 1 and classes == 2:
+        z = np.concatenate([1 - z if post_transform == "PROBIT" else -z, z], axis=1)  # a chance, or a margin
+    return names[chosen], transform(xp, z, post_transform).astype(np.float32)
+
+
+def _pairs(k: np.ndarray, coefficients: np.ndarray, sizes: np.ndarray, rho: Floats | None) -> np.ndarray:
+    """The decision of each pair of classes i < j, above 0 for i: [N, pairs]."""
+    ends = np.cumsum(sizes)
+    part = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    pairs = list(zip(*np.triu_indices(len(sizes), 1), strict=True))
+    if len(rho or ()) < len(pairs):
+        raise OperatorError(f"rho has {len(rho or ())} values for {len(pairs)} pairs of classes", code="SX404")
+    z = np.empty((len(k), len(pairs)))
+    for p, (i, j) in enumerate(pairs):
+        z[:, p] = k[:, part[i]] @ coefficients[j - 1, part[i]] + k[:, part[j]] @ coefficients[i, part[j]] + (rho or ())[p]
+    return z
+
+
+def _votes(z: np.ndarray, classes: int) -> np.ndarray:
+    first, second = np.triu_indices(classes, 1)
+    votes = np.zeros((len(z), classes), np.int64)
+    for p, won in enumerate((z > 0).T):
+        votes[:, first[p]] += won
+        votes[:, second[p]] += ~won
+    return votes
+
+
+def _probabilities(z: np.ndarray, classes: int, a: Floats, b: Floats) -> np.ndarray:
+    """Platt's sigmoid of each pair, then the class probabilities that agree best with the pairs (Wu, Lin and Weng 2004)."""
+    if not len(a) == len(b) == z.shape[1]:
+        raise OperatorError(f"prob_a and prob_b have {len(a)} and {len(b)} values for {z.shape[1]} pairs", code="SX404")
+    pair = np.clip(1 - transform(np, z * np.array(a) + np.array(b), "LOGISTIC"), 1e-7, 1 - 1e-7)
+    r = np.zeros((len(z), classes, classes))
+    i, j = np.triu_indices(classes, 1)
+    r[:, i, j], r[:, j, i] = pair, 1 - pair
+    # Minimise p' q p over p with sum 1: q[t, t] = sum of r[j, t]², q[t, j] = -r[j, t] r[t, j].
+    q = -r.transpose(0, 2, 1) * r
+    q[:, range(classes), range(classes)] = (r * r).sum(axis=1)
+    p = np.full((len(z), classes), 1 / classes)
+    going = np.ones(len(z), bool)
+    for _ in range(max(100, classes)):
+        qp = np.einsum("nij,nj->ni", q, p)
+        pqp = (p * qp).sum(axis=1)
+        going = going & (np.abs(qp - pqp[:, None]).max(axis=1) >= 0.005 / classes)
+        if not going.any():
+            break
+        for t in range(classes):
+            step = np.where(going, (pqp - qp[:, t]) / q[:, t, t], 0)
+            pqp = (pqp + step * (step * q[:, t, t] + 2 * qp[:, t])) / (1 + step) ** 2
+            qp = (qp + step[:, None] * q[:, t, :]) / (1 + step[:, None])
+            p[:, t] += step
+            p /= 1 + step[:, None]
+    return p

@@ -1,0 +1,327 @@
+"""ai.onnx.ml: ensembles of decision trees, walked by all rows and all trees together, level by level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Ints, Xp, operator
+from .ml_linear import ML, TRANSFORMS, Floats, Strings, class_labels, matrix, transform
+
+_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
+_COMPARE = (le, lt, ge, gt, eq, ne)
+_MEMBER, _LEAF = 6, 7
+_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_AT_ONCE = 1 << 22  # votes held in memory together
+
+
+@dataclass
+class Trees:
+    """Nodes of all trees in flat arrays; a leaf is its own child.  Votes of a leaf, padded with targets that do not count."""
+
+    roots: np.ndarray
+    feature: np.ndarray
+    mode: np.ndarray
+    value: np.ndarray
+    true: np.ndarray
+    false: np.ndarray
+    missing: np.ndarray  # whether a NaN goes the true way
+    targets: np.ndarray  # [nodes, votes of a leaf]
+    weights: np.ndarray
+    members: tuple[np.ndarray, np.ndarray] | None = None  # all values that are looked for; sorted node * count + value's number
+
+    def depth(self) -> int:
+        """How many steps lead from a root to any leaf; raises OperatorError where the nodes go round."""
+        front = np.unique(self.roots)
+        for steps in range(len(self.mode) + 1):
+            front = front[self.mode[front] != _LEAF]
+            if not front.size:
+                return steps
+            front = np.unique(np.concatenate([self.true[front], self.false[front]]))
+        raise OperatorError("the nodes of a tree form a cycle", code="SX404")
+
+    def leaves(self, xp: Xp, x: Array) -> Array:
+        """The leaf that each row reaches in each tree, [N, trees]."""
+        feature, mode, value, true, false, missing = (
+            xp.asarray(a) for a in (self.feature, self.mode, self.value, self.true, self.false, self.missing)
+        )
+        used = sorted(set(self.mode.tolist()) - {_LEAF})
+        inner = self.feature[self.mode != _LEAF]
+        if inner.size and not 0 <= inner.min() <= inner.max() < x.shape[1]:
+            raise OperatorError(f"a node asks for feature {inner.max()}; x has {x.shape[1]}", code="SX401")
+        row = xp.arange(x.shape[0])[:, None]
+        node = xp.broadcast_to(xp.asarray(self.roots), (x.shape[0], len(self.roots)))
+        for _ in range(self.depth() if x.shape[0] else 0):
+            v, t, how = x[row, feature[node]], value[node], mode[node]
+            go = xp.zeros(node.shape, bool)
+            for m in used:
+                go = xp.where(how == m, self._compare(xp, m, v, t, node), go)
+            go = xp.where(xp.isnan(v), missing[node], go)
+            node = xp.where(go, true[node], false[node])
+        return node
+
+    def _compare(self, xp: Xp, mode: int, v: Array, t: Array, node: Array) -> Array:
+        if mode != _MEMBER:
+            return _COMPARE[mode](v, t)
+        if self.members is None or not self.members[0].size:
+            return xp.zeros(v.shape, bool)
+        values, pairs = (xp.asarray(a) for a in self.members)
+        number = xp.minimum(xp.searchsorted(values, v), len(values) - 1)
+        pair = node * len(values) + number
+        return (values[number] == v) & (pairs[xp.minimum(xp.searchsorted(pairs, pair), len(pairs) - 1)] == pair)
+
+    def aggregate(self, xp: Xp, x: Array, count: int, how: str) -> Array:
+        """The votes of the leaves that each row reaches, put together for each of `count` targets: [N, count], float64."""
+        if self.targets.size and not self.targets.max() < count:
+            raise OperatorError(f"a leaf votes for target {self.targets.max()}; there are {count}", code="SX401")
+        targets, weights = xp.asarray(np.where(self.targets < 0, count, self.targets)), xp.asarray(self.weights)
+        y = xp.zeros((x.shape[0], count), np.float64)
+        step = max(1, _AT_ONCE // max(1, len(self.roots) * self.targets.shape[1]))
+        for start in range(0, x.shape[0], step):
+            leaf = self.leaves(xp, x[start : start + step])
+            n = leaf.shape[0]
+            place = (xp.arange(n)[:, None, None] * (count + 1) + targets[leaf]).reshape(-1)
+            vote = weights[leaf].reshape(-1)
+            if how in ("SUM", "AVERAGE"):
+                total = xp.bincount(place, weights=vote, minlength=n * (count + 1))
+            else:
+                total = xp.full(n * (count + 1), np.inf if how == "MIN" else -np.inf)
+                xp.scatter(total, (place,), vote, how.lower())
+                total = xp.where(xp.bincount(place, minlength=n * (count + 1)) > 0, total, 0)
+            y[start : start + step] = total.reshape(n, count + 1)[:, :count]
+        return y / len(self.roots) if how == "AVERAGE" else y
+
+
+def _votes(nodes: int, at: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[nodes, most votes of a node] of targets, -1 where there is none, and of weights; the i-th vote is node at[i]'s."""
+    if not len(at) == len(targets) == len(weights):
+        raise OperatorError(f"{len(at)} leaves, {len(targets)} targets and {len(weights)} weights make no votes", code="SX404")
+    if len(targets) and targets.min() < 0:
+        raise OperatorError(f"target {targets.min()} is negative", code="SX401")
+    order = np.argsort(at, kind="stable")
+    at = at[order]
+    place = np.arange(len(at)) - np.searchsorted(at, at)
+    shape = (nodes, int(place.max(initial=-1)) + 1)
+    t, w = np.full(shape, -1), np.zeros(shape)
+    t[at, place], w[at, place] = targets[order], weights[order]
+    return t, w
+
+
+# --- TreeEnsembleClassifier, TreeEnsembleRegressor: nodes named by a tree's id and their own
+
+
+def _numbers(floats: Floats | None, tensor: np.ndarray | None) -> np.ndarray | None:
+    """An attribute that may be given as floats or as a tensor."""
+    if tensor is not None:
+        return tensor.reshape(-1)
+    return np.array(floats, np.float32) if floats else None
+
+
+def _named_trees(
+    nodes: dict[str, Any], values: np.ndarray | None, votes: tuple[Ints | None, Ints | None, Ints | None],
+    weights: np.ndarray | None,
+) -> Trees:  # fmt: skip
+    """nodes: the attributes nodes_*; votes: the ids of the tree, the node and the target of each weight."""
+    modes = nodes["nodes_modes"] or ()
+    count = len(modes)
+    unknown = set(modes) - set(_MODES) | set(modes) & {"BRANCH_MEMBER"}
+    if unknown or not count:
+        what = f"nodes_modes has the unknown mode {min(unknown)!r}" if unknown else "there are no nodes"
+        raise OperatorError(what, code="SX404")
+    mode = np.array([_MODES.index(m) for m in modes])
+
+    def ints(name: str) -> np.ndarray:
+        given = np.array(nodes[name] or (0,) * count, np.int64)
+        if len(given) != count:
+            raise OperatorError(f"{name} has {len(given)} values for {count} nodes", code="SX404")
+        return given
+
+    tree, name = ints("nodes_treeids"), ints("nodes_nodeids")
+    ids, tree_number = np.unique(tree, return_inverse=True)
+    low, span = name.min(), int(name.max() - name.min()) + 1
+    keys = tree_number * span + name - low
+    order = np.argsort(keys, kind="stable")
+    if (np.diff(keys[order]) == 0).any():
+        raise OperatorError("a tree has two nodes of one id", code="SX404")
+
+    def find(tree_numbers: np.ndarray, names: np.ndarray, what: str) -> np.ndarray:
+        key = tree_numbers * span + names - low
+        at: np.ndarray = order[np.minimum(np.searchsorted(keys, key, sorter=order), count - 1)]
+        if ((names < low) | (names >= low + span) | (keys[at] != key)).any():
+            raise OperatorError(f"{what} names a node that no tree has", code="SX404")
+        return at
+
+    leaf, own = mode == _LEAF, np.arange(count)
+    way = {}
+    for branch in ("nodes_truenodeids", "nodes_falsenodeids"):
+        way[branch] = own.copy()
+        way[branch][~leaf] = find(tree_number[~leaf], ints(branch)[~leaf], branch)
+    child = np.zeros(count, bool)
+    for to in way.values():
+        child[to[~leaf]] = True
+    first = np.full(len(ids), count)
+    np.minimum.at(first, tree_number[~child], own[~child])
+    if (first == count).any():
+        raise OperatorError("a tree has no root: its nodes form a cycle", code="SX404")
+
+    if values is None:
+        values = np.zeros(count, np.float32)
+    if len(values) != count:
+        raise OperatorError(f"nodes_values has {len(values)} values for {count} nodes", code="SX404")
+    vote_tree, vote_node, vote_target = (np.array(v or (), np.int64) for v in votes)
+    place = np.minimum(np.searchsorted(ids, vote_tree), len(ids) - 1)
+    if len(vote_tree) != len(vote_node) or (ids[place] != vote_tree).any():
+        raise OperatorError("a vote names a tree that is not there", code="SX404")
+    given = np.zeros(0) if weights is None else weights
+    targets, vote_weights = _votes(count, find(place, vote_node, "a vote"), vote_target, given)
+    missing = ints("nodes_missing_value_tracks_true") != 0
+    feature = np.where(leaf, 0, ints("nodes_featureids"))
+    true, false = way["nodes_truenodeids"], way["nodes_falsenodeids"]
+    return Trees(first, feature, mode, values, true, false, missing, targets, vote_weights)
+
+
+def _base(values: np.ndarray | None, count: int) -> np.ndarray | None:
+    if values is not None and len(values) != count:
+        raise OperatorError(f"base_values has {len(values)} values for {count} targets", code="SX404")
+    return values
+
+
+@operator("TreeEnsembleRegressor", 1, 3, 5, domain=ML)
+def tree_ensemble_regressor(
+    xp: Xp, x: Array, *, n_targets: int | None = None, aggregate_function: str = "SUM", post_transform: str = "NONE",
+    base_values: Floats | None = None, base_values_as_tensor: np.ndarray | None = None,
+    nodes_treeids: Ints | None = None, nodes_nodeids: Ints | None = None, nodes_modes: Strings | None = None,
+    nodes_featureids: Ints | None = None, nodes_values: Floats | None = None, nodes_values_as_tensor: np.ndarray | None = None,
+    nodes_truenodeids: Ints | None = None, nodes_falsenodeids: Ints | None = None,
+    nodes_missing_value_tracks_true: Ints | None = None,
+    nodes_hitrates: Floats | None = None, nodes_hitrates_as_tensor: np.ndarray | None = None,
+    target_treeids: Ints | None = None, target_nodeids: Ints | None = None, target_ids: Ints | None = None,
+    target_weights: Floats | None = None, target_weights_as_tensor: np.ndarray | None = None,
+) -> Array:  # fmt: skip
+    if aggregate_function not in _AGGREGATES:
+        raise OperatorError(f"aggregate_function {aggregate_function!r} is none of {', '.join(_AGGREGATES)}", code="SX404")
+    nodes = {k: v for k, v in locals().items() if k.startswith("nodes_")}
+    trees = _named_trees(nodes, _numbers(nodes_values, nodes_values_as_tensor), (target_treeids, target_nodeids, target_ids),
+                         _numbers(target_weights, target_weights_as_tensor))  # fmt: skip
+    count = max(target_ids or (0,)) + 1 if n_targets is None else n_targets
+    y = trees.aggregate(xp, matrix(xp, x), count, aggregate_function)
+    base = _base(_numbers(base_values, base_values_as_tensor), count)
+    return transform(xp, y if base is None else y + xp.asarray(base), post_transform)
+
+
+@operator("TreeEnsembleClassifier", 1, 3, 5, domain=ML, host=True)
+def tree_ensemble_classifier(
+    xp: Xp, x: Array, *, classlabels_int64s: Ints | None = None, classlabels_strings: Strings | None = None,
+    post_transform: str = "NONE", base_values: Floats | None = None, base_values_as_tensor: np.ndarray | None = None,
+    nodes_treeids: Ints | None = None, nodes_nodeids: Ints | None = None, nodes_modes: Strings | None = None,
+    nodes_featureids: Ints | None = None, nodes_values: Floats | None = None, nodes_values_as_tensor: np.ndarray | None = None,
+    nodes_truenodeids: Ints | None = None, nodes_falsenodeids: Ints | None = None,
+    nodes_missing_value_tracks_true: Ints | None = None,
+    nodes_hitrates: Floats | None = None, nodes_hitrates_as_tensor: np.ndarray | None = None,
+    class_treeids: Ints | None = None, class_nodeids: Ints | None = None, class_ids: Ints | None = None,
+    class_weights: Floats | None = None, class_weights_as_tensor: np.ndarray | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The class of the greatest sum of votes, before the transform; the first of equal ones."""
+    labels = class_labels(classlabels_int64s, classlabels_strings)
+    if labels is None:
+        raise OperatorError("the classifier has no class labels", code="SX404")
+    nodes = {k: v for k, v in locals().items() if k.startswith("nodes_")}
+    weights = _numbers(class_weights, class_weights_as_tensor)
+    values = _numbers(nodes_values, nodes_values_as_tensor)
+    trees = _named_trees(nodes, values, (class_treeids, class_nodeids, class_ids), weights)
+    z = trees.aggregate(xp, matrix(xp, x), len(labels), "SUM")
+    base = _numbers(base_values, base_values_as_tensor)
+    voted = set(class_ids or ())
+    # Votes for one class of two decide alone: above 1/2 as probabilities, above 0 as margins, which have both signs.
+    chances = weights is None or bool((weights >= 0).all())
+    if len(labels) <= 2 and len(voted) == 1:
+        s = z[:, list(voted)]
+        if base is not None:
+            s = s + base[-1]
+        if len(labels) == 1 and classlabels_strings:
+            raise OperatorError("one string label cannot name the two classes of a binary classifier", code="SX404")
+        names = labels if len(labels) == 2 else np.array([0, labels[0]])
+        if len(labels) == 1:
+            z = s
+        elif voted == {1}:
+            z = np.concatenate([np.zeros_like(s), s], axis=1)
+        elif post_transform == "PROBIT" or (post_transform == "NONE" and chances):
+            z = np.concatenate([1 - s, s], axis=1)
+        else:
+            z, chances = np.concatenate([-s, s], axis=1), False
+        chosen = s[:, 0] > (0.5 if chances else 0)
+        return names[chosen.astype(np.int64)], transform(xp, z, post_transform).astype(np.float32)
+    if _base(base, len(labels)) is not None:
+        z = z + base
+    return labels[z.argmax(axis=1)], transform(xp, z, post_transform).astype(np.float32)
+
+
+# --- TreeEnsemble: nodes and leaves by their places
+
+
+@operator("TreeEnsemble", 5, domain=ML)
+def tree_ensemble(
+    xp: Xp, x: Array, *, tree_roots: Ints, nodes_featureids: Ints, nodes_modes: np.ndarray, nodes_splits: np.ndarray,
+    nodes_truenodeids: Ints, nodes_trueleafs: Ints, nodes_falsenodeids: Ints, nodes_falseleafs: Ints,
+    leaf_targetids: Ints, leaf_weights: np.ndarray, n_targets: int | None = None, aggregate_function: int = 1,
+    post_transform: int = 0, nodes_missing_value_tracks_true: Ints | None = None, nodes_hitrates: np.ndarray | None = None,
+    membership_values: np.ndarray | None = None,
+) -> Array:  # fmt: skip
+    """Behind the n inner nodes stand the leaves: leaf i is node n + i."""
+    inner, leaves = len(nodes_featureids), len(leaf_targetids)
+    if not 0 <= aggregate_function < len(_AGGREGATES) or not 0 <= post_transform < len(TRANSFORMS):
+        unknown = f"aggregate_function {aggregate_function} or post_transform {post_transform}"
+        raise OperatorError(f"{unknown} is unknown", code="SX404")
+    mode = nodes_modes.reshape(-1).astype(np.int64)
+    if len(mode) and not 0 <= mode.min() <= mode.max() <= _MEMBER:
+        raise OperatorError(f"nodes_modes has the unknown mode {mode.max()}", code="SX404")
+    lengths = [len(v) for v in (mode, nodes_splits, nodes_truenodeids, nodes_trueleafs, nodes_falsenodeids, nodes_falseleafs)]
+    if set(lengths) != {inner} or len(leaf_weights) != leaves:
+        raise OperatorError(f"the attributes of {inner} nodes and {leaves} leaves differ in length", code="SX404")
+    own = np.arange(inner, inner + leaves)
+
+    def way(ids: Ints, leaf: Ints) -> np.ndarray:
+        to, ends = np.array(ids, np.int64), np.array(leaf, np.int64) != 0
+        if ((to < 0) | (to >= np.where(ends, leaves, inner))).any():
+            raise OperatorError("a node leads to a node or a leaf that is not there", code="SX401")
+        return np.concatenate([to + inner * ends, own])
+
+    roots = np.array(tree_roots, np.int64)
+    if len(roots) and not 0 <= roots.min() <= roots.max() < inner:
+        raise OperatorError(f"tree_roots names node {roots.max()}; there are {inner}", code="SX401")
+    missing = np.array(nodes_missing_value_tracks_true or (0,) * inner) != 0
+    if len(missing) != inner:
+        raise OperatorError(f"nodes_missing_value_tracks_true has {len(missing)} values for {inner} nodes", code="SX404")
+    features, values, modes = np.array(nodes_featureids, np.int64), _wide(nodes_splits), np.full(leaves, _LEAF)
+    targets, weights = _votes(inner + leaves, own, np.array(leaf_targetids, np.int64), _wide(leaf_weights))
+    trees = Trees(
+        roots, np.pad(features, (0, leaves)), np.concatenate([mode, modes]), np.pad(values, (0, leaves)),
+        way(nodes_truenodeids, nodes_trueleafs), way(nodes_falsenodeids, nodes_falseleafs),
+        np.pad(missing, (0, leaves)), targets, weights, _members(mode, membership_values),
+    )  # fmt: skip
+    count = max(leaf_targetids, default=0) + 1 if n_targets is None else n_targets
+    return transform(xp, trees.aggregate(xp, matrix(xp, x), count, _AGGREGATES[aggregate_function]), TRANSFORMS[post_transform])
+
+
+def _wide(a: np.ndarray) -> np.ndarray:
+    return a.reshape(-1).astype(np.float32) if a.dtype.itemsize < 4 else a.reshape(-1)
+
+
+def _members(mode: np.ndarray, values: np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """The sets of the MEMBER nodes, each ended by a NaN, in the order of the nodes."""
+    nodes = np.flatnonzero(mode == _MEMBER)
+    flat = np.zeros(0, np.float32) if values is None else _wide(values)
+    end = np.isnan(flat)
+    if len(nodes) != end.sum():
+        raise OperatorError(f"membership_values has {end.sum()} sets for {len(nodes)} nodes", code="SX404")
+    if not len(nodes):
+        return None
+    flat, which = flat[~end], (np.cumsum(end) - end)[~end]
+    if which.size and which.max() >= len(nodes):
+        raise OperatorError("membership_values does not end with a NaN", code="SX404")
+    unique, number = np.unique(flat, return_inverse=True)
+    return unique, np.unique(nodes[which] * len(unique) + number)

@@ -1,0 +1,215 @@
+"""Normalizations: subtract a mean, divide by a deviation or a norm, scale and shift."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..errors import OperatorError
+from ..operator import Array, Ints, Version, Wanted, Xp, operator
+from ._common import axes_of, axis_of
+
+
+def _mean(x: Array, axes: Ints) -> Array:
+    """The mean over `axes`, which stay as ones; of nothing, NaN."""
+    return x.sum(axis=axes, keepdims=True) / math.prod(x.shape[a] for a in axes) if axes else x
+
+
+def _moments(x: Array, axes: Ints) -> tuple[Array, Array, Array]:
+    """`x - mean`, the mean and the population variance over `axes`, which stay as ones."""
+    mean = _mean(x, axes)
+    d = x - mean
+    return d, mean, _mean(d * d, axes)
+
+
+def _fits(shape: Ints, to: Ints, what: str) -> None:
+    """Raise OperatorError unless `shape` broadcasts to `to` without changing it."""
+    try:
+        if np.broadcast_shapes(shape, to) == tuple(to):
+            return
+    except ValueError:
+        pass
+    raise OperatorError(f"{what} of shape {tuple(shape)} does not broadcast to {tuple(to)}", code="SX404")
+
+
+def _per_channel(v: Array, x: Array, what: str) -> Array:
+    """`v`, one value for each entry of axis 1, shaped to broadcast against x."""
+    if x.ndim < 2:
+        raise OperatorError(f"a batch of channels has two axes or more; the shape is {x.shape}", code="SX404")
+    if v.shape != x.shape[1:2]:
+        raise OperatorError(f"{what} of shape {v.shape} does not hold one value a channel of {x.shape}", code="SX404")
+    return v.reshape(-1, *[1] * (x.ndim - 2))
+
+
+# --- over the batch
+
+
+def _batch_norm(xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float,
+                momentum: float, training: bool, spatial: bool = True) -> tuple[Array, ...]:  # fmt: skip
+    """y, the two running statistics and the two of this batch; without training, y alone.
+
+    spatial: one statistic a channel; otherwise one for each element of a sample.
+    """
+    if x.ndim == 1:  # N samples of one channel
+        y, *statistics = _batch_norm(xp, x.reshape(-1, 1), scale, b, mean, var, epsilon, momentum, training)
+        return y.reshape(-1), *statistics
+    if spatial:
+        axes = (0, *range(2, x.ndim))
+        scale, b, m, v = (_per_channel(p, x, n) for p, n in ((scale, "scale"), (b, "B"), (mean, "mean"), (var, "var")))
+    else:
+        axes = (0,)
+        scale, b, m, v = (_per_feature(p, x, n) for p, n in ((scale, "scale"), (b, "B"), (mean, "mean"), (var, "var")))
+    if not training:
+        return ((x - m) * (scale / xp.sqrt(v + epsilon)) + b,)
+    d, now_mean, now_var = _moments(x, axes)
+    y = d * (scale / xp.sqrt(now_var + epsilon)) + b
+    now_mean, now_var = now_mean[0], now_var[0]
+    new_mean = m * momentum + now_mean * (1 - momentum)
+    new_var = v * momentum + now_var * (1 - momentum)
+    shape = mean.shape if spatial else x.shape[1:]
+    return y, *(s.reshape(shape) for s in (new_mean, new_var, now_mean, now_var))
+
+
+def _per_feature(v: Array, x: Array, what: str) -> Array:
+    """`v` against a sample: of its shape or size, or one value a channel as versions 1 and 6 say."""
+    if v.ndim == 1 and v.shape == x.shape[1:2]:
+        return v.reshape(-1, *[1] * (x.ndim - 2))
+    if v.size != math.prod(x.shape[1:]):
+        raise OperatorError(f"{what} of shape {v.shape} does not fit samples of shape {x.shape[1:]}", code="SX404")
+    return v.reshape(x.shape[1:])
+
+
+@operator("BatchNormalization", 14, 15)
+def batch_normalization(
+    xp: Xp, x: Array, scale: Array, b: Array, input_mean: Array, input_var: Array, *,
+    epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int = 0, wanted: Wanted,
+) -> tuple[Array, ...]:  # fmt: skip
+    """The variance of a batch is the population's, also in the running one."""
+    _only_y(wanted, bool(training_mode), "training_mode=1")
+    return _batch_norm(xp, x, scale, b, input_mean, input_var, epsilon, momentum, bool(training_mode))[:3]
+
+
+@operator("BatchNormalization", 7, 9)
+def batch_normalization_7(
+    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
+    epsilon: float = 1e-5, momentum: float = 0.9, spatial: int = 1, wanted: Wanted,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Versions 7 and 9 have no switch: a node that names more outputs than y is training."""
+    return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, any(wanted[1:]), bool(spatial))
+
+
+@operator("BatchNormalization", 1, 6)
+def batch_normalization_1(
+    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
+    epsilon: float = 1e-5, momentum: float = 0.9, is_test: int = 0, spatial: int = 1, wanted: Wanted,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Before opset 7 a node was training unless it said otherwise."""
+    _only_y(wanted, not is_test, "is_test=0")
+    return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, not is_test, bool(spatial))
+
+
+def _only_y(wanted: tuple[bool, ...], training: bool, switch: str) -> None:
+    if any(wanted[1:]) and not training:
+        raise OperatorError(f"the node names statistics as outputs; they exist in training only ({switch})", code="SX404")
+
+
+# --- over an instance, a group, the last axes
+
+
+@operator("InstanceNormalization", 1, 6, 22)
+def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon: float = 1e-5) -> Array:
+    scale, b = _per_channel(scale, x, "scale"), _per_channel(b, x, "B")
+    d, _, var = _moments(x, tuple(range(2, x.ndim)))
+    return d * (scale / xp.sqrt(var + epsilon)) + b
+
+
+@operator("GroupNormalization", 18, 21)
+def group_normalization(
+    xp: Xp, x: Array, scale: Array, bias: Array, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1, version: Version
+) -> Array:
+    """Version 18 has one scale and one bias a group, 21 one a channel."""
+    if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups:
+        raise OperatorError(f"{num_groups} groups do not divide the channels of shape {x.shape}", code="SX404")
+    n, c, *rest = x.shape
+    groups = _stashed(xp, x, stash_type).reshape(n, num_groups, c // num_groups, *rest)
+    d, _, var = _moments(groups, tuple(range(2, groups.ndim)))
+    normal = (d / xp.sqrt(var + epsilon)).astype(x.dtype)
+    if version == 18:
+        y = normal * _per_channel(scale, groups, "scale") + _per_channel(bias, groups, "bias")
+        return y.reshape(x.shape)
+    return normal.reshape(x.shape) * _per_channel(scale, x, "scale") + _per_channel(bias, x, "bias")
+
+
+def _stashed(xp: Xp, x: Array, stash_type: int) -> Array:
+    """x in the precision of a first stage: that of `stash_type`, or its own where that is finer."""
+    dtype = dtypes.numpy_dtype(stash_type)
+    if not dtypes.is_float(dtype):
+        raise OperatorError(f"stash_type {dtypes.onnx_name(dtype)} is no float", code="SX404")
+    return x.astype(np.float64) if dtype == np.float64 and x.dtype != np.float64 else x
+
+
+@operator("LayerNormalization", 17)
+def layer_normalization(
+    xp: Xp, x: Array, scale: Array, b: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[Array, Array, Array]:
+    """y, the mean and the inverse deviation; the last two in `stash_type`.
+
+    The first stage is computed in `stash_type` or finer: doubles stay doubles.
+    """
+    _fits(scale.shape, x.shape, "Scale")
+    z = _stashed(xp, x, stash_type)
+    d, mean, var = _moments(z, tuple(range(axis_of(axis, x.ndim), x.ndim)))
+    inverse = 1 / xp.sqrt(var + epsilon)
+    y = (d * inverse).astype(x.dtype) * scale
+    if b is not None:
+        _fits(b.shape, x.shape, "B")
+        y = y + b
+    stash: np.dtype[Any] = dtypes.numpy_dtype(stash_type)
+    return y, mean.astype(stash), inverse.astype(stash)
+
+
+@operator("RMSNormalization", 23)
+def rms_normalization(xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
+    """The result has the dtype of `scale`."""
+    _fits(scale.shape, x.shape, "scale")
+    z = _stashed(xp, x, stash_type)
+    square = _mean(z * z, tuple(range(axis_of(axis, x.ndim), x.ndim)))
+    return (z / xp.sqrt(square + epsilon)).astype(x.dtype) * scale
+
+
+@operator("MeanVarianceNormalization", 9, 13)
+def mean_variance_normalization(xp: Xp, x: Array, *, axes: Ints = (0, 2, 3)) -> Array:
+    """The 1e-9 stands in ONNX's function body: a constant becomes zero."""
+    d, _, var = _moments(x, axes_of(axes, x.ndim) if axes else tuple(range(x.ndim)))
+    return d / (xp.sqrt(var) + 1e-9)
+
+
+# --- by a norm
+
+
+@operator("LpNormalization", 1, 22)
+def lp_normalization(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
+    """x over its norm along an axis; zero where the norm is zero."""
+    if p not in (1, 2):
+        raise OperatorError(f"p is {p}; LpNormalization knows 1 and 2", code="SX404")
+    axis = axis_of(axis, x.ndim)
+    norm = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else xp.sqrt((x * x).sum(axis=axis, keepdims=True))
+    return xp.where(norm == 0, 0, x / norm)
+
+
+@operator("LRN", 1, 13)
+def lrn(xp: Xp, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Array:
+    """Squares are summed over `size` channels around each; of an even size one more lies behind than before."""
+    if x.ndim < 2 or size < 1:
+        raise OperatorError(f"LRN sums {size} channels of shape {x.shape}", code="SX404")
+    channels = x.shape[1]
+    square = x * x
+    total = xp.zeros_like(x)
+    for offset in range(-min((size - 1) // 2, channels), min(size // 2, channels) + 1):
+        into = slice(max(0, -offset), max(0, channels - max(0, offset)))
+        source = slice(max(0, offset), max(0, channels - max(0, -offset)))
+        total[:, into] += square[:, source]
+    return x / (bias + (alpha / size) * total) ** beta

@@ -1,0 +1,191 @@
+"""Values in order: the largest, the distinct, the reversed, the running totals, the boxes that survive."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Host, Xp, operator
+from ._common import axis_of
+
+
+@operator("TopK", 11, 24)
+def top_k(xp: Xp, x: Array, k: Host[int], *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
+    """Of equal values the one with the lower index comes first.  NaN counts as larger than every number, as in NumPy's sort.
+
+    Where the order is left open (sorted=0), it is that of sorted=1.
+    """
+    axis = axis_of(axis, x.ndim)
+    n = x.shape[axis]
+    if not 0 <= k <= n:
+        raise OperatorError(f"k is {k}, and axis {axis} has {n} values", code="SX404")
+    if largest:  # a stable sort of the reversed values, read backwards, has the lower index first among equals
+        order = n - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)
+    else:
+        order = xp.argsort(x, axis=axis, kind="stable")
+    top = order[(slice(None),) * axis + (slice(k),)].astype(np.int64)
+    return xp.take_along_axis(x, top, axis=axis), top
+
+
+@operator("TopK", 10)
+def top_k_10(xp: Xp, x: Array, k: Host[int], *, axis: int = -1) -> tuple[Array, Array]:
+    return top_k(xp, x, k, axis=axis)  # type: ignore[no-any-return]
+
+
+@operator("TopK", 1)
+def top_k_1(xp: Xp, x: Array, *, axis: int = -1, k: int) -> tuple[Array, Array]:
+    return top_k(xp, x, k, axis=axis)  # type: ignore[no-any-return]
+
+
+def _arg(xp: Xp, x: Array, pick: str, axis: int, keepdims: int, last: int) -> Array:
+    """Where along `axis` the extremum stands first, or last; a NaN is the extremum, as in NumPy."""
+    axis = axis_of(axis, x.ndim)
+    if x.shape[axis] == 0:
+        raise OperatorError(f"axis {axis} of the shape {x.shape} is empty: nothing is its extremum", code="SX404")
+    i = getattr(xp, pick)(xp.flip(x, axis) if last else x, axis=axis)
+    i = x.shape[axis] - 1 - i if last else i
+    return xp.expand_dims(i, axis) if keepdims else i
+
+
+@operator("ArgMax", 1, 11, 12, 13)
+def arg_max(xp: Xp, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+    return _arg(xp, x, "argmax", axis, keepdims, select_last_index)
+
+
+@operator("ArgMin", 1, 11, 12, 13)
+def arg_min(xp: Xp, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+    return _arg(xp, x, "argmin", axis, keepdims, select_last_index)
+
+
+# --- Unique ---------------------------------------------------------------------------------------------------------
+
+
+def _groups(xp: Xp, order: Array, new: Array) -> tuple[Array, Array, Array]:
+    """First member, number of each element, and size of the groups of equals that a stable sort brought together.
+
+    order: the sorting permutation.  new: for each sorted element, whether it begins a group.
+    """
+    starts = xp.flatnonzero(new)
+    inverse = xp.empty(order.shape, np.int64)
+    inverse[order] = xp.cumsum(new, dtype=np.int64) - 1
+    ends = xp.concatenate([starts[1:], xp.asarray(np.array([len(order)] if len(starts) else [], np.int64))])
+    return order[starts], inverse, ends - starts
+
+
+def _unique_values(xp: Xp, flat: Array) -> tuple[Array, Array, Array]:
+    """The groups of equal values; all NaN are one, as for NumPy."""
+    order = xp.argsort(flat, kind="stable")
+    s = flat[order]
+    differs = s[1:] != s[:-1]
+    if flat.dtype.kind in "fc":
+        differs = differs & ~(xp.isnan(s[1:]) & xp.isnan(s[:-1]))
+    return _groups(xp, order, xp.concatenate([xp.ones((min(1, len(s)),), bool), differs.astype(bool)]))
+
+
+def _unique_rows(xp: Xp, codes: Array) -> tuple[Array, Array, Array]:
+    """The groups of equal rows of a matrix of integers, in lexicographic order."""
+    n, columns = codes.shape
+    order = xp.lexsort(xp.flip(codes.T, 0)) if columns else xp.arange(n)  # the last key of lexsort counts first
+    s = codes[order]
+    return _groups(xp, order, xp.concatenate([xp.ones((min(1, n),), bool), (s[1:] != s[:-1]).any(axis=1)]))
+
+
+@operator("Unique", 11, 28)
+def unique(xp: Xp, x: Array, *, axis: int | None = None, sorted: int = 1) -> tuple[Array, Array, Array, Array]:
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+        first, inverse, counts = _unique_values(xp, x)
+    else:
+        axis = axis_of(axis, x.ndim)
+        moved = xp.moveaxis(x, axis, 0)
+        # Numbered by rank, values of any dtype, NaN and strings too, compare as integers.
+        _, codes, _ = _unique_values(xp, moved.reshape(-1))
+        first, inverse, counts = _unique_rows(xp, codes.reshape(x.shape[axis], x.size // max(1, x.shape[axis])))
+    if not sorted:
+        by_place = xp.argsort(first, kind="stable")
+        inverse = xp.argsort(by_place, kind="stable")[inverse]
+        first, counts = first[by_place], counts[by_place]
+    return xp.take(x, first, axis=axis), first, inverse, counts
+
+
+# --- along a sequence -----------------------------------------------------------------------------------------------
+
+
+@operator("ReverseSequence", 10, 28, widen=False)
+def reverse_sequence(xp: Xp, x: Array, sequence_lens: Host[np.ndarray], *, batch_axis: int = 1, time_axis: int = 0) -> Array:
+    if x.ndim < 2 or {batch_axis, time_axis} != {0, 1}:
+        raise OperatorError(f"batch_axis {batch_axis} and time_axis {time_axis} are not the first axes of the shape {x.shape}",
+                            code="SX408")  # fmt: skip
+    batch, time = x.shape[batch_axis], x.shape[time_axis]
+    if sequence_lens.shape != (batch,) or (sequence_lens < 0).any() or (sequence_lens > time).any():
+        raise OperatorError(f"sequence_lens {sequence_lens.tolist()} do not give {batch} lengths from 0 to {time}", code="SX404")
+    t, lens = np.arange(time), sequence_lens[:, None]
+    source = xp.asarray(np.where(t < lens, lens - 1 - t, t))  # (batch, time)
+    sample = xp.arange(batch)[:, None]
+    return x[sample, source] if batch_axis == 0 else x[source.T, sample.T]
+
+
+def _running(xp: Xp, x: Array, operation: str, axis: int, exclusive: int, reverse: int) -> Array:
+    """Running totals; exclusive ones begin with the neutral value and leave out the last element."""
+    axis = axis_of(axis, x.ndim)
+    x = xp.flip(x, axis) if reverse else x
+    if exclusive and x.shape[axis]:
+        cut = (slice(None),) * axis
+        neutral = (xp.zeros_like if operation == "cumsum" else xp.ones_like)(x[(*cut, slice(1))])
+        x = xp.concatenate([neutral, x[(*cut, slice(-1))]], axis=axis)
+    y = getattr(xp, operation)(x, axis=axis, dtype=x.dtype)
+    return xp.flip(y, axis) if reverse else y
+
+
+@operator("CumSum", 11, 14)
+def cum_sum(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: int = 0) -> Array:
+    return _running(xp, x, "cumsum", axis, exclusive, reverse)
+
+
+@operator("CumProd", 26)
+def cum_prod(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: int = 0) -> Array:
+    return _running(xp, x, "cumprod", axis, exclusive, reverse)
+
+
+# --- NonMaxSuppression ----------------------------------------------------------------------------------------------
+
+
+def _survivors(corners: np.ndarray, order: np.ndarray, most: int, iou_threshold: float) -> list[int]:
+    """The boxes, best first, that overlap no better survivor by more than the threshold."""
+    low, high = corners
+    area = (high - low).prod(axis=-1)
+    out: list[int] = []
+    while order.size and len(out) < most:
+        best, order = int(order[0]), order[1:]
+        out.append(best)
+        sides = np.minimum(high[best], high[order]) - np.maximum(low[best], low[order])
+        common = np.where((sides > 0).all(axis=-1), sides.prod(axis=-1), 0)
+        union = area[best] + area[order] - common
+        real = (common > 0) & (area[best] > 0) & (area[order] > 0) & (union > 0)
+        order = order[~(real & (common / np.where(real, union, 1) > iou_threshold))]
+    return out
+
+
+@operator("NonMaxSuppression", 10, 11, host=True)
+def non_max_suppression(
+    xp: Xp, boxes: Array, scores: Array, max_output_boxes_per_class: Host[int] = 0, iou_threshold: Host[float] = 0.0,
+    score_threshold: Host[float] | None = None, *, center_point_box: int = 0,
+) -> Array:  # fmt: skip
+    if boxes.ndim != 3 or scores.ndim != 3 or boxes.shape != (scores.shape[0], scores.shape[2], 4):
+        raise OperatorError(f"boxes of shape {boxes.shape} and scores of shape {scores.shape} are not (N, boxes, 4) and "
+                            "(N, classes, boxes)", code="SX404")  # fmt: skip
+    if not 0 <= iou_threshold <= 1:
+        raise OperatorError(f"iou_threshold {iou_threshold} is outside [0, 1]", code="SX404")
+    if center_point_box not in (0, 1):
+        raise OperatorError(f"center_point_box {center_point_box} is neither 0 nor 1", code="SX404")
+    a, b = boxes[..., :2], boxes[..., 2:]
+    # Corners come as any diagonal pair; centres come with width and height.
+    corners = np.stack([a - b / 2, a + b / 2] if center_point_box else [np.minimum(a, b), np.maximum(a, b)])
+    selected: list[tuple[int, int, int]] = []
+    for n, c in np.ndindex(scores.shape[:2]):
+        s = scores[n, c]
+        order = np.argsort(-s, kind="stable")  # of equal scores the first box wins
+        if score_threshold is not None:
+            order = order[s[order] >= score_threshold]
+        selected += [(n, c, i) for i in _survivors(corners[:, n], order, max_output_boxes_per_class, iou_threshold)]
+    return np.array(selected, np.int64).reshape(-1, 3)

@@ -1,0 +1,131 @@
+"""Slice and Pad: a part of a tensor, or a tensor in a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Host, Ints, Version, Xp, operator
+from ._common import axes_of, blank
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return max(low, min(value, high))
+
+
+def _slice(start: int, end: int, step: int, size: int) -> slice:
+    """ONNX's start, end and step on an axis of this size.
+
+    Unlike in Python, a start far below the axis still means its first element when the step is negative.
+    """
+    if step == 0:
+        raise OperatorError("a step of a slice is 0", code="SX404")
+    start, end = (v + size if v < 0 else v for v in (start, end))
+    step = _clamp(step, -size - 1, size + 1)
+    if step > 0:
+        return slice(_clamp(start, 0, size), _clamp(end, 0, size), step)
+    if size == 0:
+        return slice(0, 0)
+    start, end = _clamp(start, 0, size - 1), _clamp(end, -1, size - 1)
+    return slice(start, None if end < 0 else end, step)
+
+
+@operator("Slice", 10, 11, 13, widen=False)
+def slice_(xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[Ints] | None = None,
+           steps: Host[Ints] | None = None) -> Array:  # fmt: skip
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise OperatorError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} differ in length", code="SX404")
+    index = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes_of(axes, x.ndim), starts, ends, steps, strict=True):
+        index[axis] = _slice(start, end, step, x.shape[axis])
+    return x[tuple(index)]
+
+
+@operator("Slice", 1, widen=False)
+def slice_1(xp: Xp, x: Array, *, starts: Ints, ends: Ints, axes: Ints | None = None) -> Array:
+    return slice_(xp, x, starts, ends, axes)
+
+
+# --- Pad ------------------------------------------------------------------------------------------------------------
+
+
+def _reflected(i: np.ndarray, size: int) -> np.ndarray:
+    """Mirrored at the first and the last value, as often as it takes; neither of the two is repeated."""
+    if size == 1:
+        return np.zeros_like(i)
+    i = i % (2 * size - 2)
+    return np.where(i < size, i, 2 * size - 2 - i)
+
+
+_SOURCES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "edge": lambda i, size: np.clip(i, 0, size - 1),
+    "reflect": _reflected,
+    "wrap": lambda i, size: i % size,
+}
+"""Mode -> where the value at position i comes from on an axis of this size; i may lie on either side of it."""
+
+
+def _pad(xp: Xp, x: Array, pads: Sequence[int], mode: str, value: Array | None, axes: Sequence[int]) -> Array:
+    """A frame around `x`, of the sizes that `pads` gives: first one per axis for the fronts, then one for the ends.
+
+    Negative sizes remove values, before the other side is padded.
+    """
+    if len(pads) != 2 * len(axes):
+        raise OperatorError(f"pads {tuple(pads)} do not fit {len(axes)} axes: two numbers per axis", code="SX404")
+    fronts, ends = [0] * x.ndim, [0] * x.ndim
+    for axis, front, end in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        fronts[axis], ends[axis] = front, end
+    shape = tuple(front + d + end for front, d, end in zip(fronts, x.shape, ends, strict=True))
+    if any(d < 0 for d in shape):
+        raise OperatorError(f"pads {tuple(pads)} remove more than the shape {x.shape} has", code="SX404")
+    kept = [(max(0, -front), max(0, -front, d - max(0, -end))) for front, d, end in zip(fronts, x.shape, ends, strict=True)]
+    x = x[tuple(slice(low, high) for low, high in kept)]
+    if mode == "constant":
+        if x.shape == shape:
+            return x
+        y = blank(xp, shape, x.dtype)
+        if value is not None:
+            y[...] = value
+        # Where more is removed than there is, nothing of x is left, and the front may still be negative.
+        y[tuple(slice(max(0, front), max(0, front) + d) for front, d in zip(fronts, x.shape, strict=True))] = x
+        return y
+    if mode not in _SOURCES:
+        raise OperatorError(f"mode {mode!r} is none of constant, {', '.join(_SOURCES)}", code="SX404")
+    for axis, (front, d, size) in enumerate(zip(fronts, x.shape, shape, strict=True)):
+        if d == size:
+            continue
+        if d == 0:
+            raise OperatorError(f"axis {axis} holds nothing to pad with in mode {mode!r}", code="SX404")
+        source = _SOURCES[mode](np.arange(size) - max(0, front), d)
+        x = xp.take(x, xp.asarray(source), axis=axis)
+    return x
+
+
+@operator("Pad", 11, 13, 18, 19, 21, 23, 24, 25, widen=False)
+def pad(xp: Xp, x: Array, pads: Host[Ints], constant_value: Array | None = None, axes: Host[Ints] | None = None, *,
+        mode: str = "constant", version: Version) -> Array:  # fmt: skip
+    if mode == "wrap" and version < 19:
+        raise OperatorError(f"mode 'wrap' came with Pad-19; this is Pad-{version}", code="SX404")
+    if constant_value is not None:
+        if constant_value.size != 1:
+            raise OperatorError(f"constant_value must hold one value; it has shape {constant_value.shape}", code="SX404")
+        constant_value = constant_value.reshape(())
+    return _pad(xp, x, pads, mode, constant_value, range(x.ndim) if axes is None else axes_of(axes, x.ndim))
+
+
+@operator("Pad", 2, widen=False)
+def pad_2(xp: Xp, x: Array, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Array:
+    if mode == "wrap":
+        raise OperatorError("mode 'wrap' came with Pad-19; this is Pad-2", code="SX404")
+    return _pad(xp, x, pads, mode, value, range(x.ndim))
+
+
+@operator("Pad", 1, widen=False)
+def pad_1(xp: Xp, x: Array, *, paddings: Ints, mode: str = "constant", value: float = 0.0) -> Array:
+    if any(p < 0 for p in paddings):
+        raise OperatorError(f"paddings {paddings} are negative; removing came with Pad-2", code="SX404")
+    return pad_2(xp, x, pads=paddings, mode=mode, value=value)

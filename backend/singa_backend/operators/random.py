@@ -1,0 +1,143 @@
+"""Random tensors: uniform, normal, coin tosses, draws from classes; Dropout.
+
+Numbers are drawn on the host, so that every device gives the same ones.  A node with a `seed` draws from
+`RandomState(seed)` (MT19937, what ONNX's cases for Dropout demand), anew at each run; a node without one from a
+generator that nothing repeats.  A seed that is no whole number in [0, 2**32) stands for one: an integer modulo 2**32, a
+float by its float32 bits, so that 0.25 and 0.5 differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from .. import dtypes
+from ..errors import OperatorError
+from ..operator import Array, Host, Ints, Wanted, Xp, operator
+
+Draw = Callable[[Any, Ints], np.ndarray]  # (stream, shape) -> float64 values
+
+
+def _stream(seed: float | None) -> Any:
+    """A source of random numbers, with the methods that RandomState and Generator share."""
+    if seed is None:
+        return np.random.Generator(np.random.Philox())
+    if isinstance(seed, float) and not (seed.is_integer() and 0 <= seed < 2**32):
+        seed = int(np.array(seed, np.float32).view(np.uint32))
+    return np.random.RandomState(int(seed) % 2**32)
+
+
+def _uniform(low: float, high: float) -> Draw:
+    return lambda stream, shape: np.asarray(stream.uniform(low, high, shape))
+
+
+def _normal(mean: float, scale: float) -> Draw:
+    return lambda stream, shape: mean + scale * np.asarray(stream.standard_normal(shape))
+
+
+def _floats(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype not in (np.float32, np.float64, *dtypes.HALVES):
+        raise OperatorError(f"random numbers are float, double, float16 or bfloat16, not {dtypes.onnx_name(dtype)}", code="SX404")
+    return dtype
+
+
+def _drawn(xp: Xp, draw: Draw, shape: Ints, dtype: np.dtype[Any], seed: float | None) -> Array:
+    if any(n < 0 for n in shape):
+        raise OperatorError(f"the shape {tuple(shape)} has a negative size", code="SX404")
+    return xp.from_host(draw(_stream(seed), tuple(shape)).astype(dtype))
+
+
+@operator("RandomUniform", 1, 22)
+def random_uniform(
+    xp: Xp, *, shape: Ints, low: float = 0.0, high: float = 1.0, dtype: int = TensorProto.FLOAT, seed: float | None = None
+) -> Array:
+    return _drawn(xp, _uniform(low, high), shape, _floats(dtypes.numpy_dtype(dtype)), seed)
+
+
+@operator("RandomNormal", 1, 22)
+def random_normal(
+    xp: Xp, *, shape: Ints, mean: float = 0.0, scale: float = 1.0, dtype: int = TensorProto.FLOAT, seed: float | None = None
+) -> Array:
+    return _drawn(xp, _normal(mean, scale), shape, _floats(dtypes.numpy_dtype(dtype)), seed)
+
+
+@operator("RandomUniformLike", 1, 22, widen=False)
+def random_uniform_like(
+    xp: Xp, x: Array, *, low: float = 0.0, high: float = 1.0, dtype: int | None = None, seed: float | None = None
+) -> Array:
+    """Of x's shape, and of its dtype where none is given."""
+    return _drawn(xp, _uniform(low, high), x.shape, _floats(dtypes.numpy_dtype(dtype) if dtype else x.dtype), seed)
+
+
+@operator("RandomNormalLike", 1, 22, widen=False)
+def random_normal_like(
+    xp: Xp, x: Array, *, mean: float = 0.0, scale: float = 1.0, dtype: int | None = None, seed: float | None = None
+) -> Array:
+    """Of x's shape, and of its dtype where none is given."""
+    return _drawn(xp, _normal(mean, scale), x.shape, _floats(dtypes.numpy_dtype(dtype) if dtype else x.dtype), seed)
+
+
+@operator("Bernoulli", 15, 22, widen=False)
+def bernoulli(xp: Xp, x: Array, *, dtype: int | None = None, seed: float | None = None) -> Array:
+    """1 with probability x, else 0: a uniform number in [0, 1) is below x."""
+    draws = xp.from_host(_uniform(0.0, 1.0)(_stream(seed), x.shape))
+    return (draws < x.astype(np.float64)).astype(dtypes.numpy_dtype(dtype) if dtype else x.dtype)
+
+
+@operator("Multinomial", 7, 22)
+def multinomial(
+    xp: Xp, x: Host[np.ndarray], *, sample_size: int = 1, dtype: int = TensorProto.INT32, seed: float | None = None
+) -> Array:
+    """Class indices, `sample_size` for each row of unnormalised log-probabilities: where a uniform number falls among
+    the running sums of the probabilities."""
+    if x.ndim != 2 or sample_size < 0:
+        raise OperatorError(f"Multinomial draws {sample_size} from the rows of shape {x.shape}", code="SX404")
+    if dtype not in (TensorProto.INT32, TensorProto.INT64):
+        raise OperatorError(f"Multinomial gives int32 or int64, not {dtypes.onnx_name(dtypes.numpy_dtype(dtype))}", code="SX404")
+    draws = _uniform(0.0, 1.0)(_stream(seed), (x.shape[0], sample_size))
+    out = np.zeros(draws.shape, dtypes.numpy_dtype(dtype))
+    for i, row in enumerate(x.astype(np.float64) if draws.size else ()):
+        if not np.isfinite(row.max(initial=-np.inf)):
+            raise OperatorError(f"row {i} of the log-probabilities leaves no class to draw from: {row}", code="SX404")
+        sums = np.cumsum(np.exp(row - row.max()))
+        # A draw may round up to the whole sum: it belongs to the last class that has a probability.
+        out[i] = np.minimum(np.searchsorted(sums, draws[i] * sums[-1], side="right"), np.searchsorted(sums, sums[-1]))
+    return xp.from_host(out)
+
+
+# --- Dropout
+
+
+@operator("Dropout", 12, 13, 22)
+def dropout(
+    xp: Xp, x: Array, ratio: Host[float] = 0.5, training_mode: Host[bool] = False, *, seed: int | None = None, wanted: Wanted
+) -> tuple[Array, Array | None]:
+    """From opset 12 on the ratio is an input, and training a switch that is off."""
+    if training_mode and ratio != 0:
+        return _dropped(xp, x, ratio, seed)
+    return x, xp.ones(x.shape, dtype=bool) if any(wanted[1:]) else None
+
+
+def _dropped(xp: Xp, x: Array, ratio: float, seed: int | None) -> tuple[Array, Array]:
+    """A share `ratio` of x becomes zero, the rest grows to keep the mean."""
+    if not 0 <= ratio < 1:
+        raise OperatorError(f"the ratio of Dropout lies in [0, 1); it is {ratio}", code="SX404")
+    mask = xp.from_host(_uniform(0.0, 1.0)(_stream(seed), x.shape) >= ratio)
+    return x * mask * (1 / (1 - ratio)), mask
+
+
+@operator("Dropout", 7, 10)
+def dropout_7(xp: Xp, x: Array, *, ratio: float = 0.5, wanted: Wanted) -> tuple[Array, Array | None]:
+    """Opsets 7 to 11 know inference only.  The mask has the type of the data before opset 10 and is boolean after."""
+    return x, xp.ones(x.shape, dtype=bool) if any(wanted[1:]) else None
+
+
+@operator("Dropout", 1, 6)
+def dropout_1(xp: Xp, x: Array, *, ratio: float = 0.5, is_test: int = 0) -> tuple[Array, Array]:
+    """Before opset 7 a node was training unless it said otherwise; its mask has the type of the data."""
+    if is_test:
+        return x, xp.ones(x.shape, dtype=bool)
+    return _dropped(xp, x, ratio, None)

@@ -1,0 +1,339 @@
+"""Recurrent layers: the input is projected at once, then the time steps follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Host, Xp, operator
+
+Floats = tuple[float, ...]
+Strings = tuple[str, ...]
+Function = Callable[[Array], Array]
+Step = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
+
+# --- activations ----------------------------------------------------------------------------------------------------
+
+_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+    "relu": (None, None), "tanh": (None, None), "sigmoid": (None, None), "softsign": (None, None), "softplus": (None, None),
+    "affine": (1.0, 0.0), "leakyrelu": (0.01, None), "thresholdedrelu": (1.0, None), "scaledtanh": (1.0, 1.0),
+    "hardsigmoid": (0.2, 0.5), "elu": (1.0, None),
+}  # fmt: skip
+"""The default alpha and beta of each activation, None where it has none."""
+
+
+def _activation(xp: Xp, name: str, alpha: float, beta: float, clip: float | None) -> Function:
+    functions: dict[str, Function] = {
+        "relu": lambda x: xp.maximum(x, 0),
+        "tanh": lambda x: xp.tanh(x),
+        "sigmoid": lambda x: 1 / (1 + xp.exp(-x)),
+        "softsign": lambda x: x / (1 + xp.abs(x)),
+        "softplus": lambda x: xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x))),
+        "affine": lambda x: alpha * x + beta,
+        "leakyrelu": lambda x: xp.where(x < 0, alpha * x, x),
+        "thresholdedrelu": lambda x: xp.where(x < alpha, 0, x),
+        "scaledtanh": lambda x: alpha * xp.tanh(beta * x),
+        "hardsigmoid": lambda x: xp.clip(alpha * x + beta, 0, 1),
+        "elu": lambda x: xp.where(x < 0, alpha * xp.expm1(xp.minimum(x, 0)), x),
+    }
+    function = functions[name]
+    return function if clip is None else lambda x: function(xp.clip(x, -clip, clip))
+
+
+def _activations(
+    xp: Xp, names: Sequence[str], alphas: Floats | None, betas: Floats | None, clip: float | None
+) -> list[Function]:
+    """Alphas and betas are consumed in order by the activations that have one, unless there is one for each activation."""
+    names = [name.lower() for name in names]
+    for name in names:
+        if name not in _PARAMETERS:
+            raise OperatorError(f"activation {name!r} was asked for; there are {', '.join(_PARAMETERS)}", code="SX404")
+    if clip is not None and clip < 0:
+        raise OperatorError(f"clip {clip} is negative", code="SX404")
+    values: list[list[float]] = []
+    for which, given in enumerate((alphas or (), betas or ())):
+        each = len(given) == len(names)
+        left = list(given)
+        row: list[float] = []
+        for i, name in enumerate(names):
+            default = _PARAMETERS[name][which]
+            if default is None:
+                row.append(0.0)
+            elif each:
+                row.append(given[i])
+            else:
+                row.append(left.pop(0) if left else default)
+        values.append(row)
+    return [_activation(xp, *three, clip) for three in zip(names, values[0], values[1], strict=True)]
+
+
+# --- the walk through time ------------------------------------------------------------------------------------------
+
+
+class _Layer:
+    """What RNN, GRU and LSTM share: the directions, the layout, the lengths of the sequences."""
+
+    def __init__(
+        self, xp: Xp, x: Array, w: Array, r: Array, b: Array | None, lengths: np.ndarray | None, gates: int, *,
+        direction: str, hidden_size: int | None, layout: int,
+    ) -> None:  # fmt: skip
+        directions = {"forward": 1, "foward": 1, "reverse": 1, "bidirectional": 2}  # GRU-1's default is misspelt
+        if direction not in directions:
+            raise OperatorError(f"direction {direction!r} is not forward, reverse or bidirectional", code="SX404")
+        if layout not in (0, 1):
+            raise OperatorError(f"layout {layout} was asked for; there are 0 and 1", code="SX404")
+        if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
+            raise OperatorError(f"X, W and R have 3 axes each; they have {x.ndim}, {w.ndim} and {r.ndim}", code="SX404")
+        self.xp, self.layout, self.gates = xp, layout, gates
+        self.x = xp.swapaxes(x, 0, 1) if layout else x
+        self.steps, self.batch, width = self.x.shape
+        self.directions, self.size = directions[direction], r.shape[2]
+        rows = gates * self.size
+        self.backward = {"reverse": (True,), "bidirectional": (False, True)}.get(direction, (False,))
+        if hidden_size is not None and hidden_size != self.size:
+            raise OperatorError(f"hidden_size is {hidden_size}; R is made for {self.size}", code="SX404")
+        self.expect("W", w, (self.directions, rows, width))
+        self.expect("R", r, (self.directions, rows, self.size))
+        if b is not None:
+            self.expect("B", b, (self.directions, 2 * rows))
+        self.w, self.r, self.b = w, r, b
+        self.lengths = None
+        if lengths is not None:
+            if lengths.shape != (self.batch,) or ((lengths < 0) | (lengths > self.steps)).any():
+                what = f"{self.batch} numbers in [0, {self.steps}]"
+                raise OperatorError(f"sequence_lens must be {what}; it is {lengths.tolist()}", code="SX404")
+            if (lengths < self.steps).any():
+                self.lengths = lengths
+
+    def expect(self, name: str, value: Array, shape: tuple[int, ...]) -> None:
+        if tuple(value.shape) != shape:
+            raise OperatorError(f"{name} must have shape {shape}; it has {tuple(value.shape)}", code="SX404")
+
+    def initial(self, name: str, value: Array | None) -> Array:
+        """An initial state, directions first."""
+        shape = (self.directions, self.batch, self.size)
+        if value is None:
+            return self.xp.zeros(shape, self.x.dtype)
+        value = self.xp.swapaxes(value, 0, 1) if self.layout and value.ndim == 3 else value
+        self.expect(name, value, shape)
+        return value
+
+    def bias(self, d: int) -> tuple[Array, Array]:
+        """The biases of the input's and of the state's projection."""
+        if self.b is None:
+            zero = self.xp.zeros(self.gates * self.size, self.x.dtype)
+            return zero, zero
+        return self.b[d, : self.gates * self.size], self.b[d, self.gates * self.size :]
+
+    def run(self, states: Sequence[Array], cell: Callable[[int], tuple[Array, Step]]) -> tuple[Array, ...]:
+        """Y and the last states.  `cell` gives a direction's bias of the projected input, and its step."""
+        xp = self.xp
+        outputs, lasts = [], []
+        for d, backward in enumerate(self.backward):
+            bias, step = cell(d)
+            x, order = self.x, None
+            if backward and self.lengths is not None:  # a sequence is reversed within its length
+                at = np.arange(self.steps)[:, None]
+                at = np.where(at < self.lengths, self.lengths - 1 - at, at)
+                order = xp.asarray(at), xp.arange(self.batch)[None, :]
+                x = x[order]
+            elif backward:
+                x = x[::-1]
+            projected = x.reshape(self.steps * self.batch, x.shape[2]) @ self.w[d].T + bias
+            projected = projected.reshape(self.steps, self.batch, bias.shape[0])
+            state = tuple(s[d] for s in states)
+            y = xp.empty((self.steps, self.batch, self.size), projected.dtype)
+            for t in range(self.steps):
+                new = step(projected[t], state)
+                y[t] = new[0]
+                if self.lengths is not None and (t >= self.lengths).any():
+                    running = xp.asarray((t < self.lengths)[:, None])
+                    y[t] = xp.where(running, new[0], 0)
+                    new = tuple(xp.where(running, n, s) for n, s in zip(new, state, strict=True))
+                state = new
+            if order is not None:
+                y = y[order]
+            elif backward:
+                y = y[::-1]
+            outputs.append(y)
+            lasts.append(state)
+        y = xp.stack(outputs, axis=1)
+        last = [xp.stack(list(s), axis=0) for s in zip(*lasts, strict=True)]
+        if self.layout:
+            y, last = xp.moveaxis(y, 2, 0), [xp.swapaxes(s, 0, 1) for s in last]
+        return (y, *last)
+
+    def per_direction(self, names: Strings | None, defaults: Strings, *rest: Any) -> list[list[Function]]:
+        """The activations of each direction."""
+        n = len(defaults)
+        chosen = tuple(names) if names is not None else defaults * self.directions
+        if len(chosen) not in (n * self.directions, n * 2):  # RNN names two by default, in one direction too
+            raise OperatorError(f"{n * self.directions} activations are needed; {len(chosen)} are given", code="SX404")
+        functions = _activations(self.xp, chosen[: n * self.directions], *rest)
+        return [functions[n * d : n * d + n] for d in range(self.directions)]
+
+
+# --- RNN ------------------------------------------------------------------------------------------------------------
+
+
+@operator("RNN", 1, 7, 14, 22)
+def rnn(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None = None,
+    sequence_lens: Host[np.ndarray] | None = None,
+    initial_h: Array | None = None,
+    *,
+    activation_alpha: Floats | None = None,
+    activation_beta: Floats | None = None,
+    activations: Strings | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    output_sequence: int = 0,
+) -> tuple[Array, ...]:
+    """Before opset 7 `output_sequence` said whether Y may be left out; it is given in any case."""
+    layer = _Layer(xp, x, w, r, b, sequence_lens, 1, direction=direction, hidden_size=hidden_size, layout=layout)
+    functions = layer.per_direction(activations, ("Tanh",), activation_alpha, activation_beta, clip)
+
+    def cell(d: int) -> tuple[Array, Step]:
+        (f,), recur = functions[d], layer.r[d].T
+        wb, rb = layer.bias(d)
+        return wb + rb, lambda xt, state: (f(xt + state[0] @ recur),)
+
+    return layer.run([layer.initial("initial_h", initial_h)], cell)
+
+
+# --- GRU ------------------------------------------------------------------------------------------------------------
+
+
+@operator("GRU", 3, 7, 14, 22)
+def gru(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None = None,
+    sequence_lens: Host[np.ndarray] | None = None,
+    initial_h: Array | None = None,
+    *,
+    activation_alpha: Floats | None = None,
+    activation_beta: Floats | None = None,
+    activations: Strings | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    linear_before_reset: int = 0,
+    output_sequence: int = 0,
+) -> tuple[Array, ...]:
+    """Gates update, reset, hidden.  The reset gate scales the state before its projection, or the projection."""
+    layer = _Layer(xp, x, w, r, b, sequence_lens, 3, direction=direction, hidden_size=hidden_size, layout=layout)
+    functions = layer.per_direction(activations, ("Sigmoid", "Tanh"), activation_alpha, activation_beta, clip)
+    n = layer.size
+
+    def cell(d: int) -> tuple[Array, Step]:
+        f, g = functions[d]
+        gates, hidden = layer.r[d, : 2 * n].T, layer.r[d, 2 * n :].T
+        wb, rb = layer.bias(d)
+        inner = rb[2 * n :]
+        outer = xp.concatenate([rb[: 2 * n], xp.zeros_like(inner) if linear_before_reset else inner])
+
+        def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+            (h,) = state
+            zr = f(xt[:, : 2 * n] + h @ gates)
+            z, reset = zr[:, :n], zr[:, n:]
+            recurrent = reset * (h @ hidden + inner) if linear_before_reset else (reset * h) @ hidden
+            new = g(xt[:, 2 * n :] + recurrent)
+            return ((1 - z) * new + z * h,)
+
+        return wb + outer, step
+
+    return layer.run([layer.initial("initial_h", initial_h)], cell)
+
+
+@operator("GRU", 1)
+def gru_1(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None = None,
+    sequence_lens: Host[np.ndarray] | None = None,
+    initial_h: Array | None = None,
+    *,
+    activation_alpha: Floats | None = None,
+    activation_beta: Floats | None = None,
+    activations: Strings | None = None,
+    clip: float | None = None,
+    direction: str = "foward",
+    hidden_size: int | None = None,
+    output_sequence: int = 0,
+) -> tuple[Array, ...]:
+    """Before opset 3 the reset gate always came before the projection."""
+    result: tuple[Array, ...] = gru(
+        xp, x, w, r, b, sequence_lens, initial_h, activation_alpha=activation_alpha, activation_beta=activation_beta,
+        activations=activations, clip=clip, direction=direction, hidden_size=hidden_size,
+    )  # fmt: skip
+    return result
+
+
+# --- LSTM -----------------------------------------------------------------------------------------------------------
+
+
+@operator("LSTM", 1, 7, 14, 22)
+def lstm(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None = None,
+    sequence_lens: Host[np.ndarray] | None = None,
+    initial_h: Array | None = None,
+    initial_c: Array | None = None,
+    p: Array | None = None,
+    *,
+    activation_alpha: Floats | None = None,
+    activation_beta: Floats | None = None,
+    activations: Strings | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    layout: int = 0,
+    output_sequence: int = 0,
+) -> tuple[Array, ...]:
+    """Gates input, output, forget, cell; peepholes let the first three see the cell."""
+    layer = _Layer(xp, x, w, r, b, sequence_lens, 4, direction=direction, hidden_size=hidden_size, layout=layout)
+    functions = layer.per_direction(activations, ("Sigmoid", "Tanh", "Tanh"), activation_alpha, activation_beta, clip)
+    n = layer.size
+    if p is not None:
+        layer.expect("P", p, (layer.directions, 3 * n))
+
+    def cell(d: int) -> tuple[Array, Step]:
+        f, g, h = functions[d]
+        recur = layer.r[d].T
+        wb, rb = layer.bias(d)
+        pi, po, pf = (p[d, k * n : k * n + n] for k in range(3)) if p is not None else (None, None, None)
+
+        def see(gate: Array, peephole: Array | None, c: Array) -> Array:
+            return gate if peephole is None else gate + peephole * c
+
+        def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+            before, c = state
+            gates = xt + before @ recur
+            i, o, forget, new = (gates[:, k * n : k * n + n] for k in range(4))
+            i = f(see(i, pi, c))
+            forget = 1 - i if input_forget else f(see(forget, pf, c))
+            c = forget * c + i * g(new)
+            return f(see(o, po, c)) * h(c), c
+
+        return wb + rb, step
+
+    return layer.run([layer.initial("initial_h", initial_h), layer.initial("initial_c", initial_c)], cell)

@@ -1,0 +1,229 @@
+"""Reductions: sums, means, products, bounds and norms over some of the axes of a tensor.
+
+Each has a step, and two declarations: `axes` is an attribute up to opset 12 (ReduceSum) or 17 (the others) and an input
+after that, where an empty one may also mean "reduce nothing" (`noop_with_empty_axes`).  What a reduction does to every
+element (abs, square, log) is done then too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Host, Ints, Xp, operator
+from ._common import axes_of
+
+Step = Callable[[Xp, Array, Ints, bool], Array]  # (xp, x, axes from the front, keepdims) -> reduced
+
+
+def _reduce(step: Step, xp: Xp, x: Array, axes: Sequence[int] | None, keepdims: int, noop: int = 0) -> Array:
+    """Apply a step over `axes`; where none are named, over all, or with `noop` over none."""
+    named = axes_of(axes, x.ndim) if axes else () if noop else tuple(range(x.ndim))
+    return step(xp, x, named, bool(keepdims))
+
+
+def _sum(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    return x.sum(axis=axes, dtype=x.dtype, keepdims=keepdims) if axes else x
+
+
+def _prod(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    return x.prod(axis=axes, dtype=x.dtype, keepdims=keepdims) if axes else x
+
+
+def _max(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    if x.size == 0:
+        return _filled(xp, x, axes, keepdims, _bounds(x.dtype)[0])
+    return x.max(axis=axes, keepdims=keepdims) if axes else x
+
+
+def _min(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    if x.size == 0:
+        return _filled(xp, x, axes, keepdims, _bounds(x.dtype)[1])
+    return x.min(axis=axes, keepdims=keepdims) if axes else x
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """The least and the greatest value of a dtype: what the maximum and the minimum of nothing are."""
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    if dtype.kind == "b":
+        return False, True
+    return np.iinfo(dtype).min, np.iinfo(dtype).max
+
+
+def _filled(xp: Xp, x: Array, axes: Ints, keepdims: bool, value: Any) -> Array:
+    """The reduction of an empty tensor, whatever of it is not empty."""
+    kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
+    return xp.full(tuple(kept), value, dtype=x.dtype)
+
+
+def _mean(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    n = math.prod(x.shape[a] for a in axes)
+    if x.dtype.kind not in "iu":
+        return _sum(xp, x, axes, keepdims) / n
+    if n == 0 and 0 not in _shape(x.shape, axes):
+        raise OperatorError(f"the mean of no integers is undefined: the shape is {x.shape}, the axes are {axes}", code="SX403")
+    # Exact where the sum would overflow: sum(x) = n * sum(x // n) + sum(x % n).  Rounds towards zero, as Div does.
+    z = x.astype(np.int64 if x.dtype.kind == "i" else np.uint64)
+    floor = _sum(xp, z // n, axes, keepdims)
+    rest = _sum(xp, z % n, axes, keepdims)
+    floor, rest = floor + rest // n, rest % n
+    return (floor + ((floor < 0) & (rest > 0)).astype(z.dtype)).astype(x.dtype)
+
+
+def _wide(x: Array) -> Array:
+    """Integers as float64: roots and logarithms are taken there."""
+    return x.astype(np.float64) if x.dtype.kind in "iu" else x
+
+
+def _narrow(xp: Xp, y: Array, dtype: np.dtype[Any]) -> Array:
+    """The way back: truncated; the logarithms that integers lack (of zero, of a negative sum) become the least one."""
+    if dtype.kind not in "iu":
+        return y.astype(dtype, copy=False)
+    return xp.cast(xp.where(xp.isfinite(y), y, np.iinfo(dtype).min), dtype)
+
+
+def _l1(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    return _sum(xp, xp.abs(x), axes, keepdims)
+
+
+def _sum_square(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    return _sum(xp, x * x, axes, keepdims)
+
+
+def _l2(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    return _narrow(xp, xp.sqrt(_sum_square(xp, _wide(x), axes, keepdims)), x.dtype)
+
+
+def _log_sum(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    return _narrow(xp, xp.log(_sum(xp, _wide(x), axes, keepdims)), x.dtype)
+
+
+def _log_sum_exp(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
+    """In float64, as ONNX defines it: near zero the logarithm of a sum has lost its float32 digits."""
+    z = x.astype(np.float64)
+    top = _max(xp, z, axes, True)
+    top = xp.where(xp.isfinite(top), top, 0)  # infinities and NaN go through exp and log by themselves
+    y = xp.log(_sum(xp, xp.exp(z - top), axes, True)) + top
+    return _narrow(xp, y if keepdims else y.reshape(_shape(x.shape, axes)), x.dtype)
+
+
+def _shape(shape: Ints, axes: Ints) -> Ints:
+    return tuple(n for i, n in enumerate(shape) if i not in axes)
+
+
+# --- axes as an attribute.  ONNX speaks of negative ones from opset 11; exporters wrote them before, and ONNX's own
+# shape inference has always taken them.
+
+
+@operator("ReduceSum", 1, 11)
+def reduce_sum_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_sum, xp, x, axes, keepdims)
+
+
+@operator("ReduceMean", 1, 11, 13)
+def reduce_mean_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_mean, xp, x, axes, keepdims)
+
+
+@operator("ReduceProd", 1, 11, 13)
+def reduce_prod_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_prod, xp, x, axes, keepdims)
+
+
+@operator("ReduceMax", 1, 11, 12, 13)
+def reduce_max_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_max, xp, x, axes, keepdims)
+
+
+@operator("ReduceMin", 1, 11, 12, 13)
+def reduce_min_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_min, xp, x, axes, keepdims)
+
+
+@operator("ReduceL1", 1, 11, 13)
+def reduce_l1_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_l1, xp, x, axes, keepdims)
+
+
+@operator("ReduceL2", 1, 11, 13)
+def reduce_l2_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_l2, xp, x, axes, keepdims)
+
+
+@operator("ReduceSumSquare", 1, 11, 13)
+def reduce_sum_square_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_sum_square, xp, x, axes, keepdims)
+
+
+@operator("ReduceLogSum", 1, 11, 13)
+def reduce_log_sum_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_log_sum, xp, x, axes, keepdims)
+
+
+@operator("ReduceLogSumExp", 1, 11, 13)
+def reduce_log_sum_exp_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
+    return _reduce(_log_sum_exp, xp, x, axes, keepdims)
+
+
+# --- axes as an input
+
+
+@operator("ReduceSum", 13)
+def reduce_sum(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+    return _reduce(_sum, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@operator("ReduceMean", 18)
+def reduce_mean(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+    return _reduce(_mean, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@operator("ReduceProd", 18)
+def reduce_prod(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+    return _reduce(_prod, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@operator("ReduceMax", 18, 20)
+def reduce_max(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+    return _reduce(_max, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@operator("ReduceMin", 18, 20)
+def reduce_min(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+    return _reduce(_min, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@operator("ReduceL1", 18)
+def reduce_l1(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+    return _reduce(_l1, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@operator("ReduceL2", 18)
+def reduce_l2(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+    return _reduce(_l2, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@operator("ReduceSumSquare", 18)
+def reduce_sum_square(
+    xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Array:
+    return _reduce(_sum_square, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@operator("ReduceLogSum", 18, 28)
+def reduce_log_sum(
+    xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Array:
+    return _reduce(_log_sum, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@operator("ReduceLogSumExp", 18, 28)
+def reduce_log_sum_exp(
+    xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Array:
+    return _reduce(_log_sum_exp, xp, x, axes, keepdims, noop_with_empty_axes)

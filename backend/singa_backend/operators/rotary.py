@@ -1,0 +1,60 @@
+"""Positions as rotations: RotaryEmbedding."""
+
+from __future__ import annotations
+
+from ..errors import OperatorError
+from ..operator import Array, Xp, operator
+
+
+@operator("RotaryEmbedding", 23)
+def rotary_embedding(
+    xp: Xp,
+    x: Array,
+    cos: Array,
+    sin: Array,
+    position_ids: Array | None = None,
+    *,
+    interleaved: int = 0,
+    num_heads: int | None = None,
+    rotary_embedding_dim: int = 0,
+) -> Array:
+    """Pairs of features turn by an angle that their position sets; `cos` and `sin` hold those angles.
+
+    A pair is features i and i + dim/2 or, interleaved, features 2i and 2i + 1.
+    """
+    shape = x.shape
+    if x.ndim == 3:  # batch x sequence x (heads x features)
+        if not num_heads or num_heads < 0 or shape[2] % num_heads:
+            raise OperatorError(f"num_heads {num_heads} does not divide the hidden size {shape[2]}", code="SX404")
+        x = x.reshape(shape[0], shape[1], num_heads, shape[2] // num_heads)
+        heads = 2
+    elif x.ndim == 4:  # batch x heads x sequence x features
+        heads = 1
+    else:
+        raise OperatorError(f"RotaryEmbedding takes 3 or 4 axes; there are {x.ndim}", code="SX404")
+    batch, sequence, size = x.shape[0], x.shape[3 - heads], x.shape[3]
+    dim = rotary_embedding_dim or size
+    if not 0 <= dim <= size or dim % 2:
+        raise OperatorError(f"{dim} features of {size} cannot turn in pairs", code="SX404")
+    if position_ids is not None:
+        if cos.ndim != 2 or cos.shape[0] != sin.shape[0] or position_ids.shape != (batch, sequence):
+            shapes = f"{tuple(cos.shape)}, {tuple(sin.shape)} and {tuple(position_ids.shape)}"
+            raise OperatorError(f"with position_ids the caches are positions x {dim // 2}; the shapes are {shapes}", code="SX404")
+        index = xp.indices(position_ids, cos.shape[0], negative=False)
+        cos, sin = cos[index], sin[index]
+    want = (batch, sequence, dim // 2)
+    cos, sin = cos[..., : dim // 2], sin[..., : dim // 2]  # onnx 1.18's cases have caches for all features where fewer turn
+    if cos.shape != want or sin.shape != want:
+        raise OperatorError(f"the caches give angles of shape {cos.shape} and {sin.shape}; {want} was wanted", code="SX404")
+    cos, sin = xp.expand_dims(cos, heads), xp.expand_dims(sin, heads)
+    turning, rest = x[..., :dim], x[..., dim:]
+    if interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+    else:
+        a, b = turning[..., : dim // 2], turning[..., dim // 2 :]
+    real, imaginary = cos * a - sin * b, sin * a + cos * b
+    if interleaved:
+        turned = xp.stack([real, imaginary], axis=-1).reshape(turning.shape)
+    else:
+        turned = xp.concatenate([real, imaginary], axis=-1)
+    return xp.concatenate([turned, rest], axis=-1).reshape(shape)

@@ -1,0 +1,141 @@
+"""Sequences and optionals: lists of tensors, and values that may be None."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TypeProto
+
+from ..dtypes import onnx_name
+from ..errors import OperatorError
+from ..operator import Array, Host, Xp, operator
+from ._common import axis_of
+
+
+def _one_dtype(tensors: Sequence[Array]) -> None:
+    for x in tensors[1:]:
+        if x.dtype != tensors[0].dtype:
+            both = f"{onnx_name(tensors[0].dtype)} and {onnx_name(x.dtype)}"
+            raise OperatorError(f"a sequence holds one element type; here are {both}", code="SX406")
+
+
+def _place(position: int, last: int, length: int) -> int:
+    """`position` counted from the front, in a sequence of `length` tensors; `last` is the largest one allowed."""
+    if not -length <= position <= last:
+        raise OperatorError(f"position {position} is outside [{-length}, {last}] in {length} tensors", code="SX401")
+    return position + length if position < 0 else position
+
+
+@operator("SequenceConstruct", 11, widen=False)
+def sequence_construct(xp: Xp, *inputs: Array) -> list[Array]:
+    _one_dtype(inputs)
+    return list(inputs)
+
+
+@operator("SequenceEmpty", 11, widen=False)
+def sequence_empty(xp: Xp, *, dtype: int | None = None) -> list[Array]:
+    return []
+
+
+@operator("SequenceAt", 11, widen=False)
+def sequence_at(xp: Xp, input_sequence: list[Array], position: Host[int]) -> Array:
+    return input_sequence[_place(position, len(input_sequence) - 1, len(input_sequence))]
+
+
+@operator("SequenceInsert", 11, widen=False)
+def sequence_insert(xp: Xp, input_sequence: list[Array], tensor: Array, position: Host[int] | None = None) -> list[Array]:
+    """A negative position counts from the back of the old sequence: -1 inserts before its last tensor."""
+    _one_dtype([*input_sequence[:1], tensor])
+    n = len(input_sequence)
+    at = n if position is None else _place(position, n, n)
+    return [*input_sequence[:at], tensor, *input_sequence[at:]]
+
+
+@operator("SequenceErase", 11, widen=False)
+def sequence_erase(xp: Xp, input_sequence: list[Array], position: Host[int] | None = None) -> list[Array]:
+    n = len(input_sequence)
+    at = _place(-1 if position is None else position, n - 1, n)
+    return [*input_sequence[:at], *input_sequence[at + 1 :]]
+
+
+@operator("SequenceLength", 11, widen=False)
+def sequence_length(xp: Xp, input_sequence: list[Array]) -> Array:
+    return xp.asarray(len(input_sequence), np.int64)
+
+
+@operator("SplitToSequence", 11, 24, widen=False)
+def split_to_sequence(
+    xp: Xp, x: Array, split: Host[np.ndarray] | None = None, *, axis: int = 0, keepdims: int = 1
+) -> list[Array]:
+    """A scalar `split` is the size of every part but a smaller last one; a vector lists all sizes.
+
+    `keepdims` counts only without `split`: then each part has size 1.
+    """
+    if x.ndim == 0:
+        raise OperatorError("a scalar has no axis to split", code="SX408")
+    axis = axis_of(axis, x.ndim)
+    size = x.shape[axis]
+    if split is not None and split.ndim > 1:
+        raise OperatorError(f"split is a scalar or a vector; it has shape {split.shape}", code="SX404")
+    if split is not None and split.ndim == 1:
+        sizes = [int(n) for n in split]
+        if any(n < 0 for n in sizes) or sum(sizes) != size:
+            raise OperatorError(f"split {sizes} does not divide axis {axis} of size {size}", code="SX404")
+    else:
+        step = 1 if split is None else int(split)
+        if step < 1:
+            raise OperatorError(f"split {step} is no size of a part", code="SX404")
+        sizes = [min(step, size - start) for start in range(0, size, step)]
+    before = (slice(None),) * axis
+    if split is None and not keepdims:
+        return [x[(*before, i, ...)] for i in range(size)]
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    return [x[(*before, slice(end - n, end))] for n, end in zip(sizes, ends, strict=True)]
+
+
+@operator("ConcatFromSequence", 11, widen=False)
+def concat_from_sequence(xp: Xp, input_sequence: list[Array], *, axis: int, new_axis: int = 0) -> Array:
+    if not input_sequence:
+        raise OperatorError("an empty sequence has nothing to concatenate, and no shape", code="SX404")
+    if new_axis not in (0, 1):
+        raise OperatorError(f"new_axis is 0 or 1, not {new_axis}", code="SX404")
+    _one_dtype(input_sequence)
+    rank = input_sequence[0].ndim
+    if rank == 0 and not new_axis:
+        raise OperatorError("scalars have no axis to concatenate on; new_axis=1 stacks them", code="SX408")
+    shapes = {x.shape for x in input_sequence}
+    axis = axis_of(axis, rank + new_axis)
+    rest = {(len(s), *s[:axis], *s[axis + 1 - new_axis :]) for s in shapes}
+    if len(rest) != 1:
+        raise OperatorError(f"tensors of the shapes {sorted(shapes)} do not fit together along axis {axis}", code="SX404")
+    return xp.stack(input_sequence, axis) if new_axis else xp.concatenate(input_sequence, axis)
+
+
+# --- optionals: None is the empty one, any other value is its own element
+
+
+@operator("Optional", 15, 28, widen=False)
+def optional(xp: Xp, x: Any = None, *, type: TypeProto | None = None) -> Any:
+    if x is None and type is None:
+        raise OperatorError("Optional needs an input, or the attribute 'type' that says what is absent", code="SX404")
+    return x
+
+
+@operator("OptionalGetElement", 15, 18, 28, widen=False)
+def optional_get_element(xp: Xp, x: Any) -> Any:
+    """From 18 on a tensor or a sequence may stand for an optional that holds it."""
+    if x is None:
+        raise OperatorError("the optional is empty: there is no element to get", code="SX404")
+    return x
+
+
+@operator("OptionalHasElement", 15, widen=False)
+def optional_has_element_15(xp: Xp, x: Any) -> Array:
+    return xp.asarray(x is not None)
+
+
+@operator("OptionalHasElement", 18, 28, widen=False)
+def optional_has_element(xp: Xp, x: Any = None) -> Array:
+    return xp.asarray(x is not None)

@@ -1,0 +1,218 @@
+"""Operators that change a tensor's shape and none of its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import OperatorError
+from ..operator import Array, Host, Ints, Wanted, Xp, operator
+from ._common import axes_of, axis_of, rows
+
+
+def _from_the_front(axes: Sequence[int], what: str) -> None:
+    """Raise for a negative axis, in the versions whose text says that there is none."""
+    if any(a < 0 for a in axes):
+        raise OperatorError(f"{what} was given the axes {tuple(axes)}; before opset 11 they count from the front", code="SX408")
+
+
+@operator("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25, widen=False)
+def identity(xp: Xp, x: Array) -> Array:
+    """A tensor, from opset 14 a sequence, from 16 an optional, which may be empty."""
+    return x
+
+
+@operator("Shape", 1, 13, 15, 19, 21, 23, 24, 25, widen=False)
+def shape(xp: Xp, x: Array, *, start: int = 0, end: int | None = None) -> Array:
+    # Python's slices clamp to the rank just as ONNX does.
+    return xp.asarray(np.array(x.shape[start:end], np.int64))
+
+
+@operator("Size", 1, 13, 19, 21, 23, 24, 25, widen=False)
+def size(xp: Xp, x: Array) -> Array:
+    return xp.asarray(np.array(math.prod(x.shape), np.int64))
+
+
+# --- the same values in the same order ------------------------------------------------------------------------------
+
+
+@operator("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, widen=False)
+def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array:
+    def wrong(why: str) -> OperatorError:
+        return OperatorError(f"the shape {x.shape} cannot become {shape}: {why}", code="SX404")
+
+    sizes = list(shape)
+    if any(d < -1 for d in sizes) or sizes.count(-1) > 1:
+        raise wrong("at most one dimension may be -1, and none less")
+    if allowzero and 0 in sizes and -1 in sizes:
+        raise wrong("with allowzero, -1 beside 0 could be anything")
+    for i, d in enumerate(sizes):
+        if d == 0 and not allowzero:
+            if i >= x.ndim:
+                raise wrong(f"dimension {i} is to be copied, and there is none")
+            sizes[i] = x.shape[i]
+    if -1 in sizes:
+        known = math.prod(d for d in sizes if d != -1)
+        if known == 0 or x.size % known:
+            raise wrong("no size in place of -1 keeps the number of elements")
+        sizes[sizes.index(-1)] = x.size // known
+    if math.prod(sizes) != x.size:
+        raise wrong(f"{math.prod(sizes)} elements, where there are {x.size}")
+    return x.reshape(sizes)
+
+
+@operator("Reshape", 1, widen=False)
+def reshape_1(xp: Xp, x: Array, *, shape: Ints = ()) -> Array:
+    return reshape(xp, x, shape)
+
+
+@operator("Flatten", 11, 13, 21, 23, 24, 25, widen=False)
+def flatten(xp: Xp, x: Array, *, axis: int = 1) -> Array:
+    return rows(x, axis)
+
+
+@operator("Flatten", 1, 9, widen=False)
+def flatten_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
+    _from_the_front([axis], "Flatten")
+    return rows(x, axis)
+
+
+@operator("Squeeze", 13, 21, 23, 24, 25, widen=False)
+def squeeze(xp: Xp, x: Array, axes: Host[Ints] | None = None) -> Array:
+    """Without axes, all of size 1 go; with an empty list, none."""
+    gone = {i for i, d in enumerate(x.shape) if d == 1} if axes is None else {axis_of(a, x.ndim) for a in axes}
+    if any(x.shape[a] != 1 for a in gone):
+        raise OperatorError(f"axes {tuple(axes or ())} of the shape {x.shape} are not all of size 1", code="SX404")
+    return x.reshape([d for i, d in enumerate(x.shape) if i not in gone])
+
+
+@operator("Squeeze", 11, widen=False)
+def squeeze_11(xp: Xp, x: Array, *, axes: Ints | None = None) -> Array:
+    return squeeze(xp, x, axes)
+
+
+@operator("Squeeze", 1, widen=False)
+def squeeze_1(xp: Xp, x: Array, *, axes: Ints | None = None) -> Array:
+    _from_the_front(axes or (), "Squeeze")
+    return squeeze(xp, x, axes)
+
+
+@operator("Unsqueeze", 13, 21, 23, 24, 25, widen=False)
+def unsqueeze(xp: Xp, x: Array, axes: Host[Ints]) -> Array:
+    """The axes are the output's."""
+    rank = x.ndim + len(axes)
+    new = axes_of(axes, rank)
+    old = iter(x.shape)
+    return x.reshape([1 if i in new else next(old) for i in range(rank)])
+
+
+@operator("Unsqueeze", 11, widen=False)
+def unsqueeze_11(xp: Xp, x: Array, *, axes: Ints) -> Array:
+    return unsqueeze(xp, x, axes)
+
+
+@operator("Unsqueeze", 1, widen=False)
+def unsqueeze_1(xp: Xp, x: Array, *, axes: Ints) -> Array:
+    _from_the_front(axes, "Unsqueeze")
+    return unsqueeze(xp, x, axes)
+
+
+# --- the same values in another order -------------------------------------------------------------------------------
+
+
+@operator("Transpose", 1, 13, 21, 23, 24, 25, widen=False)
+def transpose(xp: Xp, x: Array, *, perm: Ints | None = None) -> Array:
+    if perm is None:
+        return x.transpose()
+    if sorted(perm) != list(range(x.ndim)):
+        raise OperatorError(f"perm {perm} is no permutation of the {x.ndim} axes of the shape {x.shape}", code="SX404")
+    return x.transpose(perm)
+
+
+@operator("Concat", 4, 11, 13, widen=False)
+def concat(xp: Xp, *xs: Array, axis: int) -> Array:
+    """Opset 4 does not speak of negative axes; files of that time use them, so they count from the end in every version."""
+    axis = axis_of(axis, xs[0].ndim)
+    others = {(*x.shape[:axis], *x.shape[axis + 1 :]) if x.ndim > axis else None for x in xs}
+    if len(others) > 1 or len({x.ndim for x in xs}) > 1:
+        raise OperatorError(f"the shapes {[x.shape for x in xs]} differ in more than axis {axis}", code="SX404")
+    return xp.concatenate(xs, axis=axis)
+
+
+@operator("Concat", 1, widen=False)
+def concat_1(xp: Xp, *xs: Array, axis: int = 1) -> Array:
+    return concat(xp, *xs, axis=axis)
+
+
+def _split(x: Array, sizes: Sequence[int] | None, axis: int, wanted: Sequence[bool]) -> tuple[Array, ...]:
+    """`x` cut along `axis` into pieces of these sizes, or into as many equal ones as the node has outputs."""
+    axis = axis_of(axis, x.ndim)
+    d, count = x.shape[axis], len(wanted)
+    if sizes is None:
+        if d % count:
+            raise OperatorError(f"axis {axis}, of size {d}, does not split into {count} equal parts", code="SX404")
+        sizes = [d // count] * count
+    if len(sizes) != count or any(s < 0 for s in sizes) or sum(sizes) != d:
+        raise OperatorError(f"sizes {tuple(sizes)} do not split axis {axis}, of size {d}, into {count} outputs", code="SX404")
+    ends = np.cumsum(sizes).tolist()
+    return tuple(x[(slice(None),) * axis + (slice(end - s, end),)] for s, end in zip(sizes, ends, strict=True))
+
+
+@operator("Split", 18, widen=False)
+def split(xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0, num_outputs: int | None = None,
+          wanted: Wanted) -> tuple[Array, ...]:  # fmt: skip
+    """Parts that cannot be equal are of the size rounded up, and the last one is smaller."""
+    if num_outputs is None:
+        return _split(x, split, axis, wanted)
+    if split is not None:
+        raise OperatorError("num_outputs and split are both given; ONNX wants one of them", code="SX404")
+    if num_outputs != len(wanted):
+        raise OperatorError(f"num_outputs is {num_outputs}, and the node has {len(wanted)} outputs", code="SX404")
+    d = x.shape[axis_of(axis, x.ndim)]
+    part = -(-d // num_outputs)
+    return _split(x, [*[part] * (num_outputs - 1), d - part * (num_outputs - 1)], axis, wanted)
+
+
+@operator("Split", 13, widen=False)
+def split_13(xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0, wanted: Wanted) -> tuple[Array, ...]:
+    return _split(x, split, axis, wanted)
+
+
+@operator("Split", 2, 11, widen=False)
+def split_2(xp: Xp, x: Array, *, axis: int = 0, split: Ints | None = None, wanted: Wanted) -> tuple[Array, ...]:
+    return _split(x, split, axis, wanted)
+
+
+@operator("Split", 1, widen=False)
+def split_1(xp: Xp, x: Array, sizes: Host[Ints] | None = None, *, axis: int = 0, split: Ints | None = None,
+            wanted: Wanted) -> tuple[Array, ...]:  # fmt: skip
+    """The sizes may be an input, of the data's float type; ONNX names no default axis here: it is 0, as in version 2."""
+    return _split(x, split if sizes is None else [int(s) for s in sizes], axis, wanted)
+
+
+# --- values repeated ------------------------------------------------------------------------------------------------
+
+
+@operator("Expand", 8, 13, widen=False)
+def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
+    """Broadcasting both ways: where `shape` says 1, the input's size stays."""
+    try:
+        return xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
+    except ValueError:
+        raise OperatorError(f"the shapes {x.shape} and {shape} do not broadcast", code="SX404") from None
+
+
+@operator("Tile", 6, 13, widen=False)
+def tile(xp: Xp, x: Array, repeats: Host[Ints]) -> Array:
+    if len(repeats) != x.ndim or any(r < 0 for r in repeats):
+        raise OperatorError(f"repeats {repeats} do not fit the shape {x.shape}: one number, 0 or more, per axis", code="SX404")
+    return xp.tile(x, repeats)
+
+
+@operator("Tile", 1, widen=False)
+def tile_1(xp: Xp, x: Array, tiles: Host[int], axis: Host[int]) -> Array:
+    """One axis is repeated; both numbers come as floats of the data's type."""
+    axis = axis_of(axis, x.ndim)
+    return tile(xp, x, tuple(tiles if i == axis else 1 for i in range(x.ndim)))

@@ -1,0 +1,170 @@
+"""Signals: Fourier transforms, windows, the mel scale."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .. import dtypes
+from ..errors import OperatorError
+from ..operator import Array, Host, Xp, operator
+
+
+def _complex(xp: Xp, x: Array) -> Array:
+    """The last axis holds the real and the imaginary part, or the real part alone."""
+    return x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
+
+
+def _parts(xp: Xp, z: Array) -> Array:
+    return xp.stack([z.real, z.imag], axis=-1)
+
+
+def _check_signal(x: Array, rank: int) -> None:
+    if x.ndim < rank or x.shape[-1] not in (1, 2):
+        raise OperatorError(f"a signal of shape {tuple(x.shape)} does not end in 1 (real) or 2 (complex)", code="SX404")
+
+
+@operator("DFT", 20)
+def dft(
+    xp: Xp, x: Array, dft_length: Host[int] | None = None, axis: Host[int] = -2, *, inverse: int = 0, onesided: int = 0
+) -> Array:
+    """Onesided, a forward transform gives the half of the spectrum that says all; an inverse one takes it."""
+    _check_signal(x, 2)
+    if not -x.ndim <= axis < x.ndim - 1 or axis == -1:
+        raise OperatorError(f"axis {axis} is outside [{-x.ndim}, -2] and [0, {x.ndim - 2}]", code="SX408")
+    axis %= x.ndim
+    if onesided and x.shape[-1] != (2 if inverse else 1):
+        kind = "complex input for the inverse" if inverse else "real input for the forward"
+        raise OperatorError(f"onesided needs {kind} transform; the last axis has {x.shape[-1]}", code="SX404")
+    length = x.shape[axis]
+    n = dft_length if dft_length is not None else 2 * (length - 1) if inverse and onesided else length
+    if n < 0 or (n == 0 and length):
+        raise OperatorError(f"dft_length {n} is below 1", code="SX404")
+    kept = min(length, n // 2 + 1 if inverse and onesided else n)
+    shape = [*x.shape[:-1], 1 if inverse and onesided else 2]
+    shape[axis] = n if inverse or not onesided else n // 2 + 1
+    if 0 in shape or not length:
+        return xp.zeros(tuple(shape), x.dtype)
+    z = _complex(xp, x[(slice(None),) * axis + (slice(kept),)])
+    if not inverse:
+        y = _parts(xp, xp.fft.rfft(z, n, axis=axis) if onesided else xp.fft.fft(z, n, axis=axis))
+    elif onesided:
+        y = xp.fft.irfft(z, n, axis=axis)[..., None]
+    else:
+        y = _parts(xp, xp.fft.ifft(z, n, axis=axis))
+    return y.astype(x.dtype)
+
+
+@operator("DFT", 17)
+def dft_17(
+    xp: Xp, x: Array, dft_length: Host[int] | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
+) -> Array:
+    """Before opset 20 the axis was an attribute, and the first after the batch by default."""
+    return dft(xp, x, dft_length, axis, inverse=inverse, onesided=onesided)
+
+
+@operator("STFT", 17)
+def stft(
+    xp: Xp,
+    signal: Array,
+    frame_step: Host[int],
+    window: Array | None = None,
+    frame_length: Host[int] | None = None,
+    *,
+    onesided: int = 1,
+) -> Array:
+    _check_signal(signal, 3)
+    if signal.ndim != 3:
+        raise OperatorError(f"STFT takes batch x length x 1 or 2; the shape is {tuple(signal.shape)}", code="SX404")
+    if onesided and signal.shape[-1] == 2:
+        raise OperatorError("the spectrum of a complex signal has no redundant half: onesided must be 0", code="SX404")
+    if window is not None and window.ndim != 1:
+        raise OperatorError(f"the window has shape {tuple(window.shape)}; it must have one axis", code="SX404")
+    batch, length = signal.shape[:2]
+    n = frame_length if frame_length is not None else length if window is None else window.shape[0]
+    if window is not None and window.shape[0] != n:
+        raise OperatorError(f"the window has {window.shape[0]} values; frame_length is {n}", code="SX404")
+    if n < 1 or frame_step < 1:
+        raise OperatorError(f"frame_length {n} and frame_step {frame_step} must be 1 or more", code="SX404")
+    if n > length:
+        raise OperatorError(f"a frame of {n} does not fit a signal of {length}", code="SX404")
+    bins = n // 2 + 1 if onesided else n
+    frames = (length - n) // frame_step + 1
+    if not batch:
+        return xp.zeros((0, frames, bins, 2), signal.dtype)
+    cut = xp.windows(_complex(xp, signal), n, 1)[:, ::frame_step]
+    if window is not None:
+        cut = cut * window
+    spectrum = xp.fft.rfft(cut, n, axis=-1) if onesided else xp.fft.fft(cut, n, axis=-1)
+    return _parts(xp, spectrum).astype(signal.dtype)
+
+
+# --- windows --------------------------------------------------------------------------------------------------------
+
+
+def _typed(xp: Xp, y: np.ndarray, code: int) -> Array:
+    dtype = dtypes.numpy_dtype(code)
+    if dtype not in dtypes.HALVES and (dtype.kind not in "iuf" or dtype in dtypes.HOST_ONLY):
+        raise OperatorError(f"output_datatype {dtypes.onnx_name(dtype)} is no type of this operator", code="SX404")
+    if dtype.kind in "iu":
+        y = np.round(y, 12)  # the peak of Blackman's window, 0.42 + 0.5 + 0.08, is 1 and not 0.999...
+    return xp.cast(xp.asarray(y), dtype)
+
+
+def _window(xp: Xp, size: int, periodic: int, code: int, a0: float, a1: float, a2: float = 0.0) -> Array:
+    """a0 - a1 cos t + a2 cos 2t over one turn; symmetric windows end where they begin."""
+    if size < 0:
+        raise OperatorError(f"a window of {size} values was asked for", code="SX404")
+    turn = size if periodic else size - 1
+    if turn == 0:  # a symmetric window of one value: its peak
+        return _typed(xp, np.ones(size), code)
+    t = 2 * np.pi * np.arange(size) / turn
+    return _typed(xp, a0 - a1 * np.cos(t) + a2 * np.cos(2 * t), code)
+
+
+@operator("HannWindow", 17)
+def hann_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, periodic: int = 1) -> Array:
+    return _window(xp, size, periodic, output_datatype, 0.5, 0.5)
+
+
+@operator("HammingWindow", 17)
+def hamming_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, periodic: int = 1) -> Array:
+    return _window(xp, size, periodic, output_datatype, 25 / 46, 21 / 46)
+
+
+@operator("BlackmanWindow", 17)
+def blackman_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, periodic: int = 1) -> Array:
+    return _window(xp, size, periodic, output_datatype, 0.42, 0.5, 0.08)
+
+
+# --- the mel scale --------------------------------------------------------------------------------------------------
+
+
+@operator("MelWeightMatrix", 17)
+def mel_weight_matrix(
+    xp: Xp,
+    num_mel_bins: Host[int],
+    dft_length: Host[int],
+    sample_rate: Host[int],
+    lower_edge_hertz: Host[float],
+    upper_edge_hertz: Host[float],
+    *,
+    output_datatype: int = 1,
+) -> Array:
+    """Triangles over the bins of a onesided DFT.  Their edges stand in `num_mel_bins` + 2 equal steps of the mel scale:
+    as in ONNX's case, the last of them one step below the upper edge."""
+    if num_mel_bins < 0 or dft_length < 0 or sample_rate < 1 or not 0 <= lower_edge_hertz <= upper_edge_hertz < math.inf:
+        edges = f"{lower_edge_hertz} to {upper_edge_hertz} Hz at {sample_rate} samples a second"
+        raise OperatorError(f"no mel weights of {num_mel_bins} bins, dft_length {dft_length}, {edges}", code="SX404")
+    low, high = (2595 * math.log10(1 + f / 700) for f in (lower_edge_hertz, upper_edge_hertz))
+    mel = low + np.arange(num_mel_bins + 2) * (high - low) / (num_mel_bins + 2)
+    hertz = 700 * (10 ** (mel / 2595) - 1)
+    hertz[0] = lower_edge_hertz
+    bins = (dft_length + 1) * hertz // sample_rate
+    left, centre, right = bins[:-2], bins[1:-1], bins[2:]
+    j = np.arange(dft_length // 2 + 1)[:, None]
+    rising = (j - left) / np.maximum(centre - left, 1)
+    falling = (right - j) / np.maximum(right - centre, 1)
+    y = np.where((left <= j) & (j <= centre), rising, np.where((centre < j) & (j < right), falling, 0.0))
+    return _typed(xp, np.where(j == centre, 1.0, y), output_datatype)

@@ -1,0 +1,135 @@
+"""Strings joined, split, normalised and matched, and n-grams counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from ..errors import MissingDependency, OperatorError
+from ..operator import Array, Ints, Xp, operator
+
+
+def _strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:
+    y = np.empty(len(values), object)
+    y[:] = values
+    return y.reshape(shape)
+
+
+@operator("StringConcat", 20, host=True)
+def string_concat(xp: Xp, x: Array, y: Array) -> Array:
+    return np.asarray(x + y, object)
+
+
+@operator("StringSplit", 20, host=True)
+def string_split(xp: Xp, x: Array, *, delimiter: str | None = None, maxsplit: int | None = None) -> tuple[Array, Array]:
+    """Without a delimiter, runs of white space separate, and white space at the ends does not count."""
+    most = -1 if maxsplit is None else maxsplit
+    flat = x.reshape(-1).tolist()
+    parts: list[list[str]] = [(s if delimiter else s.strip()).split(delimiter or None, most) for s in flat]
+    width = max(map(len, parts), default=0)
+    y = _strings([s for p in parts for s in p + [""] * (width - len(p))], (*x.shape, width))
+    return y, np.array([len(p) for p in parts], np.int64).reshape(x.shape)
+
+
+@operator("StringNormalizer", 10, host=True)
+def string_normalizer(
+    xp: Xp, x: Array, *, case_change_action: str = "NONE", is_case_sensitive: int = 0,
+    locale: str | None = None, stopwords: tuple[str, ...] | None = None,
+) -> Array:  # fmt: skip
+    """Stop words are dropped, then the case is changed, by Unicode's rules whatever the locale."""
+    if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
+        raise OperatorError(f"x has shape {x.shape}; it must be [C] or [1, C]", code="SX404")
+    changes: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+    if case_change_action not in changes:
+        raise OperatorError(f"case_change_action {case_change_action!r} is none of {', '.join(changes)}", code="SX404")
+    change, key = changes[case_change_action], str if is_case_sensitive else str.lower
+    stops = {key(s) for s in stopwords or ()}
+    kept = [change(s) for s in x.reshape(-1).tolist() if key(s) not in stops] or [""]
+    return _strings(kept, (1, len(kept)) if x.ndim == 2 else (len(kept),))
+
+
+@operator("RegexFullMatch", 20, host=True)
+def regex_full_match(xp: Xp, x: Array, *, pattern: str | None = None) -> Array:
+    try:
+        import re2
+    except ImportError:
+        message = "RegexFullMatch needs the package google-re2"
+        raise MissingDependency(message, code="SX701", hint="pip install sonnx[text]") from None
+    if pattern is None:
+        raise OperatorError("the attribute pattern is missing", code="SX404")
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        expression = re2.compile(pattern, options)
+    except re2.error as error:
+        raise OperatorError(f"the pattern {pattern!r} is not RE2 syntax: {error}", code="SX404") from None
+    return np.array([expression.fullmatch(s) is not None for s in x.reshape(-1).tolist()], bool).reshape(x.shape)
+
+
+@operator("TfIdfVectorizer", 9, host=True)
+def tf_idf_vectorizer(
+    xp: Xp, x: Array, *, mode: str, ngram_indexes: Ints, ngram_counts: Ints, max_skip_count: int, min_gram_length: int,
+    max_gram_length: int, weights: tuple[float, ...] | None = None, pool_int64s: Ints | None = None,
+    pool_strings: tuple[str, ...] | None = None,
+) -> Array:  # fmt: skip
+    """Y[ngram_indexes[i]] counts the i-th n-gram of the pool in each row, with up to max_skip_count items between its items."""
+    if mode not in ("TF", "IDF", "TFIDF"):
+        raise OperatorError(f"mode {mode!r} is none of TF, IDF, TFIDF", code="SX404")
+    if x.ndim not in (1, 2):
+        raise OperatorError(f"x has shape {x.shape}; it must be [C] or [N, C]", code="SX404")
+    if not 1 <= min_gram_length <= max_gram_length or max_skip_count < 0:
+        lengths = f"{min_gram_length} to {max_gram_length}"
+        raise OperatorError(f"there are no n-grams of {lengths} items with {max_skip_count} skipped", code="SX404")
+    pool = pool_int64s or pool_strings or ()
+    if x.size and bool(pool) and isinstance(pool[0], str) != (x.dtype == object):
+        raise OperatorError(f"x is {x.dtype}, the pool holds {type(pool[0]).__name__}", code="SX404")
+    if min(ngram_indexes, default=0) < 0 or len(weights or ngram_indexes) != len(ngram_indexes):
+        raise OperatorError("ngram_indexes must be positive and as many as weights", code="SX404")
+    rows = x if x.ndim == 2 else x[None]
+    y = np.zeros((len(rows), max(ngram_indexes, default=-1) + 1), np.float32)
+    scale = np.ones(len(ngram_indexes), np.float32) if weights is None or mode == "TF" else np.array(weights, np.float32)
+
+    words = {w: i for i, w in enumerate(dict.fromkeys(pool))}
+    codes = np.array([words.get(w, -1) for w in rows.reshape(-1).tolist()], np.int64).reshape(rows.shape)
+    first = 0  # the number of the pool's first n-gram of this length
+    for length, (start, end) in enumerate(pairwise((*ngram_counts, len(pool))), 1):
+        if not 0 <= start <= end <= len(pool) or (end - start) % length:
+            raise OperatorError(f"ngram_counts {ngram_counts} do not divide a pool of {len(pool)}", code="SX404")
+        grams = np.array([words[w] for w in pool[start:end]], np.int64).reshape(-1, length)
+        at = np.array(ngram_indexes[first : first + len(grams)], np.int64)
+        if len(at) < len(grams):
+            raise OperatorError(f"the pool has more n-grams than the {len(ngram_indexes)} ngram_indexes", code="SX404")
+        if min_gram_length <= length <= max_gram_length and len(grams):
+            count = _count(codes, grams, len(words), max_skip_count if length > 1 else 0)
+            if mode == "IDF":
+                count = np.minimum(count, 1)
+            np.add.at(y.T, at, (count.astype(np.float32) * scale[first : first + len(grams)]).T)
+        first += len(grams)
+    return y[0] if x.ndim == 1 else y
+
+
+def _count(codes: np.ndarray, grams: np.ndarray, size: int, skips: int) -> np.ndarray:
+    """How often each n-gram stands in each row of codes below `size`: its items a fixed distance apart, 1 to skips + 1.
+
+    A prefix of a pool's n-gram has a number; a longer one is found by the number of its prefix and its last item.
+    """
+    prefix, levels = grams[:, 0], []
+    for item in grams.T[1:]:
+        level, prefix = np.unique(prefix * size + item, return_inverse=True)
+        levels.append(level)
+    numbers = len(levels[-1]) if levels else size
+    total = np.zeros((len(codes), numbers), np.int64)
+    for distance in range(1, skips + 2):
+        places = codes.shape[1] - (grams.shape[1] - 1) * distance
+        if places <= 0:
+            break
+        found = codes[:, :places]
+        for i, level in enumerate(levels, 1):
+            item = codes[:, i * distance : i * distance + places]
+            at = np.minimum(np.searchsorted(level, found * size + item), len(level) - 1)
+            found = np.where((found >= 0) & (item >= 0) & (level[at] == found * size + item), at, -1)
+        row, place = np.nonzero(found >= 0)
+        np.add.at(total, (row, found[row, place]), 1)
+    return total[:, prefix]
