@@ -1,0 +1,26 @@
+"""The command line: a module per command.
+
+Exit codes: 0 done and as it should be; 1 a comparison, a conformance run or a report says no; 2 the command was written
+wrongly; 3 a model or an input is not accepted (the error says why).
+"""
+
+from __future__ import annotations
+
+import click
+
+from .conform import conform
+from .report import write_report
+from .run import run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sonnx")
+def main() -> None:
+    """Run ONNX models, hold the backend to ONNX's own suite, and write the support report.
+
+    Exit codes: 0 as it should be, 1 a check says no, 2 wrong usage, 3 a model or input was refused.
+    """
+
+
+for command in (run, conform, write_report):
+    main.add_command(command)

@@ -1,0 +1,5 @@
+"""`python -m singa.cli`."""
+
+from . import main
+
+main()

@@ -1,0 +1,89 @@
+"""What every command shares: typed errors as exit codes, options, progress that is a bar on a terminal and lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from singa_backend import SonnxError
+
+NO, REFUSED = 1, 3
+
+out = Console()
+err = Console(stderr=True)
+
+
+def typed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Print a SonnxError as it wants to be read (as JSON with --json) and leave with REFUSED."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except SonnxError as error:
+            if kwargs.get("as_json"):
+                click.echo(json.dumps(error.to_dict()))
+            else:
+                err.print(f"[red]{type(error).__name__}[/red]", end=" ")
+                err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            sys.exit(REFUSED)
+
+    return run
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+device_option = click.option("--device", default="CPU", show_default=True, help="CPU, CUDA, CUDA:1, or STRICT (for tests).")
+
+
+def say(text: str, *, style: str | None = None) -> None:
+    """A line for people, on standard output, never wrapped and never read as markup."""
+    out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def progress(total: int | None, what: str, *, quiet: bool = False) -> AbstractContextManager[Callable[..., None]]:
+    """A callable to step through `total` units of work, on standard error.
+
+    It takes `note=`, a few words that replace the description.  A bar on a terminal, a line every tenth elsewhere
+    (every 100 where the total is unknown), nothing when `quiet` (with --json).
+    """
+    if quiet:
+        return nullcontext(lambda note="": None)
+    return _Bar(total, what) if err.is_terminal else nullcontext(_Lines(total, what))
+
+
+class _Lines:
+    def __init__(self, total: int | None, what: str) -> None:
+        self.total, self.what, self.done = total, what, 0
+        self.every = max(1, total // 10) if total else 100
+
+    def __call__(self, note: str = "") -> None:
+        self.done += 1
+        if self.done == self.total or self.done % self.every == 0:
+            total = "" if self.total is None else f"/{self.total}"
+            click.echo(f"{self.what}: {self.done}{total}" + (f", {note}" if note else ""), err=True)
+
+
+class _Bar(AbstractContextManager[Callable[..., None]]):
+    def __init__(self, total: int | None, what: str) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=err, transient=True)
+        self.total, self.what = total, what
+
+    def __enter__(self) -> Callable[..., None]:
+        self.bar.start()
+        self.task = self.bar.add_task(self.what, total=self.total)
+        return self._step
+
+    def _step(self, note: str = "") -> None:
+        self.bar.update(self.task, advance=1, description=f"{self.what}, {note}" if note else self.what)
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()

@@ -1,0 +1,91 @@
+"""`sonnx conform`: ONNX's own suite."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from singa_backend import DeviceUnavailable
+from singa_backend.conform import cases, gaps, report, results, worker
+
+from ._common import NO, device_option, err, json_option, out, progress, typed
+
+
+@click.command()
+@click.option("--select", "-k", default="", help="Only cases whose name matches this regular expression.")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(cases.KINDS), help="Only cases of this kind (repeatable).")
+@click.option("--processes", "-n", type=int, help="Child processes (default: one per core).")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds that one case may take.")
+@click.option("--backend", default="singa_backend:SingaBackend", show_default=True, help="The backend under test, MODULE:CLASS.")
+@click.option("--results", "target", type=click.Path(path_type=Path), help="Write everything to this JSON file.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML to this file.")
+@click.option(
+    "--report", "folder", type=click.Path(file_okay=False, path_type=Path), help="Write the support report into this folder."
+)
+@click.option("--renew-manifest", is_flag=True, help="Write the manifest of the installed onnx instead of running.")
+@device_option
+@json_option
+@typed
+def conform(select: str, kinds: tuple[str, ...], processes: int | None, timeout: float, backend: str, target: Path | None,
+            junit: Path | None, folder: Path | None, renew_manifest: bool, device: str, as_json: bool) -> None:  # fmt: skip
+    """Run ONNX's own suite; every failure must stand in gaps.txt with its reason."""
+    if folder and (select or kinds):
+        raise click.UsageError("--report needs the whole suite: leave out --select and --kind")
+    if not worker.resolve(backend).supports_device(device):
+        raise DeviceUnavailable(f"{backend} has no device {device!r} here", hint="sonnx run --device says why")
+    if not as_json:
+        err.print("building the cases of the installed onnx ...", style="dim")
+    chosen = cases.load(kinds or cases.KINDS, select)
+    if renew_manifest:
+        results.save(cases.manifest_of(chosen), cases.held("manifest.json"))
+        click.echo(f"wrote {cases.held('manifest.json')}")
+        return
+    whole = not (select or kinds)
+    manifest = cases.check_manifest(chosen) if whole else ""
+    with progress(len(chosen), "conformance", quiet=as_json) as step:
+        failed: list[str] = []
+
+        def note(result: worker.Result) -> None:
+            if result.strict != "passed":
+                failed.append(result.name)
+            step(note=f"{len(failed)} not passed")
+
+        found = worker.run(chosen, backend, device, processes, timeout, note)
+    ours = backend == "singa_backend:SingaBackend"
+    judged = gaps.judge(found, gaps.read(cases.held("gaps.txt")) if ours else {})
+    document = results.to_json(found, judged, backend, device, manifest)
+    if target:
+        results.save(document, target)
+    if junit:
+        results.write_junit(found, judged, junit)
+    if folder:
+        report.write(report.build([document]), folder)
+    if as_json:
+        click.echo(
+            json.dumps({k: document[k] for k in ("totals", "gaps", "unexpected", "closed_gaps", "environment", "manifest")})
+        )
+    else:
+        _show_conformance(found, judged, document["totals"])
+    sys.exit(0 if judged.good and found else NO)
+
+
+def _show_conformance(found: list[worker.Result], judged: gaps.Judgement, totals: dict[str, Any]) -> None:
+    table = Table("kind", "cases", "strict", "official", title="ONNX conformance")
+    for kind, t in totals["by_kind"].items():
+        table.add_row(kind, str(t["cases"]), str(t["strict"]), str(t["official"]))
+    table.add_row("all", str(totals["cases"]), str(totals["strict"]), str(totals["official"]), style="bold")
+    out.print(table)
+    if judged.explained:
+        out.print(f"{len(judged.explained)} known gaps, each with its reason in gaps.txt", highlight=False, soft_wrap=True)
+    for r in judged.unexpected[:40]:
+        out.print(f"[red]{r.strict}[/red] {r.name}", highlight=False, soft_wrap=True)
+        out.print(f"    {(r.reason or r.official_reason)[:400]}", markup=False, highlight=False, soft_wrap=True)
+    if len(judged.unexpected) > 40:
+        out.print(f"... and {len(judged.unexpected) - 40} more; --results FILE has all of them")
+    for name in judged.closed:
+        out.print(f"[red]closed gap[/red] {name}: it passes now; delete its line from gaps.txt", highlight=False, soft_wrap=True)

@@ -1,0 +1,44 @@
+"""`sonnx report`: the support report, from the JSON of runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from singa_backend.conform import report
+
+from ._common import NO, json_option, out, typed
+
+
+@click.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--to",
+    "folder",
+    default="reports",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the report stands.",
+)
+@click.option("--check", is_flag=True, help="Write nothing; leave with 1 when the report there is stale.")
+@json_option
+@typed
+def write_report(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) -> None:
+    """Render the support report from the JSON of RUNS (`sonnx conform --results`), one run per device."""
+    built = report.build([json.loads(p.read_text()) for p in runs])
+    why = ""
+    if check:
+        why = report.stale(built, folder)
+    else:
+        report.write(built, folder)
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "stale": why, "versions": built["versions"], "totals": built["totals"]}))
+    elif check:
+        out.print(f"[red]stale[/red] {why}" if why else "the report is up to date", highlight=False, soft_wrap=True)
+    else:
+        out.print(f"wrote {folder / 'support.md'} and {folder / 'support.json'}", highlight=False, soft_wrap=True)
+    if why:
+        sys.exit(NO)
