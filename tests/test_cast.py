@@ -12,9 +12,7 @@ from onnx import helper
 
 INF, NAN = np.inf, np.nan
 E4, E4Z, E5, E5Z = ml.float8_e4m3fn, ml.float8_e4m3fnuz, ml.float8_e5m2, ml.float8_e5m2fnuz
-CODES = {np.dtype(t): helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (
-    E4, E4Z, E5, E5Z, ml.float8_e8m0fnu, ml.float4_e2m1fn, ml.float6_e2m3fn, ml.float6_e3m2fn, ml.int4, ml.uint4, ml.int2, ml.uint2,
-    ml.bfloat16, np.float16, np.float32, np.float64, np.int8, np.uint8, np.int64, np.uint64, np.bool_)}  # fmt: skip
+CODES = {np.dtype(t): helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (E4, E4Z, E5, E5Z)}
 
 
 def strings(*values: str) -> np.ndarray:
@@ -121,7 +119,8 @@ def test_e8m0_refuses_an_unknown_rounding(fails: Any) -> None:
 def test_tiny_types(check: Any) -> None:
     x = np.array([0.24, 0.25, 0.75, 5, 7, -1e9, INF], np.float32)
     check("Cast", [x], [np.array([0, 0, 1, 4, 6, -6, 6], ml.float4_e2m1fn)], opset=24, to=T.FLOAT4E2M1)
-    check("Cast", [np.array([1.0625, 8, -0.06, 0.07])], [np.array([1, 7.5, 0, 0.125], ml.float6_e2m3fn)], opset=28, to=T.FLOAT6E2M3)
+    x = np.array([1.0625, 8, -0.06, 0.07])
+    check("Cast", [x], [np.array([1, 7.5, 0, 0.125], ml.float6_e2m3fn)], opset=28, to=T.FLOAT6E2M3)
     check("Cast", [np.array([30, 1.125, -0.04])], [np.array([28, 1, -0.0625], ml.float6_e3m2fn)], opset=28, to=T.FLOAT6E3M2)
     check("Cast", [np.array([1.5, 7], ml.float6_e3m2fn)], [np.array([1.5, 7], np.float16)], opset=28, to=T.FLOAT16)
     check("Cast", [np.array([-8, 7], ml.int4)], [np.array([8, 7], ml.uint4)], opset=21, to=T.UINT4)
@@ -163,7 +162,8 @@ def test_strings_as_numbers(check: Any) -> None:
 
 
 @pytest.mark.parametrize(("text", "to"), [
-    ("Hello", T.FLOAT), ("", T.FLOAT), ("1_0", T.INT64), ("0x10", T.INT64), ("NaN", T.INT64), ("300", T.UINT8), ("-1", T.UINT64), ("1e", T.DOUBLE),
+    ("Hello", T.FLOAT), ("", T.FLOAT), ("1_0", T.INT64), ("0x10", T.INT64), ("NaN", T.INT64), ("300", T.UINT8), ("-1", T.UINT64),
+    ("1e", T.DOUBLE),
 ])  # fmt: skip
 def test_strings_that_are_no_numbers(fails: Any, text: str, to: int) -> None:
     fails("Cast", [strings(text)], "string", opset=13, to=to)

@@ -171,9 +171,12 @@ def test_gaps_are_strict_both_ways(tmp_path: Path) -> None:
     assert known == {"bad": "A reason.", "official:odd": "A reason.", "mended": "Another.", "absent": "Another."}
     make = worker.Result
     found = [
-        make("bad", "node", "failed", "failed"), make("odd", "node", "passed", "failed"),
-        make("mended", "node", "passed", "passed"), make("new", "node", "failed", "failed"), make("fine", "node", "passed", "passed"),
-    ]  # fmt: skip
+        make("bad", "node", "failed", "failed"),
+        make("odd", "node", "passed", "failed"),
+        make("mended", "node", "passed", "passed"),
+        make("new", "node", "failed", "failed"),
+        make("fine", "node", "passed", "passed"),
+    ]
     judged = gaps.judge(found, known)
     assert [r.name for r in judged.unexpected] == ["new"] and judged.closed == ["mended"] and not judged.good
     assert gaps.judge(found[:2], known).good

@@ -325,3 +325,12 @@ def test_max_roi_pool_fails(fails: Any) -> None:
     fails("MaxRoiPool", [x, rois[:, :4]], "R x 5", opset=1, pooled_shape=[1, 1])
     fails("MaxRoiPool", [x, rois * np.nan], "not finite", opset=1, pooled_shape=[1, 1])
     fails("MaxRoiPool", [x, rois], "pooled_shape", opset=1, pooled_shape=[0, 1])
+
+
+def test_ceil_mode_holds_for_valid(check: Any) -> None:
+    x = np.array([[[1, 2, 3, 4]]], np.float32)
+    shape = {"kernel_shape": [3], "strides": [2], "auto_pad": "VALID", "ceil_mode": 1}
+    for opset in (10, 11, 22):
+        check("MaxPool", [x], [np.array([[[3, 4]]], np.float32)], opset=opset, **shape)
+        check("AveragePool", [x], [np.array([[[2, 3.5]]], np.float32)], opset=opset, **shape)
+        check("AveragePool", [x], [np.array([[[2, 3.5]]], np.float32)], opset=opset, count_include_pad=1, **shape)

@@ -159,6 +159,7 @@ def test_parameters_are_consumed_in_order(check):
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 def test_clip(check, op):
     v = random(op, 1)
+
     def clipped(g):
         return lambda x: g(np.clip(x, -0.5, 0.5))
 

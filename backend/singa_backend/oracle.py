@@ -1,7 +1,7 @@
 """Other engines, each in a child process: onnxruntime can die on legal inputs, the reference can hang; both are results.
 
-    with Oracle("onnxruntime") as oracle:
-        outputs = oracle.run(model, {"x": x}, timeout=10)      # {name: array}; raises EngineFailure
+with Oracle("onnxruntime") as oracle:
+    outputs = oracle.run(model, {"x": x}, timeout=10)      # {name: array}; raises EngineFailure
 """
 
 from __future__ import annotations

@@ -120,9 +120,7 @@ def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
 class _Scope:
     """One graph being read: its names, and the scope around it."""
 
-    def __init__(
-        self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: Bindings | None
-    ) -> None:
+    def __init__(self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: Bindings | None) -> None:
         self.reader = reader
         self.opsets = opsets
         self.outer = outer

@@ -47,6 +47,7 @@ def windows(sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int] 
     auto_pad: anything but NOTSET makes the pads, whatever `pads` says.
     ceil_mode: a last window may overhang the padding, but it does not start behind the last cell.  The text says the
         latter from version 22 on; ONNX's cases (maxpool_2d_ceil_output_size_reduce_by_one) had it at version 12.
+        It holds for VALID too: shape inference and onnxruntime say so, while a formula of the text has no room for it.
     """
     n = len(sizes)
     kernel = per_axis("kernel_shape", kernel, n)

@@ -201,6 +201,7 @@ def scan_8(xp: Xp, sequence_lens: Host[Ints] | None = None, *values: Array, body
     lengths = sequence_lens if sequence_lens is not None else (longest,) * batch
     if len(lengths) != batch or not all(0 <= length <= longest for length in lengths):
         raise OperatorError(f"sequence_lens {list(lengths)} does not fit {batch} sequences of at most {longest}", code="SX404")
+
     def body_of(state: Sequence[Array]) -> Callable[[], list[Any]]:
         return lambda: run(body, *state, *(_zeros(xp, x.shape[2:], x.dtype) for x in xs))
 

@@ -56,9 +56,7 @@ def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array
 
 
 @operator("Range", 11, 27, widen=False)
-def range_(
-    xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray], *, stash_type: int = 1
-) -> Array:
+def range_(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray], *, stash_type: int = 1) -> Array:
     """start, start + delta, ... up to, without, the limit; how many there are is found in integers or in float64."""
     if not start.size == limit.size == delta.size == 1:
         raise OperatorError(f"start, limit and delta of shapes {start.shape}, {limit.shape} and {delta.shape} are no scalars",

@@ -43,9 +43,7 @@ def _activation(xp: Xp, name: str, alpha: float, beta: float, clip: float | None
     return function if clip is None else lambda x: function(xp.clip(x, -clip, clip))
 
 
-def _activations(
-    xp: Xp, names: Sequence[str], alphas: Floats | None, betas: Floats | None, clip: float | None
-) -> list[Function]:
+def _activations(xp: Xp, names: Sequence[str], alphas: Floats | None, betas: Floats | None, clip: float | None) -> list[Function]:
     """Alphas and betas are consumed in order by the activations that have one, unless there is one for each activation."""
     names = [name.lower() for name in names]
     for name in names:

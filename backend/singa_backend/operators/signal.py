@@ -57,9 +57,7 @@ def dft(
 
 
 @operator("DFT", 17)
-def dft_17(
-    xp: Xp, x: Array, dft_length: Host[int] | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
-) -> Array:
+def dft_17(xp: Xp, x: Array, dft_length: Host[int] | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0) -> Array:
     """Before opset 20 the axis was an attribute, and the first after the batch by default."""
     return dft(xp, x, dft_length, axis, inverse=inverse, onesided=onesided)
 

@@ -56,7 +56,7 @@ def regex_full_match(xp: Xp, x: Array, *, pattern: str | None = None) -> Array:
         import re2
     except ImportError:
         message = "RegexFullMatch needs the package google-re2"
-        raise MissingDependency(message, code="SX701", hint="pip install sonnx[text]") from None
+        raise MissingDependency(message, hint="pip install sonnx[text]") from None
     if pattern is None:
         raise OperatorError("the attribute pattern is missing", code="SX404")
     options = re2.Options()
