@@ -105,13 +105,14 @@ def test_probabilities(check: Any, sizes: list[int]) -> None:
         system = np.block([[q, np.ones((classes, 1))], [np.ones((1, classes)), np.zeros((1, 1))]])
         p[n] = np.linalg.solve(system, [*[0] * classes, 1])[:classes]
     given["rtol"] = 1e-2
-    out = check("SVMClassifier", [X], [top * 10, p.astype(F)], classlabels_ints=names, prob_a=flat(a), prob_b=flat(b), atol=1e-2, **given)
+    given |= {"prob_a": flat(a), "prob_b": flat(b), "classlabels_ints": names}
+    out = check("SVMClassifier", [X], [top * 10, p.astype(F)], atol=1e-2, **given)
     np.testing.assert_allclose(out[1].sum(axis=1), 1, rtol=1e-5)
 
 
 def test_linear_classifier(check: Any, fails: Any) -> None:
     x = np.array([[1, 2], [3, -1]], F)
-    z = np.array([[2.5, 1.5, 3.5], [0.5, 3.5, 2.5]], F)
+    z = np.array([[2.5, 1.5, 3.5], [-0.5, 3.5, 2.5]], F)
     given = {"coefficients": [0.0, 1, 1, 0, 1, 1], "rho": [0.5], **ML}
     y = np.array([7, 6])
     check("SVMClassifier", [x], [y, z], classlabels_ints=[5, 6, 7], **given)

@@ -15,6 +15,7 @@ NAN = float("nan")
 MODES = {"BRANCH_LEQ": operator.le, "BRANCH_LT": operator.lt, "BRANCH_GTE": operator.ge, "BRANCH_GT": operator.gt,
          "BRANCH_EQ": operator.eq, "BRANCH_NEQ": operator.ne}  # fmt: skip
 Node = dict[str, Any]
+LEAF: Node = {"tree": 0, "mode": "LEAF", "feature": -2, "value": 0.0, "true": 0, "false": 0, "missing": 0}
 
 
 def grow(rng: np.random.Generator, features: int, trees: int, depth: int, targets: int) -> list[Node]:
@@ -22,7 +23,7 @@ def grow(rng: np.random.Generator, features: int, trees: int, depth: int, target
     nodes: list[Node] = []
 
     def add(tree: int, ids: list[int], left: int) -> int:
-        node: Node = {"tree": tree, "id": 10 + len(ids), "mode": "LEAF", "feature": -2, "value": 0.0, "true": 0, "false": 0, "missing": 0}
+        node: Node = {**LEAF, "tree": tree, "id": 10 + len(ids)}
         nodes.append(node)
         ids.append(node["id"])
         if left == 0 or rng.random() < 0.2:
@@ -93,7 +94,8 @@ def test_regressor(check: Any, opset: int, how: str, dtype: Any) -> None:
         nodes, x = grow(rng, 3, 4, depth, targets), data(rng, dtype)
         base = [float(i) for i in range(1, targets + 1)]
         y = gathered(nodes, x, targets, how)
-        given = {"n_targets": targets, "aggregate_function": how, "opset": opset, "domain": "ai.onnx.ml", **attributes(nodes, "target")}
+        given = {"n_targets": targets, "aggregate_function": how, "opset": opset, "domain": "ai.onnx.ml",
+                 **attributes(nodes, "target")}  # fmt: skip
         check("TreeEnsembleRegressor", [x], [y.astype(F)], **given)
         check("TreeEnsembleRegressor", [x], [(y + base).astype(F)], base_values=base, rtol=1e-5, **given)
         check("TreeEnsembleRegressor", [x[:0]], [y[:0].astype(F)], **given)
@@ -122,10 +124,9 @@ def test_classifier(check: Any, opset: int, transform: str) -> None:
 
 def stump(left: float, right: float, target: int = 0) -> dict[str, Any]:
     """x <= 0 gives left."""
-    nodes = [{"tree": 0, "id": 0, "mode": "BRANCH_LEQ", "feature": 0, "value": 0.0, "true": 1, "false": 2, "missing": 0},
-             {"tree": 0, "id": 1, "mode": "LEAF", "feature": 0, "value": 0.0, "true": 0, "false": 0, "missing": 0, "votes": {target: left}},
-             {"tree": 0, "id": 2, "mode": "LEAF", "feature": 0, "value": 0.0, "true": 0, "false": 0, "missing": 0, "votes": {target: right}}]
-    return {**attributes(nodes, "class"), "domain": "ai.onnx.ml", "rtol": 1e-5}  # fmt: skip
+    root = {**LEAF, "id": 0, "mode": "BRANCH_LEQ", "feature": 0, "true": 1, "false": 2}
+    leaves = [{**LEAF, "id": 1, "votes": {target: left}}, {**LEAF, "id": 2, "votes": {target: right}}]
+    return {**attributes([root, *leaves], "class"), "domain": "ai.onnx.ml", "rtol": 1e-5}
 
 
 X = np.array([[-1], [1], [NAN]], F)
@@ -150,7 +151,8 @@ def test_votes_for_one_class_of_two(check: Any, opset: int) -> None:
 
 def test_one_label(check: Any, fails: Any) -> None:
     given = {**stump(-0.25, 0.5), "opset": 3}
-    check("TreeEnsembleClassifier", [X], [np.array([0, 1, 1]), np.array([[-0.25], [0.5], [0.5]], F)], classlabels_int64s=[1], **given)
+    z = np.array([[-0.25], [0.5], [0.5]], F)
+    check("TreeEnsembleClassifier", [X], [np.array([0, 1, 1]), z], classlabels_int64s=[1], **given)
     given.pop("rtol")
     fails("TreeEnsembleClassifier", [X], "one string label", classlabels_strings=["a"], outputs=2, **given)
     fails("TreeEnsembleClassifier", [X], "no class labels", outputs=2, **given)
@@ -170,10 +172,11 @@ def test_doubles_as_tensors(check: Any) -> None:
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    ({"nodes_truenodeids": [9, 0, 0]}, "no tree has"), ({"nodes_nodeids": [0, 1, 1]}, "two nodes"), ({"nodes_modes": ["A"] * 3}, "'A'"),
-    ({"nodes_falsenodeids": [0, 0, 0], "nodes_truenodeids": [0, 0, 0]}, "cycle"), ({"class_ids": [7, 0]}, "target 7"),
+    ({"nodes_truenodeids": [9, 0, 0]}, "no tree has"), ({"nodes_nodeids": [0, 1, 1]}, "two nodes"),
+    ({"nodes_modes": ["A"] * 3}, "'A'"), ({"class_ids": [7, 0]}, "target 7"), ({"class_ids": [-1, 0]}, "negative"),
+    ({"nodes_modes": ["BRANCH_LT"] * 2 + ["LEAF"], "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 2, 0]}, "cycle"),
     ({"nodes_values": [0.0]}, "nodes_values"), ({"class_weights": [1.0]}, "votes"), ({"class_treeids": [3, 3]}, "tree"),
-    ({"nodes_featureids": [4, 0, 0]}, "feature 4"), ({"base_values": [1.0, 2.0]}, "base_values"), ({"class_ids": [-1, 0]}, "negative"),
+    ({"nodes_featureids": [4, 0, 0]}, "feature 4"), ({"base_values": [1.0, 2.0]}, "base_values"),
 ])  # fmt: skip
 def test_broken_trees(fails: Any, change: dict[str, Any], match: str) -> None:
     given = {**stump(1.0, 2.0), "classlabels_int64s": [5, 6, 7], "opset": 3, **change}
@@ -187,7 +190,8 @@ def ensemble(dtype: Any, **change: Any) -> dict[str, Any]:
         "tree_roots": [0, 2], "nodes_featureids": [0, 1, 0], "nodes_modes": np.array([0, 6, 0], np.uint8),
         "nodes_splits": np.array([1, 0, 0], dtype), "nodes_truenodeids": [1, 0, 3], "nodes_trueleafs": [0, 1, 1],
         "nodes_falsenodeids": [2, 1, 3], "nodes_falseleafs": [1, 1, 1], "leaf_targetids": [0, 1, 1, 0],
-        "leaf_weights": np.array([1, 2, 4, 8], dtype), "n_targets": 2, "membership_values": np.array([2, 5, NAN], dtype), **change,
+        "leaf_weights": np.array([1, 2, 4, 8], dtype), "n_targets": 2,
+        "membership_values": np.array([2, 5, NAN], dtype), **change,
     }  # fmt: skip
     return {k: numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for k, v in given.items()} | {
         "opset": 5, "domain": "ai.onnx.ml"}  # fmt: skip
@@ -204,11 +208,13 @@ def test_tree_ensemble(check: Any, dtype: Any) -> None:
     check("TreeEnsemble", [x], [np.array(y, dtype)], **given)
     check("TreeEnsemble", [x[:0]], [np.zeros((0, 2), dtype)], **given)
     e = np.exp(np.array([[9, 0], [8, 2]]))
-    check("TreeEnsemble", [x[[0, 2]]], [(e / e.sum(1, keepdims=True)).astype(dtype)], rtol=1e-5, **ensemble(dtype, post_transform=1))
+    y = (e / e.sum(1, keepdims=True)).astype(dtype)
+    check("TreeEnsemble", [x[[0, 2]]], [y], rtol=1e-5, **ensemble(dtype, post_transform=1))
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    ({"membership_values": np.array([2, 5], F)}, "0 sets for 1"), ({"tree_roots": [3]}, "tree_roots"), ({"aggregate_function": 4}, "4"),
+    ({"membership_values": np.array([2, 5], F)}, "0 sets for 1"), ({"tree_roots": [3]}, "tree_roots"),
+    ({"aggregate_function": 4}, "aggregate_function 4"),
     ({"nodes_truenodeids": [1, 4, 3]}, "not there"), ({"nodes_modes": np.array([0, 7, 0], np.uint8)}, "mode 7"),
     ({"nodes_truenodeids": [0, 0, 3]}, "cycle"), ({"n_targets": 1}, "target 1"),
 ])  # fmt: skip

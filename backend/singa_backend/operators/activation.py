@@ -22,10 +22,14 @@ def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     if x.dtype.itemsize >= 4:
         e = xp.exp(x - x.max(axis=axis, keepdims=True))
         return e / e.sum(axis=axis, keepdims=True)
-    z = x.astype(np.float32)
-    e = xp.exp(z - z.max(axis=axis, keepdims=True)).astype(x.dtype).astype(np.float32)
+
+    def rounded(z: Array) -> Array:
+        return z.astype(x.dtype).astype(np.float32)
+
+    wide = x.astype(np.float32)
+    e = rounded(xp.exp(rounded(wide - wide.max(axis=axis, keepdims=True))))
     total = e.sum(axis=axis, keepdims=True)
-    half = total.astype(x.dtype).astype(np.float32)
+    half = rounded(total)
     return e / xp.where(xp.isfinite(half), half, total)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import dtypes
 from ..errors import OperatorError
 from ..operator import Array, Ints, Xp, operator
 from .cast import parse_int
@@ -51,7 +52,7 @@ def dict_vectorizer(xp: Xp, x: Map, *, int64_vocabulary: Ints | None = None, str
     if unknown:
         raise OperatorError(f"key {min(unknown)!r} is not in the vocabulary", code="SX401")
     dtype = _dtype(list(x.values()))
-    y = np.full(len(vocabulary), "" if dtype == object else 0, dtype)
+    y = np.full(len(vocabulary), "" if dtype == dtypes.STRING else 0, dtype)
     for i, k in enumerate(vocabulary):
         if k in x:
             y[i] = x[k]
@@ -61,7 +62,8 @@ def dict_vectorizer(xp: Xp, x: Map, *, int64_vocabulary: Ints | None = None, str
 def _dtype(values: list[Any]) -> Any:
     """A Python float stands for ONNX's float: that is what ZipMap gives and what the usual models take."""
     if any(isinstance(v, str) for v in values):
-        return object
+        return dtypes.STRING
+    plain = [isinstance(v, float) and not isinstance(v, np.floating) for v in values]
     plain = [isinstance(v, float) and not isinstance(v, np.floating) for v in values]
     kinds = [np.dtype(np.float32) if p else np.asarray(v).dtype for p, v in zip(plain, values, strict=True)]
     return np.result_type(*kinds) if kinds else np.dtype(np.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
-from typing import Any
 
 import numpy as np
 
@@ -49,7 +48,7 @@ class Trees:
         feature, mode, value, true, false, missing = (
             xp.asarray(a) for a in (self.feature, self.mode, self.value, self.true, self.false, self.missing)
         )
-        used = sorted(set(self.mode.tolist()) - {_LEAF})
+        used = [int(m) for m in np.unique(self.mode) if m != _LEAF]
         inner = self.feature[self.mode != _LEAF]
         if inner.size and not 0 <= inner.min() <= inner.max() < x.shape[1]:
             raise OperatorError(f"a node asks for feature {inner.max()}; x has {x.shape[1]}", code="SX401")
@@ -122,11 +121,11 @@ def _numbers(floats: Floats | None, tensor: np.ndarray | None) -> np.ndarray | N
 
 
 def _named_trees(
-    nodes: dict[str, Any], values: np.ndarray | None, votes: tuple[Ints | None, Ints | None, Ints | None],
-    weights: np.ndarray | None,
+    values: np.ndarray | None, votes: tuple[Ints | None, Ints | None, Ints | None], weights: np.ndarray | None,
+    nodes_modes: Strings | None, **nodes: Ints | None,
 ) -> Trees:  # fmt: skip
-    """nodes: the attributes nodes_*; votes: the ids of the tree, the node and the target of each weight."""
-    modes = nodes["nodes_modes"] or ()
+    """votes: the ids of the tree, the node and the target of each weight."""
+    modes = nodes_modes or ()
     count = len(modes)
     unknown = set(modes) - set(_MODES) | set(modes) & {"BRANCH_MEMBER"}
     if unknown or not count:
@@ -204,9 +203,12 @@ def tree_ensemble_regressor(
 ) -> Array:  # fmt: skip
     if aggregate_function not in _AGGREGATES:
         raise OperatorError(f"aggregate_function {aggregate_function!r} is none of {', '.join(_AGGREGATES)}", code="SX404")
-    nodes = {k: v for k, v in locals().items() if k.startswith("nodes_")}
-    trees = _named_trees(nodes, _numbers(nodes_values, nodes_values_as_tensor), (target_treeids, target_nodeids, target_ids),
-                         _numbers(target_weights, target_weights_as_tensor))  # fmt: skip
+    trees = _named_trees(
+        _numbers(nodes_values, nodes_values_as_tensor), (target_treeids, target_nodeids, target_ids),
+        _numbers(target_weights, target_weights_as_tensor), nodes_modes, nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids,
+        nodes_featureids=nodes_featureids, nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
+        nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
+    )  # fmt: skip
     count = max(target_ids or (0,)) + 1 if n_targets is None else n_targets
     y = trees.aggregate(xp, matrix(xp, x), count, aggregate_function)
     base = _base(_numbers(base_values, base_values_as_tensor), count)
@@ -229,10 +231,13 @@ def tree_ensemble_classifier(
     labels = class_labels(classlabels_int64s, classlabels_strings)
     if labels is None:
         raise OperatorError("the classifier has no class labels", code="SX404")
-    nodes = {k: v for k, v in locals().items() if k.startswith("nodes_")}
     weights = _numbers(class_weights, class_weights_as_tensor)
-    values = _numbers(nodes_values, nodes_values_as_tensor)
-    trees = _named_trees(nodes, values, (class_treeids, class_nodeids, class_ids), weights)
+    trees = _named_trees(
+        _numbers(nodes_values, nodes_values_as_tensor), (class_treeids, class_nodeids, class_ids), weights,
+        nodes_modes, nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids, nodes_featureids=nodes_featureids,
+        nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
+        nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
+    )  # fmt: skip
     z = trees.aggregate(xp, matrix(xp, x), len(labels), "SUM")
     base = _numbers(base_values, base_values_as_tensor)
     voted = set(class_ids or ())
