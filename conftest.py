@@ -59,7 +59,13 @@ def run_op(
 
 
 @pytest.fixture(params=["CPU", "STRICT"])
-def check(request: pytest.FixtureRequest) -> Any:
+def on_device(request: pytest.FixtureRequest) -> str:
+    """The device columns that need no GPU."""
+    return str(request.param)
+
+
+@pytest.fixture
+def check(on_device: str) -> Any:
     """check(op, inputs, expected, *, opset, domain="", outputs=None, rtol=1e-6, atol=1e-7, **attributes) -> outputs
 
     expected: one value per output; None in the list skips that output only when `outputs` names it "".
@@ -68,7 +74,7 @@ def check(request: pytest.FixtureRequest) -> Any:
 
     def run(op: str, inputs: list[Any], expected: list[Any], *, opset: int, domain: str = "", outputs: Any = None,
             rtol: float = 1e-6, atol: float = 1e-7, **attributes: Any) -> Any:  # fmt: skip
-        actual = run_op(op, inputs, opset, domain, outputs or len(expected), request.param, attributes)
+        actual = run_op(op, inputs, opset, domain, outputs or len(expected), on_device, attributes)
         assert len(actual) == len(expected), f"{len(actual)} outputs, {len(expected)} expected"
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
             same(a, e, rtol, atol, f"{op}-{opset} output {i}")
@@ -77,13 +83,13 @@ def check(request: pytest.FixtureRequest) -> Any:
     return run
 
 
-@pytest.fixture(params=["CPU", "STRICT"])
-def fails(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture
+def fails(on_device: str) -> Any:
     """fails(op, inputs, match, *, opset, error=OperatorError, **attributes): a typed error whose message matches."""
 
     def run(op: str, inputs: list[Any], match: str, *, opset: int, domain: str = "", outputs: Any = 1,
             error: type[SonnxError] = OperatorError, **attributes: Any) -> None:  # fmt: skip
         with pytest.raises(error, match=match):
-            run_op(op, inputs, opset, domain, outputs, request.param, attributes)
+            run_op(op, inputs, opset, domain, outputs, on_device, attributes)
 
     return run

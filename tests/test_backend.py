@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -103,6 +105,17 @@ def test_outputs_share_nothing_with_the_model() -> None:
         np.testing.assert_array_equal(again, [1, 2])
 
 
+@pytest.mark.parametrize("where", ["constant", "branch"])
+def test_strings_that_the_model_holds_are_not_handed_out(where: str) -> None:
+    text = 'y = Constant<value = string[1] {"a"}>()'
+    if where == "branch":
+        text = f"y = If(c) <then_branch = t () => (string[1] y) {{ {text} }}, else_branch = e () => (string[1] y) {{ {text} }}>"
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g (bool c) => (string[1] y) {{ {text} }}')
+    rep = SingaBackend.prepare(model)
+    rep.run([True])[0][0] = "mine"
+    assert rep.run([True])[0].tolist() == ["a"]
+
+
 def test_initializers_that_are_inputs_may_be_overridden() -> None:
     m = parser.parse_model(LINEAR)
     m.graph.input.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [2]))
@@ -127,6 +140,18 @@ def test_threads_do_not_meet(rep: singa_backend.SingaRep) -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_a_model_is_freed_with_its_last_reference(model: onnx.ModelProto) -> None:
+    rep = SingaBackend.prepare(model)
+    rep.run([X])
+    gone = weakref.ref(rep)
+    gc.disable()
+    try:
+        del rep
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_intermediates_are_freed_at_their_last_use() -> None:
@@ -220,6 +245,55 @@ def test_floats_do_not_slip_into_integers() -> None:
         SingaBackend.run_model(m, {"x": [2**70, 2]})
 
 
+@pytest.mark.parametrize(
+    ("type_name", "feed"),
+    [("float", ["1.5"]), ("string", [1]), ("string", np.array([None], object)), ("string", np.array([b"\xff"])),
+     ("int4", [1.5]), ("int4", [300]), ("bool", [2]), ("int16", [70000])],
+)  # fmt: skip
+def test_python_values_are_not_bent_to_fit(type_name: str, feed: object) -> None:
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({type_name}[n] x) => ({type_name}[n] y) {{ y = Identity(x) }}'
+    )
+    with pytest.raises(InvalidInput, match="input x"):
+        SingaBackend.run_model(model, [feed])
+
+
+def test_an_array_that_does_not_come_to_the_host(rep: singa_backend.SingaRep) -> None:
+    class Elsewhere:
+        def __array__(self) -> np.ndarray:
+            raise TypeError("it is on a device")
+
+    with pytest.raises(InvalidInput, match="on a device"):
+        rep.run([Elsewhere()])
+
+
+@pytest.mark.parametrize("op", ["Add", "MatMul", "Sum", "Max", "Where"])
+def test_operands_of_one_type_are_not_converted(op: str) -> None:
+    before = "c, " if op == "Where" else ""
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (bool[1] c, int64[1] a, float[1] b) => (y) {{ y = {op}({before}a, b) }}'
+    )
+    with pytest.raises(OperatorError, match="int64 and float") as caught:
+        SingaBackend.run_model(model, [np.ones(1, bool), np.ones(1, np.int64), np.ones(1, np.float32)])
+    assert caught.value.code == "SX406"
+
+
+@pytest.mark.parametrize(
+    ("signature", "call", "feed", "match"),
+    [
+        ("seq(float[n]) x", "Relu(x)", [np.ones(2, np.float32)], "a sequence"),
+        ("string[n] x", "Add(x, x)", np.array(["a", "b"]), "strings"),
+        ("float[n] x", "SequenceLength(x)", np.ones(2, np.float32), "a tensor"),
+        ("float[n] x", "Reshape(x, x)", np.array([1.5], np.float32), "floats"),
+        ("int64 x", "Dropout(x, x, x)", np.int64(1), "bool"),
+    ],
+)
+def test_operands_of_the_wrong_kind(signature: str, call: str, feed: object, match: str) -> None:
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g ({signature}) => (y) {{ y = {call} }}')
+    with pytest.raises(OperatorError, match=match):
+        SingaBackend.run_model(model, {"x": feed})
+
+
 def test_operator_errors_name_everything() -> None:
     m = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 17]> g (float[n] x, float[m] y) => (float[k] z) { z = Add(x, y) }'
@@ -303,6 +377,19 @@ def test_run_node() -> None:
         singa_backend.run_node(node, [X, X], outputs_info=[(np.float64, (2, 3))])
     with pytest.raises(InvalidInput, match="takes 2 inputs"):
         singa_backend.run_node(node, [X])
+
+
+def test_run_node_holds_outputs_to_their_info() -> None:
+    node = helper.make_node("SequenceConstruct", ["x"], ["y"])
+    with pytest.raises(InvalidInput, match="is list"):
+        SingaBackend.run_node(node, [X], outputs_info=[(np.float32, (2, 3))])
+
+
+def test_types_that_onnx_lacks_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="no type of ONNX"):
+        SingaBackend.run_node(helper.make_node("Relu", ["x"], ["y"]), [np.ones(2, np.longdouble)])
+    swapped = SingaBackend.run_node(helper.make_node("Relu", ["x"], ["y"]), [np.array([-1, 2], ">f4")])[0]
+    assert swapped.dtype == np.float32 and swapped.tolist() == [0, 2]
 
 
 def test_run_node_of_another_domain() -> None:

@@ -53,6 +53,7 @@ def _case(name: str = "case", expected: Any = None, inputs: Any = None, text: st
         ([np.array(["a"], object)], [np.array(["b"], object)], "a, expected b"),
         ([np.ones(1, ml_dtypes.bfloat16)], [np.ones(1, ml_dtypes.bfloat16) * ml_dtypes.bfloat16(1.01)], ""),
         ([np.ones(1, ml_dtypes.bfloat16)], [np.ones(1, ml_dtypes.bfloat16) * ml_dtypes.bfloat16(1.1)], "differ"),
+        ([np.array(1, ml_dtypes.float8_e5m2)], [np.array(2, ml_dtypes.float8_e5m2)], "differ"),
         ([np.ones(1, ml_dtypes.float8_e5m2)], [np.ones(1, ml_dtypes.float8_e5m2) * ml_dtypes.float8_e5m2(1.25)], "differ"),
         ([np.ones(3, ml_dtypes.int4)], [np.ones(3, ml_dtypes.int4)], ""),
     ],

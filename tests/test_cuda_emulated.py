@@ -29,13 +29,20 @@ def _fake_cupy(gpus: int) -> ModuleType:
     cupy.asarray, cupy.array, cupy.asnumpy = strict.asarray, strict.array, strict.to_host  # type: ignore[attr-defined]
     cupy.lib, cupy.linalg, cupy.fft = strict.lib, strict.linalg, strict.fft  # type: ignore[attr-defined]
 
-    @contextlib.contextmanager
-    def on(ordinal: int) -> Iterator[None]:
-        active.append(ordinal)
-        yield
+    class On(contextlib.AbstractContextManager[None]):
+        mem_info = (1 << 33, 1 << 34)
+
+        def __init__(self, ordinal: int) -> None:
+            self.ordinal = ordinal
+
+        def __enter__(self) -> None:
+            active.append(self.ordinal)
+
+        def __exit__(self, *_: object) -> None:
+            pass
 
     runtime = SimpleNamespace(getDeviceCount=lambda: gpus, CUDARuntimeError=RuntimeError)
-    cupy.cuda = SimpleNamespace(Device=on, runtime=runtime)  # type: ignore[attr-defined]
+    cupy.cuda = SimpleNamespace(Device=On, runtime=runtime)  # type: ignore[attr-defined]
     return cupy
 
 
@@ -125,3 +132,20 @@ def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(DeviceUnavailable, match="there are 0 CUDA devices"):
         device.resolve("CUDA")
     device._gpus.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda xp, x: xp.take(x, xp.asarray([0]), mode="clip"),
+        lambda xp, x: x.max(initial=0),
+        lambda xp, x: xp.add(x, x, where=x > 0),
+        lambda xp, x: xp.maximum.reduce(x),
+        lambda xp, x: x.astype(ml_dtypes.float8_e5m2),
+        lambda xp, x: xp.zeros(3, object),
+    ],
+)
+def test_the_strict_namespace_refuses_what_cupy_lacks(use: Any) -> None:
+    xp = arrays.StrictNamespace()
+    with pytest.raises((TypeError, AttributeError), match="cupy"):
+        use(xp, xp.asarray([1.0, 2.0]))

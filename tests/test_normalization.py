@@ -119,6 +119,19 @@ def test_batch_norm_mixed_types(check: Any) -> None:
     check("BatchNormalization", to(bf, x, s, b, m, v), [y], opset=14, atol=0.1)
 
 
+@pytest.mark.parametrize("training", [0, 1])
+def test_batch_norm_of_doubles_with_narrow_statistics(check: Any, training: int) -> None:
+    """The statistics are read as they are, and everything that comes of them is as exact as x."""
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal((4, 2, 3))
+    scale, b, mean, var = (rng.uniform(0.5, 2, 2).astype(np.float16) for _ in range(4))
+    m, v = (x.mean((0, 2)), x.var((0, 2))) if training else (mean.astype(float), var.astype(float))
+    y = (x - m[:, None]) / np.sqrt(v[:, None] + 1e-3) * scale.astype(float)[:, None] + b.astype(float)[:, None]
+    statistics = [(mean * 0.9 + m * 0.1).astype(np.float16), (var * 0.9 + v * 0.1).astype(np.float16)] if training else []
+    check("BatchNormalization", [x, scale, b, mean, var], [y, *statistics], opset=15, rtol=1e-12 if not training else 2e-3,
+          epsilon=1e-3, training_mode=training)  # fmt: skip
+
+
 def test_batch_norm_errors(fails: Any) -> None:
     x, *p = to(np.float32, *batch(2, 3, 4))
     for opset, extra in ((14, {}), (6, {"is_test": 1})):

@@ -13,12 +13,14 @@ from .errors import (
     UnsupportedModel,
 )
 from .graph import Graph, Node, Value
+from .limits import Limits
 
 __all__ = [
     "DeviceUnavailable",
     "Graph",
     "InvalidInput",
     "InvalidModel",
+    "Limits",
     "MissingDependency",
     "Node",
     "OperatorError",

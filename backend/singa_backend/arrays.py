@@ -10,6 +10,8 @@ An operator body may use every name that NumPy and CuPy share, and the extras be
     xp.as_strided(x, shape, strides)           the view behind every pooling
     xp.erf(x)  xp.erfc(x)                      the error function, and what it lacks to 1
     xp.isarray(x)                              is it an array of this namespace?
+
+The functions that make much of little (zeros, tile, take, ...) ask the limits of the call first: see limits.py.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from . import limits
+from .dtypes import HOST_ONLY
 from .errors import OperatorError
 
 Array = Any  # an array of the namespace at hand
@@ -35,7 +39,7 @@ class Namespace:
     """What is common to the namespaces; names that are not here are the array module's own."""
 
     def __init__(self, module: Any, names: dict[str, Any]) -> None:
-        self.__dict__.update((n, v) for n, v in names.items() if not hasattr(type(self), n))
+        self.__dict__.update((n, limits.guarded(n, v)) for n, v in names.items() if not hasattr(type(self), n))
         self.module = module
 
     def cast(self, x: Array, dtype: Any) -> Array:
@@ -57,11 +61,14 @@ class Namespace:
     def indices(self, i: Array, size: int, *, negative: bool = True) -> Array:
         """`i` with negative indices counted from the end; raises OperatorError for one outside [-size, size)."""
         low = -size if negative else 0
-        if i.size and (self.to_host(i.min()) < low or self.to_host(i.max()) >= size):
+        if not i.size:
+            return i
+        least = self.to_host(i.min())
+        if least < low or self.to_host(i.max()) >= size:
             at = self.to_host(i)
             wrong = at[(at < low) | (at >= size)].flat[0]
             raise OperatorError(f"index {wrong} is outside [{low}, {size})", code="SX401")
-        return self.where(i < 0, i + size, i) if negative and i.dtype.kind == "i" else i  # type: ignore[attr-defined]
+        return self.where(i < 0, i + size, i) if least < 0 else i  # type: ignore[attr-defined]
 
     def erf(self, x: Array) -> Array:
         """The error function, to about 1 unit in the last place of float32 or float64."""
@@ -109,6 +116,15 @@ class NumpyNamespace(Namespace):
     def isarray(self, x: Any) -> bool:
         return isinstance(x, np.ndarray)
 
+    def cast(self, x: Array, dtype: Any) -> Array:
+        """As above; where all values fit, `astype` alone."""
+        dtype = np.dtype(dtype)
+        if dtype.kind in "iu" and x.dtype.kind == "f" and x.size:
+            info = np.iinfo(dtype)
+            if info.min <= float(x.min()) and float(x.max()) <= info.max:  # false of NaN
+                return x.astype(dtype)
+        return super().cast(x, dtype)
+
     def erf(self, x: Array) -> Array:
         return _in_pieces(super().erf, x)
 
@@ -125,9 +141,8 @@ class NumpyNamespace(Namespace):
 class CupyNamespace(Namespace):
     """CuPy, with NumPy's meaning where the two differ.
 
-    Float16, integer-narrow, multiplying and 64-bit max/min scatters go through the host: CuPy has no multiply, and its
-    float64 maximum passes through float32.  Scatters that write one place twice are done on the host too, because
-    the winner is undefined on the device.
+    Only additions of 4 and 8 bytes are scattered on the device.  Everything else goes through the host: CuPy has no multiply,
+    its float64 maximum passes through float32, and where a place is written twice the winner is undefined.
     """
 
     _ON_DEVICE = frozenset(np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64, np.uint32, np.uint64))
@@ -147,6 +162,10 @@ class CupyNamespace(Namespace):
     def isarray(self, x: Any) -> bool:
         return isinstance(x, self.module.ndarray)
 
+    def clip(self, x: Array, low: Any, high: Any) -> Array:
+        """`high` where low > high, and NaN where a bound is; CuPy's own clip gives `low`, and `x`."""
+        return self.module.minimum(self.module.maximum(x, low), high)
+
     def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
         if reduction == "add" and out.dtype in self._ON_DEVICE:
             self.module.add.at(out, index, values)
@@ -162,8 +181,20 @@ class CupyNamespace(Namespace):
 
 @cache
 def _cupy_names() -> dict[str, frozenset[str]]:
-    text = resources.files(__package__).joinpath("cupy_names.json").read_text()
-    return {part: frozenset(names) for part, names in json.loads(text).items()}
+    """What CuPy 14.2, its arrays and the modules that operators use name."""
+    return {part: frozenset(names) for part, names in _cupy().items() if part != "parameters"}
+
+
+@cache
+def _cupy_parameters(part: str) -> dict[str, list[str]]:
+    """The parameters of those of these functions or methods that say which they have."""
+    parameters: dict[str, list[str]] = _cupy()["parameters"][part]
+    return parameters
+
+
+@cache
+def _cupy() -> Any:
+    return json.loads(resources.files(__package__).joinpath("cupy_names.json").read_text())
 
 
 class StrictArray:
@@ -175,6 +206,8 @@ class StrictArray:
 
     def __init__(self, a: Any) -> None:
         self._a = np.asarray(a)
+        if self._a.dtype in HOST_ONLY:
+            raise TypeError(f"cupy has no arrays of {self._a.dtype}: such values stay on the host")
 
     def __getattr__(self, name: str) -> Any:
         if name not in _cupy_names()["ndarray"]:
@@ -182,7 +215,7 @@ class StrictArray:
         if name in ("get", "item", "tolist", "tobytes", "__array__"):
             raise TypeError(f"ndarray.{name} copies to the host: write xp.to_host(x)")
         value = getattr(self._a, name)
-        return _strict_call(value) if callable(value) else _wrap(value)
+        return _strict_call(value, name, _cupy_parameters("ndarray").get(name)) if callable(value) else _wrap(value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._a[_unwrap(key)] = _unwrap(value)
@@ -243,8 +276,12 @@ def _wrap(value: Any) -> Any:
     return value
 
 
-def _strict_call(function: Callable[..., Any]) -> Callable[..., Any]:
+def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[str] | None = None) -> Callable[..., Any]:
+    """`function` on strict arrays.  parameters: what CuPy's function of this name takes; None where it does not say."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
+        if parameters is not None and not kwargs.keys() <= set(parameters):
+            raise TypeError(f"cupy's {name} takes {', '.join(parameters)}; not {', '.join(kwargs.keys() - set(parameters))}")
         return _wrap(function(*_unwrap(args), **_unwrap(kwargs)))
 
     return call
@@ -257,35 +294,42 @@ class _StrictUfunc:
         self._ufunc = ufunc
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _strict_call(self._ufunc)(*args, **kwargs)
+        return _strict_call(self._ufunc, self._ufunc.__name__, ["out", "casting", "dtype"])(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("reduce", "accumulate", "reduceat", "at", "outer", "nin", "nout", "identity"):
-            raise AttributeError(f"cupy's ufuncs have no attribute {name!r}")
+        # CuPy's ufuncs have reduce, accumulate and reduceat too, but most of them only raise; nobody needs them.
+        if name not in ("outer", "nin", "nout") and (name, self._ufunc.__name__) != ("at", "add"):
+            raise AttributeError(f"cupy's ufunc {self._ufunc.__name__} has no {name!r}")
         value = getattr(self._ufunc, name)
         return _strict_call(value) if callable(value) else value
 
 
 class _StrictModule:
-    def __init__(self, module: ModuleType, allowed: frozenset[str], label: str) -> None:
-        self._module, self._allowed, self._label = module, allowed, label
+    def __init__(self, module: ModuleType, allowed: frozenset[str], label: str, parameters: dict[str, list[str]]) -> None:
+        self._module, self._allowed, self._label, self._parameters = module, allowed, label, parameters
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._allowed:
             raise AttributeError(f"module {self._label!r} has no attribute {name!r}")
-        return _strict(getattr(self._module, name))
+        return _strict(getattr(self._module, name), name, self._parameters)
 
 
-def _strict(value: Any) -> Any:
+def _strict(value: Any, name: str, parameters: dict[str, list[str]]) -> Any:
     if isinstance(value, np.ufunc):
         return _StrictUfunc(value)
     if isinstance(value, type) or not callable(value):
         return value
-    return _strict_call(value)
+    return _strict_call(value, name, parameters.get(name))
 
 
 # These describe dtypes and shapes; they touch no data and take whatever they get.
 _PLAIN = frozenset({"dtype", "finfo", "iinfo", "result_type", "promote_types", "can_cast", "issubdtype", "broadcast_shapes"})
+
+
+def _where(condition: np.ndarray, x: Any, y: Any) -> Any:
+    """CuPy's has no loop for bfloat16: it answers in float32."""
+    z = np.where(condition, x, y)
+    return z.astype(np.float32) if z.dtype.name == "bfloat16" else z
 
 
 class StrictNamespace(Namespace):
@@ -293,14 +337,17 @@ class StrictNamespace(Namespace):
 
     def __init__(self) -> None:
         known = _cupy_names()
-        names = {n: getattr(np, n) if n in _PLAIN else _strict(getattr(np, n)) for n in known["cupy"] if hasattr(np, n)}
-        names["linalg"] = _StrictModule(np.linalg, known["linalg"], "cupy.linalg")
-        names["fft"] = _StrictModule(np.fft, known["fft"], "cupy.fft")
+        shared = [n for n in known["cupy"] if hasattr(np, n)]
+        own = _cupy_parameters("cupy")
+        names = {n: getattr(np, n) if n in _PLAIN else _strict(getattr(np, n), n, own) for n in shared}
+        for part in ("linalg", "fft"):
+            names[part] = _StrictModule(getattr(np, part), known[part], f"cupy.{part}", _cupy_parameters(part))
         tricks = frozenset({"as_strided", "sliding_window_view"})
         lib = ModuleType("cupy.lib")
-        lib.stride_tricks = _StrictModule(np.lib.stride_tricks, tricks, "cupy.lib.stride_tricks")  # type: ignore[attr-defined]
+        lib.stride_tricks = _StrictModule(np.lib.stride_tricks, tricks, "cupy.lib.stride_tricks", {})  # type: ignore[attr-defined]
         names["lib"] = lib
         names["ndarray"] = StrictArray
+        names["where"] = _strict_call(_where)
         names["result_type"] = lambda *a: np.result_type(*(_unwrap(v) for v in a))
         super().__init__(np, names)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from onnx import ModelProto, NodeProto, defs, helper, load_model_from_string
 from onnx.backend.base import Backend, BackendRep
 
 from . import device as devices
-from . import dtypes
+from . import dtypes, files, limits
 from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError
 from .executor import Executor
 from .graph import Graph, Node, Value
+from .limits import Budget, Flag, Limits, spend
 
 _QUIET = frozenset({"rtol", "atol", "init_inputs", "keep_initializers_as_inputs"})
 """Keywords that the suite's runner and programs of old pass to `prepare`, and that mean nothing here."""
@@ -57,14 +57,18 @@ class SingaRep(BackendRep):
 
     inputs, outputs: `Value`s with name, dtype and shape.  nodes: the operators in the order of running.
     states: the initializers by name.  graph: all of it.
+    limits: what a run may use of the machine, unless the call says otherwise.
     """
 
-    def __init__(self, graph: Graph, device: devices.Device) -> None:
+    def __init__(self, graph: Graph, device: devices.Device, limits: Limits | None = None) -> None:
         self.graph = graph
         self.device = device
+        self.limits = limits or Limits()
         self._executor = Executor(graph, device)
-        self._selection = lru_cache(maxsize=64)(self._select)
-        self._fixed = {id(a) for _, a in self._executor._states[id(graph)]}
+        self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a method's would refer to itself
+        # What the model owns and a run may hand out as it is: initializers and constants, those of subgraphs too.
+        self._fixed = {id(a) for states in self._executor._states.values() for _, a in states}
+        self._fixed |= {id(v) for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)}
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -82,7 +86,8 @@ class SingaRep(BackendRep):
     def states(self) -> dict[str, np.ndarray]:
         return self.graph.states
 
-    def run(self, inputs: Any, *, last_layers: int = -1, aux_output: Sequence[str] = (), **kwargs: Any) -> Outputs:
+    def run(self, inputs: Any, *, last_layers: int = -1, aux_output: Sequence[str] = (), limits: Limits | None = None,
+            cancel: Flag | None = None, **kwargs: Any) -> Outputs:  # fmt: skip
         """Run the model.
 
         inputs: a list in the order of `self.inputs`, a dict by name, or one array.  Arrays must have the declared dtype
@@ -91,42 +96,24 @@ class SingaRep(BackendRep):
         last_layers: -1 runs everything, -2 drops the last operator, -k the last k - 1 (Constant nodes do not count);
             L >= 0 runs the operators 0 to L.  The outputs are then those of the last operator that ran.
         aux_output: names of intermediate values to return after the outputs.
+        limits: what this run may use of the machine; those of `prepare` when absent.
+        cancel: a flag, such as a threading.Event, that stops the run at the next node when it is set.
         Returns NumPy arrays (lists, maps, None) in order, reachable by name too; they share no memory with the model.
-        Raises InvalidInput before anything runs, OperatorError when a node cannot compute.
+        Raises InvalidInput before anything runs, OperatorError when a node cannot compute, ResourceExhausted at a limit.
         """
         _ignore(kwargs, "run")
-        graph = self._selection(last_layers, tuple(aux_output))
+        if not isinstance(last_layers, (int, np.integer)):
+            raise InvalidInput(f"last_layers={last_layers!r} is no integer", code="SX304")
+        graph = self._selection(int(last_layers), (aux_output,) if isinstance(aux_output, str) else tuple(aux_output))
         feeds, overrides = self._feeds(inputs)
         device = self.device
+        budget = Budget(limits or self.limits, cancel, device.memory)
         with device.active():
             overrides = {n: device.put(v) for n, v in overrides.items()}
-            values = self._executor.run(graph, [device.put(v) for v in feeds], overrides)
+            values = self._executor.run(graph, [device.put(v) for v in feeds], overrides, budget)
             taken = set(self._fixed)
             taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
             return Outputs([_own(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
-
-    # --- what to run
-
-    def _select(self, last_layers: int, aux_output: tuple[str, ...]) -> Graph:
-        graph = self.graph
-        nodes: Sequence[Node] = graph.nodes
-        outputs = [v.name for v in graph.outputs]
-        if last_layers != -1:
-            layers = [i for i, n in enumerate(nodes) if (n.domain, n.op_type) != ("", "Constant")]
-            n = len(layers)
-            keep = n + 1 + last_layers if last_layers < 0 else last_layers + 1
-            if not 1 <= keep <= n:
-                raise InvalidInput(f"last_layers={last_layers} leaves {keep} operators; the model has {n}", code="SX304",
-                                   hint=f"-1 keeps all {n}, -2 drops the last, {-n} keeps one")  # fmt: skip
-            nodes = nodes[: layers[keep - 1] + 1]
-            outputs = [name for name in nodes[-1].output_names if name] if keep < n else outputs
-        made = {name for node in nodes for name in node.output_names if name}
-        known = made | {v.name for v in (*graph.inputs, *graph.optional_inputs)} | set(graph.states)
-        for name in aux_output:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                raise InvalidInput(f"aux_output {name!r} is no value of the model's main graph" + _mean(near), code="SX305")
-        return graph if last_layers == -1 and not aux_output else graph.select(nodes, [*outputs, *aux_output])
 
     # --- what to feed
 
@@ -155,6 +142,28 @@ class SingaRep(BackendRep):
         sizes: dict[str, tuple[int, str]] = {}
         feeds = [_fed(v, given.get(v.name), sizes) for v in graph.inputs]
         return feeds, {v.name: _fed(v, given[v.name], sizes) for v in graph.optional_inputs if v.name in given}
+
+
+def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Graph:
+    """What of the graph a run asks for, by its options."""
+    nodes: Sequence[Node] = graph.nodes
+    outputs = [v.name for v in graph.outputs]
+    if last_layers != -1:
+        layers = [i for i, n in enumerate(nodes) if (n.domain, n.op_type) != ("", "Constant")]
+        n = len(layers)
+        keep = n + 1 + last_layers if last_layers < 0 else last_layers + 1
+        if not 1 <= keep <= n:
+            raise InvalidInput(f"last_layers={last_layers} leaves {keep} operators; the model has {n}", code="SX304",
+                               hint=f"-1 keeps all {n}, -2 drops the last, {-n} keeps one")  # fmt: skip
+        nodes = nodes[: layers[keep - 1] + 1]
+        outputs = [name for name in nodes[-1].output_names if name] if keep < n else outputs
+    made = {name for node in nodes for name in node.output_names if name}
+    known = made | {v.name for v in (*graph.inputs, *graph.optional_inputs)} | set(graph.states)
+    for name in aux_output:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise InvalidInput(f"aux_output {name!r} is no value of the model's main graph" + _mean(near), code="SX305")
+    return graph if last_layers == -1 and not aux_output else graph.select(nodes, [*outputs, *aux_output])
 
 
 def _names(values: Sequence[Value]) -> str:
@@ -196,24 +205,56 @@ def _map(declared: Value, x: dict[Any, Any]) -> dict[Any, Any]:
 
 def _array(declared: Value, x: Any) -> np.ndarray:
     want = declared.dtype
-    if not isinstance(x, (np.ndarray, np.generic)) and not hasattr(x, "__array__"):
-        try:
-            array = np.asarray(x, want)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidInput(f"input {declared}: {error}", code="SX302") from None
-        if want is not None and want.kind in "iub" and np.asarray(x).dtype.kind == "f":
-            raise InvalidInput(f"input {declared} was given Python floats", code="SX302", hint="round them first")
-        return array
-    array = np.asarray(x)
-    if array.dtype.kind in "US":
-        array = array.astype(str).astype(object)
+    try:
+        if not isinstance(x, (np.ndarray, np.generic)) and not hasattr(x, "__array__"):
+            return _from_python(declared, x)
+        array = np.asarray(x)
+        if array.dtype.kind == "S":
+            array = np.char.decode(array, "utf-8")
+    except InvalidInput:
+        raise
+    except Exception as error:  # also of an __array__ that is someone else's: CuPy's and PyTorch's refuse what is on a device
+        raise InvalidInput(f"input {declared}: {error}", code="SX302") from None
+    if array.dtype.kind == "U":
+        array = array.astype(object)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if want is not None and array.dtype != want:
-        with contextlib.suppress(TypeError):
-            array = array.astype(want) if array.dtype.newbyteorder("=") == want else array
-        if array.dtype != want:
-            raise InvalidInput(f"input {declared} was given an array of {dtypes.onnx_name(array.dtype)}", code="SX302",
-                               hint=f"write x.astype({_spelt(want)}) if that is what you mean")  # fmt: skip
+        raise InvalidInput(f"input {declared} was given an array of {dtypes.onnx_name(array.dtype)}", code="SX302",
+                           hint=f"write x.astype({_spelt(want)}) if that is what you mean")  # fmt: skip
+    if want is None and not dtypes.known(array.dtype):
+        raise InvalidInput(f"input {declared} was given an array of {array.dtype}, which is no type of ONNX", code="SX302")
+    if array.dtype == dtypes.STRING:
+        _check_strings(declared, array)
     return array
+
+
+def _from_python(declared: Value, x: Any) -> np.ndarray:
+    """Python numbers, strings, or lists of them, in the declared dtype; raises InvalidInput for a value that it cannot hold."""
+    want, natural = declared.dtype, np.asarray(x)
+    if natural.size == 0:
+        return np.asarray(x, want)
+    strings = natural.dtype.kind in "USO"
+    if strings and want in (None, dtypes.STRING):
+        array = np.asarray(x, object)
+        _check_strings(declared, array)
+        return array
+    whole = want is not None and (want.kind in "iub" or want in dtypes.SUB_BYTE_INTS)
+    array = np.asarray(x, want)  # where integers do not fit, this raises
+    if strings or want == dtypes.STRING or (natural.dtype.kind == "f" and whole):
+        kind = "strings" if natural.dtype.kind in "US" else "floats" if natural.dtype.kind == "f" else "numbers"
+        hint = "round them first" if whole and kind == "floats" else ""
+        raise InvalidInput(f"input {declared} was given Python {kind}", code="SX302", hint=hint)
+    narrow = whole and (array.dtype.kind == "b" or array.dtype in dtypes.SUB_BYTE_INTS)
+    if narrow and (array.astype(np.int64) != natural).any():
+        raise InvalidInput(f"input {declared} cannot hold the values that it was given", code="SX302")
+    return array
+
+
+def _check_strings(declared: Value, array: np.ndarray) -> None:
+    for v in array.reshape(-1).tolist():
+        if not isinstance(v, str):
+            raise InvalidInput(f"input {declared} takes strings; among them is {v!r}", code="SX302")
 
 
 def _spelt(dtype: np.dtype[Any]) -> str:
@@ -252,20 +293,20 @@ def _ignore(kwargs: dict[str, Any], call: str) -> None:
 
 
 def load_model(model: Any) -> tuple[ModelProto, Path | None]:
-    """A ModelProto and the folder of its external data, from a ModelProto, bytes or a path; raises InvalidModel."""
+    """A ModelProto and the folder of its external data, from a ModelProto, bytes or a path.
+
+    Raises InvalidModel, and ResourceExhausted for a file that is larger than the limits of the call allow.
+    """
+    most = limits.current().limits.model_bytes
     if isinstance(model, ModelProto):
         return model, None
     folder = None
     data = model
     if isinstance(model, (str, os.PathLike)):
-        path = Path(model)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise InvalidModel(f"{path}: {error.strerror}", code="SX110") from None
-        folder = path.resolve().parent
+        data, folder = files.model(Path(model), most)
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InvalidModel(f"a model is a ModelProto, bytes or a path; this is a {type(model).__name__}", code="SX110")
+    files.check_model_size(len(data), most)
     try:
         proto = load_model_from_string(bytes(data))
     except DecodeError as error:
@@ -288,21 +329,26 @@ class SingaBackend(Backend):
         return True
 
     @classmethod
-    def prepare(cls, model: Any, device: Any = "CPU", **kwargs: Any) -> SingaRep:
+    def prepare(cls, model: Any, device: Any = "CPU", *, limits: Limits | None = None, cancel: Flag | None = None,
+                **kwargs: Any) -> SingaRep:  # fmt: skip
         """Read a model (ModelProto, bytes or path), check it, and place it on a device ("CPU", "CUDA", "CUDA:1").
 
+        limits: what reading it, and each run, may use of the machine; `Limits()` when absent.
+        cancel: a flag, such as a threading.Event, that stops the reading when it is set.
         Unknown keywords are ignored with a warning.
-        Raises InvalidModel, UnsupportedModel (listing everything that is unsupported), DeviceUnavailable.
+        Raises InvalidModel, UnsupportedModel (listing everything that is unsupported), DeviceUnavailable, ResourceExhausted.
         """
         _ignore(kwargs, "prepare")
         place = devices.resolve(device)
-        proto, folder = load_model(model)
-        return SingaRep(Graph.from_onnx(proto, folder), place)
+        allowed = limits or Limits()
+        with spend(Budget(allowed, cancel, place.memory)):
+            proto, folder = load_model(model)
+            return SingaRep(Graph.from_onnx(proto, folder), place, allowed)
 
     @classmethod
     def run_model(cls, model: Any, inputs: Any, device: Any = "CPU", **kwargs: Any) -> Outputs:
-        """`prepare` and `run` in one call."""
-        return cls.prepare(model, device, **kwargs).run(inputs)
+        """`prepare` and `run` in one call, `limits` and `cancel` for both."""
+        return cls.prepare(model, device, **kwargs).run(inputs, cancel=kwargs.get("cancel"))
 
     @classmethod
     def run_node(cls, node: NodeProto, inputs: Any, device: Any = "CPU", outputs_info: Any = None, **kwargs: Any) -> Outputs:
@@ -340,8 +386,9 @@ class SingaBackend(Backend):
         model = helper.make_model(graph, opset_imports=imports)
         outputs = cls.prepare(model, device, **kwargs).run({n: _typed(v) for n, v in given.items()})
         for (dtype, shape), value, name in zip(outputs_info or (), outputs, outputs.names, strict=False):
-            if value.dtype != np.dtype(dtype) or tuple(value.shape) != tuple(shape):
-                there, wanted = f"{value.dtype}{list(value.shape)}", f"{np.dtype(dtype)}{list(shape)}"
+            have = (value.dtype, value.shape) if isinstance(value, np.ndarray) else (type(value).__name__, ())
+            if have != (np.dtype(dtype), tuple(shape)):
+                there, wanted = f"{have[0]}{list(have[1])}", f"{np.dtype(dtype)}{list(shape)}"
                 raise InvalidInput(f"output {name!r} is {there}; outputs_info says {wanted}", code="SX306")
         return outputs
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from . import arrays
 from .errors import DeviceUnavailable
+from .limits import physical_memory
 from .operator import is_host_value
 
 
@@ -34,6 +35,13 @@ class Device:
     @property
     def is_host(self) -> bool:
         return self.xp is arrays.numpy
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory of this device, or of the machine."""
+        if self.type == "CUDA":
+            return int(self.xp.module.cuda.Device(self.device_id).mem_info[1])
+        return physical_memory()
 
     def put(self, value: Any) -> Any:
         """A host value (array, sequence, map or None) on this device; what a device cannot hold stays on the host."""
@@ -91,6 +99,6 @@ def resolve(device: Any) -> Device:
         name = {0: "CPU", 1: "CUDA"}.get(kind, kind)
         return Device(str(name), int(getattr(device, "device_id", 0)))
     name, _, ordinal = str(device).partition(":")
-    if ordinal and not ordinal.isdigit():
+    if ordinal and not ordinal.isdecimal():
         raise DeviceUnavailable(f"device {device!r}: {ordinal!r} is not an ordinal", hint="write 'CUDA:1'")
     return Device(name.upper(), int(ordinal or 0))

@@ -45,10 +45,20 @@ def numpy_dtype(code: int) -> np.dtype[Any]:
         raise InvalidModel(f"{code} is not an ONNX element type", code="SX108") from None
 
 
+def is_known(code: int) -> bool:
+    """Whether ONNX defines this element type code."""
+    return code in _NUMPY
+
+
 def onnx_code(dtype: Any) -> int:
     """The ONNX element type code of a NumPy dtype; raises KeyError where ONNX has none."""
     dtype = np.dtype(dtype)
     return _ONNX[STRING if dtype.kind in "US" else dtype]
+
+
+def known(dtype: Any) -> bool:
+    """Whether ONNX has this NumPy dtype."""
+    return np.dtype(dtype) in _ONNX or np.dtype(dtype).kind in "US"
 
 
 def onnx_name(dtype: Any) -> str:

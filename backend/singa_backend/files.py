@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import numpy as np
 from onnx import SparseTensorProto, TensorProto, numpy_helper
 
-from . import dtypes
+from . import dtypes, limits
 from .errors import InvalidModel
 
-_BITS: dict[np.dtype[Any], int] = dict.fromkeys(dtypes.FLOAT4, 4) | {d: int(d.name.lstrip("uint")) for d in dtypes.SUB_BYTE_INTS}
+_BITS: dict[np.dtype[Any], int] = {
+    **dict.fromkeys(dtypes.FLOAT4, 4), **dict.fromkeys(dtypes.FLOAT6, 6),
+    **{d: int(d.name.lstrip("uint")) for d in dtypes.SUB_BYTE_INTS},
+}  # fmt: skip
 _FIELDS: dict[int, tuple[str, int]] = {
     TensorProto.FLOAT: ("float_data", 1), TensorProto.COMPLEX64: ("float_data", 2),
     TensorProto.DOUBLE: ("double_data", 1), TensorProto.COMPLEX128: ("double_data", 2),
@@ -23,8 +27,31 @@ _FIELDS: dict[int, tuple[str, int]] = {
 }  # fmt: skip
 
 
+def model(path: Path, most: int) -> tuple[bytes, Path]:
+    """The bytes of a model file of at most so many bytes, and its folder; raises InvalidModel or ResourceExhausted.
+
+    The path itself may be a link: whoever calls has chosen it.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe without a writer must not stop us
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidModel(f"{path} is not a plain file", code="SX110")
+            check_model_size(status.st_size, most)
+            return file.read(most), path.resolve().parent
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise InvalidModel(f"{path}: {getattr(error, 'strerror', '') or error}", code="SX110") from None
+
+
+def check_model_size(size: int, most: int) -> None:
+    """Raises ResourceExhausted for a model file of more than `most` bytes."""
+    if size > most:
+        what = f"the model file has {limits.amount(size)}; {limits.amount(most)} are allowed"
+        raise limits.exhausted("model_bytes", "SX610", what)
+
+
 def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """Bytes of a packed tensor of this dtype and shape: 4-bit values take half a byte each."""
+    """Bytes of a packed tensor of this dtype and shape: 4-bit values take half a byte each, 6-bit values three quarters."""
     bits: int = _BITS.get(dtype, dtype.itemsize * 8)
     return (math.prod(shape) * bits + 7) // 8
 
@@ -39,9 +66,10 @@ def tensor(proto: TensorProto, folder: Path | None) -> np.ndarray:
     dims = tuple(proto.dims)
     if any(d < 0 for d in dims):
         raise InvalidModel(f"tensor {name!r} has a negative dimension: {dims}", code="SX104")
-    if proto.data_type == TensorProto.UNDEFINED or proto.data_type not in TensorProto.DataType.values():
+    if not dtypes.is_known(proto.data_type):
         raise InvalidModel(f"tensor {name!r} has the unknown element type {proto.data_type}", code="SX104")
     dtype = dtypes.numpy_dtype(proto.data_type)
+    limits.admit(dims, dtype)
     if proto.data_location == TensorProto.EXTERNAL:
         return _unpack(_external(proto, folder, byte_size(dtype, dims)), dtype, dims)
     if proto.HasField("raw_data"):
@@ -52,16 +80,22 @@ def tensor(proto: TensorProto, folder: Path | None) -> np.ndarray:
         return _unpack(proto.raw_data, dtype, dims)
     field, per_value = _FIELDS.get(proto.data_type, ("int32_data", 1))
     have, need = len(getattr(proto, field)), math.prod(dims) * per_value
-    if dtype in _BITS:
+    if dtype in _BITS and dtype not in dtypes.FLOAT6:  # which are packed in raw_data only
         need = byte_size(dtype, dims)
     if have != need:
         raise InvalidModel(f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} needs {need} values in {field}; "
                            f"the file has {have}", code="SX104")  # fmt: skip
+    return _strings(proto, dims) if dtype == dtypes.STRING else np.asarray(numpy_helper.to_array(proto))
+
+
+def _strings(proto: TensorProto, dims: tuple[int, ...]) -> np.ndarray:
+    """Each string by itself: an array of NumPy's own string type would give all of them the room of the longest."""
+    array = np.empty(len(proto.string_data), object)
     try:
-        array = np.asarray(numpy_helper.to_array(proto))
+        array[:] = [text.decode("utf-8") for text in proto.string_data]
     except UnicodeDecodeError as error:
-        raise InvalidModel(f"tensor {name!r} holds a string that is not UTF-8: {error}", code="SX104") from None
-    return array.astype(object) if dtype == dtypes.STRING else array
+        raise InvalidModel(f"tensor {proto.name!r} holds a string that is not UTF-8: {error}", code="SX104") from None
+    return array.reshape(dims)
 
 
 def _unpack(data: Any, dtype: np.dtype[Any], dims: tuple[int, ...]) -> np.ndarray:
@@ -70,6 +104,9 @@ def _unpack(data: Any, dtype: np.dtype[Any], dims: tuple[int, ...]) -> np.ndarra
         return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(dims)
     count = math.prod(dims)
     packed = np.frombuffer(data, np.uint8)
+    if bits == 6:  # four in three bytes: one stream of bits, the lowest first
+        stream = np.unpackbits(packed, count=6 * count, bitorder="little").reshape(count, 6)
+        return np.packbits(stream, axis=1, bitorder="little").reshape(-1).view(dtype).reshape(dims)
     parts = np.stack([(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)], -1).reshape(-1)[:count]
     if dtype in dtypes.FLOAT4:
         return parts.view(dtype).reshape(dims)
@@ -85,6 +122,7 @@ def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
     if any(d < 0 for d in dims):
         raise InvalidModel(f"sparse tensor {name!r} has a negative dimension: {dims}", code="SX104")
     values, at = tensor(proto.values, folder), tensor(proto.indices, folder)
+    limits.admit(dims, values.dtype)
     flat = np.zeros(math.prod(dims), values.dtype)
     if values.ndim != 1 or at.shape[:1] != values.shape or at.ndim not in (1, 2) or (at.ndim == 2 and at.shape[1] != len(dims)):
         raise InvalidModel(f"sparse tensor {name!r}: values {values.shape} and indices {at.shape} do not fit dims {dims}",
@@ -103,24 +141,28 @@ def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
     """The bytes of external data: opened part by part beneath the folder, no links, lengths checked on the open file."""
     entries = {e.key: e.value for e in proto.external_data}
     name, location = proto.name, entries.get("location", "")
+    if not all(isinstance(text, str) for pair in entries.items() for text in pair):  # protobuf gives bytes then
+        raise InvalidModel(f"tensor {name!r}: the entries of its external data are not UTF-8", code="SX105")
     if folder is None:
         raise InvalidModel(f"tensor {name!r} lies in the file {location!r}, and this model was given without its folder",
                            code="SX105", hint="prepare the model by its path")  # fmt: skip
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
-    except ValueError as error:
-        raise InvalidModel(f"tensor {name!r}: external data: {error}", code="SX105") from None
-    if offset < 0 or length != size:
+    numbers = [entries.get("offset", "0"), entries.get("length", str(size))]
+    if not all(re.fullmatch("[0-9]{1,19}", n) for n in numbers):
+        raise InvalidModel(f"tensor {name!r}: external data: offset and length {numbers} are no sizes", code="SX105")
+    offset, length = map(int, numbers)
+    if length != size:
         raise InvalidModel(f"tensor {name!r}: external data at offset {offset}, {length} bytes, where {size} are needed",
                            code="SX105")  # fmt: skip
     parts = location.split("/")
+    if len(parts) > 64:
+        raise InvalidModel(f"tensor {name!r}: external data location of {len(parts)} parts", code="SX105")
     if not location or location.startswith("/") or "\\" in location or "\0" in location or {"..", "."} & set(parts):
         raise InvalidModel(f"tensor {name!r}: external data location {location!r} leaves the model's folder", code="SX105")
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            for part in parts:
-                last = part is parts[-1]
+            for i, part in enumerate(parts, 1):
+                last = i == len(parts)
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | (0 if last else os.O_DIRECTORY)
                 inner = os.open(part, flags, dir_fd=handle)
                 os.close(handle)
@@ -135,7 +177,10 @@ def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
                                    code="SX105")  # fmt: skip
             with os.fdopen(os.dup(handle), "rb") as file:
                 file.seek(offset)
-                return file.read(length)
+                data = file.read(length)
+            if len(data) != length:
+                raise InvalidModel(f"tensor {name!r}: {location!r} shrank while it was read", code="SX105")
+            return data
         finally:
             os.close(handle)
     except OSError as error:

@@ -121,6 +121,7 @@ class Graph:
         self.state_slots = tuple((self.slots[name], name) for name in self.states)
         self.size = len(self.slots)
         self.dies = self._last_uses()
+        self._steps = tuple((n, n.inputs, n.outputs, dies) for n, dies in zip(self.nodes, self.dies, strict=True))
 
     @classmethod
     def from_onnx(cls, model: ModelProto, folder: Path | None = None) -> Graph:
@@ -152,9 +153,9 @@ class Graph:
 
         frame: one place per slot, filled with inputs, states and captured values; values are dropped at their last use.
         """
-        for node, dies in zip(self.nodes, self.dies, strict=True):
-            outputs = visit(node, [None if s < 0 else frame[s] for s in node.inputs], frame)
-            for slot, value in zip(node.outputs, outputs, strict=False):
+        for node, reads, writes, dies in self._steps:
+            outputs = visit(node, [None if s < 0 else frame[s] for s in reads], frame)
+            for slot, value in zip(writes, outputs):  # noqa: B905 (a body may give more; naming `strict` takes time at every node)
                 if slot >= 0:
                     frame[slot] = value
             for slot in dies:

@@ -10,6 +10,7 @@ Left of the star stand the inputs, right of it the attributes, with the names an
     run: Run           run(subgraph, *inputs) -> list of outputs, for operators with graph attributes
     wanted: Wanted     which outputs the node asks for, a tuple of bool
     version: Version   the schema version that the node means, where one body serves several
+    derived: Derived   derived(make) -> make(), made once for each node: what follows from the attributes alone
 
 An optional input that is absent takes the parameter's default.  What a body returns is cast to the dtype that the
 schema binds to that output, and a body returns a tuple for several outputs.
@@ -18,25 +19,23 @@ schema binds to that output, and a body returns a tuple for several outputs.
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from functools import cache, cached_property
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
 from onnx import defs
 
-from . import dtypes
+from . import dtypes, limits
 from .arrays import Array, Xp
 from .errors import OperatorError
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = [
-    "Array", "Declaration", "Host", "Ints", "Run", "Version", "Wanted", "Xp", "declarations", "operator", "schemas",
+    "Array", "Declaration", "Derived", "Host", "Ints", "Run", "Version", "Wanted", "Xp", "declarations", "operator", "schemas",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -45,8 +44,11 @@ Host: TypeAlias = Annotated[T, "host"]
 Run: TypeAlias = Annotated[Callable[..., list[Any]], "run"]
 Wanted: TypeAlias = Annotated[tuple[bool, ...], "wanted"]
 Version: TypeAlias = Annotated[int, "version"]
+Derived: TypeAlias = Annotated[Callable[[Callable[[], Any]], Any], "derived"]
 
 REQUIRED: Any = inspect.Parameter.empty
+_SMALL = 1 << 16
+"""Elements of a broadcast result that no limit is asked about."""
 
 DOMAINS = {"": "ai.onnx"}
 """ONNX writes its main domain as the empty string; everything that people read says ai.onnx."""
@@ -59,7 +61,7 @@ class Input:
     name: str
     default: Any
     variadic: bool
-    host: Any = None  # the type to read it as on the host, or None
+    host: Any = None  # the type to read it as on the host (int, tuple, np.ndarray, ...), or None
 
 
 @dataclass
@@ -74,19 +76,19 @@ class Declaration:
     host: bool
     inputs: tuple[Input, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED where there is none
-    services: dict[str, str] = field(default_factory=dict)  # parameter -> "run", "wanted" or "version"
+    services: dict[str, str] = field(default_factory=dict)  # parameter -> "run", "wanted", "version" or "derived"
 
     def __post_init__(self) -> None:
         inputs: list[Input] = []
         for parameter in list(inspect.signature(self.body, eval_str=True).parameters.values())[1:]:
             kind, base = _annotation(parameter.annotation)
-            if kind in ("run", "wanted", "version"):
+            if kind in ("run", "wanted", "version", "derived"):
                 self.services[parameter.name] = kind
             elif parameter.kind == parameter.KEYWORD_ONLY:
                 self.attributes[parameter.name] = parameter.default
             else:
                 variadic = parameter.kind == parameter.VAR_POSITIONAL
-                inputs.append(Input(parameter.name, parameter.default, variadic, base if kind == "host" else None))
+                inputs.append(Input(parameter.name, parameter.default, variadic, _form(base) if kind == "host" else None))
         self.inputs = tuple(inputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,19 +98,19 @@ class Declaration:
         return f"{self.name}-{','.join(map(str, self.versions))}"
 
     @cached_property
-    def _plain(self) -> bool:
-        """No input needs preparation: the body takes the values as they are."""
-        return not any(i.host or i.variadic for i in self.inputs)
+    def prepares(self) -> bool:
+        """Whether some input is read on the host."""
+        return any(i.host for i in self.inputs)
 
     def arguments(self, xp: Xp, values: Sequence[Any]) -> list[Any]:
         """The values of a node's inputs as the body wants them; None marks an absent one."""
         out: list[Any] = []
         last = len(self.inputs) - 1
         for i, value in enumerate(values):
-            declared = self.inputs[min(i, last)]
-            if value is None and declared.default is not REQUIRED:
-                value = declared.default
-            elif declared.host is not None and value is not None:
+            declared = self.inputs[i if i < last else last]
+            if value is None:
+                value = None if declared.default is REQUIRED else declared.default
+            elif declared.host is not None:
                 value = _on_host(xp, value, declared)
             out.append(value)
         return out
@@ -127,21 +129,29 @@ def _annotation(annotation: Any) -> tuple[str, Any]:
     return "", annotation
 
 
-def _on_host(xp: Xp, value: Any, declared: Input) -> Any:
-    """Read an input on the host as the declared type: a Python number, a tuple of numbers, or a NumPy array."""
-    if not xp.isarray(value) and not isinstance(value, (np.ndarray, np.generic)):
-        return value  # a sequence, a map
-    array = value if isinstance(value, np.ndarray) else xp.to_host(value)
-    kind = declared.host
+def _form(kind: Any) -> Any:
+    """The type to read an input as: the one of `Host[int] | None` is int, that of Host[Ints] is tuple."""
     if isinstance(kind, types.UnionType):
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    return typing.get_origin(kind) or kind
+
+
+def _on_host(xp: Xp, value: Any, declared: Input) -> Any:
+    """Read an input on the host as the declared type: a Python number, a tuple of numbers, or a NumPy array."""
+    if not isinstance(value, np.ndarray):
+        if not xp.isarray(value) and not isinstance(value, np.generic):
+            return value  # a sequence, a map
+        value = xp.to_host(value)
+    kind = declared.host
+    if kind is tuple:
+        return tuple(value.tolist() if value.ndim == 1 else value.reshape(-1).tolist())
     if kind is np.ndarray:
-        return array
-    if typing.get_origin(kind) is tuple or kind is tuple:
-        return tuple(array.reshape(-1).tolist())
-    if array.size != 1:
-        raise OperatorError(f"input {declared.name!r} must hold one value; it has shape {array.shape}", code="SX402")
-    return kind(array.reshape(-1)[0])
+        return value
+    if kind is bool and value.dtype.kind != "b":
+        raise OperatorError(f"input {declared.name!r} must be bool; it is {dtypes.onnx_name(value.dtype)}", code="SX406")
+    if value.size != 1:
+        raise OperatorError(f"input {declared.name!r} must hold one value; it has shape {value.shape}", code="SX402")
+    return kind(value.reshape(-1)[0])
 
 
 # --- the register ---------------------------------------------------------------------------------------------------
@@ -192,6 +202,71 @@ def schema_version(domain: str, name: str, opset: int) -> int | None:
 # --- calling a declaration as one schema version ----------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Types:
+    """What a schema version says of types, read once.
+
+    bound: where each output's dtype comes from: a fixed dtype, the inputs of the same type parameter, or nowhere.
+    takes: for each input, whether it may be a tensor, of strings, of floats; a sequence or a map.
+    alike: pairs of inputs that share a type parameter.  repeated: the variadic input whose values share one, if any.
+    elementwise: whether the result has the inputs' broadcast shape.
+    """
+
+    bound: tuple[np.dtype[Any] | tuple[int, ...] | None, ...]
+    variadic_output: bool
+    takes: tuple[tuple[bool, bool, bool, bool], ...]
+    alike: tuple[tuple[int, int], ...]
+    repeated: int | None
+    elementwise: bool
+
+
+@cache
+def _types(domain: str, name: str, version: int) -> _Types:
+    schema = schemas[domain, name][version]
+    variadic = defs.OpSchema.FormalParameterOption.Variadic
+    inputs = [p.type_str if p.is_homogeneous else None for p in schema.inputs]
+    outputs = list(schema.outputs)
+    allowed = {t.type_param_str: list(t.allowed_type_strs) for t in schema.type_constraints}
+
+    def binding(output: defs.OpSchema.FormalParameter) -> np.dtype[Any] | tuple[int, ...] | None:
+        names = allowed.get(output.type_str, [output.type_str])
+        if not output.is_homogeneous:
+            return None
+        if len(names) == 1:
+            return dtypes.from_type_string(names[0])
+        return tuple(i for i, t in enumerate(inputs) if t == output.type_str) or None
+
+    def taken(types: list[str]) -> tuple[bool, bool, bool, bool]:
+        tensors = [t for t in types if "seq(" not in t and "map(" not in t]
+        strings, floats = (any(name in t for t in tensors) for name in ("string", "float"))
+        return bool(tensors), strings, floats, len(tensors) < len(types)
+
+    return _Types(
+        takes=tuple(taken(allowed.get(p.type_str, [p.type_str])) for p in schema.inputs),
+        bound=tuple(binding(o) for o in outputs),
+        variadic_output=bool(outputs) and outputs[-1].option == variadic,
+        alike=tuple((i, j) for j, t in enumerate(inputs) for i in range(j) if t is not None and t == inputs[i]),
+        repeated=len(inputs) - 1 if inputs and inputs[-1] is not None and schema.inputs[-1].option == variadic else None,
+        elementwise="multidirectional" in (schema.doc or "").lower(),
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the types of a call decide, found once for each combination of input dtypes that a node meets.
+
+    ready: whether the body takes the inputs as they are.  narrow: the inputs that are widened.
+    results: the outputs' dtypes, None where nothing binds them.  rest: that of the outputs behind, where they are variadic.
+    grows: whether several inputs are broadcast to one shape, which may be larger than all of theirs.
+    """
+
+    ready: bool
+    narrow: tuple[int, ...]
+    results: tuple[np.dtype[Any] | None, ...]
+    rest: np.dtype[Any] | None
+    grows: bool
+
+
 class Meaning:
     """A declaration seen as one schema version: what the schema knows about types is applied around the body."""
 
@@ -199,20 +274,64 @@ class Meaning:
         self.declaration = declaration
         self.version = version
         self.schema = schemas[declaration.domain, declaration.name][version]
-        self._bound = [self._binding(o) for o in self.schema.outputs]
-        variadic = defs.OpSchema.FormalParameterOption.Variadic
-        self._variadic_output = bool(self._bound) and self.schema.outputs[-1].option == variadic
+        self._types = _types(declaration.domain, declaration.name, version)
+        self._plans: dict[tuple[np.dtype[Any] | None, ...], _Plan] = {}
+        self._derived: Any = None
 
-    def _binding(self, output: defs.OpSchema.FormalParameter) -> np.dtype[Any] | tuple[int, ...] | None:
-        """Where an output's dtype comes from: a fixed dtype, the inputs of the same type parameter, or nowhere."""
-        if not output.is_homogeneous:
-            return None
-        allowed = [t.allowed_type_strs for t in self.schema.type_constraints if t.type_param_str == output.type_str]
-        names = list(allowed[0]) if allowed else [output.type_str]
-        if len(names) == 1:
-            return dtypes.from_type_string(names[0])
-        same = tuple(i for i, p in enumerate(self.schema.inputs) if p.type_str == output.type_str and p.is_homogeneous)
-        return same or None
+    def derived(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made at the first call of this node and kept."""
+        if self._derived is None:
+            self._derived = make()
+        return self._derived
+
+    def _plan(self, given: tuple[np.dtype[Any] | None, ...]) -> _Plan:
+        """The plan for inputs of these dtypes, None for what is no tensor; raises OperatorError where they do not go together."""
+        declaration, known = self.declaration, self._types
+        self._check_types(given)
+        bound = [
+            next((given[i] for i in b if i < len(given) and given[i] is not None), None) if isinstance(b, tuple) else b
+            for b in known.bound
+        ]
+        return _Plan(
+            ready=not declaration.prepares and all(dtype is not None for dtype in given),
+            narrow=tuple(i for i, dtype in enumerate(given) if declaration.widen and dtype in dtypes.NARROW_FLOATS),
+            results=tuple(bound),
+            rest=bound[-1] if known.variadic_output else None,
+            grows=known.elementwise and len(given) > 1,
+        )
+
+    def _check_kinds(self, inputs: Sequence[Any]) -> None:
+        """Raise OperatorError for an input of the wrong kind: NumPy would make an array of a sequence, and join strings by +."""
+        read = self.declaration.inputs
+        for i, value in enumerate(inputs):
+            if value is None:
+                continue
+            tensor, strings, floats, container = self._types.takes[min(i, len(self._types.takes) - 1)]
+            if isinstance(value, (list, dict)):
+                wrong = "" if container else "a sequence" if isinstance(value, list) else "a map"
+            elif not tensor:
+                wrong = "a tensor"
+            elif value.dtype == dtypes.STRING:
+                wrong = "" if strings else "strings"
+            else:  # a shape of [1.7, 2] would be cut to whole numbers where it is read
+                host = read[min(i, len(read) - 1)].host
+                wrong = "floats" if host and not floats and dtypes.is_float(value.dtype) else ""
+            if wrong:
+                raise OperatorError(f"the input {i} of {self.declaration.name} may not be {wrong}", code="SX406")
+
+    def _check_types(self, given: tuple[np.dtype[Any] | None, ...]) -> None:
+        """Raise OperatorError where inputs of one type parameter differ: NumPy would convert them, and lose digits."""
+        pairs, first = self._types.alike, self._types.repeated
+        if first is not None and len(given) > first + 1:
+            pairs = (*pairs, *((first, j) for j in range(first + 1, len(given))))
+        for i, j in pairs:
+            if j >= len(given):
+                continue
+            a, b = given[i], given[j]
+            if a is not None and b is not None and a != b:
+                there = f"{dtypes.onnx_name(a)} and {dtypes.onnx_name(b)}"
+                what = f"the inputs {i} and {j} of {self.declaration.name} must have one element type; they have {there}"
+                raise OperatorError(what, code="SX406", hint="put a Cast before one of them")
 
     def compute(self, xp: Xp, inputs: Sequence[Any], attributes: dict[str, Any], wanted: int) -> list[Any]:
         """Run the body on these values; gives at least `wanted` outputs, as arrays of the dtypes that the schema binds.
@@ -221,39 +340,41 @@ class Meaning:
         attributes: the keyword arguments of the body, services included.
         """
         declaration = self.declaration
-        args = list(inputs) if declaration._plain and None not in map(type_or_none, inputs) else declaration.arguments(xp, inputs)
-        if declaration.widen:
-            for i, value in enumerate(args):
-                if hasattr(value, "dtype") and value.dtype in dtypes.NARROW_FLOATS:
-                    args[i] = value.astype(np.float32)
+        given = tuple([getattr(v, "dtype", None) for v in inputs])
+        plan = self._plans.get(given)
+        if plan is None:
+            self._check_kinds(inputs)
+            plan = self._plans[given] = self._plan(given)
+        args: Sequence[Any] = inputs if plan.ready else declaration.arguments(xp, inputs)
+        if plan.narrow:
+            args = list(args)
+            for i in plan.narrow:
+                if hasattr(args[i], "dtype"):  # it may have been read on the host
+                    args[i] = args[i].astype(np.float32)
+        if plan.grows and _product(args) > _SMALL:
+            limits.admit_broadcast(args)
         result = declaration.body(xp, *args, **attributes)
         outputs = list(result) if isinstance(result, tuple) else [result]
+        bound, device_array = plan.results, xp.ndarray
         for i, value in enumerate(outputs):
-            if value is None or isinstance(value, (list, dict)):
-                continue
-            if not xp.isarray(value) and not is_host_value(value):
-                outputs[i] = value = xp.asarray(value)
-            bound = self._bound[min(i, len(self._bound) - 1)] if i < len(self._bound) or self._variadic_output else None
-            if bound is None:
-                continue
-            dtype = bound if isinstance(bound, np.dtype) else self._dtype(bound, inputs)
-            if dtype is not None and value.dtype != dtype:
+            if not isinstance(value, device_array):
+                if value is None or isinstance(value, (list, dict)):
+                    continue
+                if not is_host_value(value):
+                    outputs[i] = value = xp.asarray(value)
+            dtype = bound[i] if i < len(bound) else plan.rest
+            if dtype is not None and value.dtype is not dtype and value.dtype != dtype:
                 outputs[i] = value.astype(dtype)
         if len(outputs) < wanted:
             raise OperatorError(f"{declaration} gave {len(outputs)} outputs where the node names {wanted}", code="SX490")
         return outputs
 
-    @staticmethod
-    def _dtype(candidates: tuple[int, ...], inputs: Sequence[Any]) -> np.dtype[Any] | None:
-        for i in candidates:
-            if i < len(inputs) and hasattr(inputs[i], "dtype"):
-                dtype: np.dtype[Any] = inputs[i].dtype
-                return dtype
-        return None
 
-
-def type_or_none(value: Any) -> Any:
-    return None if value is None else type(value)
+def _product(arrays: Sequence[Any]) -> int:
+    """Elements of an outer product of all."""
+    if len(arrays) == 2:
+        return int(arrays[0].size * arrays[1].size)
+    return math.prod(a.size for a in arrays)
 
 
 def is_host_value(value: Any) -> bool:

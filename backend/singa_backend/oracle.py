@@ -63,9 +63,12 @@ class Oracle:
             self._process.join()
         self._process, self._pipe, self._loaded = None, None, None
 
-    def run(self, model: bytes | str | Path, inputs: Mapping[str, Any], *, timeout: float = 30.0) -> dict[str, Any]:
+    def run(
+        self, model: bytes | str | Path, inputs: Mapping[str, Any], *, timeout: float = 30.0, folder: Path | None = None
+    ) -> dict[str, Any]:
         """The model's outputs by name; the session of the last model is kept, so that running it again is cheap.
 
+        folder: beneath which the external data of a model given as bytes lie; the child reads them.
         Raises EngineFailure when the engine refuses the model or the inputs, dies, or gives no answer in `timeout` seconds.
         """
         if self._process is None or not self._process.is_alive():
@@ -73,7 +76,7 @@ class Oracle:
         assert self._pipe is not None
         again = model == self._loaded
         try:
-            self._pipe.send((None if again else model, dict(inputs)))
+            self._pipe.send((None if again else model, dict(inputs), folder))
             if not self._pipe.poll(timeout):
                 self.close()
                 raise EngineFailure(self.engine, "timeout", f"no answer within {timeout:g} s")
@@ -113,17 +116,28 @@ def _serve(pipe: Connection, engine: str, options: dict[str, Any]) -> None:
     session: Any = None
     while True:
         try:
-            model, inputs = pipe.recv()
+            model, inputs, folder = pipe.recv()
         except EOFError:
             return
         try:
             if model is not None:
-                session = load(model, options)
+                session = load(_whole(model, folder) if folder else model, options)
             answer = (True, session(inputs))
         except BaseException as error:
             session = None if model is not None else session
             answer = (False, f"{type(error).__name__}: {str(error)[:2000]}")
         pipe.send(answer)
+
+
+def _whole(model: bytes, folder: Path) -> bytes:
+    """The model with its external data read in."""
+    from onnx import ModelProto
+
+    from .debug.light import embed
+
+    proto = ModelProto.FromString(model)
+    embed(proto, folder)
+    return proto.SerializeToString()
 
 
 def _onnxruntime(model: Any, options: dict[str, Any]) -> Any:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import difflib
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,10 +21,14 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from . import files
 from .errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
 from .graph import ABSENT, Graph, Node, Value
+from .limits import current, ensured, exhausted
 from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
 
-MAX_DEPTH = 64
-"""How deep If, Loop, Scan and functions may nest."""
+NODE_BYTES = 4096
+"""About what a node that is read takes: functions may make many of few."""
+
+MAX_PROBLEMS = 1000
+"""More than these are not collected: a file that breaks every rule must not keep the reader busy."""
 
 _FIELDS: dict[int, str] = {
     AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.TENSOR: "t",
@@ -40,15 +47,28 @@ _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 def read(model: ModelProto, folder: Path | None = None) -> Graph:
     """The graph of a model; see `Graph.from_onnx`."""
     load_all()
-    reader = _Reader(model, folder)
+    with ensured():
+        return _read(model, folder)
+
+
+def _read(model: ModelProto, folder: Path | None) -> Graph:
     try:
+        reader = _Reader(model, folder)
         graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
+        reader.finish()
+        _check_depth(_height(graph, {}))
+        return graph
     except RecursionError as error:
         raise ResourceExhausted("the model nests too deeply for the Python stack", code="SX602") from error
-    reader.finish()
-    if _height(graph, {}) > MAX_DEPTH:
-        raise ResourceExhausted(f"graphs and functions nest deeper than {MAX_DEPTH}", code="SX602")
-    return graph
+    except UnicodeDecodeError as error:  # protobuf checks a name when it is read
+        raise InvalidModel(f"a name in the model is not UTF-8: {error}", code="SX107") from None
+
+
+def _check_depth(depth: int) -> None:
+    """Raises ResourceExhausted where graphs and functions lie too deep within each other."""
+    most = current().limits.nesting
+    if depth > most:
+        raise exhausted("nesting", "SX602", f"graphs and functions nest deeper than {most}")
 
 
 def _height(graph: Graph, known: dict[int, int]) -> int:
@@ -71,16 +91,33 @@ class _Reader:
         self.unsupported: list[Problem] = []
         self.opsets = _opsets(model.opset_import, self) or {"": 1}
         for f in model.functions:
-            key = (_domain(f.domain), f.name, f.overload)
+            key = (_domain(self.text(f.domain, "a domain")), self.text(f.name, "a function"), f.overload)
             if key in self.functions:
                 self.wrong("SX103", f"function {f.domain}.{f.name} is defined twice")
             self.functions[key] = f
 
     def wrong(self, code: str, message: str, **where: Any) -> None:
         self.invalid.append(Problem(message, code, **where))
+        if len(self.invalid) >= MAX_PROBLEMS:
+            self.finish()
 
     def lacks(self, code: str, message: str, **where: Any) -> None:
         self.unsupported.append(Problem(message, code, **where))
+        if len(self.unsupported) >= MAX_PROBLEMS:
+            self.finish()
+
+    def text(self, name: Any, what: str) -> str:
+        """A name of the file as it is; Protocol Buffers give bytes for one that is not UTF-8."""
+        if isinstance(name, str):
+            return name
+        raise InvalidModel(f"the name {name!r} of {what} is not UTF-8", code="SX107")
+
+    def near(self, name: str, known: Iterable[str]) -> str:
+        """What may have been meant, as the end of a message; for the first problems of a file, lest a long one take for ever."""
+        if len(self.invalid) + len(self.unsupported) >= 10 or len(name) > 100:
+            return ""
+        near = difflib.get_close_matches(name, list(islice(known, 1000)), 1)
+        return f"; did you mean {near[0]!r}?" if near else ""
 
     def finish(self) -> None:
         """Raise what was found, all at once: InvalidModel when anything contradicts ONNX, else UnsupportedModel."""
@@ -100,13 +137,19 @@ def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
+@cache
+def _newest(domain: str) -> int | None:
+    """The newest opset of a domain that the installed onnx knows."""
+    versions = [v for (d, _), known in schemas.items() if d == domain for v in known]
+    return defs.onnx_opset_version() if domain == "" else max(versions, default=None)
+
+
 def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in imports:
-        domain = _domain(entry.domain)
+        domain = _domain(reader.text(entry.domain, "a domain"))
         shown = DOMAINS.get(domain, domain)
-        versions = [v for (d, _), known in schemas.items() if d == domain for v in known]
-        newest = defs.onnx_opset_version() if domain == "" else max(versions, default=None)
+        newest = _newest(domain)
         if newest is not None and entry.version > newest:
             reader.lacks("SX203", f"opset {entry.version} of {shown} is newer than the installed onnx knows ({newest})")
         if entry.version < 1:
@@ -133,6 +176,7 @@ class _Scope:
     # --- names
 
     def define(self, name: str) -> int:
+        name = self.reader.text(name, "a value")
         if name in self.defined:
             self.reader.wrong("SX102", f"value {name!r} is defined more than once")
         self.defined.add(name)
@@ -155,10 +199,11 @@ class _Scope:
     def read(self, proto: GraphProto) -> Graph:
         states = self._states(proto)
         inputs = tuple(self._value(i) for i in proto.input)
+        times = Counter(value.name for value in inputs)
         for value in inputs:
             if value.name not in states:
                 self.define(value.name)
-            elif sum(v.name == value.name for v in inputs) > 1:
+            elif times[value.name] > 1:
                 self.reader.wrong("SX102", f"input {value.name!r} is declared twice")
         nodes = self._nodes(proto.node)
         outputs = tuple(self._value(o) for o in proto.output)
@@ -203,7 +248,12 @@ class _Scope:
     def _load(self, load: Callable[[Any, Path | None], np.ndarray], proto: Any) -> np.ndarray:
         """A tensor of the file; raises InvalidModel also for a shape that no array can have."""
         try:
-            return load(proto, self.reader.folder)
+            array = load(proto, self.reader.folder)
+            current().keep(array.nbytes)
+            return array
+        except ResourceExhausted as error:
+            error.message = f"tensor {_name(proto)!r}: {error.message}"
+            raise
         except (ValueError, OverflowError) as error:
             raise InvalidModel(f"tensor {_name(proto)!r} of shape {list(proto.dims)}: {error}", code="SX104") from None
         except MemoryError as error:
@@ -213,7 +263,12 @@ class _Scope:
         nodes = []
         for i, proto in self._sorted(protos):
             name = proto.name or f"{proto.op_type}_{i}"
-            nodes.append(self._node(proto, name))
+            try:
+                current().step()
+                current().keep(NODE_BYTES)
+                nodes.append(self._node(proto, name))
+            except ResourceExhausted as error:
+                raise error.locate(node=name, operator=proto.op_type) from error.__cause__
         return nodes
 
     def _sorted(self, protos: Sequence[NodeProto]) -> list[tuple[int, NodeProto]]:
@@ -245,16 +300,16 @@ class _Scope:
     # --- nodes
 
     def _node(self, proto: NodeProto, name: str) -> Node:
-        domain = _domain(proto.domain)
+        reader = self.reader
+        domain, name = _domain(reader.text(proto.domain, "a domain")), reader.text(name, "a node")
         opset = self.opsets.get(domain, 0)
+        reader.text(proto.op_type, "an operator")
         where = {"node": name, "operator": proto.op_type, "opset": opset or None}
         inputs = []
         for n in proto.input:
             slot = self.find(n) if n else ABSENT
             if slot is None:
-                near = difflib.get_close_matches(n, self.slots, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                self.reader.wrong("SX101", f"input {n!r} is defined nowhere{hint}", **where)
+                self.reader.wrong("SX101", f"input {n!r} is defined nowhere{self.reader.near(n, self.slots)}", **where)
                 slot = self.define(n)
             inputs.append(slot)
         node = Node(name, proto.op_type, domain, opset, tuple(inputs), (), tuple(proto.input), tuple(proto.output))
@@ -274,9 +329,8 @@ class _Scope:
             return
         known = schemas.get((domain, proto.op_type))
         if known is None:
-            names = [n for d, n in schemas if d == domain] or [n for _, n in schemas]
-            near = difflib.get_close_matches(proto.op_type, names, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            same_domain = (n for d, n in schemas if d == domain or not _newest(domain))
+            hint = reader.near(proto.op_type, same_domain).replace("'", "")
             reader.lacks(
                 "SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where
             )
@@ -325,7 +379,7 @@ class _Scope:
         """The node's attributes as Python values; `types` is what the schema allows (None: whatever is there)."""
         given: dict[str, Any] = {}
         for attribute in proto.attribute:
-            name = attribute.name
+            name = self.reader.text(attribute.name, "an attribute")
             if name in given:
                 self.reader.wrong("SX107", f"attribute {name!r} is given twice", **where)
             if attribute.ref_attr_name:
@@ -397,8 +451,7 @@ class _Scope:
 
     def _nested(self, read: Any) -> Any:
         self.reader.depth += 1
-        if self.reader.depth > MAX_DEPTH:
-            raise ResourceExhausted(f"graphs and functions nest deeper than {MAX_DEPTH}", code="SX602")
+        _check_depth(self.reader.depth)
         try:
             return read()
         finally:
@@ -451,8 +504,7 @@ class _Scope:
 
 def _uses(node: NodeProto, depth: int = 0) -> set[str]:
     """The names that a node reads, those that its subgraphs take from outside included."""
-    if depth > MAX_DEPTH:
-        raise ResourceExhausted(f"graphs nest deeper than {MAX_DEPTH}", code="SX602")
+    _check_depth(depth)
     names = {n for n in node.input if n}
     for attribute in node.attribute:
         graph = attribute.g

@@ -1,4 +1,4 @@
-"""Inputs for `sonnx run`: arrays out of files, out of test_data_set folders, or random by the declared shapes."""
+"""Inputs for a model: arrays out of files, out of test_data_set folders, or random by the declared shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from singa_backend import InvalidInput, SingaRep, Value
+from singa_backend import InvalidInput, Value, limits
 from singa_backend.dtypes import STRING, is_float, onnx_name
 
 
@@ -39,13 +39,13 @@ def from_npz(path: Path) -> dict[str, Any]:
         raise InvalidInput(f"{path}: {error}", code="SX307") from None
 
 
-def random_inputs(rep: SingaRep, seed: int, sizes: dict[str, int]) -> dict[str, Any]:
-    """Random arrays for every input: floats are normal, integers small and not negative, bools fair, strings short.
+def random_inputs(values: Sequence[Value], seed: int, sizes: dict[str, int]) -> dict[str, Any]:
+    """Random arrays for each of these inputs: floats are normal, integers small and not negative, bools fair, strings short.
 
     sizes: what the symbolic sizes are; 1 where it does not say.  Raises InvalidInput for inputs that are no tensors.
     """
     generator = np.random.default_rng(seed)
-    return {v.name: _random(v, generator, sizes) for v in rep.inputs}
+    return {v.name: _random(v, generator, sizes) for v in values}
 
 
 def _random(value: Value, generator: np.random.Generator, sizes: dict[str, int]) -> Any:
@@ -54,6 +54,7 @@ def _random(value: Value, generator: np.random.Generator, sizes: dict[str, int])
             f"input {value} has no declared dtype and shape to draw from", code="SX308", hint="give it with --input"
         )
     shape = [d if isinstance(d, int) else sizes.get(d or "", 1) for d in value.shape]
+    limits.admit(shape, np.float64)  # a model may declare any size
     if value.dtype == STRING:
         return np.array([f"s{i}" for i in generator.integers(0, 100, shape).reshape(-1)], object).reshape(shape)
     if is_float(value.dtype) or value.dtype.kind == "c":

@@ -10,8 +10,25 @@ from onnx import ModelProto
 
 from singa_backend import SingaBackend, SingaRep
 from singa_backend.backend import load_model
+from singa_backend.debug import bisect, compare, reduce
+from singa_backend.inspection import check, inspect
 
-__all__ = ["SingaBackend", "SingaRep", "is_compatible", "load", "prepare", "run_model", "run_node", "save", "supports_device"]
+__all__ = [
+    "SingaBackend",
+    "SingaRep",
+    "bisect",
+    "check",
+    "compare",
+    "inspect",
+    "is_compatible",
+    "load",
+    "prepare",
+    "reduce",
+    "run_model",
+    "run_node",
+    "save",
+    "supports_device",
+]
 
 prepare = SingaBackend.prepare
 run_model = SingaBackend.run_model

@@ -82,8 +82,8 @@ def _plain(value: Any) -> Any:
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
 
 
-def _light_data(path: Path, model: ModelProto) -> list[tuple[list[Any], list[Any]]]:
-    """The official runner's input, arange(n) / n in float32, and the stored output."""
+def light_inputs(model: ModelProto) -> list[Any]:
+    """The official runner's inputs of a light model: arange(n) / n in float32."""
     known = {i.name for i in model.graph.initializer}
     inputs = []
     for value in model.graph.input:
@@ -91,8 +91,12 @@ def _light_data(path: Path, model: ModelProto) -> list[tuple[list[Any], list[Any
             shape = [d.dim_value or 1 for d in value.type.tensor_type.shape.dim]
             n = int(np.prod(shape))
             inputs.append((np.arange(n).reshape(shape) / n).astype(np.float32))
+    return inputs
+
+
+def _light_data(path: Path, model: ModelProto) -> list[tuple[list[Any], list[Any]]]:
     stored = path.with_name(f"{path.stem}_output_0.pb")
-    return [(inputs, [numpy_helper.to_array(TensorProto.FromString(stored.read_bytes()))])]
+    return [(light_inputs(model), [numpy_helper.to_array(TensorProto.FromString(stored.read_bytes()))])]
 
 
 def _stored_data(path: Path, model: ModelProto) -> list[tuple[list[Any], list[Any]]]:
@@ -114,7 +118,9 @@ def value(data: bytes, declared: TypeProto) -> Any:
     if kind == "sequence_type":
         return numpy_helper.to_list(SequenceProto.FromString(data))
     if kind == "optional_type":
-        return numpy_helper.to_optional(OptionalProto.FromString(data))
+        optional = OptionalProto.FromString(data)
+        # onnx 1.10 wrote an empty optional as one of an element type, and without a value.
+        return numpy_helper.to_optional(optional) if len(optional.ListFields()) > 1 + optional.HasField("name") else None
     return numpy_helper.to_array(TensorProto.FromString(data))
 
 

@@ -1,6 +1,8 @@
 """The support report: a row for each schema version of each operator, rendered from executed cases and nothing else.
 
 Rows say what ran.  Two runs of one source give the same report but for `max_ulp`, which may differ between machines.
+Beside the runs that are given, a report shows what its folder keeps: runs that not every machine can repeat (old releases of
+onnx, real GPUs; `runs/*.json` and `releases.json`) and what generated models judged (`fuzz.json`).
 """
 
 from __future__ import annotations
@@ -12,69 +14,157 @@ from typing import Any
 
 from onnx import defs
 
+from ..dtypes import from_type_string
 from ..operator import DOMAINS, declarations, load_all, schemas
-from . import gaps
-from .cases import held
+from . import gaps, html
+from .cases import ConformanceError, held
+from .markdown import markdown
 from .results import save
 
 Row = dict[str, Any]
+Cells = dict[str, list[str]]
+"""Type parameter -> names of dtypes, both sorted."""
 
 
-def build(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The report as data, from the JSON of one run per device (see results.to_json)."""
+def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[str, Any]:
+    """The report as data, from the JSON of runs (see results.to_json) and what `folder` keeps.
+
+    A run whose environment names a `release` executed the cases of that release of onnx ("all": of those in its `releases`,
+    each distinct case once); it is a column of its own, no device.
+    Raises ConformanceError when no run is of the current suite.
+    """
     load_all()
     missing = gaps.undeclared(held("undeclared.txt"))
-    devices = [run["environment"]["device"] for run in runs]
-    executed = [{(e["domain"], e["operator"], e["version"]): e for e in run["executed"]} for run in runs]
+    named = {label(run): run for run in runs}
+    named |= {name: run for name, run in kept(folder).items() if name not in named}
+    devices = {n: r for n, r in named.items() if "release" not in r["environment"]}
+    releases = {n: r for n, r in sorted(named.items(), key=_by_release) if "release" in r["environment"]}
+    if not devices:
+        raise ConformanceError("every run given is of an old release; a report needs one of the current suite",
+                               code="SX809", hint="sonnx conform --results cpu.json")  # fmt: skip
+    executed = {n: {(e["domain"], e["operator"], e["version"]): e for e in run["executed"]} for n, run in named.items()}
+    generated = _generated(folder)
+    judged: dict[tuple[str, str, int], set[tuple[str, str]]] = {}
+    for domain, name, version, parameter, dtype in generated.get("cells", ()):
+        judged.setdefault((domain, name, version), set()).add((parameter, dtype))
     rows = []
     for (domain, name), versions in sorted(schemas.items()):
         for version, schema in sorted(versions.items()):
             shown = DOMAINS.get(domain, domain)
             declared = version in declarations.get((domain, name), {})
+            key, allowed = (shown, name, version), _allowed(schema)
             rows.append({
                 "domain": shown, "operator": name, "version": version, "deprecated": schema.deprecated,
+                "latest": version == max(versions),
                 "declared": declared,
                 "reason": "" if declared else missing.get((domain, name, version), "no reason is recorded"),
                 "gradient": None,
-                "devices": {
-                    d: _cell(schema, found.get((shown, name, version))) for d, found in zip(devices, executed, strict=True)
-                },
+                "dtypes_allowed": _by_parameter(allowed),
+                "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices},
+                "releases": {r: _old(allowed, executed[r][key]) for r in releases if key in executed[r]},
+                "fuzz": _by_parameter(judged.get((domain, name, version), set()) & allowed),
             })  # fmt: skip
+    first = next(iter(devices.values()))
     return {
-        "onnx": runs[0]["environment"]["onnx"],
-        "manifest": runs[0]["manifest"],
-        "environments": {d: run["environment"] for d, run in zip(devices, runs, strict=True)},
-        "totals": {d: run["totals"] for d, run in zip(devices, runs, strict=True)},
-        "gaps": {d: run["gaps"] for d, run in zip(devices, runs, strict=True)},
+        "onnx": first["environment"]["onnx"],
+        "manifest": first["manifest"],
+        "environments": {n: run["environment"] for n, run in devices.items()},
+        "totals": {n: run["totals"] for n, run in devices.items()},
+        "gaps": {n: run["gaps"] for n, run in devices.items()},
+        "unexpected": {n: run.get("unexpected", []) for n, run in devices.items()},
         "versions": {"known": len(rows), "declared": sum(r["declared"] for r in rows)},
+        "releases": {n: found for label, run in releases.items() for n, found in _releases(label, run)},
+        "fuzz": {k: generated[k] for k in ("count", "seed", "totals") if k in generated} or None,
         "rows": rows,
     }
 
 
-def _cell(schema: defs.OpSchema, entry: dict[str, Any] | None) -> Row:
+def label(run: dict[str, Any]) -> str:
+    """What a report calls a run: its device, or the release whose cases it ran ("1.6.0", "1.6.0 on CUDA")."""
+    device, release = str(run["environment"]["device"]), run["environment"].get("release")
+    return device if release is None else str(release) if device == "CPU" else f"{release} on {device}"
+
+
+def _releases(name: str, run: dict[str, Any]) -> list[tuple[str, Row]]:
+    """(release, its totals, gaps and unexpected failures) for each release in a run."""
+    found = run.get("releases") or {name: run}
+    out = []
+    for release, part in found.items():
+        stated = part.get("gaps") or {}
+        listed = {case: why for why, names in stated.items() if isinstance(names, list) for case in names}
+        totals = {k: part["totals"][k] for k in ("cases", "strict", "official")}
+        out.append((release, {"totals": totals, "gaps": listed or stated, "unexpected": part.get("unexpected") or []}))
+    return sorted(out, key=_by_release)
+
+
+def _by_release(item: tuple[str, Any]) -> tuple[list[int], str]:
+    name = item[0].partition(" ")[0]
+    return [int(part) if part.isdigit() else 0 for part in name.split(".")], item[0]
+
+
+def _generated(folder: Path | None) -> dict[str, Any]:
+    """What `fuzz.json` in the report's folder says of generated models; nothing where there is none."""
+    path = folder / "fuzz.json" if folder else None
+    found: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+    return found
+
+
+def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
+    """The runs that the report's folder keeps, by label."""
+    files = [*sorted((folder / "runs").glob("*.json")), folder / "releases.json"] if folder else []
+    found = [json.loads(path.read_text()) for path in files if path.exists()]
+    return {label(run): run for run in found}
+
+
+def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Save those of the runs that not every machine can repeat (old releases, GPUs) for the reports to come."""
+    written = []
+    for run in runs:
+        if "release" in run["environment"] or str(run["environment"]["device"]).startswith("CUDA"):
+            path = folder / "runs" / f"{label(run).replace(' ', '_').replace(':', '_')}.json"
+            parts = ("environment", "manifest", "totals", "gaps", "unexpected", "releases", "executed")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({k: run[k] for k in parts if k in run}, sort_keys=True, ensure_ascii=False) + "\n")
+            written.append(path)
+    return written
+
+
+# --- the cells of a row -----------------------------------------------------------------------------------------------
+
+
+def _cell(schema: defs.OpSchema, allowed: set[tuple[str, str]], entry: dict[str, Any] | None) -> Row:
     """What one device ran of one schema version."""
-    allowed = _allowed(schema)
-    pairs = {tuple(p) for p in entry["dtypes"]} if entry else set()
-    ran = {(t, d) for t, d in pairs if (t, d) in allowed}
-    attributes = set(schema.attributes) & set(entry["attributes"] if entry else ())
+    entry = entry or {}
+    ran = {(t, d) for t, d in entry.get("dtypes", ())} & allowed
     return {
-        "cases": entry["cases"] if entry else 0,
-        "passed": entry["passed"] if entry else 0,
-        "tested": entry["tested"] if entry else 0,
-        "tested_passed": entry["tested_passed"] if entry else 0,
-        "dtypes": {t: sorted(d for u, d in ran if u == t) for t in sorted({t for t, _ in ran})},
+        "cases": entry.get("cases", 0),
+        "passed": entry.get("passed", 0),
+        "official": entry.get("official"),
+        "tested": entry.get("tested", 0),
+        "tested_passed": entry.get("tested_passed", 0),
+        "dtypes": _by_parameter(ran),
         "dtypes_executed": len(ran),
         "dtypes_allowed": len(allowed),
-        "attributes": sorted(attributes),
+        "attributes": sorted(set(schema.attributes) & set(entry.get("attributes", ()))),
         "attributes_declared": sorted(schema.attributes),
-        "max_ulp": entry["max_ulp"] if entry else None,
+        "max_ulp": entry.get("max_ulp"),
+        "names": entry.get("names", []),
+        "failed": entry.get("failed", []),
     }
+
+
+def _old(allowed: set[tuple[str, str]], entry: dict[str, Any]) -> Row:
+    """What the cases of an old release ran of one schema version."""
+    ran = {(t, d) for t, d in entry.get("dtypes", ())} & allowed
+    return {"cases": entry["cases"], "passed": entry["passed"], "dtypes": _by_parameter(ran), "failed": entry.get("failed", [])}
+
+
+def _by_parameter(pairs: set[tuple[str, str]]) -> Cells:
+    return {t: sorted(d for u, d in pairs if u == t) for t in sorted({t for t, _ in pairs})}
 
 
 def _allowed(schema: defs.OpSchema) -> set[tuple[str, str]]:
     """(type parameter, dtype) for every tensor type that the schema allows somewhere."""
-    from ..dtypes import from_type_string
-
     used = {p.type_str for p in (*schema.inputs, *schema.outputs)}
     out = set()
     for constraint in schema.type_constraints:
@@ -88,71 +178,18 @@ def _allowed(schema: defs.OpSchema) -> set[tuple[str, str]]:
     return out
 
 
-# --- rendering --------------------------------------------------------------------------------------------------------
+# --- writing, and holding what was written to a run -------------------------------------------------------------------
+
+PAGES = {"support.md": markdown, "support.html": html.page}
+"""What support.json is rendered to."""
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """The report as a page: totals, gaps, then a table per domain."""
-    lines = ["# What sonnx supports", "",
-             "Generated by `sonnx report` from executed cases; nothing here is written by hand.", ""]  # fmt: skip
-    known, declared = report["versions"]["known"], report["versions"]["declared"]
-    lines += [f"* **{declared} of {known}** schema versions of onnx {report['onnx']} are declared.",
-              f"* Case manifest `{report['manifest']}`."]  # fmt: skip
-    for device, total in report["totals"].items():
-        n = total["cases"]
-        lines.append(
-            f"* {_named(device)}: strict verdict **{total['strict']} of {n}**, ONNX's own verdict **{total['official']} of {n}**."
-        )
-    lines += ["", "| device | kind | cases | strict | official |", "|---|---|---:|---:|---:|"]
-    for device, total in report["totals"].items():
-        for kind, t in total["by_kind"].items():
-            lines.append(f"| {device} | {kind} | {t['cases']} | {t['strict']} | {t['official']} |")
-    lines += ["", "## Cases that do not pass", ""]
-    for device, found in report["gaps"].items():
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in found.items():
-            by_reason.setdefault(reason, []).append(name)
-        for reason, names in by_reason.items():
-            lines += [f"* {device}: {reason}", *(f"  * `{name}`" for name in names)]
-    lines += ["", "## Reading the tables", "",
-              "* *under test*: strictly passed / all single-node cases of this version;"
-              " *in any case*: the same for every case that runs it.",
-              "* *dtypes*: (type parameter, dtype) cells that ran in a passing case / cells that the schema allows;"
-              " *attributes*: likewise.",
-              "* *max ULP*: the largest distance from the expected values over the cases under test, in units in the last place.",
-              "* *gradient*: not measured yet.", ""]  # fmt: skip
-    devices = list(report["totals"])
-    for domain in dict.fromkeys(r["domain"] for r in report["rows"]):
-        lines += [f"## {domain}", ""]
-        head = "| operator | version |" + "".join(
-            f" {d}: under test | in any case | dtypes | attributes | max ULP |" for d in devices
-        )
-        lines += [head + " gradient | note |", "|---|---:|" + "---:|---:|---:|---:|---:|" * len(devices) + "---|---|"]
-        for row in report["rows"]:
-            if row["domain"] == domain:
-                cells = "".join(_cells(row["devices"][d]) for d in devices)
-                note = row["reason"] or ("deprecated" if row["deprecated"] else "")
-                lines.append(f"| {row['operator']} | {row['version']} |{cells} – | {note} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _named(device: str) -> str:
-    return "STRICT (NumPy that offers only what CuPy offers)" if device == "STRICT" else device
-
-
-def _cells(cell: Row) -> str:
-    ulp = "–" if cell["max_ulp"] is None else f"{cell['max_ulp']:.0f}" if cell["max_ulp"] < 1e6 else f"{cell['max_ulp']:.1e}"
-    tested = f"{cell['tested_passed']}/{cell['tested']}" if cell["tested"] else "–"
-    cases = f"{cell['passed']}/{cell['cases']}" if cell["cases"] else "–"
-    attributes = f"{len(cell['attributes'])}/{len(cell['attributes_declared'])}" if cell["attributes_declared"] else "–"
-    return f" {tested} | {cases} | {cell['dtypes_executed']}/{cell['dtypes_allowed']} | {attributes} | {ulp} |"
-
-
-def write(report: dict[str, Any], folder: Path) -> None:
-    """Write support.json and support.md."""
+def write(report: dict[str, Any], folder: Path) -> list[Path]:
+    """Write support.json and the pages that it renders to; returns their paths."""
     save(report, folder / "support.json")
-    (folder / "support.md").write_text(markdown(report))
+    for name, render in PAGES.items():
+        (folder / name).write_text(render(report), encoding="utf-8")
+    return [folder / name for name in ("support.json", *PAGES)]
 
 
 def stale(report: dict[str, Any], folder: Path) -> str:
@@ -160,29 +197,39 @@ def stale(report: dict[str, Any], folder: Path) -> str:
     path = folder / "support.json"
     if not path.exists():
         return f"{path} does not exist"
-    there = _comparable(json.loads(path.read_text()), list(report["totals"]))
-    here = _comparable(report, list(report["totals"]))
+    written = json.loads(path.read_text())
+    here, there = (_comparable(r, list(report["totals"]), list(report["releases"])) for r in (report, written))
     for key in here:
-        if here[key] != there.get(key):
-            if key == "rows":
-                pairs = zip(here["rows"], there["rows"], strict=False)
-                name, now = next(
-                    ((f"{h['operator']}-{h['version']}", h) for h, t in pairs if h != t), ("the number of rows", None)
-                )
-                return f"{path}: {name} differs from this run{'' if now is None else ': ' + json.dumps(now)[:300]}"
-            return f"{path}: {key!r} differs from this run: {json.dumps(here[key])[:300]}"
-    page = folder / "support.md"
-    rendered = markdown(json.loads(path.read_text()))
-    return "" if page.exists() and page.read_text() == rendered else f"{page} is not what support.json renders to"
+        if here[key] != there[key]:
+            return f"{path}: " + _difference(key, here[key], there[key])
+    for name, render in PAGES.items():
+        page = folder / name
+        if not page.exists() or page.read_text(encoding="utf-8") != render(written):
+            return f"{page} is not what support.json renders to"
+    return ""
 
 
-def _comparable(report: dict[str, Any], devices: Sequence[str]) -> dict[str, Any]:
-    """The report without what may differ between machines, for these devices only."""
-    keep = {k: report.get(k) for k in ("onnx", "manifest", "versions")}
-    for part in ("totals", "gaps"):
-        keep[part] = {d: report[part].get(d) for d in devices}
+def _difference(key: str, here: Any, there: Any) -> str:
+    if key != "rows":
+        return f"{key!r} differs from this run: {json.dumps(here)[:300]}"
+    for now, then in zip(here, there, strict=False):
+        if now != then:
+            parts = {k: now[k] for k in now if now[k] != then.get(k)}
+            return f"{now['operator']}-{now['version']} differs from this run: {json.dumps(parts)[:300]}"
+    return "the number of rows differs from this run"
+
+
+def _comparable(report: dict[str, Any], devices: Sequence[str], releases: Sequence[str]) -> dict[str, Any]:
+    """The report without what may differ between machines, for these devices and releases only."""
+    keep = {k: report.get(k) for k in ("onnx", "manifest", "versions", "fuzz")}
+    for part in ("totals", "gaps", "unexpected"):
+        keep[part] = {d: report.get(part, {}).get(d) for d in devices}
+    keep["releases"] = {r: report.get("releases", {}).get(r) for r in releases}
+    columns = {r for row in report["rows"] for r in row.get("releases", {})} & {*releases, "all"}
     keep["rows"] = [
-        {**r, "devices": {d: {k: v for k, v in r["devices"].get(d, {}).items() if k != "max_ulp"} for d in devices}}
-        for r in report["rows"]
-    ]
+        {**row,
+         "devices": {d: {k: v for k, v in row["devices"].get(d, {}).items() if k != "max_ulp"} for d in devices},
+         "releases": {r: row["releases"][r] for r in sorted(columns) if r in row.get("releases", {})}}
+        for row in report["rows"]
+    ]  # fmt: skip
     return keep

@@ -76,7 +76,7 @@ def _values(actual: np.ndarray, expected: np.ndarray, rtol: float, atol: float, 
 
 
 def _codes(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x).view(np.uint8) if x.dtype in _EXACT_FLOATS else x
+    return np.asarray(x, order="C").view(np.uint8) if x.dtype in _EXACT_FLOATS else x
 
 
 def _brief(value: Any) -> str:

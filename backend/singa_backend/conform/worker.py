@@ -23,6 +23,9 @@ from ..errors import SonnxError, UnsupportedModel
 from . import verdict
 from .cases import Case
 
+START = 120.0
+"""Seconds that a child process may take to start; the clock of a case runs from there."""
+
 Cell = tuple[str, str, int]
 """(domain, operator, since-version)"""
 
@@ -111,6 +114,7 @@ def resolve(backend: str) -> Any:
 def _serve(pipe: Connection, store: str, backend: str, device: str) -> None:
     cases: list[Case] = pickle.loads(Path(store).read_bytes())
     engine = resolve(backend)
+    pipe.send(None)  # ready: the clock of the first case starts now
     while (index := pipe.recv()) is not None:
         pipe.send((index, run_case(cases[index], engine, device)))
 
@@ -123,11 +127,12 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.index: int | None = None
+        self.ready = False
         self.deadline = 0.0
 
     def give(self, index: int | None, timeout: float) -> None:
         self.index = index
-        self.deadline = time.monotonic() + timeout
+        self.deadline = time.monotonic() + (timeout if self.ready else START)
         self.pipe.send(index)
 
     def end(self) -> None:
@@ -189,7 +194,12 @@ def _answer(worker: _Worker, cases: Sequence[Case], timeout: float) -> Result | 
     case = cases[worker.index]
     try:
         if worker.pipe.poll():
-            _, result = worker.pipe.recv()
+            answer = worker.pipe.recv()
+            if answer is None:
+                worker.ready = True
+                worker.deadline = time.monotonic() + timeout
+                return None
+            result = answer[1]
             assert isinstance(result, Result)
             return result
     except (EOFError, OSError):

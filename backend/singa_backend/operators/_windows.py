@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Ints, Xp
 
@@ -32,7 +33,7 @@ class Windows:
     def taps(self, axis: int) -> Iterator[tuple[int, slice, slice]]:
         """For each kernel offset along a spatial axis: the offset, the windows whose cell is no padding, and those cells."""
         size, stride, begin = self.sizes[axis], self.strides[axis], self.begins[axis]
-        for j in range(self.kernel[axis]):
+        for j in limits.rounds(self.kernel[axis]):
             at = j * self.dilations[axis] - begin  # the cell that window 0 reads
             first = max(0, -(at // stride))
             last = min(self.counts[axis] - 1, (size - 1 - at) // stride)

@@ -20,8 +20,10 @@ def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     if x.size == 0:
         return x
     if x.dtype.itemsize >= 4:
-        e = xp.exp(x - x.max(axis=axis, keepdims=True))
-        return e / e.sum(axis=axis, keepdims=True)
+        e = x - x.max(axis=axis, keepdims=True)
+        xp.exp(e, out=e)
+        e /= e.sum(axis=axis, keepdims=True)
+        return e
 
     def rounded(z: Array) -> Array:
         return z.astype(x.dtype).astype(np.float32)
@@ -59,9 +61,9 @@ def hardmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     axis = axis_of(axis, x.ndim)
     if x.size == 0:
         return x
-    first = xp.expand_dims(x.argmax(axis=axis), axis)
-    places = xp.arange(x.shape[axis]).reshape((-1,) + (1,) * (x.ndim - axis - 1))
-    return (places == first).astype(x.dtype)
+    y = xp.zeros(x.shape, x.dtype)
+    xp.put_along_axis(y, xp.expand_dims(x.argmax(axis=axis), axis), 1, axis)
+    return y
 
 
 @operator("Hardmax", 1, 11)

@@ -121,6 +121,8 @@ def _integer_pow(xp: Xp, x: Array, y: Array) -> Array:
     if y.dtype.kind == "u":
         return z
     down = y < 0
+    if not xp.to_host(down.any()):
+        return z
     if xp.to_host((down & (x == 0)).any()):
         raise OperatorError("0 to a negative power divides an integer by zero", code="SX403")
     # 1 / x**n truncates to 0 but for x = 1 and x = -1, which are their own inverses.
@@ -218,6 +220,6 @@ def clip_6(xp: Xp, x: Array, *, max: float = 3.4028234663852886e38, min: float =
 
 
 def _clip(xp: Xp, x: Array, low: Any, high: Any) -> Array:
-    if low is not None:
-        x = xp.maximum(x, low)
-    return x if high is None else xp.minimum(x, high)
+    if low is not None and high is not None:
+        return xp.clip(x, low, high)
+    return xp.maximum(x, low) if low is not None else xp.minimum(x, high) if high is not None else x

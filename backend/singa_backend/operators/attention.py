@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import limits
 from ..dtypes import NARROW_FLOATS, numpy_dtype
 from ..errors import OperatorError
 from ..operator import Array, Xp, operator
@@ -132,6 +133,8 @@ def attention(
     (batch, heads, queries, size), (keys, kv_heads) = q.shape, (k.shape[2], k.shape[1])
     shape = (batch, heads, queries, keys)
     half = rounding(q.dtype)
+    limits.admit(shape, np.float32)
+    limits.admit((batch, heads, queries, v.shape[3]), np.float32)
 
     root_q, root_k = root_of_scale(scale, size, q.dtype)
     scores = half(by_kv_head(half(wide(q) * root_q), kv_heads) @ half(wide(k) * root_k).swapaxes(-1, -2)).reshape(shape)

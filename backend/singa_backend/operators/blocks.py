@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import product
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Xp, operator
 from ._common import axes_of, blank
@@ -64,6 +65,7 @@ def col2im(xp: Xp, x: Array, image_shape: Host[Ints], block_shape: Host[Ints], *
     n, c = x.shape[0], x.shape[1] // block
     columns = x.reshape(n, c, *block_shape, *counts)
     y = blank(xp, (n, c, *padded), x.dtype)
+    limits.check_rounds(block)
     for place in product(*map(range, block_shape)):
         there = tuple(slice(p * dilation, p * dilation + stride * count, stride)
                       for p, dilation, stride, count in zip(place, dilations, strides, counts, strict=True))  # fmt: skip

@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from .. import dtypes
 from ..errors import OperatorError
+from ..limits import admit_bytes, count_bytes
 from ..operator import Array, Version, Xp, operator
 
 _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -39,7 +40,7 @@ def _round_to_odd(xp: Xp, x: Array) -> Array:
     1 + 2^-8 + 2^-40 must become the bfloat16 above 1, but its float32 is the tie 1 + 2^-8.
     """
     if x.dtype.itemsize <= (4 if x.dtype.kind == "f" else 2):
-        return x.astype(np.float32)
+        return x.astype(np.float32, copy=False)
     if x.dtype.itemsize == 8 and x.dtype.kind in "iu":  # 52 bits and one for what lies below them fit float64
         low = x & 0xFFF
         x = xp.where(xp.abs(x.astype(np.float64)) < 2.0**52, x, (x - low) | xp.where(low != 0, 0x1000, 0).astype(x.dtype))
@@ -117,35 +118,48 @@ def parse_int(text: str) -> int:
     return int(value)
 
 
+def _each(read: Any, texts: list[str]) -> list[Any] | None:
+    """`read` of each, which is int or float; None where a text needs a closer look: Python also reads 1_000 and other digits."""
+    everything = "".join(texts)
+    if not everything.isascii() or "_" in everything:
+        return None
+    try:
+        return list(map(read, texts))
+    except ValueError:
+        return None
+
+
 def _from_strings(x: Array, dtype: np.dtype[Any]) -> Array:
     """Strings as int64, uint64, bool or float64, whichever leads to `dtype`."""
     flat = x.reshape(-1).tolist()
     if dtype not in _INTEGERS:
-        values = np.array([float(_number(s)[0]) for s in flat], np.float64).reshape(x.shape)
+        values = np.array(_each(float, flat) or [float(_number(s)[0]) for s in flat], np.float64).reshape(x.shape)
         return values != 0 if dtype.kind == "b" else values
-    numbers = [parse_int(s) for s in flat]
+    numbers = _each(int, flat) or [parse_int(s) for s in flat]
     low, high = limits(dtype)
-    for s, n in zip(flat, numbers, strict=True):
-        if not low <= n <= high:
-            raise OperatorError(f"the string {s!r} is outside {dtypes.onnx_name(dtype)}, [{low}, {high}]", code="SX405")
+    if not low <= min(numbers, default=0) <= max(numbers, default=0) <= high:
+        s = next(s for s, n in zip(flat, numbers, strict=True) if not low <= n <= high)
+        raise OperatorError(f"the string {s!r} is outside {dtypes.onnx_name(dtype)}, [{low}, {high}]", code="SX405")
     return np.array(numbers, np.uint64 if low == 0 else np.int64).reshape(x.shape)
+
+
+_NOT_FINITE = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
 
 
 def _format(value: Any) -> str:
     """Plain notation with the fewest digits that read back as the same value: 0.00001, never 1e-05."""
-    if np.isnan(value):
-        return "NaN"
-    if np.isinf(value):
-        return "INF" if value > 0 else "-INF"
-    return np.format_float_positional(value, trim="0")
+    text = np.format_float_positional(value, trim="0")
+    return _NOT_FINITE.get(text, text)
 
 
 def _to_strings(x: Array) -> Array:
+    admit_bytes(x.size * 64, "the text of the numbers")
     if x.dtype in _INTEGERS or x.dtype.kind == "b":
         texts = [str(int(v)) for v in x.reshape(-1)]
     else:
         values = x.astype(np.float32) if x.dtype in dtypes.NARROW_FLOATS and x.dtype != np.float16 else x
         texts = [_format(v) for v in values.reshape(-1)]
+    count_bytes(sum(64 + len(text) for text in texts))
     y = np.empty(x.size, object)
     y[:] = texts
     return y.reshape(x.shape)
@@ -198,9 +212,7 @@ def cast_1(xp: Xp, x: Array, *, to: str) -> Array:
 
 
 @operator("CastLike", 15, 19, 21, 23, 24, 25, widen=False)
-def cast_like(
-    xp: Xp, x: Array, target_type: Array, *, saturate: int = 1, round_mode: str = "up", version: Version = 25
-) -> Array:
+def cast_like(xp: Xp, x: Array, target_type: Array, *, saturate: int = 1, round_mode: str = "up", version: Version = 25) -> Array:
     return convert(xp, x, np.dtype(target_type.dtype), saturate=bool(saturate), round_mode=round_mode, version=version)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import arrays
+from .. import arrays, limits
 from ..dtypes import HOST_ONLY, STRING, onnx_name
 from ..errors import OperatorError, SonnxError
 from ..graph import Graph, Value
@@ -33,15 +34,47 @@ def loop(xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_
     state = list(v_initial)
     gather = _Gather(xp, body, 1 + len(state))
     go: Any = xp.asarray(cond is None or cond, np.bool_)
-    going, i = cond is None or cond, 0
-    while going and (M is None or i < M):
-        go, *values = run(body, xp.asarray(i, np.int64), go, *state)
-        state = values[: len(state)]
-        gather.take(values[len(state) :])
-        if cond is not None:
-            going = _truth(xp, go)
-        i += 1
+    going = cond is None or cond
+    with limits.holding(gather.values):
+        for i in limits.rounds(_trips(M, going, cond is None, body)):
+            if not going or i == M:
+                break
+            go, *values = run(body, xp.asarray(i, np.int64), go, *state)
+            state = values[: len(state)]
+            gather.take(values[len(state) :])
+            if cond is not None:
+                going = _truth(xp, go)
     return (*state, *gather.outputs(lambda: run(body, xp.asarray(0, np.int64), go, *state)))
+
+
+def _trips(M: int | None, going: bool, unasked: bool, body: Graph) -> int | None:
+    """How many rounds there will be at most, or None where only the rounds will tell.
+
+    A loop that cannot end before its limit is known here, and so it is refused before its first round.
+    """
+    if not going or (M is not None and M <= 0):
+        return 0
+    if M is not None and limits.current().limits.iterations >= M:
+        return M
+    if unasked or _always(body):
+        return sys.maxsize if M is None else M
+    return None
+
+
+def _always(body: Graph) -> bool:
+    """Whether the condition that a loop's body gives is plainly true: a constant, or what it was given."""
+    made = {name: node for node in body.nodes for name in node.output_names}
+    name = body.outputs[0].name if body.outputs else ""
+    while name in made and (made[name].domain, made[name].op_type) == ("", "Identity"):
+        name = made[name].input_names[0]
+    if name in made:
+        node = made[name]
+        value = node.attributes.get("value") if (node.domain, node.op_type) == ("", "Constant") else None
+    else:
+        value = body.states.get(name)
+    if value is not None:
+        return value.size == 1 and bool(value.reshape(-1)[0])
+    return len(body.inputs) > 1 and name == body.inputs[1].name
 
 
 def _truth(xp: Xp, value: Array) -> bool:
@@ -173,11 +206,13 @@ def scan(
     out_axes = _flags("scan_output_axes", scan_output_axes, k)
     out_directions = _flags("scan_output_directions", scan_output_directions, k)
     length = _length(xs, axes)
-    for t in range(length):
-        elements = [x[(slice(None),) * a + (length - 1 - t if b else t, ...)] for x, a, b in zip(xs, axes, backward, strict=True)]
-        results = run(body, *state, *elements)
-        state = results[:n]
-        gather.take(results[n:])
+    with limits.holding(gather.values):
+        for t in limits.rounds(length):
+            here = [length - 1 - t if b else t for b in backward]
+            elements = [x[(slice(None),) * a + (i, ...)] for x, a, i in zip(xs, axes, here, strict=True)]
+            results = run(body, *state, *elements)
+            state = results[:n]
+            gather.take(results[n:])
 
     def dry() -> list[Any]:
         return run(body, *state, *(_zeros(xp, x.shape[:a] + x.shape[a + 1 :], x.dtype) for x, a in zip(xs, axes, strict=True)))
@@ -207,14 +242,16 @@ def scan_8(xp: Xp, sequence_lens: Host[Ints] | None = None, *values: Array, body
 
     finals: list[list[Array]] = [[] for _ in states]
     scans: list[list[Array]] = [[] for _ in body.outputs[n:]]
-    for sample, length in enumerate(lengths):
+    for sample in limits.rounds(batch):
+        length = lengths[sample]
         state = [s[sample, ...] for s in states]
         gather = _Gather(xp, body, n)
-        for t in range(length):
-            elements = [x[(sample, length - 1 - t if b else t, ...)] for x, b in zip(xs, backward, strict=True)]
-            results = run(body, *state, *elements)
-            state = results[:n]
-            gather.take(results[n:])
+        with limits.holding(finals, scans, gather.values):
+            for t in limits.rounds(length):
+                elements = [x[(sample, length - 1 - t if b else t, ...)] for x, b in zip(xs, backward, strict=True)]
+                results = run(body, *state, *elements)
+                state = results[:n]
+                gather.take(results[n:])
         for kept, s in zip(finals, state, strict=True):
             kept.append(s)
         for kept, y in zip(scans, gather.outputs(body_of(state)), strict=True):
@@ -238,7 +275,9 @@ def sequence_map(xp: Xp, input_sequence: list[Array], *additional_inputs: Any, b
     for other in additional_inputs:
         if isinstance(other, list) and len(other) != len(input_sequence):
             raise OperatorError(f"sequences of {len(input_sequence)} and {len(other)} tensors do not go together", code="SX404")
-    results = []
-    for i, x in enumerate(input_sequence):
-        results.append(run(body, x, *(other[i] if isinstance(other, list) else other for other in additional_inputs)))
+    results: list[list[Any]] = []
+    with limits.holding(results):
+        for i in limits.rounds(len(input_sequence)):
+            others = (other[i] if isinstance(other, list) else other for other in additional_inputs)
+            results.append(run(body, input_sequence[i], *others))
     return tuple([r[k] for r in results] for k in range(len(body.outputs)))

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Ints, Version, Xp, operator
 from ._windows import SAME, Windows, explicit, frames, pads_of, per_axis, spatial, split, windows
@@ -19,6 +20,7 @@ def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
     """Y[n, g, m] = sum over c and the kernel of W[g, m, c] * X[n, g, c], read through the windows."""
     n, m, kernel = x.shape[0], w.shape[0], math.prod(w.shape[1:])
     filters = w.reshape(group, m // group, kernel)
+    limits.admit((n, m, *at.counts), x.dtype)
     if at.whole:
         return (filters @ x.reshape(n, group, kernel, math.prod(at.counts))).reshape(n, m, *at.counts)
     rows, *others = at.counts
@@ -27,6 +29,7 @@ def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
     view = frames(xp, x, at)
     rank = len(at.counts)
     step = max(COLUMNS // max(1, row) + 1, BLOCK // max(1, n * group * kernel * row))
+    limits.admit((n, group, kernel, min(step, rows), row), x.dtype)
     for first in range(0, rows, step):
         some = view[(..., slice(first, first + step), *(slice(None),) * (rank - 1))]
         last = first + some.shape[-rank]
@@ -152,6 +155,8 @@ def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_p
     filters = w.reshape(group, c // group, m, math.prod(at.kernel)).transpose(3, 0, 2, 1)  # one matrix for each offset
     x = x.reshape(n, group, c // group, math.prod(sizes))
     y = xp.zeros((n, group * m, *at.sizes), dtype=x.dtype)
+    limits.admit((n, group * m, *sizes), x.dtype)
+    limits.check_rounds(math.prod(at.kernel))
     for taps in itertools.product(*(at.taps(axis) for axis in range(len(sizes)))):
         offset = sum(j * math.prod(at.kernel[i + 1 :]) for i, (j, _, _) in enumerate(taps))
         part = (filters[offset] @ x).reshape(n, group * m, *sizes)
@@ -208,6 +213,7 @@ def deform_conv(xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = Non
         shape = (n, offset_group * cells * per_cell, *at.counts)
         if value is not None and tuple(value.shape) != shape:
             raise OperatorError(f"the {name} must have shape {shape}; it has {value.shape}", code="SX404")
+    limits.admit((2**rank, n, offset_group, cells, out), np.int64)
     offset = offset.reshape(n, offset_group, cells, rank, *at.counts)
     places = []
     for axis in range(rank):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Xp, operator
 from ._common import axis_of, blank
@@ -51,8 +51,8 @@ def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array
     made = np.dtype(x.dtype) if dtype is None else dtypes.numpy_dtype(dtype)
     if made.kind == "c" or made in dtypes.HOST_ONLY:
         raise OperatorError(f"EyeLike makes no {dtypes.onnx_name(made)}", code="SX406")
-    row, column = xp.arange(x.shape[0])[:, None], xp.arange(x.shape[1])
-    return (column - row == k).astype(made)
+    limits.admit(x.shape, np.int64)
+    return xp.eye(*x.shape, k=k).astype(made) if made in dtypes.HALVES else xp.eye(*x.shape, k=k, dtype=made)
 
 
 @operator("Range", 11, 27, widen=False)
@@ -98,6 +98,7 @@ def _one_hot(xp: Xp, i: Array, depth: int, values: Array, axis: int) -> Array:
     if values.shape != (2,):
         raise OperatorError(f"values must be [off, on]; its shape is {values.shape}", code="SX404")
     axis = axis_of(axis, i.ndim + 1)
+    limits.admit((*i.shape, depth), values.dtype)
     classes = xp.arange(depth).reshape((depth,) + (1,) * (i.ndim - axis))
     return xp.where(xp.expand_dims(i, axis) == classes, values[1:], values[:1])
 

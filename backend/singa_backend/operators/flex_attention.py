@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..graph import Graph
 from ..operator import Array, Run, Xp, operator
@@ -21,6 +22,8 @@ def flex_attention(
     check_heads(q, k, v)
     batch, heads, queries, size = q.shape
     kv_heads, half = k.shape[1], rounding(q.dtype)
+    limits.admit((batch, heads, queries, k.shape[2]), np.float32)
+    limits.admit((batch, heads, queries, v.shape[3]), np.float32)
     root_q, root_k = root_of_scale(scale, size, q.dtype)
     scores = half(by_kv_head(half(wide(q) * root_q), kv_heads) @ half(wide(k) * root_k).swapaxes(-1, -2))
     scores = scores.reshape(batch, heads, queries, k.shape[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Version, Xp, operator
 from ._common import axis_of
@@ -51,8 +51,9 @@ def _slices(xp: Xp, x: Array, indices: Array, batch: int = 0) -> tuple[Array, ..
 
 @operator("GatherND", 11, 12, 13, widen=False)
 def gather_nd(xp: Xp, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
-    # The ellipsis keeps what it gives an array, also where one string is taken.
-    return x[(*_slices(xp, x, indices, batch_dims), ...)]
+    place = _slices(xp, x, indices, batch_dims)
+    limits.admit((*indices.shape[:-1], *x.shape[len(place) :]), x.dtype)
+    return x[(*place, ...)]  # the ellipsis keeps what it gives an array, also where one string is taken
 
 
 def _scattered(xp: Xp, x: Array, place: tuple[Array, ...], updates: Array, reduction: str, version: int) -> Array:

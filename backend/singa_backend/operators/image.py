@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import limits
 from ..errors import MissingDependency, OperatorError, ResourceExhausted
 from ..operator import Array, Host, Xp, operator
 
@@ -30,11 +31,12 @@ def image_decoder(xp: Xp, encoded: Host[np.ndarray], *, pixel_format: str = "RGB
             width, height = image.size
             if width * height > limit:  # read from the header: nothing is decoded yet
                 raise Image.DecompressionBombError(f"{width} x {height} pixels")
+            limits.admit((height, width, channels), np.uint8)
             pixels = _eight_bits(image).convert("L" if channels == 1 else "RGB")
             y = np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ResourceExhausted(f"an image is larger than Pillow's bound of {limit} pixels: {error}") from error
-    except MemoryError:
+        raise ResourceExhausted(f"an image is larger than Pillow's bound of {limit} pixels: {error}", code="SX603") from error
+    except (MemoryError, ResourceExhausted):
         raise
     except Exception:  # Pillow's plugins raise many kinds on damaged files
         y = np.zeros((0, 0, channels), np.uint8)

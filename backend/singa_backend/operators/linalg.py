@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Xp, operator
 
@@ -172,6 +172,7 @@ def qlinear_matmul(
         sb = sb.reshape(())
     elif a.ndim == 1 and sb.ndim > 1:
         sb = sb[..., 0, :]
+    limits.admit_broadcast([exact, sa, sb])
     real = exact.astype(np.float64) * (sa * sb / _per_column(y_scale).astype(np.float32))
     return _quantized(xp, real, _per_column(y_zero_point))
 
@@ -188,6 +189,21 @@ def _quantized(xp: Xp, y: Array, zero: Array) -> Array:
 # --- Einsum, Det
 
 
+def _einsum_shape(terms: str, result: str | None, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of an Einstein sum, the axes of '...' included, as far as the equation is right: NumPy says where it is not."""
+    sizes: dict[str, int] = {}
+    free: dict[int, int] = {}  # the axes of '...', counted from the last one
+    for term, shape in zip(terms.split(","), shapes, strict=True):
+        before, dots, after = term.partition("...")
+        middle = shape[len(before) : len(shape) - len(after)] if dots else ()
+        for letter, size in [*zip(before, shape, strict=False), *zip(after[::-1], shape[::-1], strict=False)]:
+            sizes[letter] = max(size, sizes.get(letter, 1))
+        for i, size in enumerate(middle[::-1]):
+            free[i] = max(size, free.get(i, 1))
+    letters = [c for c in sizes if terms.count(c) == 1] if result is None else result.replace("...", "")
+    return (*free.values(), *(sizes.get(c, 1) for c in letters))
+
+
 @operator("Einsum", 12, 28)
 def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
     text = equation.replace(" ", "")
@@ -196,6 +212,8 @@ def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
         raise OperatorError(f"the equation {equation!r} names {terms.count(',') + 1} terms, not {len(xs)}", code="SX404")
     if not set(text.replace("->", "", 1).replace(",", "").replace("...", "")) <= set(string.ascii_letters):
         raise OperatorError(f"the equation {equation!r} may hold letters, commas, '...' and '->' only", code="SX404")
+    limits.admit(_einsum_shape(terms, result if arrow else None, [x.shape for x in xs]), xs[0].dtype)
+    # Two terms at a time: NumPy lets no product on the way grow beyond the largest term or the result.
     if arrow and "..." in terms and "..." not in result:  # axes that the result does not name are summed, those of '...' too
         y = xp.einsum(f"{terms}->...{result}", *xs, optimize=len(xs) > 1)
         unnamed = tuple(range(y.ndim - len(result)))

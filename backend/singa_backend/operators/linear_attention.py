@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Xp, operator
 
@@ -56,7 +57,7 @@ def linear_attention(
         b = beta.astype(np.float32)[..., None]
     q = q.reshape(batch, time, kv_num_heads, group, size)
     out = xp.empty((batch, time, kv_num_heads, group, size_v), np.float32)
-    for t in range(time):
+    for t in limits.rounds(time):
         k_t, v_t = k[:, t], v[:, t]
         if g is not None:
             state = state * g[:, t]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Ints, Xp, operator
 from .ml_linear import ML, Floats, Strings
@@ -116,7 +116,9 @@ def look_up(x: np.ndarray, keys: Sequence[Any], values: Sequence[Any], default: 
     if keys and isinstance(keys[0], str) != (x.dtype == dtypes.STRING):
         raise OperatorError(f"x is {dtypes.onnx_name(x.dtype)}; the keys are {type(keys[0]).__name__}", code="SX406")
     table = {_key(k): v for k, v in zip(keys, values, strict=True)}
-    found, place = np.unique(x.reshape(-1), return_inverse=True)
+    found, place = x.reshape(-1), np.arange(x.size)
+    if x.dtype != dtypes.STRING:  # numbers sort faster than they are looked up
+        found, place = np.unique(found, return_inverse=True)
     named = np.empty(len(found), dtype)
     named[:] = [table.get(_key(k), default) for k in found.tolist()]
     return named[place.reshape(-1)].reshape(x.shape)
@@ -182,6 +184,7 @@ def one_hot_encoder(
     cats: Sequence[Any] = (cats_strings if x.dtype == dtypes.STRING else cats_int64s) or ()
     if not cats:
         raise OperatorError(f"x is {dtypes.onnx_name(x.dtype)}: its categories are missing", code="SX404")
+    limits.admit((*x.shape, len(cats)), np.float32)
     whole = x
     if x.dtype.kind == "f":
         whole = np.where(np.isfinite(x), xp.cast(x, np.int64), 0)

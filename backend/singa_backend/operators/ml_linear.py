@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Ints, Xp, operator
 
@@ -68,6 +69,7 @@ def _scores(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None, c
         raise OperatorError(f"{len(coefficients)} coefficients do not make {count} rows of {x.shape[1]} features", code="SX404")
     if intercepts and len(intercepts) != count:
         raise OperatorError(f"{len(intercepts)} intercepts were given for {count} scores", code="SX404")
+    limits.admit((x.shape[0], count), x.dtype)
     z = x @ xp.asarray(np.array(coefficients, x.dtype).reshape(count, -1)).T
     return z + xp.asarray(np.array(intercepts, x.dtype)) if intercepts else z
 

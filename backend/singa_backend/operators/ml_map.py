@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Ints, Xp, operator
 from .cast import parse_int
@@ -36,6 +36,9 @@ def cast_map(xp: Xp, x: Map, *, cast_to: str = "TO_FLOAT", map_form: str = "DENS
         y = np.empty((1, len(values)), dtype)
         y[0, :] = list(values.values())
         return y
+    if max_map < 0:
+        raise OperatorError(f"max_map {max_map} is negative", code="SX404")
+    limits.admit((1, max_map), dtype)
     y = np.full((1, max_map), gap, dtype)
     for k, value in values.items():
         if not 0 <= k < max_map:
@@ -64,16 +67,14 @@ def _dtype(values: list[Any]) -> Any:
     if any(isinstance(v, str) for v in values):
         return dtypes.STRING
     plain = [isinstance(v, float) and not isinstance(v, np.floating) for v in values]
-    plain = [isinstance(v, float) and not isinstance(v, np.floating) for v in values]
     kinds = [np.dtype(np.float32) if p else np.asarray(v).dtype for p, v in zip(plain, values, strict=True)]
     return np.result_type(*kinds) if kinds else np.dtype(np.float32)
 
 
 @operator("ZipMap", 1, domain=ML, host=True)
-def zip_map(
-    xp: Xp, x: Array, *, classlabels_int64s: Ints | None = None, classlabels_strings: Strings | None = None
-) -> list[Map]:
+def zip_map(xp: Xp, x: Array, *, classlabels_int64s: Ints | None = None, classlabels_strings: Strings | None = None) -> list[Map]:
     keys: tuple[Any, ...] = classlabels_int64s or classlabels_strings or ()
     if x.ndim not in (1, 2) or x.shape[-1] != len(keys):
         raise OperatorError(f"x has shape {x.shape}; it must be [N, {len(keys)}], a column for each key", code="SX404")
+    limits.admit_bytes(x.size * 100, f"{len(x)} maps of {len(keys)} entries")
     return [dict(zip(keys, row, strict=True)) for row in x.reshape(-1, len(keys)).tolist()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Ints, Xp, operator
 from .ml_linear import ML, Floats, Strings, class_labels, matrix, transform
@@ -11,6 +12,7 @@ from .ml_linear import ML, Floats, Strings, class_labels, matrix, transform
 
 def _kernel(xp: Xp, x: Array, s: Array, kind: str, params: Floats | None) -> Array:
     """The kernel of every row of x with every row of s, [N, M]."""
+    limits.admit((x.shape[0], s.shape[0]), np.float64)
     gamma, coef0, degree = (*(params or ()), 0.0, 0.0, 0.0)[:3]
     if kind == "LINEAR":
         return x @ s.T
@@ -63,6 +65,8 @@ def svm_classifier(
     machines = bool(vectors_per_class) and sum(vectors_per_class or ()) > 0
     if machines:
         sizes = np.array(vectors_per_class)
+        if sizes.min() < 0:
+            raise OperatorError(f"vectors_per_class {tuple(vectors_per_class or ())} are negative", code="SX404")
         classes, total = len(sizes), int(sizes.sum())
         vectors = _rows(xp, "support_vectors", support_vectors, total, x.shape[1])
         k = _kernel(xp, x, vectors, kernel_type, kernel_params)
@@ -70,6 +74,7 @@ def svm_classifier(
         chosen = _votes(z, classes).argmax(axis=1)
     else:
         classes = max(1, len(labels) if labels is not None else 1)
+        limits.admit((x.shape[0], classes), np.float64)
         z = x @ _rows(xp, "coefficients", coefficients, classes, x.shape[1]).T + (rho[0] if rho else 0.0)
         chosen = z.argmax(axis=1)
     if labels is not None and len(labels) != classes:
@@ -86,9 +91,11 @@ def _pairs(k: np.ndarray, coefficients: np.ndarray, sizes: np.ndarray, rho: Floa
     """The decision of each pair of classes i < j, above 0 for i: [N, pairs]."""
     ends = np.cumsum(sizes)
     part = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    limits.admit((len(sizes), len(sizes)), np.int64)
     pairs = list(zip(*np.triu_indices(len(sizes), 1), strict=True))
     if len(rho or ()) < len(pairs):
         raise OperatorError(f"rho has {len(rho or ())} values for {len(pairs)} pairs of classes", code="SX404")
+    limits.admit((len(k), len(pairs)), np.float64)
     z = np.empty((len(k), len(pairs)))
     for p, (i, j) in enumerate(pairs):
         z[:, p] = k[:, part[i]] @ coefficients[j - 1, part[i]] + k[:, part[j]] @ coefficients[i, part[j]] + (rho or ())[p]
@@ -109,6 +116,7 @@ def _probabilities(z: np.ndarray, classes: int, a: Floats, b: Floats) -> np.ndar
     if not len(a) == len(b) == z.shape[1]:
         raise OperatorError(f"prob_a and prob_b have {len(a)} and {len(b)} values for {z.shape[1]} pairs", code="SX404")
     pair = np.clip(1 - transform(np, z * np.array(a) + np.array(b), "LOGISTIC"), 1e-7, 1 - 1e-7)
+    limits.admit((len(z), classes, classes), np.float64)
     r = np.zeros((len(z), classes, classes))
     i, j = np.triu_indices(classes, 1)
     r[:, i, j], r[:, j, i] = pair, 1 - pair

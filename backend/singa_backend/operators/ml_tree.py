@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from operator import eq, ge, gt, le, lt, ne
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Ints, Xp, operator
+from ..operator import Array, Derived, Ints, Xp, operator
 from .ml_linear import ML, TRANSFORMS, Floats, Strings, class_labels, matrix, transform
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
@@ -33,31 +35,63 @@ class Trees:
     weights: np.ndarray
     members: tuple[np.ndarray, np.ndarray] | None = None  # all values that are looked for; sorted node * count + value's number
 
+    @cached_property
     def depth(self) -> int:
         """How many steps lead from a root to any leaf; raises OperatorError where the nodes go round."""
-        front = np.unique(self.roots)
-        for steps in range(len(self.mode) + 1):
+        front, steps, seen = np.unique(self.roots), 0, 0
+        for _ in limits.rounds(None):
             front = front[self.mode[front] != _LEAF]
             if not front.size:
-                return steps
+                break
+            if seen <= len(self.mode) < seen + front.size:  # a node was met twice: it has two parents, or is its own ancestor
+                self._check_cycles()
+            seen += front.size
+            steps += 1
             front = np.unique(np.concatenate([self.true[front], self.false[front]]))
-        raise OperatorError("the nodes of a tree form a cycle", code="SX404")
+        return steps
+
+    @cached_property
+    def used(self) -> list[int]:
+        """The modes of inner nodes."""
+        return [int(m) for m in np.unique(self.mode) if m != _LEAF]
+
+    @cached_property
+    def features(self) -> tuple[int, int]:
+        """The least and the greatest feature that inner nodes ask for."""
+        inner = self.feature[self.mode != _LEAF]
+        return int(inner.min(initial=0)), int(inner.max(initial=-1))
+
+    def _check_cycles(self) -> None:
+        """Raises OperatorError where nodes are left when those without parents are taken away, again and again."""
+        inner = (self.mode != _LEAF).tolist()
+        children = list(zip(self.true.tolist(), self.false.tolist(), strict=True))
+        parents = [0] * len(inner)
+        for node, ways in enumerate(children):
+            for child in ways if inner[node] else ():
+                parents[child] += 1
+        free = [node for node, count in enumerate(parents) if not count]
+        for node in free:
+            for child in children[node] if inner[node] else ():
+                parents[child] -= 1
+                if not parents[child]:
+                    free.append(child)
+        if len(free) < len(inner):
+            raise OperatorError("the nodes of a tree form a cycle", code="SX404")
 
     def leaves(self, xp: Xp, x: Array) -> Array:
         """The leaf that each row reaches in each tree, [N, trees]."""
         feature, mode, value, true, false, missing = (
             xp.asarray(a) for a in (self.feature, self.mode, self.value, self.true, self.false, self.missing)
         )
-        used = [int(m) for m in np.unique(self.mode) if m != _LEAF]
-        inner = self.feature[self.mode != _LEAF]
-        if inner.size and not 0 <= inner.min() <= inner.max() < x.shape[1]:
-            raise OperatorError(f"a node asks for feature {inner.max()}; x has {x.shape[1]}", code="SX401")
+        low, high = self.features
+        if low < 0 or high >= x.shape[1]:
+            raise OperatorError(f"a node asks for feature {high}; x has {x.shape[1]}", code="SX401")
         row = xp.arange(x.shape[0])[:, None]
         node = xp.broadcast_to(xp.asarray(self.roots), (x.shape[0], len(self.roots)))
-        for _ in range(self.depth() if x.shape[0] else 0):
+        for _ in limits.rounds(self.depth if x.shape[0] else 0):
             v, t, how = x[row, feature[node]], value[node], mode[node]
             go = xp.zeros(node.shape, bool)
-            for m in used:
+            for m in self.used:
                 go = xp.where(how == m, self._compare(xp, m, v, t, node), go)
             go = xp.where(xp.isnan(v), missing[node], go)
             node = xp.where(go, true[node], false[node])
@@ -105,6 +139,7 @@ def _votes(nodes: int, at: np.ndarray, targets: np.ndarray, weights: np.ndarray)
     at = at[order]
     place = np.arange(len(at)) - np.searchsorted(at, at)
     shape = (nodes, int(place.max(initial=-1)) + 1)
+    limits.admit(shape, np.float64)
     t, w = np.full(shape, -1), np.zeros(shape)
     t[at, place], w[at, place] = targets[order], weights[order]
     return t, w
@@ -199,16 +234,16 @@ def tree_ensemble_regressor(
     nodes_missing_value_tracks_true: Ints | None = None,
     nodes_hitrates: Floats | None = None, nodes_hitrates_as_tensor: np.ndarray | None = None,
     target_treeids: Ints | None = None, target_nodeids: Ints | None = None, target_ids: Ints | None = None,
-    target_weights: Floats | None = None, target_weights_as_tensor: np.ndarray | None = None,
+    target_weights: Floats | None = None, target_weights_as_tensor: np.ndarray | None = None, derived: Derived,
 ) -> Array:  # fmt: skip
     if aggregate_function not in _AGGREGATES:
         raise OperatorError(f"aggregate_function {aggregate_function!r} is none of {', '.join(_AGGREGATES)}", code="SX404")
-    trees = _named_trees(
+    trees: Trees = derived(lambda: _named_trees(
         _numbers(nodes_values, nodes_values_as_tensor), (target_treeids, target_nodeids, target_ids),
         _numbers(target_weights, target_weights_as_tensor), nodes_modes, nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids,
         nodes_featureids=nodes_featureids, nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
         nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
-    )  # fmt: skip
+    ))  # fmt: skip
     count = max(target_ids or (0,)) + 1 if n_targets is None else n_targets
     y = trees.aggregate(xp, matrix(xp, x), count, aggregate_function)
     base = _base(_numbers(base_values, base_values_as_tensor), count)
@@ -225,24 +260,27 @@ def tree_ensemble_classifier(
     nodes_missing_value_tracks_true: Ints | None = None,
     nodes_hitrates: Floats | None = None, nodes_hitrates_as_tensor: np.ndarray | None = None,
     class_treeids: Ints | None = None, class_nodeids: Ints | None = None, class_ids: Ints | None = None,
-    class_weights: Floats | None = None, class_weights_as_tensor: np.ndarray | None = None,
+    class_weights: Floats | None = None, class_weights_as_tensor: np.ndarray | None = None, derived: Derived,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The class of the greatest sum of votes, before the transform; the first of equal ones."""
     labels = class_labels(classlabels_int64s, classlabels_strings)
     if labels is None:
         raise OperatorError("the classifier has no class labels", code="SX404")
-    weights = _numbers(class_weights, class_weights_as_tensor)
-    trees = _named_trees(
-        _numbers(nodes_values, nodes_values_as_tensor), (class_treeids, class_nodeids, class_ids), weights,
-        nodes_modes, nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids, nodes_featureids=nodes_featureids,
-        nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
-        nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
-    )  # fmt: skip
+
+    def make() -> tuple[Trees, set[int], bool]:
+        weights = _numbers(class_weights, class_weights_as_tensor)
+        trees = _named_trees(
+            _numbers(nodes_values, nodes_values_as_tensor), (class_treeids, class_nodeids, class_ids), weights,
+            nodes_modes, nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids, nodes_featureids=nodes_featureids,
+            nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
+            nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
+        )  # fmt: skip
+        return trees, set(class_ids or ()), weights is None or bool((weights >= 0).all())
+
+    # Votes for one class of two decide alone: above 1/2 as probabilities, above 0 as margins, which have both signs.
+    trees, voted, chances = derived(make)
     z = trees.aggregate(xp, matrix(xp, x), len(labels), "SUM")
     base = _numbers(base_values, base_values_as_tensor)
-    voted = set(class_ids or ())
-    # Votes for one class of two decide alone: above 1/2 as probabilities, above 0 as margins, which have both signs.
-    chances = weights is None or bool((weights >= 0).all())
     if len(labels) <= 2 and len(voted) == 1:
         s = z[:, list(voted)]
         if base is not None:
@@ -274,42 +312,46 @@ def tree_ensemble(
     nodes_truenodeids: Ints, nodes_trueleafs: Ints, nodes_falsenodeids: Ints, nodes_falseleafs: Ints,
     leaf_targetids: Ints, leaf_weights: np.ndarray, n_targets: int | None = None, aggregate_function: int = 1,
     post_transform: int = 0, nodes_missing_value_tracks_true: Ints | None = None, nodes_hitrates: np.ndarray | None = None,
-    membership_values: np.ndarray | None = None,
+    membership_values: np.ndarray | None = None, derived: Derived,
 ) -> Array:  # fmt: skip
     """Behind the n inner nodes stand the leaves: leaf i is node n + i."""
-    inner, leaves = len(nodes_featureids), len(leaf_targetids)
     if not 0 <= aggregate_function < len(_AGGREGATES) or not 0 <= post_transform < len(TRANSFORMS):
         unknown = f"aggregate_function {aggregate_function} or post_transform {post_transform}"
         raise OperatorError(f"{unknown} is unknown", code="SX404")
-    mode = nodes_modes.reshape(-1).astype(np.int64)
-    if len(mode) and not 0 <= mode.min() <= mode.max() <= _MEMBER:
-        raise OperatorError(f"nodes_modes has the unknown mode {mode.max()}", code="SX404")
-    lengths = [len(v) for v in (mode, nodes_splits, nodes_truenodeids, nodes_trueleafs, nodes_falsenodeids, nodes_falseleafs)]
-    if set(lengths) != {inner} or len(leaf_weights) != leaves:
-        raise OperatorError(f"the attributes of {inner} nodes and {leaves} leaves differ in length", code="SX404")
-    own = np.arange(inner, inner + leaves)
 
-    def way(ids: Ints, leaf: Ints) -> np.ndarray:
-        to, ends = np.array(ids, np.int64), np.array(leaf, np.int64) != 0
-        if ((to < 0) | (to >= np.where(ends, leaves, inner))).any():
-            raise OperatorError("a node leads to a node or a leaf that is not there", code="SX401")
-        return np.concatenate([to + inner * ends, own])
+    def make() -> Trees:
+        inner, leaves = len(nodes_featureids), len(leaf_targetids)
+        mode = nodes_modes.reshape(-1).astype(np.int64)
+        if len(mode) and not 0 <= mode.min() <= mode.max() <= _MEMBER:
+            raise OperatorError(f"nodes_modes has the unknown mode {mode.max()}", code="SX404")
+        lengths = [len(v) for v in (mode, nodes_splits, nodes_truenodeids, nodes_trueleafs, nodes_falsenodeids, nodes_falseleafs)]
+        if set(lengths) != {inner} or len(leaf_weights) != leaves:
+            raise OperatorError(f"the attributes of {inner} nodes and {leaves} leaves differ in length", code="SX404")
+        own = np.arange(inner, inner + leaves)
 
-    roots = np.array(tree_roots, np.int64)
-    if len(roots) and not 0 <= roots.min() <= roots.max() < inner:
-        raise OperatorError(f"tree_roots names node {roots.max()}; there are {inner}", code="SX401")
-    missing = np.array(nodes_missing_value_tracks_true or (0,) * inner) != 0
-    if len(missing) != inner:
-        raise OperatorError(f"nodes_missing_value_tracks_true has {len(missing)} values for {inner} nodes", code="SX404")
-    features, values, modes = np.array(nodes_featureids, np.int64), _wide(nodes_splits), np.full(leaves, _LEAF)
-    targets, weights = _votes(inner + leaves, own, np.array(leaf_targetids, np.int64), _wide(leaf_weights))
-    trees = Trees(
-        roots, np.pad(features, (0, leaves)), np.concatenate([mode, modes]), np.pad(values, (0, leaves)),
-        way(nodes_truenodeids, nodes_trueleafs), way(nodes_falsenodeids, nodes_falseleafs),
-        np.pad(missing, (0, leaves)), targets, weights, _members(mode, membership_values),
-    )  # fmt: skip
+        def way(ids: Ints, leaf: Ints) -> np.ndarray:
+            to, ends = np.array(ids, np.int64), np.array(leaf, np.int64) != 0
+            if ((to < 0) | (to >= np.where(ends, leaves, inner))).any():
+                raise OperatorError("a node leads to a node or a leaf that is not there", code="SX401")
+            return np.concatenate([to + inner * ends, own])
+
+        roots = np.array(tree_roots, np.int64)
+        if len(roots) and not 0 <= roots.min() <= roots.max() < inner:
+            raise OperatorError(f"tree_roots names node {roots.max()}; there are {inner}", code="SX401")
+        missing = np.array(nodes_missing_value_tracks_true or (0,) * inner) != 0
+        if len(missing) != inner:
+            raise OperatorError(f"nodes_missing_value_tracks_true has {len(missing)} values for {inner} nodes", code="SX404")
+        features, values, modes = np.array(nodes_featureids, np.int64), _wide(nodes_splits), np.full(leaves, _LEAF)
+        targets, weights = _votes(inner + leaves, own, np.array(leaf_targetids, np.int64), _wide(leaf_weights))
+        return Trees(
+            roots, np.pad(features, (0, leaves)), np.concatenate([mode, modes]), np.pad(values, (0, leaves)),
+            way(nodes_truenodeids, nodes_trueleafs), way(nodes_falsenodeids, nodes_falseleafs),
+            np.pad(missing, (0, leaves)), targets, weights, _members(mode, membership_values),
+        )  # fmt: skip
+
     count = max(leaf_targetids, default=0) + 1 if n_targets is None else n_targets
-    return transform(xp, trees.aggregate(xp, matrix(xp, x), count, _AGGREGATES[aggregate_function]), TRANSFORMS[post_transform])
+    y = derived(make).aggregate(xp, matrix(xp, x), count, _AGGREGATES[aggregate_function])
+    return transform(xp, y, TRANSFORMS[post_transform])
 
 
 def _wide(a: np.ndarray) -> np.ndarray:

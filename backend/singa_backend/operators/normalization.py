@@ -53,6 +53,8 @@ def _batch_norm(xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Arra
 
     spatial: one statistic a channel; otherwise one for each element of a sample.
     """
+    widest = xp.result_type(x.dtype, scale.dtype, mean.dtype)  # x may be wider than the statistics: so is what comes of them
+    scale, b, mean, var = (p.astype(widest, copy=False) for p in (scale, b, mean, var))
     if x.ndim == 1:  # N samples of one channel
         y, *statistics = _batch_norm(xp, x.reshape(-1, 1), scale, b, mean, var, epsilon, momentum, training)
         return y.reshape(-1), *statistics

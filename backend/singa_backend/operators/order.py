@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Xp, operator
 from ._common import axis_of
@@ -19,12 +20,35 @@ def top_k(xp: Xp, x: Array, k: Host[int], *, axis: int = -1, largest: int = 1, s
     n = x.shape[axis]
     if not 0 <= k <= n:
         raise OperatorError(f"k is {k}, and axis {axis} has {n} values", code="SX404")
-    if largest:  # a stable sort of the reversed values, read backwards, has the lower index first among equals
-        order = n - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)
+    rows = xp.moveaxis(x, axis, -1)
+    if 0 < k <= n // 8:  # sort but the chosen ones
+        flat = rows.reshape(-1, n)
+        chosen = _chosen(xp, flat, k, bool(largest))
+        order = _sorted(xp, xp.take_along_axis(flat, chosen, axis=1), bool(largest))
+        top = xp.take_along_axis(chosen, order, axis=1).reshape(*rows.shape[:-1], k)
     else:
-        order = xp.argsort(x, axis=axis, kind="stable")
-    top = order[(slice(None),) * axis + (slice(k),)].astype(np.int64)
+        top = _sorted(xp, rows, bool(largest))[..., :k]
+    top = xp.moveaxis(top, -1, axis).astype(np.int64)
     return xp.take_along_axis(x, top, axis=axis), top
+
+
+def _sorted(xp: Xp, x: Array, largest: bool) -> Array:
+    """The order of the values along the last axis; of equals the first comes first."""
+    if largest:  # a stable sort of the reversed values, read backwards
+        return x.shape[-1] - 1 - xp.flip(xp.argsort(xp.flip(x, -1), axis=-1, kind="stable"), -1)
+    return xp.argsort(x, axis=-1, kind="stable")
+
+
+def _chosen(xp: Xp, x: Array, k: int, largest: bool) -> Array:
+    """Where the k best values of each row stand, from left to right; of those equal to the k-th best, the first ones."""
+    place = x.shape[1] - k if largest else k - 1
+    least = xp.partition(x, place, axis=1)[:, place : place + 1]
+    better, equal = (x > least if largest else x < least), x == least
+    if x.dtype.kind == "f":
+        nan, last = xp.isnan(x), xp.isnan(least)
+        better, equal = better | (nan & ~last if largest else ~nan & last), equal | (nan & last)
+    room = k - better.sum(axis=1, keepdims=True)
+    return xp.nonzero(better | (equal & (xp.cumsum(equal, axis=1) <= room)))[1].reshape(-1, k)
 
 
 @operator("TopK", 10)
@@ -153,13 +177,13 @@ def cum_prod(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: 
 def _survivors(corners: np.ndarray, order: np.ndarray, most: int, iou_threshold: float) -> list[int]:
     """The boxes, best first, that overlap no better survivor by more than the threshold."""
     low, high = corners
-    area = (high - low).prod(axis=-1)
+    area = (high - low).prod(axis=0)
     out: list[int] = []
     while order.size and len(out) < most:
         best, order = int(order[0]), order[1:]
         out.append(best)
-        sides = np.minimum(high[best], high[order]) - np.maximum(low[best], low[order])
-        common = np.where((sides > 0).all(axis=-1), sides.prod(axis=-1), 0)
+        sides = np.minimum(high[:, best, None], high[:, order]) - np.maximum(low[:, best, None], low[:, order])
+        common = np.maximum(sides[0], 0) * np.maximum(sides[1], 0)
         union = area[best] + area[order] - common
         real = (common > 0) & (area[best] > 0) & (area[order] > 0) & (union > 0)
         order = order[~(real & (common / np.where(real, union, 1) > iou_threshold))]
@@ -181,11 +205,13 @@ def non_max_suppression(
     a, b = boxes[..., :2], boxes[..., 2:]
     # Corners come as any diagonal pair; centres come with width and height.
     corners = np.stack([a - b / 2, a + b / 2] if center_point_box else [np.minimum(a, b), np.maximum(a, b)])
+    corners = np.ascontiguousarray(corners.swapaxes(-1, -2))
     selected: list[tuple[int, int, int]] = []
-    for n, c in np.ndindex(scores.shape[:2]):
+    for i in limits.rounds(scores.shape[0] * scores.shape[1]):
+        n, c = divmod(i, scores.shape[1])
         s = scores[n, c]
         order = np.argsort(-s, kind="stable")  # of equal scores the first box wins
         if score_threshold is not None:
             order = order[s[order] >= score_threshold]
-        selected += [(n, c, i) for i in _survivors(corners[:, n], order, max_output_boxes_per_class, iou_threshold)]
+        selected += [(n, c, box) for box in _survivors(corners[:, n], order, max_output_boxes_per_class, iou_threshold)]
     return np.array(selected, np.int64).reshape(-1, 3)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Version, Xp, operator
 from ._common import axes_of, blank
@@ -82,6 +83,7 @@ def _pad(xp: Xp, x: Array, pads: Sequence[int], mode: str, value: Array | None, 
     shape = tuple(front + d + end for front, d, end in zip(fronts, x.shape, ends, strict=True))
     if any(d < 0 for d in shape):
         raise OperatorError(f"pads {tuple(pads)} remove more than the shape {x.shape} has", code="SX404")
+    limits.admit(shape, x.dtype)
     kept = [(max(0, -front), max(0, -front, d - max(0, -end))) for front, d, end in zip(fronts, x.shape, ends, strict=True)]
     x = x[tuple(slice(low, high) for low, high in kept)]
     if mode == "constant":
@@ -100,6 +102,7 @@ def _pad(xp: Xp, x: Array, pads: Sequence[int], mode: str, value: Array | None, 
             continue
         if d == 0:
             raise OperatorError(f"axis {axis} holds nothing to pad with in mode {mode!r}", code="SX404")
+        limits.admit((size,), np.int64)
         source = _SOURCES[mode](np.arange(size) - max(0, front), d)
         x = xp.take(x, xp.asarray(source), axis=axis)
     return x

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Wanted, Xp, operator
 from ._windows import Windows, spatial, windows
@@ -43,6 +44,7 @@ def divisors(at: Windows, count_include_pad: int) -> np.ndarray:
         sizes = tuple(map(sum, zip(at.begins, at.sizes, at.ends, strict=True)))
         none = (0,) * len(sizes)
         at = Windows(sizes, at.kernel, at.strides, at.dilations, none, none, at.counts)
+    limits.admit(at.counts, np.float64)
     total = np.ones((1,) * len(at.counts))
     for axis, count in enumerate(at.counts):
         cells = np.zeros(count)
@@ -173,6 +175,7 @@ def max_roi_pool(xp: Xp, x: Array, rois: Host[np.ndarray], *, pooled_shape: Ints
     if not np.isfinite(scaled).all() or not np.isfinite(rois[:, 0]).all():
         raise OperatorError("a region is not finite", code="SX404")
     corners = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int64)
+    limits.check_rounds(len(rois) * math.prod(pooled_shape))
     for r, (x1, y1, x2, y2) in enumerate(corners.tolist()):
         batch = int(rois[r, 0])
         if not 0 <= batch < x.shape[0]:

@@ -28,7 +28,7 @@ def _fit(xp: Xp, name: str, v: Array, shape: tuple[int, ...], axis: int, block: 
         want = (*shape[:axis], blocks, *shape[axis + 1 :])
         if v.shape != want:
             raise OperatorError(f"{name} {v.shape} must be {want}: x {shape} in blocks of {block} on axis {axis}", code="SX404")
-        return xp.repeat(v, block, axis=axis)[(slice(None),) * axis + (slice(shape[axis]),)]
+        return xp.repeat(v, min(block, shape[axis]), axis=axis)[(slice(None),) * axis + (slice(shape[axis]),)]
     if v.size == 1 and v.ndim <= 1:
         return v.reshape(())
     if v.ndim != 1:
@@ -54,11 +54,11 @@ def _quotient(x: Array, scale: Array, precision: np.dtype[Any]) -> Array:
     if precision.kind == "i":  # a true quotient: integers to 2^31 and their ties are exact in float64 only
         return x.astype(np.float64) / scale.astype(np.float64)
     if precision == _E8M0:  # powers of two: dividing by them is exact
-        return x.astype(np.float32) / scale.astype(np.float32)
+        return x.astype(np.float32, copy=False) / scale.astype(np.float32, copy=False)
     if precision in dtypes.HALVES:
         q = x.astype(precision).astype(np.float32) / scale.astype(precision).astype(np.float32)
         return q.astype(precision).astype(np.float32)
-    return x.astype(precision) / scale.astype(precision)
+    return x.astype(precision, copy=False) / scale.astype(precision, copy=False)
 
 
 @operator("QuantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Wanted, Xp, operator
 
@@ -47,6 +47,7 @@ def _floats(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _drawn(xp: Xp, draw: Draw, shape: Ints, dtype: np.dtype[Any], seed: float | None) -> Array:
     if any(n < 0 for n in shape):
         raise OperatorError(f"the shape {tuple(shape)} has a negative size", code="SX404")
+    limits.admit(shape, np.float64)
     return xp.from_host(draw(_stream(seed), tuple(shape)).astype(dtype))
 
 
@@ -97,6 +98,7 @@ def multinomial(
         raise OperatorError(f"Multinomial draws {sample_size} from the rows of shape {x.shape}", code="SX404")
     if dtype not in (TensorProto.INT32, TensorProto.INT64):
         raise OperatorError(f"Multinomial gives int32 or int64, not {dtypes.onnx_name(dtypes.numpy_dtype(dtype))}", code="SX404")
+    limits.admit((x.shape[0], sample_size), np.float64)
     draws = _uniform(0.0, 1.0)(_stream(seed), (x.shape[0], sample_size))
     out = np.zeros(draws.shape, dtypes.numpy_dtype(dtype))
     for i, row in enumerate(x.astype(np.float64) if draws.size else ()):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Xp, operator
 
@@ -140,11 +141,12 @@ class _Layer:
                 x = x[order]
             elif backward:
                 x = x[::-1]
+            limits.admit((self.steps, self.batch, bias.shape[0]), x.dtype)
             projected = x.reshape(self.steps * self.batch, x.shape[2]) @ self.w[d].T + bias
             projected = projected.reshape(self.steps, self.batch, bias.shape[0])
             state = tuple(s[d] for s in states)
             y = xp.empty((self.steps, self.batch, self.size), projected.dtype)
-            for t in range(self.steps):
+            for t in limits.rounds(self.steps):
                 new = step(projected[t], state)
                 y[t] = new[0]
                 if self.lengths is not None and (t >= self.lengths).any():

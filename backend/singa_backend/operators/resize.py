@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import limits
 from ..dtypes import NARROW_FLOATS
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Version, Xp, operator
@@ -113,7 +114,9 @@ def _interpolate(
 ) -> Array:
     """The sum of the taps under a kernel of this radius; antialiasing stretches the kernel by 1 / shrink."""
     first = np.floor(at - radius / shrink) + 1
-    taps = first[:, None] + np.arange(math.ceil(2 * radius / shrink))
+    reach = math.ceil(2 * radius / shrink)
+    limits.admit((span.new, reach), np.float64)
+    taps = first[:, None] + np.arange(reach)
     weights = kernel((taps - at[:, None]) * shrink)
     if exclude:
         inner = np.where((taps >= 0) & (taps < span.old), weights, 0.0)
@@ -125,7 +128,8 @@ def _interpolate(
     shape = [1] * x.ndim
     shape[span.axis] = span.new
     y: Array = None
-    for i, w in zip(index.T, weights.T, strict=True):
+    for k in limits.rounds(reach):
+        i, w = index[:, k], weights[:, k]
         if not w.any():
             continue
         weight = xp.asarray(w.reshape(shape).astype(x.real.dtype))
@@ -147,6 +151,7 @@ def _resize(
     shape = list(x.shape)
     for span in spans:
         shape[span.axis] = span.new
+    limits.admit(shape, dtype)
     if 0 in shape:
         return xp.zeros(tuple(shape), dtype)
     if x.size == 0:
@@ -165,6 +170,7 @@ def _resize(
         y = x.astype(work)
     inside: Array = None
     for span in active:
+        limits.admit((span.new,), np.float64)
         at = span.coordinates(coordinates)
         if mode == "nearest":
             y = _nearest(xp, y, span, at, rounding(span))

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from .. import limits
 from ..dtypes import NARROW_FLOATS
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Xp, operator
@@ -86,6 +87,7 @@ def grid_sample(
     work = dtype
     if kind != "nearest":
         work = np.dtype(np.float32) if dtype in NARROW_FLOATS else dtype if dtype.kind in "fc" else np.dtype(np.float64)
+    limits.admit((n, c, *places), work)
     axes = []
     for axis, size in enumerate(sizes):
         at = grid[..., rank - 1 - axis].reshape(n, -1)  # the grid names the innermost axis first
@@ -94,7 +96,7 @@ def grid_sample(
     pixels = xp.moveaxis(x.astype(work).reshape(n, c, math.prod(sizes)), 1, -1)
     batch = xp.arange(n)[:, None]
     y = None
-    for taps in itertools.product(*axes):
+    for _, taps in zip(limits.rounds(math.prod(map(len, axes))), itertools.product(*axes), strict=True):
         index, inside, weight = 0, None, None
         for (i, within, w), size in zip(taps, sizes, strict=True):
             index = index * size + i
@@ -129,6 +131,7 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
     if min(size) < 0:
         raise OperatorError(f"size {size} is negative", code="SX404")
     lengths = size[2:]
+    limits.admit((size[0], *lengths, rank + 1), np.float64)
     lines = []
     for length in lengths:
         steps = 2 * xp.arange(length, dtype=np.float64) + 1 - length
@@ -199,12 +202,14 @@ def roi_align(
     if sampling_ratio:
         counts = np.full((len(rois), 2), sampling_ratio)
     else:
-        counts = np.ceil(np.stack([high / output_height, wide / output_width], axis=1)).astype(np.int64)
-        counts = np.maximum(counts, 0)
+        needed = np.maximum(np.ceil(np.stack([high / output_height, wide / output_width], axis=1)), 0)
+        limits.admit_bytes(int(needed.max(initial=0)), "the samples of a region")
+        counts = needed.astype(np.int64)
     pixels = xp.moveaxis(x, 1, -1)
     for rows, columns in np.unique(counts, axis=0).tolist():
         if not rows or not columns:
             continue  # a region without extent: nothing is sampled, and the average of nothing is 0
+        limits.admit((output_height * rows, output_width * columns, c), np.float64)
         group = np.flatnonzero((counts == (rows, columns)).all(axis=1))
         size = max(1, _CHUNK // (c * rows * columns * output_height * output_width))
         for some in (group[i : i + size] for i in range(0, len(group), size)):

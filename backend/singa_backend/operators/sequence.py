@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TypeProto
 
+from .. import limits
 from ..dtypes import onnx_name
 from ..errors import OperatorError
 from ..operator import Array, Host, Xp, operator
@@ -87,6 +88,7 @@ def split_to_sequence(
         step = 1 if split is None else int(split)
         if step < 1:
             raise OperatorError(f"split {step} is no size of a part", code="SX404")
+        limits.admit_bytes(-(-size // step) * 256, f"a sequence of {-(-size // step)} tensors")
         sizes = [min(step, size - start) for start in range(0, size, step)]
     before = (slice(None),) * axis
     if split is None and not keepdims:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Wanted, Xp, operator
 from ._common import axes_of, axis_of, rows
@@ -43,8 +44,9 @@ def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array
     def wrong(why: str) -> OperatorError:
         return OperatorError(f"the shape {x.shape} cannot become {shape}: {why}", code="SX404")
 
+    limits.check_rank(len(shape))
     sizes = list(shape)
-    if any(d < -1 for d in sizes) or sizes.count(-1) > 1:
+    if min(sizes, default=0) < -1 or sizes.count(-1) > 1:
         raise wrong("at most one dimension may be -1, and none less")
     if allowzero and 0 in sizes and -1 in sizes:
         raise wrong("with allowzero, -1 beside 0 could be anything")
@@ -103,6 +105,7 @@ def squeeze_1(xp: Xp, x: Array, *, axes: Ints | None = None) -> Array:
 def unsqueeze(xp: Xp, x: Array, axes: Host[Ints]) -> Array:
     """The axes are the output's."""
     rank = x.ndim + len(axes)
+    limits.check_rank(rank)
     new = axes_of(axes, rank)
     old = iter(x.shape)
     return x.reshape([1 if i in new else next(old) for i in range(rank)])
@@ -198,6 +201,7 @@ def split_1(xp: Xp, x: Array, sizes: Host[Ints] | None = None, *, axis: int = 0,
 @operator("Expand", 8, 13, widen=False)
 def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
     """Broadcasting both ways: where `shape` says 1, the input's size stays."""
+    limits.check_rank(len(shape))
     try:
         return xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
     except ValueError:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Xp, operator
 
@@ -44,6 +44,7 @@ def dft(
     kept = min(length, n // 2 + 1 if inverse and onesided else n)
     shape = [*x.shape[:-1], 1 if inverse and onesided else 2]
     shape[axis] = n if inverse or not onesided else n // 2 + 1
+    limits.admit(shape, np.complex128)
     if 0 in shape or not length:
         return xp.zeros(tuple(shape), x.dtype)
     z = _complex(xp, x[(slice(None),) * axis + (slice(kept),)])
@@ -91,6 +92,7 @@ def stft(
     frames = (length - n) // frame_step + 1
     if not batch:
         return xp.zeros((0, frames, bins, 2), signal.dtype)
+    limits.admit((batch, frames, n), np.complex128)
     cut = xp.windows(_complex(xp, signal), n, 1)[:, ::frame_step]
     if window is not None:
         cut = cut * window
@@ -114,6 +116,7 @@ def _window(xp: Xp, size: int, periodic: int, code: int, a0: float, a1: float, a
     """a0 - a1 cos t + a2 cos 2t over one turn; symmetric windows end where they begin."""
     if size < 0:
         raise OperatorError(f"a window of {size} values was asked for", code="SX404")
+    limits.admit((size,), np.float64)
     turn = size if periodic else size - 1
     if turn == 0:  # a symmetric window of one value: its peak
         return _typed(xp, np.ones(size), code)
@@ -155,6 +158,7 @@ def mel_weight_matrix(
     if num_mel_bins < 0 or dft_length < 0 or sample_rate < 1 or not 0 <= lower_edge_hertz <= upper_edge_hertz < math.inf:
         edges = f"{lower_edge_hertz} to {upper_edge_hertz} Hz at {sample_rate} samples a second"
         raise OperatorError(f"no mel weights of {num_mel_bins} bins, dft_length {dft_length}, {edges}", code="SX404")
+    limits.admit((dft_length // 2 + 1, num_mel_bins + 2), np.float64)
     low, high = (2595 * math.log10(1 + f / 700) for f in (lower_edge_hertz, upper_edge_hertz))
     mel = low + np.arange(num_mel_bins + 2) * (high - low) / (num_mel_bins + 2)
     hertz = 700 * (10 ** (mel / 2595) - 1)

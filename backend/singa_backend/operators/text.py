@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from .. import limits
 from ..errors import MissingDependency, OperatorError
 from ..operator import Array, Ints, Xp, operator
 
@@ -19,6 +20,9 @@ def _strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:
 
 @operator("StringConcat", 20, host=True)
 def string_concat(xp: Xp, x: Array, y: Array) -> Array:
+    limits.admit_broadcast([x, y])
+    lengths = [np.array([len(s) for s in v.reshape(-1)], np.float64).reshape(v.shape) for v in (x, y)]
+    limits.count_bytes(int((lengths[0] + lengths[1] + 64).sum()))
     return np.asarray(x + y, object)
 
 
@@ -29,6 +33,7 @@ def string_split(xp: Xp, x: Array, *, delimiter: str | None = None, maxsplit: in
     flat = x.reshape(-1).tolist()
     parts: list[list[str]] = [(s if delimiter else s.strip()).split(delimiter or None, most) for s in flat]
     width = max(map(len, parts), default=0)
+    limits.admit((*x.shape, width), object)
     y = _strings([s for p in parts for s in p + [""] * (width - len(p))], (*x.shape, width))
     return y, np.array([len(p) for p in parts], np.int64).reshape(x.shape)
 
@@ -61,6 +66,7 @@ def regex_full_match(xp: Xp, x: Array, *, pattern: str | None = None) -> Array:
         raise OperatorError("the attribute pattern is missing", code="SX404")
     options = re2.Options()
     options.log_errors = False
+    options.never_capture = True  # whether there is a match is linear in the text; what its groups hold is not
     try:
         expression = re2.compile(pattern, options)
     except re2.error as error:
@@ -88,6 +94,7 @@ def tf_idf_vectorizer(
     if min(ngram_indexes, default=0) < 0 or len(weights or ngram_indexes) != len(ngram_indexes):
         raise OperatorError("ngram_indexes must be positive and as many as weights", code="SX404")
     rows = x if x.ndim == 2 else x[None]
+    limits.admit((len(rows), max(ngram_indexes, default=-1) + 1), np.float32)
     y = np.zeros((len(rows), max(ngram_indexes, default=-1) + 1), np.float32)
     scale = np.ones(len(ngram_indexes), np.float32) if weights is None or mode == "TF" else np.array(weights, np.float32)
 
@@ -120,6 +127,7 @@ def _count(codes: np.ndarray, grams: np.ndarray, size: int, skips: int) -> np.nd
         level, prefix = np.unique(prefix * size + item, return_inverse=True)
         levels.append(level)
     numbers = len(levels[-1]) if levels else size
+    limits.admit((len(codes), numbers), np.int64)
     total = np.zeros((len(codes), numbers), np.int64)
     for distance in range(1, skips + 2):
         places = codes.shape[1] - (grams.shape[1] - 1) * distance

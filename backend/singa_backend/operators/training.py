@@ -13,7 +13,12 @@ def _groups(tensors: tuple[Array, ...], kinds: int) -> list[tuple[Array, ...]]:
     n, rest = divmod(len(tensors), kinds)
     if rest:
         raise OperatorError(f"{len(tensors)} tensors are no multiple of {kinds}: each comes with {kinds - 1} more", code="SX404")
-    return list(zip(*(tensors[i * n : (i + 1) * n] for i in range(kinds)), strict=True))
+    groups = list(zip(*(tensors[i * n : (i + 1) * n] for i in range(kinds)), strict=True))
+    for group in groups:
+        if len({x.shape for x in group}) > 1:
+            shapes = ", ".join(str(x.shape) for x in group)
+            raise OperatorError(f"tensors that go together have the shapes {shapes}", code="SX404")
+    return groups
 
 
 def _flat(results: list[tuple[Array, ...]]) -> tuple[Array, ...]:

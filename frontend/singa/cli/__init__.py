@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import click
 
+from .bisect import bisect
+from .check import check
+from .compare import compare
 from .conform import conform
+from .foreign import foreign
+from .fuzz import fuzz
+from .inspect import inspect
+from .reduce import reduce
 from .report import write_report
 from .run import run
 
@@ -22,5 +29,5 @@ def main() -> None:
     """
 
 
-for command in (run, conform, write_report):
+for command in (run, check, inspect, compare, bisect, reduce, conform, foreign, fuzz, write_report):
     main.add_command(command)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from functools import wraps
 from typing import Any
 
@@ -13,7 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from singa_backend import SonnxError
+from singa_backend import Limits, SonnxError
 
 NO, REFUSED = 1, 3
 
@@ -41,6 +43,31 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 device_option = click.option("--device", default="CPU", show_default=True, help="CPU, CUDA, CUDA:1, or STRICT (for tests).")
+
+
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _limits(context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> Limits:
+    known = {field.name for field in fields(Limits)}
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(KiB|MiB|GiB)?", value)
+        if name not in known or not found:
+            raise click.BadParameter(f"{pair!r} is not NAME=NUMBER or NAME=8GiB with one of {', '.join(sorted(known))}")
+        number = float(found[1]) * _UNITS[found[2] or ""]
+        given[name] = number if name == "deadline" else int(number)
+    try:
+        return Limits(**given)
+    except SonnxError as error:
+        raise click.BadParameter(error.message) from None
+
+
+limit_option = click.option(
+    "--limit", "limits", multiple=True, metavar="NAME=VALUE", callback=_limits,
+    help="A bound on what the model may use: tensor_bytes=8GiB, iterations=5000000, deadline=2.5 (seconds), ...",
+)  # fmt: skip
 
 
 def say(text: str, *, style: str | None = None) -> None:

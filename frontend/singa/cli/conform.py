@@ -11,8 +11,9 @@ import click
 from rich.table import Table
 
 from singa_backend import DeviceUnavailable
-from singa_backend.conform import cases, gaps, report, results, worker
+from singa_backend.conform import cases, gaps, releases, report, results, worker
 
+from . import _releases
 from ._common import NO, device_option, err, json_option, out, progress, typed
 
 
@@ -27,15 +28,31 @@ from ._common import NO, device_option, err, json_option, out, progress, typed
 @click.option(
     "--report", "folder", type=click.Path(file_okay=False, path_type=Path), help="Write the support report into this folder."
 )
-@click.option("--renew-manifest", is_flag=True, help="Write the manifest of the installed onnx instead of running.")
+@click.option("--renew-manifest", is_flag=True, help="Write the manifest of the installed onnx, or of --release, and stop.")
+@click.option(
+    "--release",
+    "older",
+    multiple=True,
+    metavar="VERSION|all",
+    help="Run the cases of an older onnx release, 1.2.1 to 1.22.0: its wheel is fetched from PyPI as data (repeatable; all "
+    "releases that the manifest knows). --results is then the summary of the releases when there is more than one.",
+)
+@click.option(
+    "--cache", type=click.Path(file_okay=False, path_type=Path), help="Where fetched wheels are kept (default: the user's cache)."
+)
 @device_option
 @json_option
 @typed
 def conform(select: str, kinds: tuple[str, ...], processes: int | None, timeout: float, backend: str, target: Path | None,
-            junit: Path | None, folder: Path | None, renew_manifest: bool, device: str, as_json: bool) -> None:  # fmt: skip
+            junit: Path | None, folder: Path | None, renew_manifest: bool, older: tuple[str, ...], cache: Path | None,
+            device: str, as_json: bool) -> None:  # fmt: skip
     """Run ONNX's own suite; every failure must stand in gaps.txt with its reason."""
-    if folder and (select or kinds):
-        raise click.UsageError("--report needs the whole suite: leave out --select and --kind")
+    if folder and (select or kinds or older):
+        raise click.UsageError("--report needs the whole suite: leave out --select, --kind and --release")
+    if older:
+        ask = _releases.Ask(kinds, select, backend, device, processes, timeout, quiet=as_json)
+        _older(older, cache, ask, target, junit, renew_manifest)
+        return
     if not worker.resolve(backend).supports_device(device):
         raise DeviceUnavailable(f"{backend} has no device {device!r} here", hint="sonnx run --device says why")
     if not as_json:
@@ -64,7 +81,7 @@ def conform(select: str, kinds: tuple[str, ...], processes: int | None, timeout:
     if junit:
         results.write_junit(found, judged, junit)
     if folder:
-        report.write(report.build([document]), folder)
+        report.write(report.build([document], folder), folder)
     if as_json:
         click.echo(
             json.dumps({k: document[k] for k in ("totals", "gaps", "unexpected", "closed_gaps", "environment", "manifest")})
@@ -72,6 +89,30 @@ def conform(select: str, kinds: tuple[str, ...], processes: int | None, timeout:
     else:
         _show_conformance(found, judged, document["totals"])
     sys.exit(0 if judged.good and found else NO)
+
+
+def _older(names: tuple[str, ...], cache: Path | None, ask: _releases.Ask, target: Path | None, junit: Path | None,
+           renew_manifest: bool) -> None:  # fmt: skip
+    chosen = list(releases.manifest()) if "all" in names else list(dict.fromkeys(names))
+    if junit and len(chosen) > 1:
+        raise click.UsageError("--junit takes one --release")
+    if not worker.resolve(ask.backend).supports_device(ask.device):
+        raise DeviceUnavailable(f"{ask.backend} has no device {ask.device!r} here", hint="sonnx run --device says why")
+    if renew_manifest:
+        click.echo(f"wrote {_releases.renew(chosen, cache)}")
+        return
+    runs, seen = _releases.run(chosen, cache, ask)
+    several = len(runs) > 1
+    document = _releases.document(runs, seen, ask) if several else _releases.one(chosen[0], runs[chosen[0]], ask)
+    if target:
+        (releases if several else results).save(document, target)
+    if junit:
+        results.write_junit(runs[chosen[0]].results, runs[chosen[0]].judged, junit)
+    if ask.quiet:
+        click.echo(json.dumps({k: v for k, v in document.items() if k not in ("cases", "executed")}))
+    else:
+        _releases.show(runs, seen)
+    sys.exit(0 if seen and all(r.judged.good for r in runs.values()) else NO)
 
 
 def _show_conformance(found: list[worker.Result], judged: gaps.Judgement, totals: dict[str, Any]) -> None:

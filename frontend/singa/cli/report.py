@@ -27,18 +27,24 @@ from ._common import NO, json_option, out, typed
 @json_option
 @typed
 def write_report(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) -> None:
-    """Render the support report from the JSON of RUNS (`sonnx conform --results`), one run per device."""
-    built = report.build([json.loads(p.read_text()) for p in runs])
-    why = ""
+    """Render the support report from the JSON of RUNS (`sonnx conform --results`), one run per device or old release.
+
+    Runs of old releases and of GPUs are kept in runs/ beside the report and stay in it until they are run again; fuzz.json
+    there, if it exists, gives the cells that generated models judged.
+    """
+    documents = [json.loads(p.read_text()) for p in runs]
+    built = report.build(documents, folder)
+    why, written = "", []
     if check:
         why = report.stale(built, folder)
     else:
-        report.write(built, folder)
+        written = [*report.keep(documents, folder), *report.write(built, folder)]
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "stale": why, "versions": built["versions"], "totals": built["totals"]}))
+        click.echo(json.dumps({"folder": str(folder), "stale": why, "versions": built["versions"], "totals": built["totals"],
+                               "written": [str(p) for p in written]}))  # fmt: skip
     elif check:
         out.print(f"[red]stale[/red] {why}" if why else "the report is up to date", highlight=False, soft_wrap=True)
     else:
-        out.print(f"wrote {folder / 'support.md'} and {folder / 'support.json'}", highlight=False, soft_wrap=True)
+        out.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
     if why:
         sys.exit(NO)

@@ -1,0 +1,225 @@
+"""Models from elsewhere beside onnxruntime, value by value: every output and every intermediate value of the main graph.
+
+The error of a value is its largest absolute difference divided by the largest absolute value of the peer's:
+max|ours - theirs| / max|theirs|.  It is infinite where dtype or shape differ, where NaN or an infinity stands on one side
+only, and where integers, bools or strings are not equal.  Bit patterns of NaN, and signs of zero, do not count.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, ValueInfoProto
+
+from .. import dtypes
+from ..backend import SingaBackend
+from ..oracle import Oracle
+from . import light
+
+BOUND = 1e-4
+CHUNK = 64
+"""Intermediate values that are made outputs at a time."""
+
+
+def error(ours: Any, theirs: Any) -> float:
+    """How far two values lie apart, as this module defines it."""
+    if isinstance(theirs, (list, tuple)):
+        same = isinstance(ours, (list, tuple)) and len(ours) == len(theirs)
+        return max((error(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0) if same else math.inf
+    if theirs is None or ours is None:
+        return 0.0 if ours is theirs else math.inf
+    a, b = np.asarray(ours), np.asarray(theirs)
+    if a.shape != b.shape or (a.dtype != b.dtype and not (a.dtype.kind in "OU" and b.dtype.kind in "OU")):
+        return math.inf
+    if not (dtypes.is_float(b.dtype) or b.dtype.kind == "c"):
+        return 0.0 if bool(np.all(a == b)) else math.inf
+    wide = np.complex128 if b.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
+        return math.inf
+    difference = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+    largest = float(np.abs(b[finite]).max(initial=0.0))
+    return 0.0 if difference == 0 else difference / largest if largest else math.inf
+
+
+@dataclass
+class Comparison:
+    """One model on one set of inputs beside one peer.
+
+    outputs: the error of each output by name.  values: of each value that was compared, with the operator that makes it.
+    """
+
+    model: str
+    inputs: dict[str, list[int]]
+    peer: str
+    device: str
+    operators: int
+    outputs: dict[str, float]
+    values: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> tuple[str, str, float]:
+        """(value, operator, error) of the value that is furthest off, outputs included."""
+        every = [(n, op, e) for n, (op, e) in self.values.items()] + [(n, "", e) for n, e in self.outputs.items()]
+        return max(every, key=lambda v: v[2])
+
+    @property
+    def good(self) -> bool:
+        return self.worst[2] <= BOUND
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; errors to two figures, for the last bits differ between machines."""
+        value, operator, worst = self.worst
+        return {
+            "model": self.model, "inputs": self.inputs, "peer": self.peer, "device": self.device, "operators": self.operators,
+            "outputs": {n: _short(e) for n, e in self.outputs.items()}, "values": len(self.values),
+            "worst": {"value": value, "operator": operator, "error": _short(worst)}, "good": self.good,
+        }  # fmt: skip
+
+
+def _short(x: float) -> float | str:
+    return float(f"{x:.1e}") if math.isfinite(x) else "infinite"
+
+
+def beside_onnxruntime(name: str, model: ModelProto, inputs: Mapping[str, np.ndarray], oracle: Oracle, *, device: str = "CPU",
+                       intermediates: bool = True, timeout: float = 120.0) -> Comparison:  # fmt: skip
+    """Compare every output, and every intermediate value of the main graph in chunks; the peer runs in its child process.
+
+    model: its intermediate values are made outputs, a chunk at a time; everything must fit a file of 2 GB.
+    """
+    rep = SingaBackend.prepare(model, device)
+    outputs = [o.name for o in model.graph.output]
+    makers = {
+        o: node.op_type for node in model.graph.node if node.op_type != "Constant" for i, o in enumerate(node.output)
+        if o and not (node.op_type == "Dropout" and i)  # ONNX does not say what the mask is where nothing is dropped
+    }  # fmt: skip
+    inner = [n for n in makers if n not in outputs] if intermediates else []
+    shapes = {n: list(x.shape) for n, x in inputs.items()}
+    made = Comparison(name, shapes, oracle.engine, device, len(rep.nodes), {})
+    with tempfile.TemporaryDirectory() as folder:
+        for start in range(0, max(1, len(inner)), CHUNK):
+            chunk = inner[start : start + CHUNK]
+            model.graph.output.extend(ValueInfoProto(name=n) for n in chunk)
+            path = Path(folder) / f"{start}.onnx"
+            path.write_bytes(model.SerializeToString())
+            del model.graph.output[len(outputs) :]
+            theirs = oracle.run(path, inputs, timeout=timeout)
+            path.unlink()
+            ours = rep.run(dict(inputs), aux_output=chunk).to_dict()
+            made.outputs = {n: max(error(ours[n], theirs[n]), made.outputs.get(n, 0.0)) for n in outputs}
+            made.values |= {n: (makers[n], error(ours[n], theirs[n])) for n in chunk}
+    return made
+
+
+def beside_stored(name: str, model: ModelProto, inputs: Mapping[str, np.ndarray], expected: Iterable[Any], *,
+                  peer: str = "stored", device: str = "CPU") -> Comparison:  # fmt: skip
+    """Compare the outputs with expected ones, in order."""
+    rep = SingaBackend.prepare(model, device)
+    found = rep.run(dict(inputs)).to_dict()
+    errors = {n: error(found[n], e) for n, e in zip(found, expected, strict=True)}
+    return Comparison(name, {n: list(x.shape) for n, x in inputs.items()}, peer, device, len(rep.nodes), errors)
+
+
+def light_comparisons(oracle: Oracle, select: str = "", seed: int = 0) -> Iterator[Comparison]:
+    """The light models with random weights on normal inputs."""
+    for name in light.names():
+        if re.search(select, name):
+            model = light.model(name, seed)
+            (declared,) = SingaBackend.prepare(model).inputs
+            shape = [d for d in declared.shape or () if isinstance(d, int)]
+            x = np.random.default_rng(seed + 1).standard_normal(shape).astype(np.float32)
+            yield beside_onnxruntime(f"light {name}", model, {declared.name: x}, oracle, timeout=300)
+
+
+@dataclass
+class Stored:
+    """An exported model, and what its framework computed: one (inputs, outputs) per size of the batch."""
+
+    name: str
+    path: Path
+    data: list[tuple[dict[str, np.ndarray], list[np.ndarray]]]
+
+
+def stored(folder: Path, select: str = "") -> list[Stored]:
+    """The models NET-EXPORTER-OPSET.onnx of a folder with NET.npz beside: x0_0 is input 0 of set 0, y1_2 output 2 of set 1."""
+    out = []
+    for path in sorted(folder.glob("*.onnx")):
+        beside = folder / f"{path.stem.partition('-')[0]}.npz"
+        if re.search(select, path.stem) and beside.exists():
+            inputs = [v.name for v in onnx.load(path).graph.input]
+            with np.load(beside) as arrays:
+                sets = sorted({int(k[1:].partition("_")[0]) for k in arrays})
+                sides = [[[arrays[f"{s}{i}_{j}"] for j in range(sum(k.startswith(f"{s}{i}_") for k in arrays))] for s in "xy"]
+                         for i in sets]  # fmt: skip
+            out.append(Stored(path.stem, path, [(dict(zip(inputs, x, strict=True)), y) for x, y in sides]))
+    return out
+
+
+def stored_comparisons(folder: Path, oracle: Oracle, select: str = "", device: str = "CPU") -> Iterator[Comparison]:
+    """Each stored model at each of its sizes, beside onnxruntime and beside what the framework computed."""
+    for found in stored(folder, select):
+        for inputs, expected in found.data:
+            model = onnx.load(found.path)
+            yield beside_onnxruntime(found.name, model, inputs, oracle, device=device)
+            yield beside_stored(found.name, model, inputs, expected, device=device)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def document(comparisons: Iterable[Comparison]) -> dict[str, Any]:
+    """All comparisons as data, with the versions of what ran."""
+    return {
+        "bound": BOUND,
+        "error": "max|ours - theirs| / max|theirs| of a value",
+        "environment": {"onnx": onnx.__version__, "onnxruntime": metadata.version("onnxruntime"), "numpy": np.__version__,
+                        "machine": platform.machine()},
+        "comparisons": [c.to_dict() for c in comparisons],
+    }  # fmt: skip
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The data as a page."""
+    environment = ", ".join(f"{k} {v}" for k, v in document["environment"].items())
+    rows = document["comparisons"]
+    lines = [
+        "# Foreign models", "",
+        f"Generated by `sonnx foreign` ({environment}); nothing here is written by hand.", "",
+        f"The error of a value is {document['error'].removesuffix(' of a value')}, infinite where dtype, shape, NaN or integers",
+        f"differ; the bound is {document['bound']:.0e}. *values* counts the intermediate values that were compared besides the",
+        "outputs.",
+        "*onnxruntime* ran in a child process; *stored* is what the framework itself computed when the model was exported.", "",
+        f"**{sum(r['good'] for r in rows)} of {len(rows)}** comparisons are within the bound.", "",
+        "| model | inputs | operators | peer | device | worst output | values | worst value | |",
+        "|---|---|---:|---|---|---:|---:|---|---|",
+    ]  # fmt: skip
+    for r in rows:
+        inputs = ", ".join(f"{n}{s}" for n, s in r["inputs"].items())
+        output = max(r["outputs"].values(), key=lambda e: math.inf if isinstance(e, str) else e)
+        at = f" at `{r['worst']['value']}` ({r['worst']['operator']})" if r["worst"]["operator"] else ""
+        worst = f"{r['worst']['error']}{at}" if r["values"] else "–"
+        lines.append(f"| {r['model']} | {inputs} | {r['operators']} | {r['peer']} | {r['device']} | {output} | {r['values']} | "
+                     f"{worst} | {'' if r['good'] else '**above the bound**'} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def write(document: dict[str, Any], folder: Path) -> None:
+    """Write foreign.json, a comparison per line, and foreign.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = {k: v for k, v in document.items() if k != "comparisons"}
+    rows = ",\n  ".join(json.dumps(r, ensure_ascii=False) for r in document["comparisons"])
+    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "comparisons": [\n  {rows}\n ]\n}}\n'
+    (folder / "foreign.json").write_text(text)
+    (folder / "foreign.md").write_text(markdown(document))

@@ -1,0 +1,190 @@
+"""How near is near enough: one registry of tolerances per operator and dtype, each with its reason, and a verdict in ulps.
+
+The distance that is allowed between two floats is `ulps` steps of the expected value, plus `norm` steps of the largest
+number that the result is a sum of (for operators that sum: cancellation leaves an error of that size).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from .. import verdict
+from .draw import float_info
+
+HALVES = {"float16", "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What is allowed for the operators that the expression names.
+
+    ulps: steps of the expected value.  norm: steps of the largest summand, which is bounded by the product of the inputs'
+    largest values, each to the `power`.  steps: whole numbers may differ by this much (they were rounded from reals).
+    single: a part of it is float32 whatever the dtype, so that a step is never less than float32's.
+    """
+
+    operators: str
+    reason: str
+    ulps: float = 0.0
+    norm: float = 0.0
+    power: int = 1
+    steps: int = 0
+    single: bool = False
+
+    def covers(self, operator: str) -> bool:
+        return re.fullmatch(self.operators, operator) is not None
+
+
+TOLERANCES: tuple[Tolerance, ...] = (
+    Tolerance("Acos|Acosh|Asin|Asinh|Atan|Atanh|Cos|Cosh|Exp|Log|Sin|Sinh|Tan|Tanh",
+              "libraries round elementary functions to a few ulps; near a zero they lose the digits of the argument", 8, 4),
+    Tolerance("Erf|Gelu|Mish|Sigmoid|Softplus|Softsign|Swish|SwiGLU|HardSwish|HardSigmoid|Elu|Celu|Selu|Pow|Reciprocal",
+              "chains of elementary functions, and fused against separate rounding; tails cancel", 16, 8),
+    Tolerance("Add|Sub|Mul|Div|Mod|Sqrt|PRelu|LeakyRelu|Shrink",
+              "IEEE 754 rounds each correctly; one step where an engine fuses", 1),
+    Tolerance("Softmax|LogSoftmax", "an exponential, a sum and a division; halves round at each step in some engines", 16, 16),
+    Tolerance("Reduce(Sum|Mean|L1|LogSum|LogSumExp)|Sum|Mean|CumSum|GlobalAveragePool|AveragePool",
+              "sums are ordered freely", 8, 16),
+    Tolerance("Reduce(L2|SumSquare)|LpPool|GlobalLpPool|LpNormalization",
+              "sums of squares, ordered freely, and a root", 16, 16, 2),
+    Tolerance("ReduceProd|CumProd", "products are ordered freely: one step for each factor", 64),
+    Tolerance("MatMul|Gemm|Einsum|Conv|ConvTranspose|DeformConv|CausalConvWithState|Col2Im|DFT|STFT",
+              "sums of products, ordered freely; transforms by other algorithms", 16, 64),
+    Tolerance("Det", "elimination with or without pivots", 64, 512),
+    Tolerance("(Group|Layer|RMS)Normalization",
+              "as BatchNormalization, with the statistics in float32 (stash_type)", 64, 512, single=True),
+    Tolerance("(Batch|Instance|MeanVariance)Normalization",
+              "a mean, a variance and a root; a small variance magnifies their rounding", 64, 512),
+    Tolerance("LRN", "a sum of squares and a power", 64, 32),
+    Tolerance("NegativeLogLikelihoodLoss|SoftmaxCrossEntropyLoss", "a logarithm and a mean, ordered freely", 32, 64),
+    Tolerance("(Linear|Flex)?Attention|RotaryEmbedding",
+              "two products and a softmax, ordered freely; the scale and the softcap are float32", 64, 128, single=True),
+    Tolerance("RNN|GRU|LSTM", "each step of time adds the error of its activations", 64, 512),
+    Tolerance("Resize|Upsample|GridSample|AffineGrid|RoiAlign|MaxRoiPool",
+              "coordinates are computed in float32 in one order or another, and weigh what they interpolate",
+              64, 512, steps=1, single=True),
+    Tolerance("(Hann|Hamming|Blackman)Window|MelWeightMatrix|Range",
+              "float32 or float64 inside, whatever the dtype; an integer is cut off from that", 16, 16, steps=1, single=True),
+    Tolerance("QuantizeLinear|DynamicQuantizeLinear|QLinearConv|QLinearMatMul",
+              "a real is rounded to a whole number: at a half the last bit of the real decides", 2, 2, 1, 1),
+    Tolerance("DequantizeLinear", "one product", 1),
+    Tolerance("Adagrad|Adam|Momentum", "a few products, sums and a root", 32, 32, 2),
+    Tolerance("TfIdfVectorizer|Scaler|Normalizer|LinearRegressor|LinearClassifier|SVMRegressor|SVMClassifier|TreeEnsemble.*",
+              "float32 sums, ordered freely, and a post-transform", 64, 64),
+    Tolerance(".*", "these operators move or compare values: nothing is rounded"),
+)  # fmt: skip
+
+
+def tolerance(operator: str) -> Tolerance:
+    return next(t for t in TOLERANCES if t.covers(operator))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a comparison found.  why: "" where they agree; kind: "length", "kind", "dtype", "shape" or "values"."""
+
+    why: str = ""
+    kind: str = ""
+    ulps: float | None = None
+
+
+def compare(
+    actual: list[Any], expected: list[Any], rule: Tolerance, scale: float, slack: float = 1.0, dtype: Any = None
+) -> Finding:
+    """Hold our outputs to a witness's.
+
+    scale: see `magnitude`.  slack: multiplies the tolerance, for a witness that computed with another dtype.
+    dtype: that dtype, whose steps then count instead of the result's.
+    """
+    if len(actual) != len(expected):
+        return Finding(f"{len(actual)} outputs, the witness has {len(expected)}", "length")
+    worst: float | None = None
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        found = _one(a, e, rule, scale, slack, dtype, f"output {i}")
+        if found.why:
+            return found
+        if found.ulps is not None:
+            worst = max(worst or 0.0, found.ulps)
+    return Finding(ulps=worst)
+
+
+def _one(a: Any, e: Any, rule: Tolerance, scale: float, slack: float, dtype: Any, where: str) -> Finding:
+    if isinstance(e, (list, tuple)) or isinstance(a, (list, tuple)):
+        if not isinstance(a, (list, tuple)) or not isinstance(e, (list, tuple)):
+            return Finding(f"{where}: a {type(a).__name__}, the witness has a {type(e).__name__}", "kind")
+        if len(a) != len(e):
+            return Finding(f"{where}: length {len(a)}, the witness has {len(e)}", "length")
+        found = [_one(x, y, rule, scale, slack, dtype, f"{where}[{i}]") for i, (x, y) in enumerate(zip(a, e, strict=True))]
+        return next((f for f in found if f.why), Finding(ulps=max((f.ulps for f in found if f.ulps is not None), default=None)))
+    if isinstance(e, dict):
+        if not isinstance(a, dict) or set(a) != set(e):
+            return Finding(f"{where}: other keys", "kind")
+        return _one(np.array([a[k] for k in e]), np.array(list(e.values())), rule, scale, slack, dtype, where)
+    if a is None or e is None:
+        return Finding() if a is e else Finding(f"{where}: one of them is absent", "kind")
+    e = np.asarray(e)
+    if e.dtype.kind in "US":
+        e = e.astype(object)
+    if a.dtype != e.dtype:
+        return Finding(f"{where}: {a.dtype}, the witness has {e.dtype}", "dtype")
+    if a.shape != e.shape:
+        return Finding(f"{where}: shape {list(a.shape)}, the witness has {list(e.shape)}", "shape")
+    close = _close(a, e, rule, scale, slack, dtype)
+    ulps = verdict.ulps(a, e)
+    if close.all():
+        return Finding(ulps=ulps)
+    at = tuple(int(i) for i in np.argwhere(~close)[0]) if close.ndim else ()
+    where += str(list(at)) if at else ""
+    return Finding(f"{where}: {a[at]!s}, the witness has {e[at]!s} ({int((~close).sum())} of {close.size})", "values", ulps)
+
+
+def _close(a: np.ndarray, e: np.ndarray, rule: Tolerance, scale: float, slack: float, dtype: Any) -> np.ndarray:
+    if a.dtype == dtypes.STRING:
+        return np.asarray(a == e)
+    if a.dtype.kind == "c":
+        parts = ((a.real, e.real), (a.imag, e.imag))
+        return np.asarray(np.logical_and(*(_close(x, y, rule, scale, slack, dtype) for x, y in parts)))
+    if not dtypes.is_float(a.dtype):
+        if not rule.steps or a.dtype == np.bool_:
+            return np.asarray(a == e)
+        return np.asarray(np.abs(a.astype(np.float64) - e.astype(np.float64)) <= rule.steps)
+    with np.errstate(all="ignore"):
+        x, y = a.astype(np.float64), e.astype(np.float64)
+        eps, tiny, most = limits(a.dtype)
+        step = max(eps, limits(np.dtype(dtype))[0] if dtype is not None else 0.0)
+        step = max(step, limits(np.dtype(np.float32))[0]) if rule.single else step
+        ulps = max(rule.ulps, 1.0 if dtype is not None else 0.0)  # going there and back rounds, even a value that only moves
+        allowed = slack * step * (ulps * np.maximum(np.abs(y), tiny) + rule.norm * scale)
+        if ulps:
+            allowed = np.maximum(allowed, tiny * eps)  # a subnormal may be flushed or rounded to its neighbour
+            allowed = np.maximum(allowed, eps * np.abs(y) * (1 if a.dtype.name in HALVES else 0))
+        near = np.abs(x - y) <= allowed
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        over = (np.isinf(x) ^ np.isinf(y)) & (np.minimum(np.abs(x), np.abs(y)) >= most * (1 - 64 * step * slack)) & (x * y > 0)
+        return np.asarray(same | near | (over & (ulps > 0)))
+
+
+def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
+    """The relative step, the smallest normal number and the largest number of a float dtype."""
+    info = float_info(dtype)
+    return float(info.eps), float(info.tiny), float(info.max)
+
+
+def magnitude(inputs: list[Any], power: int) -> float:
+    """A bound of the summands of an operator that sums products: the largest values of its inputs multiplied."""
+    total = 1.0
+    for value in inputs:
+        for x in value if isinstance(value, list) else [value]:
+            if x is None or not (dtypes.is_float(x.dtype) or x.dtype.kind in "iuc") or not x.size:
+                continue
+            with np.errstate(all="ignore"):
+                wide = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64))
+            finite = wide[np.isfinite(wide)]
+            if dtypes.is_float(x.dtype) or x.dtype.kind == "c":
+                total *= max(1.0, float(finite.max(initial=0.0)) ** power)
+    return min(total, 1e300)

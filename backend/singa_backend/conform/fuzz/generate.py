@@ -1,0 +1,312 @@
+"""Valid models of one node each, drawn from ONNX's schemas: case i of seed S is the same on every machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TypeProto, defs, helper, numpy_helper, shape_inference
+
+from ... import dtypes
+from ...operator import load_all, schemas
+from ..cases import ConformanceError
+from . import recipes
+from .draw import CONSTANT, Draw, Skip, bounds, float_info
+
+Cell: TypeAlias = tuple[str, str, int, str, str]
+"""(domain, operator, version, type parameter, dtype)"""
+
+TRIES = 40
+ORT_OPSET = 26
+"""Among the opsets that mean one schema version, those up to here are drawn most: onnxruntime knows them."""
+
+
+@dataclass
+class Case:
+    """A model of one node with its inputs.
+
+    inputs: by name, in order; a list is a sequence.  held: the inputs that are initializers of the model.
+    types: the dtype of each type parameter.  flags: what is special about it, for the ledger's conditions.
+    """
+
+    seed: int
+    index: int
+    domain: str
+    operator: str
+    version: int
+    opset: int
+    node: NodeProto
+    inputs: dict[str, Any]
+    held: frozenset[str]
+    types: dict[str, np.dtype[Any]]
+    select: str = ""
+    model: ModelProto = field(default_factory=ModelProto)
+    flags: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator}-{self.version}"
+
+    @property
+    def feeds(self) -> dict[str, Any]:
+        return {n: v for n, v in self.inputs.items() if n not in self.held}
+
+    @property
+    def schema(self) -> defs.OpSchema:
+        return schemas[self.domain, self.operator][self.version]
+
+    def describe(self) -> str:
+        """The node in one line."""
+        values = ", ".join(_brief(self.inputs[n]) if n else "-" for n in self.node.input)
+        given = ", ".join(f"{a.name}={_attribute(a)}" for a in self.node.attribute)
+        return f"{self.name} (opset {self.opset}) [{values}] {given}".rstrip()
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_brief, value))}]"
+    return f"{dtypes.onnx_name(value.dtype)}{list(value.shape)}"
+
+
+def _attribute(attribute: Any) -> str:
+    value = helper.get_attribute_value(attribute)
+    text = value.decode() if isinstance(value, bytes) else type(value).__name__ if hasattr(value, "DESCRIPTOR") else str(value)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+# --- what there is to draw --------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def cells(select: str = "") -> tuple[tuple[Cell, ...], tuple[tuple[str, str, int], ...]]:
+    """Every dtype cell and every schema version that has a recipe and matches `select` ("ai.onnx.ml:Scaler-1", "Add-7").
+
+    Raises ConformanceError where nothing does.
+    """
+    load_all()
+    found: list[Cell] = []
+    versions: list[tuple[str, str, int]] = []
+    for domain, name in sorted(recipes.load()):
+        for version, schema in sorted(schemas[domain, name].items()):
+            if not re.search(select, f"{domain}:{name}-{version}" if domain else f"{name}-{version}"):
+                continue
+            versions.append((domain, name, version))
+            for parameter, allowed in allowed_types(schema).items():
+                found += [(domain, name, version, parameter, dtype.name) for dtype in allowed]
+    if not versions:
+        raise ConformanceError(f"no operator version with a recipe matches {select!r}", code="SX820")
+    return tuple(found), tuple(versions)
+
+
+def allowed_types(schema: defs.OpSchema) -> dict[str, list[np.dtype[Any]]]:
+    """The element dtypes that each type parameter may have: of tensors, or of sequences of tensors where there are no others."""
+    out: dict[str, list[np.dtype[Any]]] = {}
+    for constraint in schema.type_constraints:
+        texts = constraint.allowed_type_strs
+        plain = [d for t in texts if (d := dtypes.from_type_string(t)) is not None]
+        inner = [d for t in texts if (m := re.search(r"tensor\(.*?\)", t)) and (d := dtypes.from_type_string(m[0])) is not None]
+        kept = sorted(dict.fromkeys(plain or inner), key=lambda d: d.name)
+        if kept:
+            out[constraint.type_param_str] = kept
+    return out
+
+
+def draw(seed: int, index: int, select: str = "") -> Case | None:
+    """Case `index` of `seed`; None where the operator has no valid node of the types that were drawn."""
+    every, versions = cells(select)
+    rng = np.random.default_rng([seed, index])
+    fixed: tuple[str, str] | None = None
+    if index % 2 and every:  # half of the cases walk over the cells, half over the versions, both in an order of the seed's own
+        order = _order(seed, len(every))
+        domain, name, version, parameter, dtype = every[order[index // 2 % len(every)]]
+        fixed = (parameter, dtype)
+    else:
+        domain, name, version = versions[_order(seed, len(versions))[index // 2 % len(versions)]]
+    schema = schemas[domain, name][version]
+    allowed = allowed_types(schema)
+    for _ in range(TRIES):
+        types = {p: found[int(rng.integers(len(found)))] for p, found in allowed.items()}
+        if fixed:
+            types[fixed[0]] = next(d for d in allowed[fixed[0]] if d.name == fixed[1])
+        _tie(types, fixed[0] if fixed else "")
+        d = Draw(rng, schema, _opset(rng, domain, name, version), types)
+        try:
+            recipes.RECIPES[domain, name](d)
+            return _case(seed, index, domain, name, d, select)
+        except Skip:
+            continue
+    return None
+
+
+def _tie(types: dict[str, np.dtype[Any]], first: str) -> None:
+    """A sequence and its elements, an optional and what it holds, have one dtype."""
+    for outer, inner in (("S", "T"), ("O", "V")):
+        if outer in types and inner in types:
+            types[outer] = types[inner] = types[outer if first == outer else inner]
+
+
+@lru_cache(maxsize=8)
+def _order(seed: int, n: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng([seed, n, 7]).permutation(n).tolist())
+
+
+def _opset(rng: np.random.Generator, domain: str, name: str, version: int) -> int:
+    """One of the opsets that mean this version."""
+    known = schemas[domain, name]
+    newest = defs.onnx_opset_version() if domain == "" else max(known)
+    last = min((v for v in known if v > version), default=newest + 1) - 1
+    if version <= ORT_OPSET < last and rng.random() < 0.9:
+        last = ORT_OPSET
+    return int(rng.integers(version, last + 1))
+
+
+# --- from a draw to a model -------------------------------------------------------------------------------------------
+
+
+def _case(seed: int, index: int, domain: str, name: str, d: Draw, select: str) -> Case:
+    while d.inputs and d.inputs[-1] is None:
+        d.inputs.pop()
+    names = ["" if v is None else f"x{i}" for i, v in enumerate(d.inputs)]
+    inputs = {n: v for n, v in zip(names, d.inputs, strict=True) if n}
+    held = frozenset(
+        n for i, n in enumerate(names)
+        if n and not isinstance(inputs[n], list) and (i in d.fixed or (i and d.chance(CONSTANT)))
+    )  # fmt: skip
+    node = helper.make_node(name, names, d.outputs, name="node", domain=domain)
+    for key, value in d.attributes.items():
+        if value is not None:
+            kind = attribute_type(d.schema.attributes[key])
+            node.attribute.append(helper.make_attribute(key, value, attr_type=kind))
+    case = Case(seed, index, domain, name, d.v, d.opset, node, inputs, held, d.types, select)
+    case.model = model(case)
+    case.flags = _flags(case)
+    return case
+
+
+def attribute_type(attribute: Any) -> int:
+    """The type of a schema's attribute, as AttributeProto counts them."""
+    return int(attribute.type.value)
+
+
+def imports(case: Case) -> list[Any]:
+    out = [helper.make_opsetid(case.domain, case.opset)]
+    if case.domain:
+        out.append(helper.make_opsetid("", 21))
+    return out
+
+
+def type_of(value: Any, shape: bool = True) -> TypeProto:
+    if isinstance(value, list):
+        return helper.make_sequence_type_proto(type_of(value[0], shape=False))
+    return helper.make_tensor_type_proto(dtypes.onnx_code(value.dtype), value.shape if shape else None)
+
+
+def model(case: Case, nodes: Sequence[NodeProto] | None = None, outputs: Sequence[str] | None = None,
+          held: frozenset[str] | None = None) -> ModelProto:  # fmt: skip
+    """The case as a model: its node (or these nodes), its outputs (or these), typed by ONNX's shape inference."""
+    held = case.held if held is None else held
+    graph = helper.make_graph(
+        list(nodes or [case.node]), case.name,
+        [helper.make_value_info(n, type_of(v)) for n, v in case.inputs.items() if n not in held],
+        [onnx.ValueInfoProto(name=n) for n in (outputs if outputs is not None else case.node.output) if n],
+        [tensor(v, n) for n, v in case.inputs.items() if n in held],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=imports(case), ir_version=ir_version(case))
+    try:
+        inferred = shape_inference.infer_shapes(made, data_prop=True)
+    except Exception:
+        return made
+    if all(o.type.WhichOneof("value") for o in inferred.graph.output):
+        return inferred
+    for info in inferred.graph.output:  # inference knows nothing: the schema's type parameter may
+        if not info.type.WhichOneof("value"):
+            _declare(case, info)
+    return inferred
+
+
+def _declare(case: Case, info: Any) -> None:
+    names = list(case.node.output)
+    if info.name not in names:
+        return
+    formals = case.schema.outputs
+    formal = formals[min(names.index(info.name), len(formals) - 1)]
+    dtype = case.types.get(formal.type_str, dtypes.from_type_string(formal.type_str))
+    if dtype is not None:
+        info.type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
+
+
+def ir_version(case: Case) -> int:
+    newest = case.opset if not case.domain else 21
+    return 13 if newest >= 25 else 11 if newest >= 23 else 10 if newest >= 21 else 9 if newest >= 19 else 8
+
+
+def tensor(value: np.ndarray, name: str) -> onnx.TensorProto:
+    return numpy_helper.from_array(value, name)
+
+
+def write(case: Case, outputs: Sequence[Any], folder: Path) -> None:
+    """The case as model.onnx with test_data_set_0, its inputs and these outputs."""
+    data = folder / "test_data_set_0"
+    data.mkdir(parents=True, exist_ok=True)
+    proto = ModelProto()
+    proto.CopyFrom(case.model)
+    for info, value in zip(proto.graph.output, outputs, strict=False):  # where inference did not know, the rank is known now
+        if info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape") and isinstance(value, np.ndarray):
+            info.type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(value.dtype), [None] * value.ndim))
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    for side, values in (("input", list(case.feeds.values())), ("output", list(outputs))):
+        for i, value in enumerate(values):
+            held = (
+                numpy_helper.from_list(value, f"{side}_{i}")
+                if isinstance(value, list)
+                else tensor(np.asarray(value), f"{side}_{i}")
+            )
+            (data / f"{side}_{i}.pb").write_bytes(held.SerializeToString())
+
+
+# --- what is special about a case -------------------------------------------------------------------------------------
+
+
+def _flags(case: Case) -> frozenset[str]:
+    found: set[str] = set()
+    for i, name in enumerate(case.node.input):
+        if not name:
+            found.add(f"absent{i}")
+            continue
+        values = case.inputs[name]
+        for value in values if isinstance(values, list) else [values]:
+            found |= _about(value)
+            if not value.ndim:
+                found.add(f"scalar{i}")
+            if not value.size:
+                found.add(f"empty{i}")
+    found |= {f.rstrip("0123456789") for f in found}
+    return frozenset(found)
+
+
+def _about(value: np.ndarray) -> set[str]:
+    found: set[str] = set()
+    if dtypes.is_float(value.dtype):
+        with np.errstate(all="ignore"):
+            wide = value.astype(np.float64)
+            size = np.abs(wide[np.isfinite(wide)])
+            found |= {"nan"} if np.isnan(wide).any() else set()
+            found |= {"inf"} if np.isinf(wide).any() else set()
+            found |= {"minus_zero"} if ((wide == 0) & np.signbit(wide)).any() else set()
+            info = float_info(value.dtype)
+            if size.size:
+                found |= {"huge"} if size.max() > float(info.max) ** 0.5 else set()
+                found |= {"subnormal"} if ((size > 0) & (size < float(info.tiny))).any() else set()
+    elif value.dtype.kind in "iu" and value.size:
+        low, high = bounds(value.dtype)
+        found |= {"int_min"} if low < 0 and (value == low).any() else set()
+        found |= {"int_max"} if (value == high).any() else set()
+        found |= {"beyond_float"} if np.abs(value.astype(np.float64)).max() > 2**53 else set()
+        found |= {"beyond_single"} if np.abs(value.astype(np.float64)).max() > 2**24 else set()
+    return found

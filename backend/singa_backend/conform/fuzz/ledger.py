@@ -1,0 +1,113 @@
+"""The ledger: every known difference between us and a witness, with whose it is and why; data in conformance/ledger.toml.
+
+[[entry]]
+operator = "Mod"                    # an expression that the whole name matches
+domain = ""                         # the main domain if not given
+versions = [10, 13]                 # all if not given
+witness = "onnxruntime"             # an expression; all if not given
+when = ["beyond_float", "attr.fmod=1", "dtype.T=int(32|64)", "!nan", "kind=values", "says=refused"]
+class = "onnxruntime"               # ours, onnxruntime, reference, specification or tolerance
+bound = 4.0                         # for class tolerance: times the registry's
+why = "..."
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx import helper
+
+from ..cases import ConformanceError
+from .generate import Case
+
+CLASSES = ("ours", "onnxruntime", "reference", "specification", "tolerance")
+_KEYS = {"operator", "domain", "versions", "witness", "when", "class", "bound", "why"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One known difference."""
+
+    operator: str
+    blame: str
+    why: str
+    domain: str = ""
+    versions: tuple[int, ...] = ()
+    witness: str = ".*"
+    when: tuple[str, ...] = ()
+    bound: float = 1.0
+
+    def covers(self, case: Case, witness: str, kind: str, says: str) -> bool:
+        """Whether it explains this difference.  kind: of the Finding, or "refused" where we refuse; says: its words."""
+        return (
+            case.domain == self.domain
+            and re.fullmatch(self.operator, case.operator) is not None
+            and (not self.versions or case.version in self.versions)
+            and re.fullmatch(self.witness, witness) is not None
+            and all(_holds(c, case, kind, says) for c in self.when)
+        )
+
+
+def _holds(condition: str, case: Case, kind: str, says: str) -> bool:
+    if condition.startswith("!"):
+        return not _holds(condition[1:], case, kind, says)
+    key, found, pattern = condition.partition("=")
+    if not found:
+        return condition in case.flags
+    if key == "kind":
+        return re.fullmatch(pattern, kind) is not None
+    if key == "says":
+        return re.search(pattern, says) is not None
+    if key == "opset":
+        return re.fullmatch(pattern, str(case.opset)) is not None
+    what, _, name = key.partition(".")
+    if what == "dtype":
+        dtype = case.types.get(name)
+        return dtype is not None and re.fullmatch(pattern, dtype.name) is not None
+    value = next((helper.get_attribute_value(a) for a in case.node.attribute if a.name == name), None)
+    if value is None:
+        default = case.schema.attributes[name].default_value if name in case.schema.attributes else None
+        value = helper.get_attribute_value(default) if default is not None and default.name else ""
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    return re.fullmatch(pattern, text, re.DOTALL) is not None
+
+
+def read(path: Path) -> list[Entry]:
+    """The entries of a ledger; raises ConformanceError for one that is not as the module's text says."""
+    entries = []
+    for i, raw in enumerate(tomllib.loads(path.read_text()).get("entry", []), 1):
+        where = f"{path}: entry {i} ({raw.get('operator', '?')})"
+        if extra := raw.keys() - _KEYS:
+            raise ConformanceError(f"{where} has the unknown keys {', '.join(sorted(extra))}", code="SX821")
+        if raw.get("class") not in CLASSES or not raw.get("why") or not raw.get("operator"):
+            raise ConformanceError(f"{where} needs an operator, a class of {', '.join(CLASSES)}, and a why", code="SX821")
+        for condition in raw.get("when", []):
+            _check(condition.lstrip("!"), where)
+        entries.append(_entry(raw))
+    return entries
+
+
+def _entry(raw: dict[str, Any]) -> Entry:
+    return Entry(
+        raw["operator"], raw["class"], raw["why"], raw.get("domain", ""), tuple(raw.get("versions", ())),
+        raw.get("witness", ".*"), tuple(raw.get("when", ())), float(raw.get("bound", 1.0)),
+    )  # fmt: skip
+
+
+_FLAG = re.compile(r"(nan|inf|minus_zero|huge|subnormal|int_min|int_max|beyond_float|beyond_single|(absent|scalar|empty)\d*)")
+
+
+def _check(condition: str, where: str) -> None:
+    key, found, _ = condition.partition("=")
+    known = key in ("kind", "says", "opset") or key.startswith(("dtype.", "attr.")) if found else _FLAG.fullmatch(condition)
+    if not known:
+        raise ConformanceError(f"{where}: {condition!r} is no condition", code="SX821")
+
+
+def find(entries: Sequence[Entry], case: Case, witness: str, kind: str, says: str) -> Entry | None:
+    return next((e for e in entries if e.covers(case, witness, kind, says)), None)

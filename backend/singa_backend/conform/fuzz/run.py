@@ -1,0 +1,376 @@
+"""Runs generated cases: pairs of child processes, ours and onnxruntime's, that may die or hang, and a verdict on each case."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from ...errors import MissingDependency, SonnxError
+from ...operator import schemas
+from ...oracle import EngineFailure, Oracle
+from .. import verdict
+from . import formulas, generate, ledger, witnesses
+from .compare import Finding, compare, magnitude, tolerance
+from .generate import Case
+
+TIMEOUT = 10.0
+ASKED = 4
+"""How many ways to put a case to onnxruntime before it counts as refused."""
+
+BAD = ("unexplained", "died", "hang", "foreign")
+
+
+@dataclass
+class Difference:
+    """One witness contradicts us.  kind: see compare.Finding, or "refused".  entry: what the ledger says, None for nothing."""
+
+    witness: str
+    kind: str
+    says: str
+    entry: ledger.Entry | None = None
+
+
+@dataclass
+class Judged:
+    """What became of a case.
+
+    status: "agree", "explained" (every difference stands in the ledger), "unjudged" (no witness could), "undrawn" (no valid
+    node of these types), or one of BAD.  witnesses: those that agreed.  deaths: of witnesses.
+    """
+
+    index: int
+    name: str = ""
+    domain: str = ""
+    version: int = 0
+    status: str = "undrawn"
+    says: str = ""
+    witnesses: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
+    ulps: float | None = None
+    pairs: frozenset[tuple[str, str]] = frozenset()
+    describe: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.status not in BAD
+
+
+# --- the child that runs us -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    """What our child says of a case.  ours: its outputs, or None with what was raised."""
+
+    case: Case | None
+    ours: list[Any] | None = None
+    refused: str = ""
+    foreign: str = ""
+    fault: str = ""
+    witnesses: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def answer(seed: int, index: int, select: str) -> Answer:
+    """Draw a case, run it, and ask the witnesses that need no other engine."""
+    case = generate.draw(seed, index, select)
+    if case is None:
+        return Answer(None)
+    found = Answer(case)
+    try:
+        found.ours, found.fault = _ours(case)
+    except SonnxError as error:
+        found.refused = str(error)
+    except Exception:
+        found.foreign = traceback.format_exc(limit=-4)
+    targets = witnesses.output_dtypes(case)
+    for name, ask in (("function body", witnesses.body), ("formula", formulas.value)):
+        with suppress(NotImplementedError, SonnxError, FloatingPointError):
+            outputs = ask(case)
+            found.witnesses[name] = [witnesses._cast(v if isinstance(v, (list, np.ndarray)) else np.asarray(v), t)
+                                     for v, t in zip(outputs, targets, strict=False)]  # fmt: skip
+    return found
+
+
+def _ours(case: Case) -> tuple[list[Any], str]:
+    """Our outputs; and what is wrong whatever they are: a changed input, or a second run that differs."""
+    from ...backend import SingaBackend
+
+    rep = SingaBackend.prepare(case.model)
+    before = generate.draw(case.seed, case.index, case.select)
+    outputs = list(rep.run(case.feeds))
+    if before is not None and not verdict.same_bits(list(case.feeds.values()), list(before.feeds.values())):
+        return outputs, "an input was changed"
+    if case.operator not in witnesses._NO_ORACLE and not verdict.same_bits(outputs, list(rep.run(case.feeds))):
+        return outputs, "a second run gave another result"
+    return outputs, ""
+
+
+def _serve(pipe: Connection, seed: int, select: str) -> None:
+    warnings.simplefilter("ignore")
+    while True:
+        try:
+            index = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(answer(seed, index, select))
+        except Exception:
+            pipe.send(Answer(None, foreign=traceback.format_exc(limit=-6)))
+
+
+class _Ours:
+    """Our child process, started again when it dies or hangs."""
+
+    def __init__(self, seed: int, select: str) -> None:
+        self.arguments = (seed, select)
+        self.process: Any = None
+
+    def ask(self, index: int) -> Answer | str:
+        """The answer, "died: ..." or "hang: ..."."""
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.pipe, theirs = context.Pipe()
+            self.process = context.Process(target=_serve, args=(theirs, *self.arguments), daemon=True)
+            self.process.start()
+            theirs.close()
+            timeout = TIMEOUT + 60  # a fresh process imports first
+        else:
+            timeout = TIMEOUT
+        try:
+            self.pipe.send(index)
+            if not self.pipe.poll(timeout):
+                self.close()
+                return f"hang: no answer within {TIMEOUT:g} s"
+            found: Answer = self.pipe.recv()
+            return found
+        except (EOFError, OSError):
+            self.process.join(5)
+            code = self.process.exitcode
+            self.close()
+            return f"died: exit code {code}"
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.pipe.close()
+            self.process.kill()
+            self.process.join()
+            self.process = None
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """Holds our answers to the witnesses' and the ledger.  oracle: None where onnxruntime is not installed."""
+
+    def __init__(self, entries: Sequence[ledger.Entry], oracle: Oracle | None, reference: Oracle | None = None,
+                 lacking: dict[Any, str] | None = None) -> None:  # fmt: skip
+        self.entries = entries
+        self.oracle = oracle
+        self.reference = reference
+        self.lacking = {} if lacking is None else lacking  # what onnxruntime has no kernel for, learnt once
+        self.seen: dict[str, list[Any]] = {}
+        """What the witnesses of the last case had for outputs."""
+
+    def judge(self, index: int, found: Answer | str) -> Judged:
+        """The verdict on one answer of our child."""
+        self.seen = {}
+        if isinstance(found, str):
+            return Judged(index, status=found.partition(":")[0], says=found)
+        case = found.case
+        if case is None:
+            return Judged(index, status="foreign", says=found.foreign) if found.foreign else Judged(index)
+        out = Judged(index, case.operator, case.domain, case.version, "unjudged", describe=case.describe())
+        if found.foreign:
+            out.status, out.says = "foreign", found.foreign
+            return out
+        if found.fault:
+            out.status, out.says = "unexplained", found.fault
+            return out
+        if found.ours is None:
+            self._differ(out, case, "specification", Finding(found.refused, "refused"), None)
+        else:
+            self._hold(out, case, found.ours, found.witnesses)
+            out.pairs = _pairs(case, found.ours)
+        if out.differences:
+            out.status = "explained" if all(d.entry for d in out.differences) else "unexplained"
+        elif out.witnesses:
+            out.status = "agree"
+        return out
+
+    def _hold(self, out: Judged, case: Case, ours: list[Any], known: dict[str, list[Any]]) -> None:
+        inferred = _inferred(case, ours)
+        if inferred.why:
+            self._differ(out, case, "shape inference", inferred, None)
+        if (wrong := formulas.property_of(case, ours)) is not None:
+            if wrong:
+                self._differ(out, case, "property", Finding(wrong, "values"), None)
+            else:
+                out.witnesses.append("property")
+        for name, outputs in known.items():
+            self._compare(out, case, name, ours, outputs, None)
+        for n, plan in enumerate(witnesses.plans(case) if self.oracle else ()):
+            assert self.oracle is not None
+            if n and (out.witnesses or out.differences or n > ASKED):
+                break
+            if plan.key in self.lacking:
+                continue
+            try:
+                theirs = plan.decode(self.oracle.run(plan.model, plan.feeds, timeout=TIMEOUT))
+            except EngineFailure as failure:
+                if failure.how != "refused":
+                    out.deaths.append(f"{plan.witness} {failure.how}: {failure.reason}")
+                elif "NOT_IMPLEMENTED" in failure.reason or "INVALID_GRAPH" in failure.reason or "InvalidGraph" in failure.reason:
+                    self.lacking[plan.key] = failure.reason[:200]
+                continue
+            self._compare(out, case, plan.witness, ours, theirs, plan.dtype)
+            break
+        if (
+            not out.witnesses
+            and not out.differences
+            and self.reference
+            and case.version == max(schemas[case.domain, case.operator])
+        ):
+            self._ask_reference(out, case, ours)
+
+    def _ask_reference(self, out: Judged, case: Case, ours: list[Any]) -> None:
+        """onnx.reference, for what nobody else judges: the newest versions are the ones it means to be right about."""
+        assert self.reference is not None
+        names = [o.name for o in case.model.graph.output]
+        try:
+            answer = self.reference.run(case.model.SerializeToString(), case.feeds, timeout=TIMEOUT)
+        except EngineFailure as failure:
+            if failure.how != "refused":
+                out.deaths.append(f"reference {failure.how}: {failure.reason}")
+            return
+        theirs = [np.asarray(v) if np.isscalar(v) else v for v in (answer[n] for n in names)]
+        self._compare(out, case, "reference", ours, theirs, None)
+
+    def _compare(self, out: Judged, case: Case, witness: str, ours: list[Any], theirs: list[Any], dtype: Any) -> None:
+        self.seen[witness] = theirs
+        rule = tolerance(case.operator)
+        scale = magnitude(list(case.inputs.values()), rule.power)
+        found = compare(ours, theirs, rule, scale, dtype=dtype)
+        if found.why:
+            self._differ(out, case, witness, found, lambda bound: compare(ours, theirs, rule, scale, bound, dtype))
+            return
+        out.witnesses.append(witness)
+        if found.ulps is not None and dtype is None:
+            out.ulps = max(out.ulps or 0.0, found.ulps)
+
+    def _differ(self, out: Judged, case: Case, witness: str, found: Finding, again: Callable[[float], Finding] | None) -> None:
+        entry = ledger.find(self.entries, case, witness, found.kind, found.why)
+        if entry is not None and entry.blame == "tolerance" and (again is None or again(entry.bound).why):
+            entry = None
+        out.differences.append(Difference(witness, found.kind, found.why, entry))
+
+
+def _pairs(case: Case, ours: list[Any]) -> frozenset[tuple[str, str]]:
+    """(type parameter, dtype) of every input and output, as the support report counts them."""
+    found = set()
+    inputs = [case.inputs.get(n) for n in case.node.input]
+    names = iter(ours)
+    outputs = [next(names, None) if n else None for n in case.node.output]
+    for formals, values in ((case.schema.inputs, inputs), (case.schema.outputs, outputs)):
+        for i, value in enumerate(values):
+            if isinstance(value, np.ndarray) and formals:
+                found.add((formals[min(i, len(formals) - 1)].type_str, value.dtype.name))
+    return frozenset(found)
+
+
+def _inferred(case: Case, ours: list[Any]) -> Finding:
+    """Our outputs against the dtypes and shapes that ONNX's inference knows beforehand."""
+    from ...graph import Value
+
+    for i, (info, value) in enumerate(zip(case.model.graph.output, ours, strict=False)):
+        known = Value.from_proto(info)
+        if known.kind != "tensor" or not isinstance(value, np.ndarray):
+            continue
+        if known.dtype is not None and value.dtype != known.dtype:
+            return Finding(f"output {i}: {value.dtype}, inferred {known.dtype}", "dtype")
+        if known.shape is not None and (len(known.shape) != value.ndim or any(
+            isinstance(n, int) and n != m for n, m in zip(known.shape, value.shape, strict=True)
+        )):  # fmt: skip
+            return Finding(f"output {i}: shape {list(value.shape)}, inferred {list(known.shape)}", "shape")
+    return Finding()
+
+
+# --- many -------------------------------------------------------------------------------------------------------------
+
+
+def run(indices: Sequence[int], seed: int, entries: Sequence[ledger.Entry], *, select: str = "", processes: int | None = None,
+        progress: Callable[[Judged], None] | None = None) -> list[Judged]:  # fmt: skip
+    """Judge these cases with `processes` pairs of children (one per core by default); results in the order of `indices`.
+
+    Without onnxruntime the other witnesses judge alone.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    generate.cells(select)  # a wrong selection is refused before anything starts
+    todo: Iterator[int] = iter(indices)
+    results: dict[int, Judged] = {}
+    lock, lacking, failures = threading.Lock(), dict[Any, str](), list[BaseException]()
+
+    def work() -> None:
+        try:
+            with _pair(seed, select, entries, lacking) as (ours, judge):
+                while not failures:
+                    with lock:
+                        index = next(todo, None)
+                    if index is None:
+                        return
+                    found = judge.judge(index, ours.ask(index))
+                    with lock:
+                        results[index] = found
+                        if progress:
+                            progress(found)
+        except BaseException as error:
+            failures.append(error)
+
+    count = max(1, min(processes or os.cpu_count() or 1, len(indices)))
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.5)
+    except BaseException as error:  # an interrupt: the threads end their children
+        failures.append(error)
+        for thread in threads:
+            thread.join(TIMEOUT + 5)
+        raise
+    if failures:
+        raise failures[0]
+    return [results[i] for i in indices]
+
+
+def one(
+    index: int, seed: int, entries: Sequence[ledger.Entry], select: str = ""
+) -> tuple[Judged, Answer | None, dict[str, list[Any]]]:
+    """One case alone: its verdict, our answer (None where our child died or hung), and what each witness had."""
+    with _pair(seed, select, entries, {}) as (ours, judge):
+        found = ours.ask(index)
+        judged = judge.judge(index, found)
+        return judged, None if isinstance(found, str) else found, judge.seen
+
+
+@contextmanager
+def _pair(seed: int, select: str, entries: Sequence[ledger.Entry], lacking: dict[Any, str]) -> Iterator[tuple[_Ours, Judge]]:
+    """A child that runs us, and a judge with children for the other engines."""
+    with ExitStack() as stack:
+        ours = stack.enter_context(closing(_Ours(seed, select)))
+        oracle = None
+        with suppress(MissingDependency):
+            oracle = stack.enter_context(Oracle("onnxruntime", optimise=False))
+        yield ours, Judge(entries, oracle, stack.enter_context(Oracle("reference")), lacking)

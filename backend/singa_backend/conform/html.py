@@ -1,0 +1,66 @@
+"""The support report as one self-contained HTML page: filters, sorting, the details of every operator; needs no network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .markdown import dtype_cells
+
+TEMPLATE = Path(__file__).with_name("templates") / "support.html"
+
+
+def page(report: dict[str, Any]) -> str:
+    """The page that support.json renders to; the same report gives the same page."""
+    return fill(TEMPLATE, compact(report))
+
+
+def fill(template: Path, data: dict[str, Any]) -> str:
+    """A page template with its data written into the element that waits for them."""
+    text = json.dumps(data, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    text = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    before, mark, after = template.read_text(encoding="utf-8").partition('{"data":null}')
+    assert mark, f"{template} has no place for its data"
+    return before + text + after
+
+
+def compact(report: dict[str, Any]) -> dict[str, Any]:
+    """The report as the page embeds it: repeated names as numbers, sets of dtypes as bits of a number.
+
+    A row is {o: operator, v: version, d: domain, x: deprecated, l: latest, y: declared, w: reason, t: dtypes allowed,
+    a: attributes, n: cases under test, s: a cell per device, r: old releases, f: dtypes judged by generated models}.
+    A cell is [cases, passed, official, tested, tested_passed, dtypes, attributes, max_ulp, failed cases].
+    """
+    domains = list(dict.fromkeys(r["domain"] for r in report["rows"]))
+    names = sorted({d for r in report["rows"] for found in r["dtypes_allowed"].values() for d in found}, key=_order)
+    bit = {name: 1 << i for i, name in enumerate(names)}
+    assert len(names) < 31, "JavaScript's bit operations see 32 bits"
+
+    def bits(cells: dict[str, list[str]]) -> dict[str, int]:
+        return {parameter: sum(bit[d] for d in found) for parameter, found in cells.items()}
+
+    rows = []
+    for row in report["rows"]:
+        cells = row["devices"].values()
+        attributes = next(iter(cells))["attributes_declared"]
+        rows.append({
+            "o": row["operator"], "v": row["version"], "d": domains.index(row["domain"]), "x": int(row["deprecated"]),
+            "l": int(row["latest"]), "y": int(row["declared"]), "w": row["reason"], "t": bits(row["dtypes_allowed"]),
+            "a": attributes, "n": sorted(set().union(*(c["names"] for c in cells))),
+            "s": [[c["cases"], c["passed"], c["official"], c["tested"], c["tested_passed"], bits(c["dtypes"]),
+                   [attributes.index(a) for a in c["attributes"]], c["max_ulp"], c["failed"]] for c in cells],
+            "r": {k: [o["cases"], o["passed"], bits(o["dtypes"]), o["failed"]] for k, o in row["releases"].items()},
+            "f": bits(row["fuzz"]),
+        })  # fmt: skip
+    shared = {k: report.get(k) for k in ("onnx", "manifest", "versions", "totals", "gaps", "unexpected", "releases", "fuzz")}
+    return {**shared, "domains": domains, "dtypes": names, "cells": list(dtype_cells(report).items()), "rows": rows,
+            "devices": list(report["totals"]), "environments": report["environments"]}  # fmt: skip
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    """float64, float32, float16, bfloat16, float8..., then integers, bool, strings, complex."""
+    kinds = ("float", "bfloat", "int", "uint", "bool", "complex", "object")
+    kind = next(i for i, k in enumerate(kinds) if name.startswith(k))
+    digits = "".join(c for c in name.partition("_")[0] if c.isdigit())
+    return kind, -int(digits or 0), name

@@ -1,0 +1,27 @@
+"""Which node went wrong first?  `compare` two engines or models value by value, `bisect` to a node, `reduce` a failing model."""
+
+from .bisect import Reproduction, bisect
+from .compare import Comparison, Divergence, NotCompared, Row, compare
+from .difference import Difference, Tolerance, difference
+from .reduce import Predicate, Reduction, command, differs, raises, reduce
+from .source import Source
+
+__all__ = [
+    "Comparison",
+    "Difference",
+    "Divergence",
+    "NotCompared",
+    "Predicate",
+    "Reduction",
+    "Reproduction",
+    "Row",
+    "Source",
+    "Tolerance",
+    "bisect",
+    "command",
+    "compare",
+    "difference",
+    "differs",
+    "raises",
+    "reduce",
+]

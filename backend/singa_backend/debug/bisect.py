@@ -1,0 +1,150 @@
+"""Narrows the first diverging node and writes it as a model of one node, run once more before it is reported.
+
+found = bisect("model.onnx", {"x": x}, against="onnxruntime", to="repro")
+if found:
+    print(found)          # Conv 'conv3': ...; reproduces alone: yes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import SonnxError
+from . import repro
+from .compare import BUDGET, Divergence, Judge, Setting
+from .difference import Difference, difference
+from .engines import Failure
+from .stream import RANDOM, Values, Visit
+
+
+@dataclass
+class Reproduction:
+    """A node that diverges, as files.
+
+    node: where.  folder: model.onnx and test_data_set_0, the outputs being the trusted side's.
+    alone: whether the node by itself, read from these files, diverges again.
+    accumulated: no node diverges by itself; then `node` is the one that added most, and `first` where it first showed.
+    differences: of the node alone, by output.  failure: what an engine said, where it gave no values.
+    """
+
+    node: Divergence
+    folder: Path
+    alone: bool
+    accumulated: bool = False
+    first: Divergence | None = None
+    differences: dict[str, Difference] = field(default_factory=dict)
+    failure: Failure | None = None
+
+    def __str__(self) -> str:
+        return f"{self.node}; reproduces alone: {'yes' if self.alone else 'no'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for ``--json``."""
+        return {
+            "node": self.node.to_dict(), "folder": str(self.folder), "alone": self.alone, "accumulated": self.accumulated,
+            "first": self.first.to_dict() if self.first else None,
+            "differences": {n: d.to_dict() for n, d in self.differences.items()},
+            "failure": self.failure.to_dict() if self.failure else None,
+        }  # fmt: skip
+
+
+def bisect(model: Any, inputs: Any, *, against: Any = "onnxruntime", device: str = "CPU", names: Mapping[str, str] | None = None,
+           rtol: float | None = None, atol: float | None = None, local: bool = False, to: str | Path | None = None,
+           budget: int = BUDGET, timeout: float = 60.0,
+           progress: Callable[..., None] | None = None) -> Reproduction | None:  # fmt: skip
+    """Find the first diverging node and write it to the folder `to` (by default named after the model and the node).
+
+    Arguments as for `compare`.  Without `local` the two sides run freely to the first node that diverges; when that node does
+    not diverge by itself, the error had accumulated, and the node that added most is given instead.  With `local` each node
+    is fed the trusted side's inputs and the first that diverges by itself is taken.
+    A node that this side refuses is a divergence; one that the trusted side refuses is given when there is nothing else.
+    Returns None where both sides agree.  Raises SonnxError.
+    """
+    with Setting(model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget,
+                 timeout=timeout) as setting:  # fmt: skip
+        found = _first(setting, local, progress)
+        if found is None:
+            return None
+        visit, node = found
+        result = _written(setting, visit, node, to)
+        if result.alone or isinstance(visit.mine, Failure) or isinstance(visit.theirs, Failure):
+            return result
+        grown = _grew_most(setting, visit.call.index, progress)
+        if grown is None:
+            return result
+        again = _written(setting, *grown, to)
+        again.accumulated, again.first = not again.alone, node
+        if again.folder != result.folder:
+            _remove(result.folder)
+        return again
+
+
+def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) -> tuple[Visit, Divergence] | None:
+    """The first visit that diverges; failing that, the first that the trusted side did not compute."""
+    judge = Judge(setting, local)
+    refused: tuple[Visit, Divergence] | None = None
+    for visit in setting.visits():
+        node = judge.judge(visit)
+        if node is not None:
+            return visit, node
+        theirs, call = visit.theirs, visit.call
+        if refused is None and isinstance(theirs, Failure) and theirs.how not in ("absent", "not reached"):
+            refused = visit, Divergence(call.name, call.operator, call.index, list(call.outputs), str(theirs), True)
+        if progress:
+            progress(note=call.name)
+    return refused
+
+
+def _grew_most(setting: Setting, last: int, progress: Callable[..., None] | None) -> tuple[Visit, Divergence] | None:
+    """The node up to this one that, fed the trusted side's inputs, adds the largest error."""
+    judge = Judge(setting, local=True)
+    best: tuple[Visit, Divergence] | None = None
+    most = 0.0
+    for visit in setting.visits():
+        before = len(judge.result.rows)
+        judge.judge(visit)
+        rows = judge.result.rows[before:]
+        worst = max(rows, key=lambda r: r.difference.excess, default=None)
+        if worst is not None and worst.judged and worst.difference.excess > most:
+            most = worst.difference.excess
+            d = worst.difference
+            why = f"max absolute error {d.max_abs:.3g}, {d.excess:.3g} of what is tolerated" if d.agrees else str(d)
+            call, name = visit.call, worst.value
+            best = visit, Divergence(call.name, call.operator, call.index, [name], f"{name!r}: {why}", True)
+        if progress:
+            progress(note=visit.call.name)
+        if visit.call.index == last:
+            break
+    return best
+
+
+def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | None) -> Reproduction:
+    """Write the visit's node, read it back, and run it on the side that is to blame."""
+    source, call = setting.source, visit.call
+    stem = source.path.stem if source.path else "model"
+    folder = Path(to) if to is not None else Path(f"{stem}-{repro.folder_name(call.name)}")
+    values = visit.my_inputs | visit.their_inputs
+    results: Values = visit.theirs if isinstance(visit.theirs, dict) else {}
+    repro.write(folder, source, [call], values, call.outputs, results)
+    again, inputs, expected = repro.read(folder)
+    blamed = setting.theirs if isinstance(visit.theirs, Failure) and isinstance(visit.mine, dict) else setting.mine
+    try:
+        outputs = blamed.run(again.proto, again.folder, inputs)
+    except SonnxError as error:
+        return Reproduction(node, folder, True, failure=Failure.of(blamed, error))
+    apart = {n: difference(outputs[n], e, setting.tolerance) for n, e in expected.items()}
+    alone = call.operator not in RANDOM and any(not d.agrees for d in apart.values())
+    return Reproduction(node, folder, alone, differences=apart)
+
+
+def _remove(folder: Path) -> None:
+    """Take back a reproduction that did not reproduce: the files that were written, and the folders if they are then empty."""
+    data = folder / "test_data_set_0"
+    for path in (*data.glob("*put_*.pb"), folder / "model.onnx"):
+        path.unlink()
+    for path in (data, folder):
+        if not any(path.iterdir()):
+            path.rmdir()

@@ -1,0 +1,156 @@
+"""Opens a model without its weights: where a tensor's bytes are long, the model refers to the place in the file.
+
+A model of 500 MB is then a few hundred kilobytes in memory, and whoever needs a weight reads that one.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from onnx import GraphProto, ModelProto, TensorProto, load_model_from_string, numpy_helper
+
+from .. import files
+from ..backend import load_model
+
+LONG = 1024
+"""Bytes from which on a tensor's data stay in the file."""
+
+SMALL = 1 << 20
+"""Bytes up to which a model file is simply read."""
+
+Rules = dict[int, Any]
+
+# Field numbers of onnx.proto: where tensors lie, down from ModelProto.  An empty dict marks a TensorProto.
+_TENSOR: Rules = {}
+_GRAPH: Rules = {5: _TENSOR}  # initializer
+_GRAPH[1] = {5: {5: _TENSOR, 6: _GRAPH}}  # node.attribute: t, g
+_MODEL: Rules = {7: _GRAPH}
+_RAW_DATA = 9
+
+
+def open_light(model: Any, *, small: int = SMALL) -> tuple[ModelProto, Path | None]:
+    """A ModelProto and the folder of its external data, as `load_model`; long tensors of a file stay in the file.
+
+    small: bytes up to which a file is read whole.  Raises InvalidModel.
+    """
+    if not isinstance(model, (str, Path)):
+        return load_model(model)
+    path = Path(model).resolve()
+    try:
+        status = path.stat()
+    except OSError:
+        return load_model(model)  # raises what fits
+    if status.st_size <= small or status.st_nlink != 1:  # external data may not lie in a file with a second name
+        return load_model(path)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            proto = load_model_from_string(b"".join(_strip(data, 0, len(data), _MODEL, path.name)))
+        except (ValueError, DecodeError, RecursionError):  # not as protobuf writes it: let the reader say why
+            return load_model(path)
+    return proto, path.parent
+
+
+def _strip(data: mmap.mmap, at: int, end: int, rules: Rules, location: str) -> Iterator[bytes]:
+    """The message in data[at:end] with the long raw_data of the tensors below it replaced by references."""
+    while at < end:
+        start = at
+        tag, at = _varint(data, at, end)
+        number, wire = tag >> 3, tag & 7
+        if wire == 2:
+            size, at = _varint(data, at, end)
+            body, at = at, at + size
+            if at > end:
+                raise ValueError("a field is longer than its message")
+            inner = rules.get(number)
+            if inner is not None and size > LONG:
+                tensor = inner is _TENSOR
+                rest = _tensor(data, body, at, location) if tensor else b"".join(_strip(data, body, at, inner, location))
+                yield _write_varint(tag) + _write_varint(len(rest)) + rest
+                continue
+        elif wire == 0:
+            _, at = _varint(data, at, end)
+        elif wire in (1, 5):
+            at += 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire}")
+        yield data[start:at]
+
+
+def _tensor(data: mmap.mmap, at: int, end: int, location: str) -> bytes:
+    rest: list[bytes] = []
+    raw: tuple[int, int] | None = None
+    while at < end:
+        start = at
+        tag, at = _varint(data, at, end)
+        wire = tag & 7
+        if wire == 2:
+            size, at = _varint(data, at, end)
+            if at + size > end:
+                raise ValueError("a field is longer than its message")
+            if tag >> 3 == _RAW_DATA and size > LONG:
+                raw = (at, size)
+                at += size
+                continue
+            at += size
+        elif wire == 0:
+            _, at = _varint(data, at, end)
+        elif wire in (1, 5):
+            at += 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire}")
+        rest.append(data[start:at])
+    if raw is None:
+        return b"".join(rest)
+    proto = TensorProto.FromString(b"".join(rest))
+    proto.data_location = TensorProto.EXTERNAL
+    del proto.external_data[:]
+    for key, value in (("location", location), ("offset", str(raw[0])), ("length", str(raw[1]))):
+        proto.external_data.add(key=key, value=value)
+    return proto.SerializeToString()
+
+
+def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("a number does not end")
+
+
+def _write_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def embed(model: ModelProto, folder: Path | None) -> None:
+    """Read all external data into the model; raises InvalidModel."""
+    graphs = [model.graph]
+    while graphs:
+        graph = graphs.pop()
+        for tensor in _tensors(graph, graphs):
+            if tensor.data_location == TensorProto.EXTERNAL:
+                tensor.CopyFrom(numpy_helper.from_array(files.tensor(tensor, folder), tensor.name))
+
+
+def _tensors(graph: GraphProto, graphs: list[GraphProto]) -> Iterator[TensorProto]:
+    """The tensors of a graph; the graphs among its nodes' attributes are added to `graphs`."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("g"):
+                graphs.append(attribute.g)
+            graphs.extend(attribute.graphs)

@@ -1,0 +1,66 @@
+"""One node, or a few, as files that anybody can run: a model and a data set in ONNX's test_data_set layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, numpy_helper
+
+from ..conform import cases
+from .light import embed
+from .source import Call, Source
+
+
+def write(folder: Path, source: Source, calls: Sequence[Call], values: Mapping[str, Any], outputs: Sequence[str],
+          results: Mapping[str, Any]) -> ModelProto:  # fmt: skip
+    """Write model.onnx and test_data_set_0 into `folder`; gives the model, weights included.
+
+    values: the inputs by name; weights that are not among them stay initializers.  outputs: what the model gives.
+    results: what it should give, by name; outputs that are not among them get no file.
+    """
+    model = source.part(calls, values, outputs, results)
+    embed(model, source.folder)
+    if not all(output.HasField("type") for output in model.graph.output):
+        inferred = Source(model).types
+        for output in model.graph.output:
+            if not output.HasField("type"):
+                output.type.CopyFrom(inferred.get(output.name) or source.types.get(output.name, output.type))
+    data = folder / "test_data_set_0"
+    data.mkdir(parents=True, exist_ok=True)
+    for old in data.glob("*put_*.pb"):
+        old.unlink()
+    onnx.save(model, folder / "model.onnx")
+    for i, declared in enumerate(model.graph.input):
+        if declared.name in values:  # before IR version 4 the initializers stand behind them
+            (data / f"input_{i}.pb").write_bytes(_serialised(values[declared.name], declared.name))
+    for i, name in enumerate(outputs):
+        if name in results:
+            (data / f"output_{i}.pb").write_bytes(_serialised(results[name], name))
+    return model
+
+
+def _serialised(value: Any, name: str) -> bytes:
+    if isinstance(value, np.ndarray):
+        return numpy_helper.from_array(value, name).SerializeToString()
+    if isinstance(value, list):
+        return numpy_helper.from_list(value, name).SerializeToString()
+    return numpy_helper.from_optional(value, name).SerializeToString()
+
+
+def read(folder: Path) -> tuple[Source, dict[str, Any], dict[str, Any]]:
+    """What `write` wrote: the model, its inputs and its expected outputs by name."""
+    source = Source(folder / "model.onnx")
+    graph = source.proto.graph
+    inputs, outputs = cases.data_set(folder / "test_data_set_0", source.proto)
+    names = [o.name for o in graph.output]
+    return source, dict(zip((i.name for i in graph.input), inputs, strict=False)), dict(zip(names, outputs, strict=False))
+
+
+def folder_name(text: str) -> str:
+    """A name for a folder, out of a node's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._")[:80] or "node"

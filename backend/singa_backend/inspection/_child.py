@@ -1,0 +1,60 @@
+"""Runs as a script in a process of its own: onnx's shape inference and checker, which may die, answer as lines of JSON.
+
+Standard input is the model; the first argument is the path that it came from ("" where it had none), for its external data.
+"""
+
+import base64
+import json
+import sys
+from typing import Any
+
+import onnx
+
+
+def main() -> None:
+    data = sys.stdin.buffer.read()
+    _bound(len(data))
+    path = sys.argv[1] if len(sys.argv) > 1 else ""
+    model = onnx.load_model_from_string(data)
+    try:
+        _say("inference", values=_values(onnx.shape_inference.infer_shapes(model, data_prop=True)), message="")
+    except Exception as error:
+        _say("inference", values=_values(model), message=f"{type(error).__name__}: {error}")
+    try:
+        onnx.checker.check_model(path or model, full_check=True)
+        _say("checker", message="")
+    except Exception as error:
+        _say("checker", message=str(error).strip() or type(error).__name__)
+
+
+def _bound(size: int) -> None:
+    """Cap the address space, where the system can: a small file may ask for any amount of memory."""
+    try:
+        import resource
+
+        cap = (8 << 30) + 8 * size
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (cap if hard < 0 else min(cap, hard), hard))
+    except (ImportError, ValueError, OSError):
+        return
+
+
+def _say(part: str, **answer: Any) -> None:
+    print(json.dumps({"part": part, **answer}), flush=True)
+
+
+def _values(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """The typed values of every graph, by the graph's path ("" is the main one, "3.body" a graph of its fourth node)."""
+    found: dict[str, list[str]] = {}
+    pending = [("", model.graph)]
+    while pending:
+        path, graph = pending.pop()
+        infos = [*graph.input, *graph.output, *graph.value_info]
+        found[path] = [base64.b64encode(i.SerializeToString()).decode() for i in infos]
+        for i, node in enumerate(graph.node):
+            pending += [(f"{path}/{i}.{a.name}".lstrip("/"), a.g) for a in node.attribute if a.HasField("g")]
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""A model's graphs as one self-contained HTML page: pan, zoom, search, click a node for its details; needs no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..conform.html import fill
+from ..operator import declarations
+from .layout import LAYER, layered
+from .tables import Call, Inspection, Table, plain_domain
+
+TEMPLATE = Path(__file__).with_name("templates") / "graph.html"
+_FAMILIES = {
+    "heavy": {"conv", "linalg", "attention", "flex_attention", "linear_attention", "recurrent", "signal"},
+    "norm": {"activation", "normalization", "pool", "loss", "reduction"},
+    "move": {"shape", "gather", "pad_slice", "creation", "cast", "sequence", "resize", "quantize"},
+    "flow": {"control"},
+}
+"""Colour -> the operator families (modules) that have it."""
+
+
+def page(seen: Inspection) -> str:
+    """The page of an inspected model."""
+    index = {table.path: i for i, table in enumerate(seen.graphs)}
+    return fill(TEMPLATE, {
+        "file": Path(seen.file).name or "model", "ir": seen.ir_version, "producer": seen.producer, "opsets": seen.opsets,
+        "metadata": seen.metadata, "parameters": seen.parameters, "bytes": seen.bytes, "layer": LAYER,
+        "operators": seen.operators().most_common(), "inference": seen.opinion.inference,
+        "graphs": [_graph(table, index, _captured(seen, table)) for table in seen.graphs],
+    })  # fmt: skip
+
+
+def _captured(seen: Inspection, table: Table) -> dict[int, set[str]]:
+    """Node -> the names of this graph's values that the graphs within it use."""
+    made = {n for c in table.nodes for n in c.outputs} | {v.name for v in table.inputs}
+    inner = {t.path: t for t in seen.graphs}
+    out: dict[int, set[str]] = {}
+    for call in table.nodes:
+        pending = [inner[p] for p in call.graphs if not p.startswith("function:")]
+        while pending:
+            graph = pending.pop()
+            names = {n for c in graph.nodes for n in c.inputs} | {v.name for v in graph.outputs}
+            own = {n for c in graph.nodes for n in c.outputs} | {v.name for v in graph.inputs}
+            out.setdefault(call.index, set()).update((names - own) & made)
+            pending += [inner[p] for c in graph.nodes for p in c.graphs if not p.startswith("function:")]
+    return out
+
+
+def _graph(table: Table, index: dict[str, int], captured: dict[int, set[str]]) -> dict[str, Any]:
+    """Vertices with places, edges with routes, and what the details of a vertex show.
+
+    Constant nodes and initializers are no vertices: they stand in the details of the nodes that use them.
+    """
+    vertices: list[dict[str, Any]] = []
+    makers: dict[str, int] = {}
+    for value in table.inputs:
+        makers[value.name] = len(vertices)
+        vertices.append({"k": "in", "t": value.name, "n": "input", "o": [value.name], "w": len(table.shown(value.name))})
+    for call in table.nodes:
+        if call.outputs and call.outputs[0] in table.constants:
+            continue
+        at = len(vertices)
+        makers.update((n, at) for n in call.outputs if n)
+        vertices.append(_vertex(call, index))
+    outputs = []
+    for value in table.outputs:
+        outputs.append(len(vertices))
+        vertices.append({"k": "out", "t": value.name, "n": "output", "i": [value.name], "w": len(table.shown(value.name))})
+    pairs: dict[tuple[int, int], list[str]] = {}
+    for at, vertex in enumerate(vertices):
+        uses = [*vertex.get("i", ()), *sorted(captured.get(vertex["x"], ()) if "x" in vertex else ())]
+        for name in uses:
+            if name in makers:
+                pairs.setdefault((makers[name], at), []).append(name)
+    found = layered([_width(v) for v in vertices], list(pairs), frozenset(outputs))
+    for vertex, x, row in zip(vertices, found.x, found.layer, strict=True):
+        vertex["p"] = [x, row, _width(vertex)]
+    edges = [[a, b, found.routes.get((a, b)), names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"]
+             for (a, b), names in pairs.items()]  # fmt: skip
+    states = {s.value.name: [table.shown(s.value.name), s.bytes] for s in table.states}
+    used = {n for v in vertices for n in (*v.get("i", ()), *v.get("o", ()))}
+    types = {n: t for n in used if (t := table.shown(n))}
+    return {"title": table.title, "depth": table.depth, "vertices": vertices, "edges": edges, "states": states, "types": types,
+            "constants": table.constants, "width": found.width, "layers": found.layers}  # fmt: skip
+
+
+def _vertex(call: Call, index: dict[str, int]) -> dict[str, Any]:
+    vertex = {"k": _colour(call), "t": call.title, "n": call.name, "s": call.status, "x": call.index,
+              "i": call.inputs, "o": call.outputs, "a": call.attributes}  # fmt: skip
+    if call.graphs:
+        vertex["g"] = [index[p] for p in call.graphs if p in index]
+    return vertex
+
+
+def _colour(call: Call) -> str:
+    if call.status == "function":
+        return "flow"
+    declared = declarations.get((plain_domain(call.domain), call.operator), {}).get(call.version or 0)
+    family = declared.body.__module__.rpartition(".")[2] if declared else ""
+    return next((colour for colour, families in _FAMILIES.items() if family in families), "plain")
+
+
+def _width(vertex: dict[str, Any]) -> float:
+    title, under = 7.6 * len(vertex["t"]) + 24, 5.8 * max(int(vertex.get("w", 0)), min(20, len(vertex["n"]))) + 22
+    return round(min(210.0, max(84.0, title, under)), 1)

@@ -1,0 +1,309 @@
+"""A model as tables: its inputs, outputs, states and nodes, graph by graph, for people, for JSON and for the picture.
+
+Made from the file itself, so that a model that would be refused can be looked at too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from .. import dtypes, files
+from ..backend import load_model
+from ..errors import SonnxError
+from ..graph import Value
+from ..operator import DOMAINS, declarations, load_all, schema_version, schemas
+from .opinion import Opinion, ask, value_of
+
+
+@dataclass
+class State:
+    """An initializer.  location: the file of external data.  stats: min, max, nan, inf where they were asked for."""
+
+    value: Value
+    parameters: int
+    bytes: int
+    location: str = ""
+    stats: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        more = {"stats": self.stats} if self.stats is not None else {}
+        return {**of_value(self.value), "parameters": self.parameters, "bytes": self.bytes, "location": self.location, **more}
+
+
+@dataclass
+class Call:
+    """A node.  status: "supported", "deprecated", "unsupported", or "function" for one that the model defines.
+
+    graphs: the paths of the graphs among its attributes, or of the function's body.
+    """
+
+    index: int
+    name: str
+    operator: str
+    domain: str
+    version: int | None
+    status: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, str] = field(default_factory=dict)
+    graphs: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        domain = "" if self.domain == "ai.onnx" else f"{self.domain}."
+        return f"{domain}{self.operator}" + ("" if self.version is None else f"-{self.version}")
+
+
+@dataclass
+class Table:
+    """One graph: the main one (path ""), one within a node ("3.body"), or the body of a function ("function:domain.name")."""
+
+    path: str
+    title: str
+    depth: int
+    inputs: list[Value]
+    outputs: list[Value]
+    states: list[State]
+    nodes: list[Call]
+    values: dict[str, Value]
+    constants: dict[str, str]
+    """What the Constant nodes make, in words, by name."""
+
+    def shown(self, name: str) -> str:
+        """The type of a value in words, as far as it is known: "float[1, 3]"."""
+        value = self.values.get(name)
+        return "" if value is None else str(value).removeprefix(f"{name}: ")
+
+
+@dataclass
+class Inspection:
+    """What is in a model.  opinion: what onnx's own checker says."""
+
+    file: str
+    ir_version: int
+    producer: str
+    opsets: dict[str, int]
+    metadata: dict[str, str]
+    functions: list[str]
+    graphs: list[Table]
+    opinion: Opinion
+
+    @property
+    def main(self) -> Table:
+        return self.graphs[0]
+
+    def calls(self) -> Iterator[tuple[Table, Call]]:
+        """Every node of every graph, with its graph."""
+        return ((table, call) for table in self.graphs for call in table.nodes)
+
+    def operators(self) -> Counter[str]:
+        """How often each operator occurs ("Conv-11"), the bodies of functions counted once."""
+        return Counter(call.title for _, call in self.calls())
+
+    @property
+    def parameters(self) -> int:
+        return sum(s.parameters for t in self.graphs for s in t.states)
+
+    @property
+    def bytes(self) -> int:
+        return sum(s.bytes for t in self.graphs for s in t.states)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "file": self.file, "ir_version": self.ir_version, "producer": self.producer, "opsets": self.opsets,
+            "metadata": self.metadata, "functions": self.functions, "parameters": self.parameters, "bytes": self.bytes,
+            "operators": dict(self.operators().most_common()), "inference": self.opinion.inference,
+            "graphs": [
+                {"path": t.path, "title": t.title, "depth": t.depth, "inputs": list(map(of_value, t.inputs)),
+                 "outputs": list(map(of_value, t.outputs)), "states": [s.to_dict() for s in t.states],
+                 "nodes": [{**vars(c), "output_types": [t.shown(n) for n in c.outputs]} for c in t.nodes]}
+                for t in self.graphs
+            ],
+        }  # fmt: skip
+
+    def html(self) -> str:
+        """A self-contained page with a picture of the graphs."""
+        from .picture import page
+
+        return page(self)
+
+
+def of_value(value: Value) -> dict[str, Any]:
+    """A declared value as plain data."""
+    dtype = None if value.dtype is None else dtypes.onnx_name(value.dtype)
+    return {"name": value.name, "kind": value.kind, "dtype": dtype, "shape": None if value.shape is None else list(value.shape)}
+
+
+def inspect(model: Any, *, stats: bool = False, timeout: float = 60.0) -> Inspection:
+    """What is in a model (a ModelProto, bytes or a path); nothing is executed.
+
+    stats: read every state and give its min, max and number of NaN and Inf.  timeout: seconds that onnx's shape inference
+    and checker may take, in a child process.  Raises InvalidModel when this is no ONNX file.
+    """
+    proto, folder = load_model(model)
+    path = Path(model) if folder is not None else None
+    return tables(proto, path, ask(proto, path, timeout), folder if stats else None, stats)
+
+
+def tables(proto: ModelProto, path: Path | None, opinion: Opinion, folder: Path | None, stats: bool) -> Inspection:
+    """The tables of a model that is already loaded."""
+    load_all()
+    reader = _Reader(proto, opinion, folder, stats)
+    reader.graph(proto.graph, "", "main graph", 0, reader.opsets)
+    for f in proto.functions:
+        reader.body(f)
+    metadata = {p.key: p.value for p in proto.metadata_props}
+    producer = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
+    opsets = {DOMAINS.get(d, d): v for d, v in reader.opsets.items()}
+    return Inspection(str(path or ""), proto.ir_version, producer, opsets, metadata, list(reader.functions.values()),
+                      reader.found, opinion)  # fmt: skip
+
+
+def plain_domain(domain: str) -> str:
+    """The domain as the schemas know it: "" for ai.onnx."""
+    return "" if domain == "ai.onnx" else domain
+
+
+class _Reader:
+    def __init__(self, model: ModelProto, opinion: Opinion, folder: Path | None, stats: bool) -> None:
+        self.opinion, self.folder, self.stats = opinion, folder, stats
+        self.opsets = _opsets(model.opset_import) or {"": 1}
+        self.functions = {
+            (plain_domain(f.domain), f.name, f.overload): f"{f.domain}.{f.name}" + (f":{f.overload}" if f.overload else "")
+            for f in model.functions
+        }
+        self.found: list[Table] = []
+
+    def graph(self, proto: GraphProto, path: str, title: str, depth: int, opsets: dict[str, int]) -> None:
+        """Put the table of a graph and of those within it on the list."""
+        known = {i.name: value_of(i) for i in proto.value_info}
+        known |= {name: value for name, value in self.opinion.values.get(path, {}).items() if value.kind}
+        states = [*map(self._state, proto.initializer), *(self._state(s.values, s.dims) for s in proto.sparse_initializer)]
+        inputs, outputs = ([value_of(i) for i in infos] for infos in (proto.input, proto.output))
+        known |= {v.name: v for v in (*inputs, *outputs) if v.kind and v.name not in known}
+        known |= {s.value.name: s.value for s in states}
+        own = {s.value.name for s in states}
+        table = Table(path, title, depth, [v for v in inputs if v.name not in own], outputs, states, [], known, {})
+        self.found.append(table)
+        self._nodes(proto.node, table, opsets)
+
+    def body(self, proto: Any) -> None:
+        """Put the table of a function's body on the list; its values have no types of their own."""
+        name = self.functions[plain_domain(proto.domain), proto.name, proto.overload]
+        inputs, outputs = ([Value(n) for n in names] for names in (proto.input, proto.output))
+        known = {i.name: value_of(i) for i in proto.value_info}
+        table = Table(f"function:{name}", f"function {name}", 0, inputs, outputs, [], [], known, {})
+        self.found.append(table)
+        self._nodes(proto.node, table, {**self.opsets, **_opsets(proto.opset_import)})
+
+    def _nodes(self, protos: Iterable[NodeProto], table: Table, opsets: dict[str, int]) -> None:
+        for i, proto in enumerate(protos):
+            call = self._call(i, proto, opsets)
+            table.nodes.append(call)
+            if (call.domain, call.operator) == ("ai.onnx", "Constant") and proto.attribute and proto.output:
+                table.constants[proto.output[0]] = call.attributes[proto.attribute[0].name]
+            for attribute in proto.attribute:
+                if attribute.HasField("g"):
+                    path = f"{table.path}/{i}.{attribute.name}".lstrip("/")
+                    call.graphs.append(path)
+                    self.graph(attribute.g, path, f"{attribute.name} of {call.name}", table.depth + 1, opsets)
+
+    def _call(self, index: int, proto: NodeProto, opsets: dict[str, int]) -> Call:
+        domain = plain_domain(proto.domain)
+        version = schema_version(domain, proto.op_type, opsets.get(domain, 0))
+        name = self.functions.get((domain, proto.op_type, proto.overload))
+        if name is not None:
+            status, version = "function", None
+        elif version is None or version not in declarations.get((domain, proto.op_type), {}):
+            status = "unsupported"
+        else:
+            status = "deprecated" if schemas[domain, proto.op_type][version].deprecated else "supported"
+        call = Call(index, proto.name or f"{proto.op_type}_{index}", proto.op_type, DOMAINS.get(domain, domain), version,
+                    status, list(proto.input), list(proto.output))  # fmt: skip
+        call.attributes = {a.name: _words(a) for a in proto.attribute}
+        if name is not None:
+            call.graphs.append(f"function:{name}")
+        return call
+
+    def _state(self, proto: TensorProto, dims: Iterable[int] | None = None) -> State:
+        """An initializer; `dims` are those of the dense tensor that a sparse one means."""
+        shape = tuple(proto.dims if dims is None else dims)
+        stored = tuple(max(0, d) for d in proto.dims)
+        known = proto.data_type in TensorProto.DataType.values() and proto.data_type
+        dtype = dtypes.numpy_dtype(proto.data_type) if known else None
+        if dtype == dtypes.STRING:
+            size = sum(map(len, proto.string_data))
+        else:
+            size = files.byte_size(dtype, stored) if dtype is not None else 0
+        location = next((e.value for e in proto.external_data if e.key == "location"), "")
+        state = State(Value(proto.name, "tensor", dtype, shape), math.prod(stored), size, location)
+        if self.stats:
+            state.stats = self._stats(proto)
+        return state
+
+    def _stats(self, proto: TensorProto) -> dict[str, Any]:
+        try:
+            array = files.tensor(proto, self.folder)
+        except (SonnxError, ValueError, MemoryError) as error:
+            return {"error": str(error)}
+        if array.dtype == dtypes.STRING or array.dtype.kind == "c" or not array.size:
+            return {}
+        wide = array.reshape(-1).astype(np.float64)
+        finite = wide[np.isfinite(wide)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
+        return {"min": low, "max": high, "nan": int(np.isnan(wide).sum()), "inf": int(np.isinf(wide).sum())}
+
+
+def _opsets(imports: Iterable[Any]) -> dict[str, int]:
+    return {plain_domain(entry.domain): int(entry.version) for entry in imports}
+
+
+def _words(attribute: AttributeProto) -> str:
+    """An attribute's value in a few words; a long one says how long it is."""
+    if attribute.ref_attr_name:
+        return f"@{attribute.ref_attr_name}"
+    if attribute.type == AttributeProto.TENSOR:
+        return _tensor_words(attribute.t)
+    if attribute.type == AttributeProto.GRAPH:
+        return f"graph of {len(attribute.g.node)} nodes"
+    kinds = {AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.FLOATS: "floats",
+             AttributeProto.INTS: "ints", AttributeProto.STRINGS: "strings"}  # fmt: skip
+    if attribute.type not in kinds:
+        return AttributeProto.AttributeType.Name(attribute.type).lower()
+    value = getattr(attribute, kinds[attribute.type])
+    if attribute.type == AttributeProto.STRING:
+        return _short(value)
+    if kinds[attribute.type] in ("f", "i"):
+        return f"{value:.7g}" if isinstance(value, float) else str(value)
+    shown = [_short(v) if isinstance(v, bytes) else f"{v:.7g}" if isinstance(v, float) else str(v) for v in value[:16]]
+    return f"[{', '.join(shown)}{', ...' * (len(value) > 16)}]" + (f" ({len(value)} values)" if len(value) > 16 else "")
+
+
+def _short(value: bytes) -> str:
+    text = value.decode(errors="replace")
+    return repr(text) if len(text) <= 80 else f"{text[:80]!r}... ({len(text)} characters)"
+
+
+def _tensor_words(proto: TensorProto) -> str:
+    names = TensorProto.DataType
+    kind = names.Name(proto.data_type).lower() if proto.data_type in names.values() else f"type {proto.data_type}"
+    words = f"{kind}{list(proto.dims)}"
+    if all(d >= 0 for d in proto.dims) and math.prod(proto.dims) <= 8 and proto.data_location != TensorProto.EXTERNAL:
+        try:
+            return f"{words} {_limited(numpy_helper.to_array(proto))}"
+        except Exception:  # damaged: `check` says how
+            return words
+    return words
+
+
+def _limited(array: np.ndarray) -> str:
+    return str(array.tolist())[:120]

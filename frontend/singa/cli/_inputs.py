@@ -1,0 +1,51 @@
+"""The options by which a command takes a model's inputs: files, an archive, a test_data_set folder, or random arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from onnx import ModelProto
+
+from singa_backend import Value
+from singa_backend.conform import cases
+
+from .. import _feeding
+
+_OPTIONS = (
+    click.option("--input", "-i", "files", multiple=True, metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file."),
+    click.option("--inputs", "archive", type=click.Path(path_type=Path), help="All inputs by name from a .npz file."),
+    click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Inputs from a test_data_set folder."),
+    click.option("--random", "seed", type=int, metavar="SEED", help="Random inputs by the declared shapes."),
+    click.option("--size", "sizes", multiple=True, metavar="NAME=SIZE", help="A symbolic size, for --random (1 if not given)."),
+)
+
+
+def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command takes them as keywords and hands them to `gather`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def gather(model: ModelProto, values: Sequence[Value], *, files: Sequence[str] = (), archive: Path | None = None,
+           data: Path | None = None, seed: int | None = None, sizes: Sequence[str] = (),
+           draw: bool = True) -> dict[str, Any]:  # fmt: skip
+    """The inputs by name.  Raises InvalidInput.
+
+    values: what the model must be fed.  draw: whether to draw random inputs, of seed 0, where nothing was given.
+    """
+    random = seed is not None or (draw and not (files or archive or data))
+    feeds: dict[str, Any] = _feeding.random_inputs(values, seed or 0, _feeding.sizes_of(sizes)) if random else {}
+    if archive:
+        feeds |= _feeding.from_npz(archive)
+    if data:
+        feeds |= dict(zip((v.name for v in values), cases.data_set(data, model)[0], strict=False))
+    for pair in files:
+        name, _, file = pair.partition("=")
+        if not file:
+            raise click.BadParameter(f"{pair!r} is not NAME=FILE", param_hint="--input")
+        feeds[name] = _feeding.from_file(Path(file))
+    return feeds

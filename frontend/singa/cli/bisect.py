@@ -1,0 +1,66 @@
+"""`sonnx bisect`: the first diverging node, as a one-node model that fails alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from singa_backend import debug
+
+from ._common import NO, device_option, json_option, progress, say, typed
+from ._inputs import gather, input_options
+from .compare import names, sides, trusted
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@input_options
+@sides
+@click.option(
+    "--to", type=click.Path(file_okay=False, path_type=Path), help="The folder to write; by default named after the node."
+)
+@device_option
+@json_option
+@typed
+def bisect(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
+           sizes: tuple[str, ...], against: str | None, pairs: tuple[str, ...], rtol: float | None, atol: float | None,
+           local: bool, budget: int, timeout: float, to: Path | None, device: str, as_json: bool) -> None:  # fmt: skip
+    """Find the first node of MODEL that diverges and write it as a model of its own, with inputs and expected outputs.
+
+    The folder holds model.onnx and test_data_set_0; it is read back and run before it is reported.  Exits with 1 where a node
+    was found, with 0 where both sides agree.
+    """
+    other = trusted(against, device)
+    source = debug.Source.of(model)
+    feeds = gather(source.proto, source.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    with progress(len(source.calls), "comparing", quiet=as_json) as step:
+        found = debug.bisect(source, feeds, against=other, device=device, names=names(pairs), rtol=rtol, atol=atol, local=local,
+                             to=to, budget=budget << 20, timeout=timeout, progress=step)  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(found.to_dict() if found else None))
+    elif found is None:
+        say("no node diverges", style="green")
+    else:
+        _show(found)
+    if found is not None:
+        sys.exit(NO)
+
+
+def _show(found: debug.Reproduction) -> None:
+    if found.accumulated and found.first:
+        say(f"first diverging node: {found.first}", style="red")
+        say("no node diverges by itself: the error accumulates; it grew most at")
+        say(f"  {found.node}")
+    else:
+        say(f"first diverging node: {found.node}", style="red")
+        for note in found.node.notes:
+            say(f"  {note}")
+    if found.failure:
+        say(f"alone: {found.failure}")
+    for name, apart in found.differences.items():
+        say(f"alone, {name!r}: {apart}")
+    say(f"reproduces alone: {'yes' if found.alone else 'no'}", style="green" if found.alone else "yellow")
+    say(f"written to {found.folder}")

@@ -1,0 +1,65 @@
+"""`sonnx check`: would this model run here?  Every problem at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from singa_backend.inspection import CheckReport
+from singa_backend.inspection import check as check_model
+
+from ._common import NO, err, json_option, out, say, typed
+
+STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "function": "dim"}
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--strict", is_flag=True, help="A model that only onnx's own checker refuses leaves with 1 too.")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's checker and shape inference may take.")
+@json_option
+@typed
+def check(model: Path, strict: bool, timeout: float, as_json: bool) -> None:
+    """Say whether MODEL is valid and supported: operators, versions, dtypes, and every problem at once.
+
+    The model is never executed.  onnx's own checker is asked too, in a process of its own, as a second opinion.
+    """
+    if not as_json and err.is_terminal:
+        err.print(f"reading {model.name} ...", style="dim")
+    report = check_model(model, timeout=timeout)
+    if as_json:
+        click.echo(json.dumps(report.to_dict()))
+    else:
+        _show(report)
+    if not report.good or (strict and not report.opinion.valid):
+        sys.exit(NO)
+
+
+def _show(report: CheckReport) -> None:
+    seen = report.inspection
+    opsets = ", ".join(f"{domain} {version}" for domain, version in seen.opsets.items())
+    say(f"{seen.file}: IR {seen.ir_version}, {opsets}" + (f", made by {seen.producer}" if seen.producer else ""))
+    table = Table("operator", "version", "nodes", "dtypes", "status")
+    for use in report.operators:
+        name = use.operator if use.domain == "ai.onnx" else f"{use.domain}.{use.operator}"
+        version = "–" if use.version is None else str(use.version)
+        table.add_row(name, version, str(use.nodes), ", ".join(sorted(use.dtypes)) or "?", use.status, style=STYLES[use.status])
+    out.print(table)
+    if seen.opinion.inference:
+        say(f"dtypes are incomplete, shape inference says: {seen.opinion.inference.splitlines()[0][:300]}", style="dim")
+    for problem in report.problems:
+        say(f"[{problem.code}] {problem}", style="red")
+    opinion = report.opinion
+    words = {True: "accepts the model", False: "refuses the model", None: "gave no answer"}[opinion.valid]
+    say(f"onnx's own checker {words}" + (f": {opinion.message.splitlines()[0][:400]}" if opinion.message else ""),
+        style="dim" if opinion.valid else "yellow")  # fmt: skip
+    if report.good:
+        old = sum(use.status == "deprecated" for use in report.operators)
+        say("valid, and everything in it is supported" + (f" ({old} deprecated)" if old else ""), style="green")
+    else:
+        verdict = "valid, but not supported" if report.valid else "not valid"
+        say(f"{verdict}: {len(report.problems)} problem{'s' * (len(report.problems) > 1)}", style="red")

@@ -1,0 +1,133 @@
+"""`sonnx compare`: two engines, devices or models value by value, and the node where they first part."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from singa_backend import debug
+from singa_backend.oracle import ENGINES
+
+from ._common import NO, device_option, json_option, out, progress, say, typed
+from ._inputs import gather, input_options
+
+_OPTIONS = (
+    click.option("--against", metavar="ENGINE|MODEL", help="What is trusted: onnxruntime (the default), reference, sonnx (the "
+                 "CPU; the default with --device), or another .onnx file."),
+    click.option("--map", "pairs", multiple=True, metavar="A=B", help="Value A of MODEL is called B in the other model."),
+    click.option("--rtol", type=float, help="Relative tolerance, instead of the dtype's."),
+    click.option("--atol", type=float, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
+    click.option("--local", is_flag=True, help="Feed each node the trusted side's inputs, so that errors do not accumulate."),
+    click.option("--budget", default=256, show_default=True, metavar="MIB", help="Memory for the results of one chunk."),
+    click.option("--timeout", default=60.0, show_default=True, help="Seconds that another engine may take for one chunk."),
+)  # fmt: skip
+
+
+def sides(command: Any) -> Any:
+    """Add the options that say what is compared with what, and how strictly."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def trusted(against: str | None, device: str) -> str:
+    """What to hold the model against; raises click.BadParameter for what is neither an engine nor a file."""
+    if against is None:
+        return "onnxruntime" if device.upper() == "CPU" else "sonnx"
+    if against not in ENGINES and not Path(against).is_file():
+        raise click.BadParameter(f"{against!r} is no file and none of {', '.join(ENGINES)}", param_hint="--against")
+    return against
+
+
+def names(pairs: Sequence[str]) -> dict[str, str]:
+    """{"A": "B"} from ["A=B"]; raises click.BadParameter."""
+    found = dict(pair.partition("=")[::2] for pair in pairs)
+    if not all(a and b for a, b in found.items()):
+        raise click.BadParameter("write --map A=B", param_hint="--map")
+    return found
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@input_options
+@sides
+@click.option("--optimised", is_flag=True, help="onnxruntime with its optimiser on; only graph outputs are compared.")
+@click.option("--worst", default=10, show_default=True, metavar="N", help="Show the N values that lie furthest apart.")
+@click.option("--all", "show_all", is_flag=True, help="Show every value, in the order of the nodes.")
+@device_option
+@json_option
+@typed
+def compare(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
+            sizes: tuple[str, ...], against: str | None, pairs: tuple[str, ...], rtol: float | None, atol: float | None,
+            local: bool, budget: int, timeout: float, optimised: bool, worst: int, show_all: bool, device: str,
+            as_json: bool) -> None:  # fmt: skip
+    """Compare MODEL, node by node, with another engine, device or model; exit with 1 where they differ.
+
+    Without inputs, random ones of seed 0 are used.  Memory stays at what is alive plus one chunk of results.
+    """
+    other = trusted(against, device)
+    source = debug.Source.of(model)
+    feeds = gather(source.proto, source.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:
+        found = debug.compare(source, feeds, against=other, device=device, names=names(pairs), rtol=rtol, atol=atol, local=local,
+                              optimised=optimised, budget=budget << 20, timeout=timeout, progress=step)  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+    else:
+        _show(found, found.rows if show_all else found.worst(worst))
+    if not found.agrees:
+        sys.exit(NO)
+
+
+def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
+    if rows:
+        out.print(_table(found, rows))
+    failed = found.failed
+    for one in failed[:10]:
+        say(f"not compared: {one.operator} {one.node!r}: {one.failure}", style="yellow")
+    if len(failed) > 10:
+        say(f"... and {len(failed) - 10} more nodes (--json lists all)", style="yellow")
+    absent = len(found.not_compared) - len(failed)
+    if absent:
+        say(f"{absent} nodes make values that the other model does not have")
+    wrong = sum(not r.agrees for r in found.rows)
+    say(f"{len(found.rows)} values compared, {wrong} differ")
+    if found.first:
+        say(f"first diverging node: {found.first}", style="red")
+        for note in found.first.notes:
+            say(f"  {note}")
+        others = [d for d in found.origins if d.index != found.first.index]
+        if others:
+            say(f"diverge as well though their inputs agree: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
+    elif found.agrees:
+        say(f"{found.mine} and {found.theirs} agree", style="green")
+    elif not found.rows:
+        say("nothing could be compared", style="red")
+
+
+def _table(found: debug.Comparison, rows: list[debug.Row]) -> Table:
+    table = Table("value", "node", "type", "max abs", "max rel", "ULP", "NaN", "Inf", "of tolerance", "")
+    for row in rows:
+        d = row.difference
+        shapes = [t if s is None else f"{t}{list(s)}" for t, s in zip(d.dtypes, d.shapes, strict=True)]
+        kind = shapes[0] if shapes[0] == shapes[1] else f"{shapes[0]} | {shapes[1]}"
+        style = "" if row.agrees else "red"
+        mark = "random" if not row.judged else "ok" if d.agrees else d.verdict
+        table.add_row(row.value, f"{row.operator} {row.node}", kind, *(_number(v) for v in (d.max_abs, d.max_rel, d.ulps)),
+                      _both(d.nan), _both(d.inf), _number(d.excess), mark, style=style)  # fmt: skip
+    table.title = f"{found.mine} | {found.theirs}"
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _both(counts: tuple[int, int]) -> str:
+    return str(counts[0]) if counts[0] == counts[1] else f"{counts[0]} | {counts[1]}"

@@ -1,0 +1,53 @@
+"""`sonnx foreign`: models from elsewhere beside onnxruntime, value by value."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from singa_backend.conform import foreign as foreigners
+from singa_backend.conform import light
+from singa_backend.oracle import Oracle
+
+from ._common import NO, json_option, progress, say, typed
+
+
+@click.command()
+@click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--select", "-k", default="", help="Only models whose name matches this regular expression.")
+@click.option("--light/--no-light", "with_light", default=True, help="The light models of onnx with random weights too.")
+@click.option("--to", "target", type=click.Path(file_okay=False, path_type=Path), help="Write foreign.json and foreign.md here.")
+@json_option
+@typed
+def foreign(folder: Path | None, select: str, with_light: bool, target: Path | None, as_json: bool) -> None:
+    """Compare every value of models from elsewhere with onnxruntime, which runs in a child process.
+
+    The nine light models of onnx, with random weights in place of the constant ones; and the exported models of FOLDER,
+    each beside what its framework computed (NET-*.onnx and NET.npz with the arrays x0_0, ..., y0_0, ...).
+    """
+    found: list[foreigners.Comparison] = []
+    count = sum(bool(re.search(select, n)) for n in light.names()) if with_light else 0
+    count += 2 * sum(len(s.data) for s in foreigners.stored(folder, select)) if folder else 0
+    with Oracle("onnxruntime") as oracle, progress(count, "foreign models", quiet=as_json) as step:
+        for made in foreigners.light_comparisons(oracle, select) if with_light else ():
+            found.append(made)
+            step(note=made.model)
+        for made in foreigners.stored_comparisons(folder, oracle, select) if folder else ():
+            found.append(made)
+            step(note=made.model)
+    document = foreigners.document(found)
+    if target:
+        foreigners.write(document, target)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        for c in found:
+            value, operator, worst = c.worst
+            output = max(c.outputs.values())
+            say(f"{'ok  ' if c.good else 'OFF '} {c.model:24} {c.peer:12} outputs {output:.1e}  "
+                f"{len(c.values):4} values, worst {worst:.1e} {value} {operator}")  # fmt: skip
+    sys.exit(0 if found and all(c.good for c in found) else NO)

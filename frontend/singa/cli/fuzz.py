@@ -1,0 +1,126 @@
+"""`sonnx fuzz`: generated models of one operator against onnxruntime, function bodies and formulas."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from singa_backend.conform import results
+from singa_backend.conform.cases import held
+from singa_backend.conform.fuzz import generate, ledger, run, summary
+
+from ._common import NO, json_option, out, progress, say, typed
+
+
+@click.command()
+@click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="How many cases.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Case i of a seed is always the same.")
+@click.option("--select", "-k", default="", help="Only operator versions that match this expression: '^Conv', 'Softmax-13'.")
+@click.option("--only", type=click.IntRange(0), help="Only the case of this index, in detail.")
+@click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path),
+              help="With --only: write the case as model.onnx and test_data_set_0, with a witness's outputs.")  # fmt: skip
+@click.option("--processes", "-n", type=click.IntRange(1), help="Pairs of child processes (default: one per core).")
+@click.option(
+    "--ledger", "book", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Another ledger than sonnx's own."
+)
+@click.option("--results", "target", type=click.Path(path_type=Path), help="Write everything to this JSON file.")
+@click.option("--report", "reports", type=click.Path(file_okay=False, path_type=Path),
+              help="Write fuzz.json and fuzz.md into this folder.")  # fmt: skip
+@json_option
+@typed
+def fuzz(count: int, seed: int, select: str, only: int | None, folder: Path | None, processes: int | None, book: Path | None,
+         target: Path | None, reports: Path | None, as_json: bool) -> None:  # fmt: skip
+    """Draw valid models of one node and hold the results to independent witnesses.
+
+    Every difference must stand in ledger.toml with whose it is and why; otherwise, and when a process of ours dies, hangs or
+    raises a foreign exception, the exit code is 1.
+    """
+    entries = ledger.read(book or held("ledger.toml"))
+    if folder and only is None:
+        raise click.UsageError("--write needs --only")
+    if only is not None:
+        sys.exit(0 if _one(only, seed, select, entries, folder, as_json) else NO)
+    with progress(count, "generated models", quiet=as_json) as step:
+        bad = 0
+
+        def note(judged: run.Judged) -> None:
+            nonlocal bad
+            bad += not judged.good
+            step(note=f"{bad} unexplained or worse")
+
+        found = run.run(range(count), seed, entries, select=select, processes=processes, progress=note)
+    document = summary.to_json(found, seed, select)
+    if target:
+        results.save(document, target)
+    if reports:
+        summary.write(document, reports)
+    if as_json:
+        click.echo(json.dumps({k: document[k] for k in ("count", "seed", "select", "totals", "ledger", "bad", "environment")}))
+    else:
+        _show(document)
+    sys.exit(0 if all(r.good for r in found) else NO)
+
+
+def _show(document: dict[str, Any]) -> None:
+    t = document["totals"]
+    table = Table("verdict", "cases", title="generated models")
+    for state in summary.STATES:
+        table.add_row(state, f"{t[state]:,}")
+    out.print(table)
+    say(f"{len(document['cells']):,} dtype cells judged; differences by class: "
+        + (", ".join(f"{c} {n}" for c, n in t["by_class"].items()) or "none")
+        + f"; deaths of witnesses: {t['deaths_of_witnesses']}")  # fmt: skip
+    if document["environment"]["onnxruntime"] == "absent":
+        say("onnxruntime is not installed, so the other witnesses judged alone: pip install 'sonnx[oracle]'", style="yellow")
+    for b in document["bad"][:30]:
+        say(f"{b['status']}: case {b['index']}: {b['case']}", style="red")
+        for d in b["differences"]:
+            say(f"    {d['witness']}: {d['says'][:300]}")
+        if b["says"]:
+            say("    " + b["says"].strip().splitlines()[-1])
+    if document["bad"]:
+        say(f"one case in detail: sonnx fuzz --seed {document['seed']} --only INDEX" + _selected(document["select"]))
+
+
+def _selected(select: str) -> str:
+    return f" --select '{select}'" if select else ""
+
+
+def _one(index: int, seed: int, select: str, entries: list[ledger.Entry], folder: Path | None, as_json: bool) -> bool:
+    judged, answer, seen = run.one(index, seed, entries, select)
+    case = answer.case if answer else None
+    differences = [
+        {"witness": d.witness, "kind": d.kind, "says": d.says, "class": d.entry.blame if d.entry else None,
+         "why": d.entry.why if d.entry else None}
+        for d in judged.differences
+    ]  # fmt: skip
+    if folder and case is not None and answer is not None:
+        generate.write(case, next(iter(seen.values()), answer.ours or []), folder)
+    if as_json:
+        click.echo(json.dumps({
+            "index": index, "seed": seed, "status": judged.status, "case": judged.describe, "says": judged.says,
+            "witnesses": judged.witnesses, "differences": differences, "deaths": judged.deaths, "max_ulp": judged.ulps,
+            "written": str(folder) if folder and case is not None else None,
+        }))  # fmt: skip
+        return judged.good
+    say(f"{judged.status}: {judged.describe or 'no valid node of the types that were drawn'}")
+    if judged.says:
+        say(judged.says)
+    if case is not None:
+        for name, value in case.inputs.items():
+            say(f"  {name}: {value!r}")
+    if answer is not None and answer.ours is not None:
+        say(f"  ours: {answer.ours!r}")
+    for witness, outputs in seen.items():
+        say(f"  {witness}: {outputs!r}")
+    for d in differences:
+        say(f"  {d['witness']} differs: {d['says']}")
+        say(f"    {d['class']}: {d['why']}" if d["class"] else "    not in the ledger")
+    if folder and case is not None:
+        say(f"wrote {folder / 'model.onnx'} and {folder / 'test_data_set_0'}")
+    return judged.good

@@ -1,0 +1,110 @@
+"""`sonnx inspect`: what is in a model, as tables or as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from singa_backend.graph import Value
+from singa_backend.inspection import Inspection, State
+from singa_backend.inspection import Table as GraphTable
+from singa_backend.inspection import inspect as inspect_model
+
+from ._common import err, json_option, out, say, typed
+
+FEW = 20
+WIDE = 200
+"""Columns where the output is no terminal: names are not folded into nothing."""
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--nodes", is_flag=True, help="List every node, those of subgraphs and functions included.")
+@click.option("--states", is_flag=True, help=f"List every state (initializer), not only the {FEW} largest.")
+@click.option("--stats", is_flag=True, help="Read the states and give their min, max and number of NaN and Inf.")
+@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write a picture of the graph to this file, a page that needs no network.")  # fmt: skip
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's shape inference may take.")
+@json_option
+@typed
+def inspect(model: Path, nodes: bool, states: bool, stats: bool, page: Path | None, timeout: float, as_json: bool) -> None:
+    """Show what is in MODEL: inputs, outputs, states, operators, nodes.  Nothing is executed."""
+    if not as_json and err.is_terminal:
+        err.print(f"reading {model.name} ...", style="dim")
+    seen = inspect_model(model, stats=stats, timeout=timeout)
+    if page:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(seen.html(), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(seen.to_dict()))
+        return
+    _show(seen, states)
+    if nodes:
+        for graph in seen.graphs:
+            _show_nodes(graph)
+    if page:
+        say(f"wrote {page}")
+
+
+def _show(seen: Inspection, every_state: bool) -> None:
+    main = seen.main
+    opsets = ", ".join(f"{domain} {version}" for domain, version in seen.opsets.items())
+    facts = {"IR": seen.ir_version, "opsets": opsets, "producer": seen.producer,
+             "nodes": sum(len(g.nodes) for g in seen.graphs), "parameters": f"{seen.parameters:,}", "bytes": f"{seen.bytes:,}",
+             "functions": ", ".join(seen.functions), **seen.metadata}  # fmt: skip
+    _table(["model", seen.file], [[k, v] for k, v in facts.items() if v not in ("", None)])
+    for title, values in (("inputs", main.inputs), ("outputs", main.outputs)):
+        _table([title, "type"], [[v.name, _type(main, v)] for v in values])
+    states = [(g, s) for g in seen.graphs for s in g.states]
+    if states:
+        shown = states if every_state else sorted(states, key=lambda p: -p[1].bytes)[:FEW]
+        numbers = ["min", "max", "NaN", "Inf"] if any(s.stats is not None for _, s in states) else []
+        _table(["state", "type", "bytes", *numbers], [_state(g, s, bool(numbers)) for g, s in shown])
+        if len(shown) < len(states):
+            say(f"{len(shown)} of {len(states)} states, the largest; --states shows all", style="dim")
+    _table(["operator", "nodes"], [[name, count] for name, count in seen.operators().most_common()])
+    if len(seen.graphs) > 1:
+        _table(["graph", "nodes", "inputs", "outputs"], [
+            ["  " * g.depth + g.title, len(g.nodes), ", ".join(v.name for v in g.inputs), ", ".join(v.name for v in g.outputs)]
+            for g in seen.graphs
+        ])  # fmt: skip
+    if seen.opinion.inference:
+        say(f"types are incomplete, shape inference says: {seen.opinion.inference.splitlines()[0][:300]}", style="yellow")
+
+
+def _show_nodes(graph: GraphTable) -> None:
+    _table(["#", graph.title, "operator", "inputs", "outputs"], [
+        [call.index, "  " * graph.depth + call.name, call.title + ("" if call.status == "supported" else f" ({call.status})"),
+         "\n".join(call.inputs), "\n".join(f"{n} {graph.shown(n)}".rstrip() for n in call.outputs)]
+        for call in graph.nodes
+    ])  # fmt: skip
+
+
+def _state(graph: GraphTable, state: State, stats: bool) -> list[Any]:
+    name = state.value.name if not graph.depth else f"{state.value.name} (in {graph.title})"
+    row = [name, str(state.value).removeprefix(f"{state.value.name}: "), f"{state.bytes:,}"]
+    if not stats:
+        return row
+    found = state.stats or {}
+    if "error" in found:
+        return [*row, found["error"], "–", "–", "–"]
+    low, high = (f"{found[k]:.6g}" if found.get(k) is not None else "–" for k in ("min", "max"))
+    return [*row, low, high, found.get("nan", "–"), found.get("inf", "–")]
+
+
+def _type(graph: GraphTable, value: Value) -> str:
+    return graph.shown(value.name) or "?"
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> None:
+    table = Table()
+    for i, title in enumerate(head):
+        table.add_column(escape(title), overflow="fold", justify="right" if i and title in ("bytes", "nodes") else "left")
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    out.print(table, width=None if out.is_terminal else WIDE)

@@ -1,0 +1,60 @@
+"""`sonnx reduce`: the smallest part of a model that still fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from singa_backend import debug
+from singa_backend.oracle import ENGINES
+
+from ._common import device_option, json_option, progress, say, typed
+from ._inputs import gather, input_options
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@input_options
+@click.option("--against", type=click.Choice(ENGINES), help="It fails where its outputs differ from this engine's.")
+@click.option("--raises", metavar="CODE", help="It fails where this error is raised: SX404.")
+@click.option("--command", metavar="SHELL", help="It fails where this does not exit with 0; {model} and {data} are replaced.")
+@click.option("--rtol", type=float, help="Relative tolerance, instead of the dtype's.")
+@click.option("--atol", type=float, help="Absolute tolerance, instead of rtol times the value's usual magnitude.")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds for another engine's run, or for the command.")
+@click.option("--tries", default=1000, show_default=True, help="How many candidates may be run.")
+@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="The folder to write; MODEL-reduced if not given.")
+@device_option
+@json_option
+@typed
+def reduce(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
+           sizes: tuple[str, ...], against: str | None, raises: str | None, command: str | None, rtol: float | None,
+           atol: float | None, timeout: float, tries: int, to: Path | None, device: str, as_json: bool) -> None:  # fmt: skip
+    """Shrink MODEL to the nodes, outputs and rows that still fail, and write them with their inputs.
+
+    What failing means is said by one of --against, --raises and --command; without any, by --against onnxruntime (with
+    another --device: by --against sonnx, the CPU).
+    """
+    if sum(option is not None for option in (against, raises, command)) > 1:
+        raise click.UsageError("give one of --against, --raises and --command")
+    predicate: debug.Predicate
+    if raises is not None:
+        predicate = debug.raises(raises, device)
+    elif command is not None:
+        predicate = debug.command(command, timeout)
+    else:
+        against = against or ("onnxruntime" if device.upper() == "CPU" else "sonnx")
+        predicate = debug.differs(against, device=device, rtol=rtol, atol=atol, timeout=timeout)
+    source = debug.Source.of(model)
+    feeds = gather(source.proto, source.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    with progress(None, "reducing", quiet=as_json) as step:
+        found = debug.reduce(source, feeds, predicate, to=to, tries=tries, progress=step)
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+        return
+    say(f"fails when {found.predicate}")
+    say(f"left: {found}")
+    for name, shape in found.shapes.items():
+        say(f"  input {name!r}: {shape}")
+    say(f"{found.tried} candidates were run; written to {found.folder}")

@@ -1,0 +1,134 @@
+"""Each hostile model is refused by a typed error within a second, in little memory, opening nothing outside its folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent / "hostile"
+SECONDS, MEBIBYTES = 1.0, 64.0
+
+
+def _load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"hostile_{name}", HERE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+corpus = _load("corpus")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux shows it")
+
+
+class Server:
+    """The process that forks a child for each case: warm, so that a case is measured and not the imports."""
+
+    def __init__(self) -> None:
+        for package in ("re2", "PIL"):
+            pytest.importorskip(package)
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        self.process = subprocess.Popen([sys.executable, str(HERE / "server.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, env=environment)  # fmt: skip
+        assert self._answer() == "ready"
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, name: str, device: str, path: Path) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"name": name, "device": device, "path": str(path)}) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._answer())
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=20)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("device", ["CPU", "STRICT"])
+@pytest.mark.parametrize("name", corpus.CASES)
+def test_hostile(name: str, device: str, server: Server, tmp_path: Path) -> None:
+    case = corpus.CASES[name]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    found = server.ask(name, device, case.write(folder))
+    if case.code:
+        assert found["code"].startswith(case.code), found
+        assert "foreign" not in found["outcome"], found
+    else:
+        assert found["outcome"] == "ok", found
+    assert found["opened"] == [], found
+    # Processor time, so that a busy machine fails no one; what sleeps for ever is ended by the server and has no code.
+    assert min(found["cpu"], found["seconds"]) <= SECONDS, found
+    assert found["mebibytes"] <= MEBIBYTES, found
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(corpus.CASES) >= 300 and len({case.group for case in corpus.CASES.values()}) >= 24
+
+
+def test_the_server_notices(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is legal and opens its own data: nothing is reported; the same folder seen as another's: it is."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = corpus.CASES["external_plain_runs"].write(folder)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "model.onnx").symlink_to(path)
+    assert server.ask("external_plain_runs", "CPU", path)["opened"] == []
+    assert server.ask("external_plain_runs", "CPU", tmp_path / "elsewhere" / "model.onnx")["opened"] == [str(folder)]
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("loop_2_63", []),
+        ("external_up", []),
+        ("file_of_text", []),
+        ("constant_of_shape", []),
+        ("loop_that_asks", ["--limit", "deadline=0.3"]),
+        ("function_calls_itself", []),
+        ("bad_utf8_value", []),
+        ("concat_doubles", ["--limit", "tensor_bytes=8MiB"]),
+        ("file_pipe", []),
+    ],
+)
+@pytest.mark.parametrize("json_too", [False, True])
+def test_the_command_line(name: str, options: list[str], json_too: bool, tmp_path: Path) -> None:
+    case = corpus.CASES[name]
+    path = case.write(tmp_path)
+    from click.testing import CliRunner
+
+    from singa.cli import main
+
+    result = CliRunner().invoke(main, ["run", str(path), *options, *["--json"] * json_too])
+    assert result.exit_code == 3, (result.output, result.exception)
+    assert isinstance(result.exception, SystemExit) and "Traceback" not in result.output
+    if json_too:
+        assert json.loads(result.stdout)["code"].startswith(case.code)
+    else:
+        assert re.search(rf"\[{case.code}", result.stderr)

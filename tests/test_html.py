@@ -1,0 +1,182 @@
+"""The report page and the graph page stand alone: all of the data, nothing from elsewhere, stale when their source moved on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import parser
+
+from singa_backend.conform import html, report
+from singa_backend.conform.cases import ConformanceError
+from singa_backend.inspection import inspect
+from singa_backend.inspection.layout import FAR, GAP, layered
+
+TOTALS = {"cases": 2, "strict": 1, "official": 2, "by_verdict": {}, "by_kind": {"node": {"cases": 2, "strict": 1, "official": 2}}}
+
+
+def _run(device: str = "CPU", release: str = "", **more: Any) -> dict[str, Any]:
+    entry = {
+        "domain": "ai.onnx", "operator": "Softmax", "version": 13, "cases": 2, "passed": 1, "official": 2, "tested": 2,
+        "tested_passed": 1, "dtypes": [["T", "float32"], ["T", "nonsense"]], "attributes": ["axis"], "max_ulp": 1.5,
+        "names": ["test_softmax_a", "test_softmax_b"], "failed": ["test_softmax_b"],
+    }  # fmt: skip
+    environment = {"device": device, "onnx": "1.23.2", **({"release": release} if release else {})}
+    gaps = {"test_softmax_b": "because </script><b>"}
+    return {"environment": environment, "manifest": "0" * 16, "totals": TOTALS, "gaps": gaps, "unexpected": [],
+            "executed": [entry], **more}  # fmt: skip
+
+
+def _data(page: str) -> Any:
+    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+def _row(built: dict[str, Any], operator: str = "Softmax", version: int = 13) -> Any:
+    return next(r for r in built["rows"] if (r["operator"], r["version"]) == (operator, version))
+
+
+def _alone(page: str) -> None:
+    """No reference to anything outside, and a policy that would forbid it."""
+    shell = page.replace(json.dumps(_data(page)), "")
+    assert not re.search(
+        r"""(?:src|href|action)\s*=\s*["']?(?!["'#])|url\(|@import|import\(|fetch\(|XMLHttp|<link|<img|<iframe""", shell
+    )
+    assert "default-src 'none'" in page
+    assert [u for u in re.findall(r"https?://[^\s\"'<]+", shell) if u != "http://www.w3.org/2000/svg"] == []
+
+
+def test_the_report_page_stands_alone_and_has_every_row() -> None:
+    built = report.build([_run(), _run("STRICT")])
+    page = html.page(built)
+    _alone(page)
+    data = _data(page)
+    assert len(page.encode()) < 2_000_000
+    assert [(data["domains"][r["d"]], r["o"], r["v"]) for r in data["rows"]] == [
+        (r["domain"], r["operator"], r["version"]) for r in built["rows"]
+    ]
+    assert len(data["rows"]) >= 659 and data["devices"] == ["CPU", "STRICT"]
+    assert data["gaps"]["CPU"]["test_softmax_b"] == "because </script><b>"
+    assert page.count("</script>") == 2  # the data cannot close their element
+    assert html.page(built) == page
+
+
+def test_bits_are_the_dtypes() -> None:
+    data = _data(html.page(report.build([_run()])))
+    row = next(r for r in data["rows"] if (r["o"], r["v"]) == ("Softmax", 13))
+    names = lambda bits: {d for i, d in enumerate(data["dtypes"]) if bits >> i & 1}  # noqa: E731
+    assert names(row["t"]["T"]) == {"float16", "float32", "float64", "bfloat16"}
+    cases, passed, official, tested, tested_passed, dtypes, attributes, ulp, failed = row["s"][0]
+    assert (cases, passed, official, tested, tested_passed, ulp, failed) == (2, 1, 2, 2, 1, 1.5, ["test_softmax_b"])
+    assert names(dtypes["T"]) == {"float32"} and [row["a"][i] for i in attributes] == ["axis"]
+
+
+def test_generated_models_and_old_releases_are_columns(tmp_path: Path) -> None:
+    cells = [["", "Softmax", 13, "T", "float64"], ["", "Softmax", 13, "T", "int4"], ["", "None", 1, "T", "float32"]]
+    (tmp_path / "fuzz.json").write_text(json.dumps({"cells": cells, "count": 7, "seed": 3, "totals": {"equal": 7}}))
+    old = {"ours": {"totals": TOTALS, "gaps": {"why": ["test_a"]}, "unexpected": ["test_b"], "manifest": ""}}
+    several = _run(release="all", releases={"1.10.2": old["ours"], "1.9.0": old["ours"]})
+    built = report.build([_run(), several, _run(release="1.6.0")], tmp_path)
+    row = _row(built)
+    assert row["fuzz"] == {"T": ["float64"]} and row["dtypes_allowed"]["T"] == ["bfloat16", "float16", "float32", "float64"]
+    assert row["releases"]["1.6.0"] | {"failed": 0} == {"cases": 2, "passed": 1, "dtypes": {"T": ["float32"]}, "failed": 0}
+    assert set(row["releases"]) == {"all", "1.6.0"} and set(built["totals"]) == {"CPU"}
+    assert list(built["releases"]) == ["1.9.0", "1.10.2", "1.6.0"] or set(built["releases"]) == {"1.9.0", "1.10.2", "1.6.0"}
+    assert built["releases"]["1.9.0"]["gaps"] == {"test_a": "why"} and built["releases"]["1.9.0"]["unexpected"] == ["test_b"]
+    data = _data(html.page(built))
+    assert data["cells"][-1] == ["by any of these", 2] and data["fuzz"]["count"] == 7
+    page = report.markdown(built)
+    assert (
+        "Generated models: 7 with seed 3 (equal: 7)" in page
+        and "| Softmax | 13 | 1/2 | 1/2 | 1/4 | 1/1 | 2 | 2/4 | 1/4 |" in page
+    )
+
+
+def test_what_cannot_be_repeated_everywhere_is_kept(tmp_path: Path) -> None:
+    runs = [_run(), _run("CUDA"), _run(release="1.6.0")]
+    assert sorted(p.name for p in report.keep(runs, tmp_path)) == ["1.6.0.json", "CUDA.json"]
+    report.write(report.build(runs, tmp_path), tmp_path)
+    again = report.build([_run()], tmp_path)  # as continuous integration does, without a GPU and without the old wheel
+    assert list(again["totals"]) == ["CPU", "CUDA"] and list(again["releases"]) == ["1.6.0"]
+    assert report.stale(again, tmp_path) == ""
+    with pytest.raises(ConformanceError, match="SX809"):
+        report.build([_run(release="1.6.0")])
+
+
+@pytest.mark.parametrize("name", ["support.md", "support.html"])
+def test_a_page_that_is_not_what_the_data_render_to_is_stale(tmp_path: Path, name: str) -> None:
+    built = report.build([_run()], tmp_path)
+    report.write(built, tmp_path)
+    assert report.stale(built, tmp_path) == ""
+    (tmp_path / name).write_text((tmp_path / name).read_text() + " ")
+    assert f"{name} is not what support.json renders to" in report.stale(built, tmp_path)
+    (tmp_path / name).unlink()
+    assert f"{name} is not what" in report.stale(built, tmp_path)
+
+
+def test_other_generated_models_make_a_report_stale(tmp_path: Path) -> None:
+    report.write(report.build([_run()], tmp_path), tmp_path)
+    (tmp_path / "fuzz.json").write_text(json.dumps({"cells": [], "count": 7, "seed": 3, "totals": {}}))
+    assert "'fuzz' differs" in report.stale(report.build([_run()], tmp_path), tmp_path)
+
+
+# --- the picture
+
+
+def test_the_graph_page_stands_alone() -> None:
+    text = """<ir_version: 10, opset_import: ["": 17]> g (float[n, 3] x) => (float[n, 3] y)
+        { c = Constant <value_float = 2.0> () s = Mul(x, c) t = Add(s, s) y = Relu(t) }"""
+    page = inspect(parser.parse_model(text)).html()
+    _alone(page)
+    (graph,) = _data(page)["graphs"]
+    titles = [v["t"] for v in graph["vertices"]]
+    assert titles == ["x", "Mul-14", "Add-14", "Relu-14", "y"]
+    assert graph["constants"] == {"c": "2"} and graph["types"]["t"] == "float[n, 3]"
+    assert [(titles[a], titles[b]) for a, b, *_ in graph["edges"]] == [
+        ("x", "Mul-14"), ("Mul-14", "Add-14"), ("Add-14", "Relu-14"), ("Relu-14", "y"),
+    ]  # fmt: skip
+
+
+def _free(widths: list[float], found: Any) -> bool:
+    rows: dict[int, list[int]] = {}
+    for v, at in enumerate(found.layer):
+        rows.setdefault(at, []).append(v)
+    for row in rows.values():
+        row.sort(key=lambda v: found.x[v])
+        for a, b in itertools.pairwise(row):
+            if found.x[b] - found.x[a] < (widths[a] + widths[b]) / 2 + GAP - 0.2:
+                return False
+    return True
+
+
+def test_layout_keeps_order_and_distance() -> None:
+    widths = [90.0, 60.0, 120.0, 90.0, 90.0, 60.0]
+    edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (0, 4), (5, 4)]
+    found = layered(widths, edges, frozenset({4}))
+    assert found.layer == [0, 1, 1, 2, 3, 2]  # 5, a constant, stands right above what uses it
+    assert len(found.routes[0, 4] or []) == 2 and _free(widths, found)
+    line = layered([80.0] * 9, [(i, i + 1) for i in range(8)])
+    assert len(set(line.x)) == 1 and line.layer == list(range(9))
+
+
+def test_layout_survives_cycles_far_edges_and_nothing() -> None:
+    assert layered([], []).layers == 0
+    found = layered([50.0] * 3, [(0, 1), (1, 2), (2, 0), (1, 1)])
+    assert sorted(found.layer) == [0, 1, 2] and (2, 0) in found.routes and (1, 1) not in found.routes
+    long = FAR + 5
+    found = layered([50.0] * long, [(i, i + 1) for i in range(long - 1)] + [(0, long - 1)])
+    assert found.routes[0, long - 1] is None
+
+
+def test_layout_of_five_thousand_nodes_is_quick() -> None:
+    import time
+
+    edges = [(i - 1, i) for i in range(1, 5000)] + [(i - 7, i) for i in range(7, 5000, 3)]
+    start = time.perf_counter()
+    found = layered([90.0] * 5000, edges)
+    assert time.perf_counter() - start < 20 and len(found.x) == 5000
