@@ -186,9 +186,11 @@ PAGES = {"support.md": markdown, "support.html": html.page}
 
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
     """Write support.json and the pages that it renders to; returns their paths."""
-    save(report, folder / "support.json")
+    path = folder / "support.json"
+    save(report, path)
+    written = json.loads(path.read_text())  # the order of its keys is the file's, for whoever renders it again
     for name, render in PAGES.items():
-        (folder / name).write_text(render(report), encoding="utf-8")
+        (folder / name).write_text(render(written), encoding="utf-8")
     return [folder / name for name in ("support.json", *PAGES)]
 
 
