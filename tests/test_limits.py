@@ -142,6 +142,9 @@ def test_functions_that_are_read_over_and_over_count() -> None:
     with pytest.raises(ResourceExhausted) as caught:
         SingaBackend.prepare(m, limits=Limits(live_bytes=4 * MIB))
     assert caught.value.code == "SX604"
+    with pytest.raises(ResourceExhausted, match="more than 1000 nodes") as caught:
+        SingaBackend.prepare(m, limits=Limits(nodes=1000))
+    assert caught.value.code == "SX611"
 
 
 # --- how long it runs
@@ -176,9 +179,8 @@ def test_a_known_trip_count_is_refused_before_the_first_round() -> None:
 
 
 def test_executions_count_the_nodes_of_bodies() -> None:
-    spent = 5  # four nodes that are read, and the loop
-    for trips in (3, 10):
-        assert SingaBackend.prepare(LOOP, limits=Limits(executions=spent + 4 * trips)).run(looped(trips))[0].shape == (1,)
+    for trips in (3, 10):  # each round is a body of three nodes
+        assert SingaBackend.prepare(LOOP, limits=Limits(executions=1 + 4 * trips)).run(looped(trips))[0].shape == (1,)
         refused(LOOP, looped(trips), "SX605", executions=4 * trips)
 
 

@@ -24,10 +24,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import InvalidInput, ResourceExhausted
+from .errors import InvalidInput, OperatorError, ResourceExhausted
 
 GIB = 1 << 30
 _OBJECT = np.dtype(object)
+_NODE = 4096
+"""About what a node takes that is read: functions may make many of few."""
 _ENTRY = 112
 """About what Python spends on an array or a string, beside its content."""
 
@@ -44,11 +46,12 @@ class Limits:
 
     tensor_bytes: one tensor, by shape and element size; in an empty one a dimension of 0 counts as 1.
     live_bytes: the tensors alive at one time and the next one; None stands for 75 % of the machine's or device's memory.
-    executions: nodes and bodies that are run, and nodes that are read; those of subgraphs and functions count each time.
+    executions: nodes and bodies that are run; those of subgraphs and functions count each time.
     iterations: rounds of one Loop or Scan, and of other loops that a node's values make long.
     nesting: If, Loop, Scan and functions within each other.
     rank: dimensions of a tensor.  NumPy has no more than 64.
     deadline: seconds, looked at between nodes and rounds; None for no deadline.
+    nodes: nodes that are read; those of a function count once for each set of attributes that it is called with.
     model_bytes: the model file.  Protocol Buffers have no more than 2 GiB.
 
     Raises InvalidInput for a bound that is no positive number.
@@ -61,6 +64,7 @@ class Limits:
     nesting: int = 64
     rank: int = 64
     deadline: float | None = None
+    nodes: int = 10**6
     model_bytes: int = 2 * GIB
 
     def __post_init__(self) -> None:
@@ -126,6 +130,7 @@ class Budget:
         self.made = 0
         self.room = self.live_bytes
         self.kept = 0
+        self.nodes = 0
 
     def begin(self, resident: int, *roots: Any) -> None:
         """A run begins with these containers, that hold so many bytes."""
@@ -148,6 +153,16 @@ class Budget:
             yield
         finally:
             del self.roots[held:]
+
+    def read_node(self) -> None:
+        """One node more is read."""
+        self.nodes += 1
+        if self.nodes > self.limits.nodes:
+            most = self.limits.nodes
+            raise exhausted("nodes", "SX611", f"the model has more than {most} nodes, those of its functions included")
+        if self.watched:
+            self.watch()
+        self.keep(_NODE)
 
     # --- time
 
@@ -339,11 +354,15 @@ def holding(*containers: Any) -> AbstractContextManager[None]:
 
 
 def admit_broadcast(values: Sequence[Any]) -> None:
-    """Raise unless the elementwise result of these arrays may be made; shapes that do not fit are left to whoever computes."""
+    """Raise unless the shapes of these arrays go together, and their elementwise result may be made.
+
+    Shapes that do not fit are refused here: two of three arrays may, and make a large one before the third is met.
+    """
     try:
         shape = np.broadcast_shapes(*(v.shape for v in values))
     except ValueError:
-        return
+        shapes = ", ".join(str(tuple(v.shape)) for v in values)
+        raise OperatorError(f"the shapes {shapes} do not broadcast", code="SX404") from None
     current().admit(shape, max(v.dtype.itemsize for v in values))
 
 

@@ -24,9 +24,6 @@ from .graph import ABSENT, Graph, Node, Value
 from .limits import current, ensured, exhausted
 from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
 
-NODE_BYTES = 4096
-"""About what a node that is read takes: functions may make many of few."""
-
 MAX_PROBLEMS = 1000
 """More than these are not collected: a file that breaks every rule must not keep the reader busy."""
 
@@ -264,8 +261,7 @@ class _Scope:
         for i, proto in self._sorted(protos):
             name = proto.name or f"{proto.op_type}_{i}"
             try:
-                current().step()
-                current().keep(NODE_BYTES)
+                current().read_node()
                 nodes.append(self._node(proto, name))
             except ResourceExhausted as error:
                 raise error.locate(node=name, operator=proto.op_type) from error.__cause__

@@ -181,6 +181,9 @@ for op in ("Add", "Mul", "Equal", "Pow", "Less"):
 LINE, POLE = np.ones((1, 1, 1 << 12), F), np.ones((1 << 12, 1, 1), F)
 for name, model in {
     "outer_of_three": one("Sum", LINE, POLE, LINE.transpose(0, 2, 1)),
+    "outer_of_two_and_a_third_that_does_not_fit": one("Sum", ROW, COLUMN, np.ones(3, F)),
+    "outer_scales": one("QLinearMatMul", np.ones((2, 1), np.uint8), np.ones(1 << 16, F), np.zeros(1, np.uint8), np.ones((1, 2), np.uint8),
+                        np.ones(1 << 16, F), np.zeros(1, np.uint8), np.ones(1, F), np.zeros(1, np.uint8)),
     "outer_where": one("Where", np.ones((1, 1 << 16), bool), COLUMN, np.ones(1, F)),
     "outer_matmul": one("MatMul", COLUMN, ROW),
     "outer_matmul_integers": one("MatMul", COLUMN.astype(np.int32), ROW.astype(np.int32)),
@@ -198,7 +201,12 @@ for name, model in {
     "outer_string_concat": one("StringConcat", np.full((1, 1 << 15), "a", object), np.full((1 << 15, 1), "b", object)),
     "outer_rnn": one("RNN", np.ones((1 << 16, 1, 1), F), np.ones((1, 1 << 15, 1), F), np.ones((1, 1 << 15, 0), F), hidden_size=0, outputs=2),
 }.items():  # fmt: skip
-    case("outer product", name, S if name != "outer_rnn" else "SX404", model)
+    case(
+        "outer product",
+        name,
+        "SX404" if name in ("outer_rnn", "outer_scales", "outer_of_two_and_a_third_that_does_not_fit") else S,
+        model,
+    )
 case("outer product", "optimizer_broadcast", "SX404", one("Momentum", np.array(0.1, F), np.array(1, I64), ROW, COLUMN, ROW, outputs=2,
      domain="ai.onnx.preview.training", alpha=0.9, beta=0.9, mode="standard", norm_coefficient=0.1))  # fmt: skip
 
@@ -263,6 +271,7 @@ for name, code, model in [
                                                 hidden_size=1, outputs=2)),
 ]:  # fmt: skip
     case("loops", name, code, model)
+case("loops", "kernel_of_many_taps", "SX608", one("ConvTranspose", np.ones((1, 1, 64), F), np.ones((1, 64, 1 << 16), F)))
 case("loops", "loop_over_the_iterations", "SX606", loop(asked, None, True, {"x": A}), iterations=1000)
 case("loops", "executions", "SX605", loop(asked, 10**6, True, {"x": A}), executions=1000)
 case("loops", "loop_at_the_limit_runs", "", loop(asked, 1000, True, {"x": A}), iterations=1000)
@@ -374,6 +383,8 @@ case(
     executions=500,
 )
 
+
+case("nesting and recursion", "function_bomb_of_attributes_and_nodes", "SX611", called(varied(40), "g0"), nodes=1000)
 
 # --- graphs that are none ---------------------------------------------------------------------------------------------
 

@@ -65,8 +65,8 @@ def col2im(xp: Xp, x: Array, image_shape: Host[Ints], block_shape: Host[Ints], *
     n, c = x.shape[0], x.shape[1] // block
     columns = x.reshape(n, c, *block_shape, *counts)
     y = blank(xp, (n, c, *padded), x.dtype)
-    limits.check_rounds(block)
-    for place in product(*map(range, block_shape)):
+    limits.check_rounds(block)  # before the ranges are written out
+    for place, _ in zip(product(*map(range, block_shape)), limits.rounds(block), strict=True):
         there = tuple(slice(p * dilation, p * dilation + stride * count, stride)
                       for p, dilation, stride, count in zip(place, dilations, strides, counts, strict=True))  # fmt: skip
         y[(slice(None), slice(None), *there)] += columns[(slice(None), slice(None), *place)]

@@ -156,8 +156,8 @@ def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_p
     x = x.reshape(n, group, c // group, math.prod(sizes))
     y = xp.zeros((n, group * m, *at.sizes), dtype=x.dtype)
     limits.admit((n, group * m, *sizes), x.dtype)
-    limits.check_rounds(math.prod(at.kernel))
-    for taps in itertools.product(*(at.taps(axis) for axis in range(len(sizes)))):
+    every = itertools.product(*(at.taps(axis) for axis in range(len(sizes))))
+    for taps, _ in zip(every, limits.rounds(math.prod(at.kernel)), strict=False):
         offset = sum(j * math.prod(at.kernel[i + 1 :]) for i, (j, _, _) in enumerate(taps))
         part = (filters[offset] @ x).reshape(n, group * m, *sizes)
         y[(..., *(there for _, _, there in taps))] += part[(..., *(here for _, here, _ in taps))]

@@ -163,6 +163,8 @@ def qlinear_matmul(
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":
         exact = matmul(xp, _centred(xp, a, za), _centred(xp, b, zb))
     else:
+        limits.admit_broadcast([a, za])
+        limits.admit_broadcast([b, zb])
         exact = matmul(xp, a.astype(np.float32) - za.astype(np.float32), b.astype(np.float32) - zb.astype(np.float32))
     if a.ndim == 1:
         sa = sa.reshape(())
@@ -172,7 +174,7 @@ def qlinear_matmul(
         sb = sb.reshape(())
     elif a.ndim == 1 and sb.ndim > 1:
         sb = sb[..., 0, :]
-    limits.admit_broadcast([exact, sa, sb])
+    limits.admit_broadcast([exact, sa, sb, _per_column(y_scale), _per_column(y_zero_point)])
     real = exact.astype(np.float64) * (sa * sb / _per_column(y_scale).astype(np.float32))
     return _quantized(xp, real, _per_column(y_zero_point))
 

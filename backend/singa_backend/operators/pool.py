@@ -176,7 +176,7 @@ def max_roi_pool(xp: Xp, x: Array, rois: Host[np.ndarray], *, pooled_shape: Ints
         raise OperatorError("a region is not finite", code="SX404")
     corners = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int64)
     limits.check_rounds(len(rois) * math.prod(pooled_shape))
-    for r, (x1, y1, x2, y2) in enumerate(corners.tolist()):
+    for r, (x1, y1, x2, y2) in zip(limits.rounds(len(rois)), corners.tolist(), strict=True):
         batch = int(rois[r, 0])
         if not 0 <= batch < x.shape[0]:
             raise OperatorError(f"region {r} is of image {batch}; there are {x.shape[0]}", code="SX401")
