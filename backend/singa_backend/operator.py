@@ -14,6 +14,14 @@ Left of the star stand the inputs, right of it the attributes, with the names an
 
 An optional input that is absent takes the parameter's default.  What a body returns is cast to the dtype that the
 schema binds to that output, and a body returns a tuple for several outputs.
+
+Under its forward stands the gradient, written in ONNX's own operators (see differentiate.py), or why there is none:
+
+    @softmax.gradient
+    def _(op: Op, dy: V, y: V, axis: int) -> V:
+        return op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(dy, y), [axis], keepdims=1)))
+
+    ceil.no_gradient("zero")
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
 from onnx import defs
@@ -34,8 +42,12 @@ from . import dtypes, limits
 from .arrays import Array, Xp
 from .errors import OperatorError
 
+if TYPE_CHECKING:
+    from .vocabulary import Vocabulary
+
 __all__ = [
-    "Array", "Declaration", "Derived", "Host", "Ints", "Run", "Version", "Wanted", "Xp", "declarations", "operator", "schemas",
+    "Array", "Declaration", "Derived", "Host", "Ints", "Op", "Run", "V", "Version", "Wanted", "Xp", "declarations", "operator",
+    "schemas",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -45,6 +57,10 @@ Run: TypeAlias = Annotated[Callable[..., list[Any]], "run"]
 Wanted: TypeAlias = Annotated[tuple[bool, ...], "wanted"]
 Version: TypeAlias = Annotated[int, "version"]
 Derived: TypeAlias = Annotated[Callable[[Callable[[], Any]], Any], "derived"]
+Op: TypeAlias = "Vocabulary[Any]"
+"""ONNX's operators as functions; see vocabulary.py."""
+V: TypeAlias = Any
+"""A value in a vocabulary: an array, or a symbol of a graph that is being built."""
 
 REQUIRED: Any = inspect.Parameter.empty
 _SMALL = 1 << 16
@@ -64,6 +80,17 @@ class Input:
     host: Any = None  # the type to read it as on the host (int, tuple, np.ndarray, ...), or None
 
 
+class Rule:
+    """A function in ONNX's vocabulary, called with `op` and those of the known values that its parameters name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.names = tuple(inspect.signature(function).parameters)[1:]
+
+    def __call__(self, op: Any, known: dict[str, Any]) -> Any:
+        return self.function(op, **{name: known[name] for name in self.names})
+
+
 @dataclass
 class Declaration:
     """One meaning of an operator, for the schema versions that it lists.  Calling it calls the body."""
@@ -77,6 +104,9 @@ class Declaration:
     inputs: tuple[Input, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED where there is none
     services: dict[str, str] = field(default_factory=dict)  # parameter -> "run", "wanted", "version" or "derived"
+    rule: Rule | None = None
+    composition: Rule | None = None
+    reason: str = ""
 
     def __post_init__(self) -> None:
         inputs: list[Input] = []
@@ -93,6 +123,32 @@ class Declaration:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.body(*args, **kwargs)
+
+    def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Declare the gradient, in ONNX's vocabulary; see differentiate.py for what a rule may ask for."""
+        self._once("gradient")
+        self.rule = Rule(rule)
+        return rule
+
+    def composed(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """Declare what this operator means in other, newer operators.
+
+        The body takes `op`, the inputs and the attributes, and gives the outputs.  An operator without a gradient of its
+        own is differentiated through it, and a node of an old version is written so where a newer opset is asked for.
+        """
+        if self.composition is not None:
+            raise ValueError(f"{self} is composed twice")
+        self.composition = Rule(body)
+        return body
+
+    def no_gradient(self, reason: str) -> None:
+        """Say why there is no gradient: one of `differentiate.REASONS`, and ": ..." where more is to be said."""
+        self._once("gradient")
+        self.reason = reason
+
+    def _once(self, what: str) -> None:
+        if self.rule is not None or self.reason:
+            raise ValueError(f"the {what} of {self} is declared twice")
 
     def __str__(self) -> str:
         return f"{self.name}-{','.join(map(str, self.versions))}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperatorError
+from ..operator import Op, V
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -52,6 +53,15 @@ def aligned(a: Any, b: Any, broadcast: int, axis: int | None) -> Any:
         where = "the end" if axis is None else f"axis {axis}"
         raise OperatorError(f"before opset 7 a shape {b.shape} does not broadcast to {a.shape} at {where}", code="SX404")
     return b.reshape(b.shape + (1,) * (a.ndim - start - b.ndim))
+
+
+def legacy(op: Op, a: V, b: V, broadcast: int, axis: int | None) -> V:
+    """`aligned` in ONNX's vocabulary: `b` with axes of 1 behind it, so that it meets `a` where opsets 1 to 6 say."""
+    if not broadcast or axis in (None, -1) or not op.rank(b):
+        return b
+    assert axis is not None
+    behind = op.rank(a) - op.rank(b) - axis % op.rank(a)
+    return op.Unsqueeze(b, list(range(-behind, 0))) if behind > 0 else b
 
 
 def same_shapes(xs: Sequence[Any]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperatorError
-from ..operator import Array, Xp, operator
-from ._common import aligned, same_shapes
+from ..operator import Array, Op, V, Xp, operator
+from ._common import aligned, legacy, same_shapes
 
 
 @operator("Add", 7, 13, 14)
@@ -17,9 +17,19 @@ def add(xp: Xp, a: Array, b: Array) -> Array:
     return a + b
 
 
+@add.gradient
+def _(op: Op, dy: V, a: V, b: V) -> tuple[V, V]:
+    return op.sum_to(dy, a), op.sum_to(dy, b)
+
+
 @operator("Add", 1, 6)
 def add_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
     return add(xp, a, aligned(a, b, broadcast, axis))
+
+
+@add_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.Add(a, legacy(op, a, b, broadcast, axis))
 
 
 @operator("Sub", 7, 13, 14)
@@ -27,9 +37,19 @@ def sub(xp: Xp, a: Array, b: Array) -> Array:
     return a - b
 
 
+@sub.gradient
+def _(op: Op, dy: V, a: V, b: V) -> tuple[V, V]:
+    return op.sum_to(dy, a), op.sum_to(op.Neg(dy), b)
+
+
 @operator("Sub", 1, 6)
 def sub_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
     return sub(xp, a, aligned(a, b, broadcast, axis))
+
+
+@sub_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.Sub(a, legacy(op, a, b, broadcast, axis))
 
 
 @operator("Mul", 7, 13, 14)
@@ -37,9 +57,19 @@ def mul(xp: Xp, a: Array, b: Array) -> Array:
     return a * b
 
 
+@mul.gradient
+def _(op: Op, dy: V, a: V, b: V, needs: tuple[bool, ...]) -> tuple[V, V]:
+    return (op.sum_to(op.Mul(dy, b), a) if needs[0] else None, op.sum_to(op.Mul(dy, a), b) if needs[1] else None)
+
+
 @operator("Mul", 1, 6)
 def mul_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
     return mul(xp, a, aligned(a, b, broadcast, axis))
+
+
+@mul_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.Mul(a, legacy(op, a, b, broadcast, axis))
 
 
 # --- division ---------------------------------------------------------------------------------------------------------
@@ -61,9 +91,20 @@ def div(xp: Xp, a: Array, b: Array) -> Array:
     return xp.where(negated, -a, q + inexact)
 
 
+@div.gradient
+def _(op: Op, dy: V, a: V, b: V, y: V, needs: tuple[bool, ...]) -> tuple[V, V]:
+    da = op.Div(dy, b)
+    return (op.sum_to(da, a), op.sum_to(op.Neg(op.Mul(da, y)), b) if needs[1] else None)
+
+
 @operator("Div", 1, 6)
 def div_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
     return div(xp, a, aligned(a, b, broadcast, axis))
+
+
+@div_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.Div(a, legacy(op, a, b, broadcast, axis))
 
 
 @operator("Mod", 10, 13, 28)
@@ -112,6 +153,11 @@ def pow_(xp: Xp, x: Array, y: Array) -> Array:
 @operator("Pow", 1)
 def pow_1(xp: Xp, x: Array, y: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
     return pow_(xp, x, aligned(x, y, broadcast, axis))
+
+
+@pow_1.composed
+def _(op: Op, x: V, y: V, axis: int | None, broadcast: int) -> V:
+    return op.Pow(x, legacy(op, x, y, broadcast, axis))
 
 
 def _integer_pow(xp: Xp, x: Array, y: Array) -> Array:

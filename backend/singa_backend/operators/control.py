@@ -1,4 +1,4 @@
-"""Control flow: If, Loop, Scan and SequenceMap run the graphs that they carry as attributes."""
+"""Control flow: If, Loop and SequenceMap run the graphs that they carry as attributes; Scan stands in scan.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from .. import arrays, limits
-from ..dtypes import HOST_ONLY, STRING, onnx_name
+from ..differentiate import back, run
+from ..dtypes import HOST_ONLY, STRING, is_float, onnx_code, onnx_name
 from ..errors import OperatorError, SonnxError
 from ..graph import Graph, Value
-from ..operator import Array, Host, Ints, Run, Xp, operator
+from ..operator import Array, Host, Ints, Op, Run, V, Xp, operator
+from ..vocabulary import BOOL, INT, Body
 from ._common import axis_of
 
 
@@ -24,6 +26,26 @@ def if_(xp: Xp, cond: Host[bool], *, then_branch: Graph, else_branch: Graph, run
     return tuple(run(then_branch if cond else else_branch))
 
 
+@if_.gradient
+def _(op: Op, dys: list[V], cond: V, then_branch: Body, else_branch: Body, captured: list[V],
+      needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
+    """Each branch computes itself once more and goes back; what it does not use has a gradient of zeros."""
+    asked = [i for i, need in enumerate(needs[1:]) if need]
+    first = len(then_branch.captured)
+
+    def branch(body: Body, own: range) -> Body:
+        def make(inner: Op) -> list[V]:
+            found = back(inner, body, [captured[i] for i in own], dys, [needs[1 + i] for i in own])
+            grads = dict(zip(own, found, strict=True))
+            return [inner.zeros_like(captured[i]) if grads.get(i) is None else grads[i] for i in asked]
+
+        return op.graph(make, [])
+
+    bodies = {"then_branch": branch(then_branch, range(first)), "else_branch": branch(else_branch, range(first, len(captured)))}
+    made = dict(zip(asked, op.call("If", [cond], bodies, len(asked)), strict=True)) if asked else {}
+    return [None, *(made.get(i) for i in range(len(captured)))]
+
+
 @operator("Loop", 1, 11, 13, 16, 19, 21, 23, 24, 25, widen=False)
 def loop(xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_initial: Any, body: Graph,
          run: Run) -> tuple[Any, ...]:  # fmt: skip
@@ -32,7 +54,7 @@ def loop(xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_
     Where the node has no `cond`, what the body says about going on is ignored.
     """
     state = list(v_initial)
-    gather = _Gather(xp, body, 1 + len(state))
+    gather = Gather(xp, body, 1 + len(state))
     go: Any = xp.asarray(cond is None or cond, np.bool_)
     going = cond is None or cond
     with limits.holding(gather.values):
@@ -45,6 +67,59 @@ def loop(xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_
             if cond is not None:
                 going = _truth(xp, go)
     return (*state, *gather.outputs(lambda: run(body, xp.asarray(0, np.int64), go, *state)))
+
+
+@loop.gradient
+def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body: Body, captured: list[V],
+      needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
+    """Run once more and keep the states, one entry a round; then take the rounds from the last to the first.
+
+    States of changing shapes are kept in sequences.  A state that is a sequence itself cannot be kept in one: then each round
+    runs the loop up to there anew.
+    """
+    n = len(v_initial)
+    floats = [i for i, s in enumerate(v_initial) if is_float(op.dtype(s))]
+    asked = [i for i in range(len(captured)) if needs[2 + n + i]]
+    keeps = not any(op.is_sequence(s) for s in v_initial)
+    types = [op.type(s) for s in v_initial]
+
+    def forward(inner: Op, i: V, go: V, count: V, *values: V) -> list[V]:
+        kept, state = values[: len(values) - n], values[len(values) - n :]
+        go, *outs = run(inner, body, [i, go, *state, *captured])
+        return [go, inner.Add(count, 1), *map(inner.SequenceInsert, kept, state), *outs[:n]]
+
+    empty = [op.SequenceEmpty(dtype=onnx_code(op.dtype(s))) for s in v_initial] if keeps else []
+    graph = op.graph(forward, [INT, BOOL, INT, *map(op.type, empty), *types])
+    zero = op.constant(0, np.int64)
+    rounds, *kept = op.call("Loop", [M, cond, zero, *empty, *v_initial], {"body": graph}, 1 + len(empty) + n)[: 1 + len(empty)]
+
+    def state_at(inner: Op, i: V) -> list[V]:
+        if keeps:
+            return [inner.SequenceAt(k, i) for k in kept]
+        again = inner.graph(lambda op, i, go, *state: run(op, body, [i, go, *state, *captured])[: 1 + n], [INT, BOOL, *types])
+        return list(inner.call("Loop", [i, cond, *v_initial], {"body": again}, n))
+
+    def backward(inner: Op, j: V, go: V, *values: V) -> list[V]:
+        i = inner.Sub(inner.Sub(rounds, 1), j)
+        state = state_at(inner, i)
+        dstate: list[V] = [None] * n
+        for k, d in zip(floats, values, strict=False):
+            dstate[k] = d
+        dscans = [None if d is None else inner.Gather(d, i) for d in dys[n:]]
+        flows = [False, False, *(k in floats for k in range(n)), *needs[2 + n :]]
+        found = back(inner, body, [i, inner.constant(True), *state, *captured], [None, *dstate, *dscans], flows)[2:]
+        grads = [inner.zeros_like(state[k]) if found[k] is None else found[k] for k in floats]
+        sums = [inner.add(d, found[n + k]) for d, k in zip(values[len(floats) :], asked, strict=True)]
+        return [inner.Identity(go), *grads, *sums]
+
+    starts = [op.zeros_like(ys[k]) if dys[k] is None else dys[k] for k in floats]
+    starts += [op.zeros_like(captured[i]) for i in asked]
+    graph = op.graph(backward, [INT, BOOL, *map(op.type, starts)])
+    made = op.call("Loop", [rounds, op.constant(True), *starts], {"body": graph}, len(starts)) if starts else []
+    grads: list[V] = [None] * len(needs)
+    for k, g in zip([*floats, *(n + i for i in asked)], made, strict=True):
+        grads[2 + k] = g
+    return grads
 
 
 def _trips(M: int | None, going: bool, unasked: bool, body: Graph) -> int | None:
@@ -83,7 +158,7 @@ def _truth(xp: Xp, value: Array) -> bool:
     return bool(xp.to_host(value).reshape(-1)[0])
 
 
-class _Gather:
+class Gather:
     """The scan outputs of a body: its outputs from `first` on, one value of each per iteration."""
 
     def __init__(self, xp: Xp, body: Graph, first: int) -> None:
@@ -116,7 +191,7 @@ class _Gather:
         for k, kept in enumerate(self.values):
             kept = kept or [self._like(k, dry)]
             axis = axis_of(axes[k], kept[0].ndim + 1) if axes else 0
-            stacked = _namespace(self.xp, kept[0]).stack(kept[::-1] if directions and directions[k] else kept, axis)
+            stacked = namespace_of(self.xp, kept[0]).stack(kept[::-1] if directions and directions[k] else kept, axis)
             out.append(stacked if self.values[k] else stacked[(slice(None),) * axis + (slice(0, 0),)])
         return out
 
@@ -125,7 +200,7 @@ class _Gather:
         declared = self.declared[k]
         if declared.dtype is not None:
             shape = tuple(d if isinstance(d, int) else 0 for d in declared.shape or ())
-            return _zeros(self.xp, shape, declared.dtype)
+            return zeros_of(self.xp, shape, declared.dtype)
         try:
             return dry()[self.first + k]
         except SonnxError as error:
@@ -133,140 +208,15 @@ class _Gather:
             raise OperatorError(what, code="SX404") from error
 
 
-def _zeros(xp: Xp, shape: Ints, dtype: np.dtype[Any]) -> Array:
+def zeros_of(xp: Xp, shape: Ints, dtype: np.dtype[Any]) -> Array:
     if dtype == STRING:
         return np.full(shape, "", object)
     return np.zeros(shape, dtype) if dtype in HOST_ONLY else xp.zeros(shape, dtype)
 
 
-def _namespace(xp: Xp, x: Array) -> Xp:
+def namespace_of(xp: Xp, x: Array) -> Xp:
     """Where the value lives: strings and the like stay on the host beside a device."""
     return arrays.numpy if isinstance(x, np.ndarray) else xp
-
-
-def _flags(name: str, given: Sequence[int] | None, count: int) -> Sequence[int]:
-    """A list attribute of Scan, one entry per scan input or output; zeros where it is absent."""
-    if given is None or len(given) == 0:
-        return (0,) * count
-    if len(given) != count:
-        raise OperatorError(f"{name} has {len(given)} entries for {count} values", code="SX404")
-    if "direction" in name and not set(given) <= {0, 1}:
-        raise OperatorError(f"{name} holds 0 (forward) and 1 (backward), not {list(given)}", code="SX404")
-    return given
-
-
-def _parts(values: Sequence[Array], num_scan_inputs: int) -> tuple[list[Array], list[Array]]:
-    """The initial states, and the scan inputs."""
-    if not 1 <= num_scan_inputs <= len(values):
-        raise OperatorError(f"num_scan_inputs is {num_scan_inputs}; the node has {len(values)} inputs", code="SX404")
-    n = len(values) - num_scan_inputs
-    return list(values[:n]), list(values[n:])
-
-
-def _length(xs: Sequence[Array], axes: Sequence[int]) -> int:
-    lengths = {x.shape[a] for x, a in zip(xs, axes, strict=True)}
-    if len(lengths) != 1:
-        raise OperatorError(f"the scan inputs have the different lengths {sorted(lengths)}", code="SX404")
-    return int(lengths.pop())
-
-
-@operator("Scan", 9, widen=False)
-def scan_9(
-    xp: Xp, *values: Array, body: Graph, num_scan_inputs: int, scan_input_axes: Ints | None = None,
-    scan_input_directions: Ints | None = None, scan_output_axes: Ints | None = None,
-    scan_output_directions: Ints | None = None, run: Run,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Negative axes came with 11."""
-    for axis in (*(scan_input_axes or ()), *(scan_output_axes or ())):
-        if axis < 0:
-            raise OperatorError(f"axis {axis}: Scan-9 counts axes from the front", code="SX408")
-    outputs: tuple[Array, ...] = scan(
-        xp, *values, body=body, num_scan_inputs=num_scan_inputs, scan_input_axes=scan_input_axes,
-        scan_input_directions=scan_input_directions, scan_output_axes=scan_output_axes,
-        scan_output_directions=scan_output_directions, run=run,
-    )  # fmt: skip
-    return outputs
-
-
-@operator("Scan", 11, 16, 19, 21, 23, 24, 25, widen=False)
-def scan(
-    xp: Xp, *values: Array, body: Graph, num_scan_inputs: int, scan_input_axes: Ints | None = None,
-    scan_input_directions: Ints | None = None, scan_output_axes: Ints | None = None,
-    scan_output_directions: Ints | None = None, run: Run,
-) -> tuple[Array, ...]:  # fmt: skip
-    """The body takes (states..., elements...) and gives (states..., scan outputs...)."""
-    state, xs = _parts(values, num_scan_inputs)
-    n = len(state)
-    axes = [axis_of(a, x.ndim) for a, x in zip(_flags("scan_input_axes", scan_input_axes, len(xs)), xs, strict=True)]
-    if any(x.ndim == 0 for x in xs):
-        raise OperatorError("a scan input is a scalar: it has no axis to scan", code="SX408")
-    backward = _flags("scan_input_directions", scan_input_directions, len(xs))
-    gather = _Gather(xp, body, n)
-    k = len(gather.declared)
-    out_axes = _flags("scan_output_axes", scan_output_axes, k)
-    out_directions = _flags("scan_output_directions", scan_output_directions, k)
-    length = _length(xs, axes)
-    with limits.holding(gather.values):
-        for t in limits.rounds(length):
-            here = [length - 1 - t if b else t for b in backward]
-            elements = [x[(slice(None),) * a + (i, ...)] for x, a, i in zip(xs, axes, here, strict=True)]
-            results = run(body, *state, *elements)
-            state = results[:n]
-            gather.take(results[n:])
-
-    def dry() -> list[Any]:
-        return run(body, *state, *(_zeros(xp, x.shape[:a] + x.shape[a + 1 :], x.dtype) for x, a in zip(xs, axes, strict=True)))
-
-    return (*state, *gather.outputs(dry, out_axes, out_directions))
-
-
-@operator("Scan", 8, widen=False)
-def scan_8(xp: Xp, sequence_lens: Host[Ints] | None = None, *values: Array, body: Graph, directions: Ints | None = None,
-           num_scan_inputs: int, run: Run) -> tuple[Array, ...]:  # fmt: skip
-    """Version 8 scans axis 1 of each sample of a batch (axis 0), each as long as `sequence_lens` says.
-
-    A backward scan starts at the last element of the sample's own length; outputs beyond that length are zero.
-    """
-    states, xs = _parts(values, num_scan_inputs)
-    if any(x.ndim < 2 for x in xs) or any(s.ndim < 1 for s in states):
-        raise OperatorError("Scan-8 needs a batch axis 0 in every input, and a sequence axis 1 in the scan inputs", code="SX404")
-    n = len(states)
-    backward = _flags("directions", directions, len(xs))
-    batch, longest = _length([*states, *xs], [0] * len(values)), _length(xs, [1] * len(xs))
-    lengths = sequence_lens if sequence_lens is not None else (longest,) * batch
-    if len(lengths) != batch or not all(0 <= length <= longest for length in lengths):
-        raise OperatorError(f"sequence_lens {list(lengths)} does not fit {batch} sequences of at most {longest}", code="SX404")
-
-    def body_of(state: Sequence[Array]) -> Callable[[], list[Any]]:
-        return lambda: run(body, *state, *(_zeros(xp, x.shape[2:], x.dtype) for x in xs))
-
-    finals: list[list[Array]] = [[] for _ in states]
-    scans: list[list[Array]] = [[] for _ in body.outputs[n:]]
-    for sample in limits.rounds(batch):
-        length = lengths[sample]
-        state = [s[sample, ...] for s in states]
-        gather = _Gather(xp, body, n)
-        with limits.holding(finals, scans, gather.values):
-            for t in limits.rounds(length):
-                elements = [x[(sample, length - 1 - t if b else t, ...)] for x, b in zip(xs, backward, strict=True)]
-                results = run(body, *state, *elements)
-                state = results[:n]
-                gather.take(results[n:])
-        for kept, s in zip(finals, state, strict=True):
-            kept.append(s)
-        for kept, y in zip(scans, gather.outputs(body_of(state)), strict=True):
-            kept.append(_padded(xp, y, longest))
-    if batch:
-        return tuple(_namespace(xp, values[0]).stack(values) for values in (*finals, *scans))
-    empty = _Gather(xp, body, n).outputs(body_of([_zeros(xp, s.shape[1:], s.dtype) for s in states]))
-    return (*states, *(_zeros(xp, (0, longest, *y.shape[1:]), y.dtype) for y in empty))
-
-
-def _padded(xp: Xp, y: Array, length: int) -> Array:
-    if len(y) == length:
-        return y
-    rest = _zeros(xp, (length - len(y), *y.shape[1:]), y.dtype)
-    return _namespace(xp, y).concatenate([y, rest], 0)
 
 
 @operator("SequenceMap", 17, widen=False)
@@ -281,3 +231,30 @@ def sequence_map(xp: Xp, input_sequence: list[Array], *additional_inputs: Any, b
             others = (other[i] if isinstance(other, list) else other for other in additional_inputs)
             results.append(run(body, input_sequence[i], *others))
     return tuple([r[k] for r in results] for k in range(len(body.outputs)))
+
+
+@sequence_map.gradient
+def _(op: Op, dys: list[V], input_sequence: V, additional_inputs: list[V], body: Body, captured: list[V],
+      needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
+    """Sample by sample: the gradients of sequences are put into sequences, those of the others are summed."""
+    values = [input_sequence, *additional_inputs, *captured]
+    many = [i < len(values) - len(captured) and op.is_sequence(v) for i, v in enumerate(values)]
+    asked = [i for i, need in enumerate(needs) if need]
+
+    def sample(inner: Op, i: V, go: V, *grads: V) -> list[V]:
+        here = [inner.SequenceAt(v, i) if m else v for v, m in zip(values, many, strict=True)]
+        dhere = [None if d is None else inner.SequenceAt(d, i) for d in dys]
+        found = back(inner, body, here, dhere, needs)
+        out = []
+        for k, grad in zip(asked, grads, strict=True):
+            g = inner.zeros_like(here[k]) if found[k] is None else found[k]
+            out.append(inner.SequenceInsert(grad, g) if many[k] else inner.add(grad, g))
+        return [inner.Identity(go), *out]
+
+    starts = [op.SequenceEmpty(dtype=onnx_code(op.dtype(values[k]))) if many[k] else op.zeros_like(values[k]) for k in asked]
+    graph = op.graph(sample, [INT, BOOL, *map(op.type, starts)])
+    made = op.call("Loop", [op.SequenceLength(input_sequence), op.constant(True), *starts], {"body": graph}, len(starts))
+    grads: list[V] = [None] * len(needs)
+    for k, g in zip(asked, made, strict=True):
+        grads[k] = g
+    return grads

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import dtypes, limits
 from ..errors import OperatorError
-from ..operator import Array, Xp, operator
+from ..operator import Array, Op, V, Xp, operator
 
 _BITS = 16
 """Integers that no float product holds are cut into limbs of this many bits."""
@@ -27,6 +27,20 @@ def matmul(xp: Xp, a: Array, b: Array) -> Array:
     if a.dtype.kind in "iu":
         return integer_product(xp, a, b)
     return xp.matmul(a, b)
+
+
+@matmul.gradient
+def _(op: Op, dy: V, a: V, b: V, needs: tuple[bool, ...]) -> tuple[V, V]:
+    """A vector is a row on the left and a column on the right."""
+    left, right = op.rank(a) == 1, op.rank(b) == 1
+    row, column = (op.Unsqueeze(a, [0]) if left else a), (op.Unsqueeze(b, [1]) if right else b)
+    if right:
+        dy = op.Unsqueeze(dy, [-1])
+    if left:
+        dy = op.Unsqueeze(dy, [-2])
+    da = op.sum_to(op.MatMul(dy, op.swap(column)), row) if needs[0] else None
+    db = op.sum_to(op.MatMul(op.swap(row), dy), column) if needs[1] else None
+    return (op.Squeeze(da, [0]) if left and needs[0] else da, op.Squeeze(db, [1]) if right and needs[1] else db)
 
 
 def integer_product(xp: Xp, a: Array, b: Array) -> Array:

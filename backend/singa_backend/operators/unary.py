@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from ..operator import Array, Xp, operator
+from ..operator import Array, Op, V, Xp, operator
 
 
 @operator("Ceil", 1, 6, 13)
@@ -12,9 +14,15 @@ def ceil(xp: Xp, x: Array) -> Array:
     return xp.ceil(x)
 
 
+ceil.no_gradient("zero")
+
+
 @operator("Floor", 1, 6, 13)
 def floor(xp: Xp, x: Array) -> Array:
     return xp.floor(x)
+
+
+floor.no_gradient("zero")
 
 
 @operator("Round", 11, 22)
@@ -23,9 +31,17 @@ def round_(xp: Xp, x: Array) -> Array:
     return xp.rint(x)
 
 
+round_.no_gradient("zero")
+
+
 @operator("Sqrt", 1, 6, 13)
 def sqrt(xp: Xp, x: Array) -> Array:
     return xp.sqrt(x)
+
+
+@sqrt.gradient
+def _(op: Op, dy: V, y: V) -> V:
+    return op.Div(dy, op.Add(y, y))
 
 
 @operator("Exp", 1, 6, 13)
@@ -33,9 +49,19 @@ def exp(xp: Xp, x: Array) -> Array:
     return xp.exp(x)
 
 
+@exp.gradient
+def _(op: Op, dy: V, y: V) -> V:
+    return op.Mul(dy, y)
+
+
 @operator("Log", 1, 6, 13)
 def log(xp: Xp, x: Array) -> Array:
     return xp.log(x)
+
+
+@log.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Div(dy, x)
 
 
 @operator("Reciprocal", 1, 6, 13)
@@ -43,9 +69,19 @@ def reciprocal(xp: Xp, x: Array) -> Array:
     return 1 / x
 
 
+@reciprocal.gradient
+def _(op: Op, dy: V, y: V) -> V:
+    return op.Neg(op.Mul(dy, op.Mul(y, y)))
+
+
 @operator("Sin", 7, 22)
 def sin(xp: Xp, x: Array) -> Array:
     return xp.sin(x)
+
+
+@sin.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Mul(dy, op.Cos(x))
 
 
 @operator("Cos", 7, 22)
@@ -53,9 +89,19 @@ def cos(xp: Xp, x: Array) -> Array:
     return xp.cos(x)
 
 
+@cos.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Neg(op.Mul(dy, op.Sin(x)))
+
+
 @operator("Tan", 7, 22)
 def tan(xp: Xp, x: Array) -> Array:
     return xp.tan(x)
+
+
+@tan.gradient
+def _(op: Op, dy: V, y: V) -> V:
+    return op.Mul(dy, op.Add(op.Mul(y, y), 1))
 
 
 @operator("Asin", 7, 22)
@@ -63,9 +109,19 @@ def asin(xp: Xp, x: Array) -> Array:
     return xp.arcsin(x)
 
 
+@asin.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x))))
+
+
 @operator("Acos", 7, 22)
 def acos(xp: Xp, x: Array) -> Array:
     return xp.arccos(x)
+
+
+@acos.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Neg(op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x)))))
 
 
 @operator("Atan", 7, 22)
@@ -73,9 +129,19 @@ def atan(xp: Xp, x: Array) -> Array:
     return xp.arctan(x)
 
 
+@atan.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Div(dy, op.Add(op.Mul(x, x), 1))
+
+
 @operator("Sinh", 9, 22)
 def sinh(xp: Xp, x: Array) -> Array:
     return xp.sinh(x)
+
+
+@sinh.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Mul(dy, op.Cosh(x))
 
 
 @operator("Cosh", 9, 22)
@@ -83,9 +149,19 @@ def cosh(xp: Xp, x: Array) -> Array:
     return xp.cosh(x)
 
 
+@cosh.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Mul(dy, op.Sinh(x))
+
+
 @operator("Tanh", 1, 6, 13)
 def tanh(xp: Xp, x: Array) -> Array:
     return xp.tanh(x)
+
+
+@tanh.gradient
+def _(op: Op, dy: V, y: V) -> V:
+    return op.Mul(dy, op.Sub(1, op.Mul(y, y)))
 
 
 @operator("Asinh", 9, 22)
@@ -93,9 +169,19 @@ def asinh(xp: Xp, x: Array) -> Array:
     return xp.arcsinh(x)
 
 
+@asinh.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Div(dy, op.Sqrt(op.Add(op.Mul(x, x), 1)))
+
+
 @operator("Acosh", 9, 22)
 def acosh(xp: Xp, x: Array) -> Array:
     return xp.arccosh(x)
+
+
+@acosh.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Div(dy, op.Sqrt(op.Sub(op.Mul(x, x), 1)))
 
 
 @operator("Atanh", 9, 22)
@@ -103,10 +189,20 @@ def atanh(xp: Xp, x: Array) -> Array:
     return xp.arctanh(x)
 
 
+@atanh.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Div(dy, op.Sub(1, op.Mul(x, x)))
+
+
 @operator("Erf", 9, 13)
 def erf(xp: Xp, x: Array) -> Array:
     """Of an integer (opset 9 to 12), what truncation leaves: 0, and 1 from 6 on, where float64 holds nothing nearer."""
     return xp.erf(x) if x.dtype.kind == "f" else xp.erf(x.astype(np.float64)).astype(x.dtype)
+
+
+@erf.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Mul(dy, op.Mul(op.Exp(op.Neg(op.Mul(x, x))), 2 / math.sqrt(math.pi)))
 
 
 @operator("IsNaN", 9, 13, 20)

@@ -1,0 +1,377 @@
+"""A graph that is being built: operators become nodes, values become symbols of known type.
+
+What can be known is worked out at once: constants are folded, the shape of a value whose sizes are known is a constant, and the
+same call on the same symbols gives the same node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper, shape_inference
+
+from . import dtypes
+from .operator import schema_version, schemas
+from .vocabulary import Body, Eager, Vocabulary, arguments
+
+_FOLD = 4096
+"""Elements of a constant that is worked out when the graph is built."""
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+)
+
+
+@dataclass(eq=False)
+class Symbol:
+    """A value of a graph that is being built; `value` is there where it is known."""
+
+    name: str
+    builder: Builder
+    type: TypeProto | None = None
+    value: np.ndarray | None = None
+
+
+class Builder(Vocabulary[Symbol]):
+    """Writes a graph at one opset.
+
+    outer: the vocabulary around it, for the graph of an If, Loop or Scan.  functions: names of private operators in use.
+    """
+
+    def __init__(self, opset: int, outer: Vocabulary[Any] | None = None, prefix: str = "") -> None:
+        self.opset = opset
+        self.outer = outer
+        self.inputs: list[Symbol] = []
+        self.nodes: list[NodeProto] = []
+        self.captured: dict[str, Any] = {}
+        self.initializers: dict[str, TensorProto] = {}
+        parent = outer if isinstance(outer, Builder) else None
+        self.root: Builder = parent.root if parent else self
+        self.level: int = parent.level + 1 if parent else 0
+        self._names: dict[str, int] = {}
+        self._prefix = prefix
+        self._known: dict[tuple[Any, ...], Symbol] = {}
+        self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
+        self._made: set[str] = set()
+        self._adopted: dict[int, tuple[Any, Symbol]] = {}
+        self._eager = Eager(opset=opset)
+
+    # --- values
+
+    def name(self, wish: str) -> str:
+        """A name that no value of this model has: the wish itself where it is free."""
+        names = self.root._names
+        n = names.get(wish, -1) + 1
+        names[wish] = n
+        return self.name(f"{wish}_{n}") if n else wish
+
+    def input(self, name: str, type: TypeProto | None) -> Symbol:
+        """An input of the graph."""
+        symbol = Symbol(self.name(name), self, type)
+        self.inputs.append(symbol)
+        return symbol
+
+    def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
+        """A stored value under its own name; `fold` says that its value may be used while building."""
+        symbol = Symbol(self.name(name), self, _tensor_type(value.dtype, value.shape), value if fold else None)
+        self.initializers[symbol.name] = numpy_helper.from_array(value, symbol.name)
+        return symbol
+
+    def constant(self, value: Any, dtype: Any = None) -> Symbol:
+        array = np.asarray(value, dtype)
+        key = (array.dtype, array.shape, array.tobytes() if array.dtype != dtypes.STRING else tuple(array.reshape(-1)))
+        known = self.root._known
+        if key not in known:
+            known[key] = Symbol("", self.root, _tensor_type(array.dtype, array.shape), array)
+        return known[key]
+
+    def is_value(self, x: Any) -> bool:
+        from .differentiate import Var
+
+        return isinstance(x, (Symbol, Var)) or (self.outer is not None and self.outer.is_value(x))
+
+    def _adopt(self, x: Any) -> Symbol | None:
+        """A value as this graph's own: one from outside is captured."""
+        from .differentiate import Var
+
+        if x is None:
+            return None
+        value = x
+        while isinstance(value, Var):
+            value = value.raw
+        if isinstance(value, Symbol):
+            if not value.name:  # a constant that is used for the first time
+                return self._named(value)
+            if value.builder is not self:
+                self._capture(value.name, x, value.builder)
+            return value
+        if self.outer is not None and self.outer.is_value(value):
+            if isinstance(self.outer, Builder):
+                symbol = self.outer._adopt(x)
+                assert symbol is not None
+                self._capture(symbol.name, x, symbol.builder)
+                return symbol
+            if id(value) not in self._adopted:
+                symbol = Symbol(self.name("outer"), self, self.outer.type(value))
+                self._adopted[id(value)] = (value, symbol)
+            _, symbol = self._adopted[id(value)]
+            self._note(symbol.name, x)
+            return symbol
+        raise TypeError(f"{type(x).__name__} is no value of a graph")
+
+    def _capture(self, name: str, value: Any, owner: Builder) -> None:
+        """Note that a name of an outer graph is used here, and in those between."""
+        builder: Any = self
+        while isinstance(builder, Builder) and builder is not owner:
+            builder._note(name, value)
+            builder = builder.outer
+
+    def _note(self, name: str, value: Any) -> None:
+        from .differentiate import Var
+
+        if isinstance(value, Var) or name not in self.captured:  # a variable of a tape says more than its value
+            self.captured[name] = value
+
+    def _named(self, constant: Symbol) -> Symbol:
+        """A constant becomes an initializer of the outermost graph when something uses it."""
+        assert constant.value is not None
+        root = self.root
+        constant.name = root.name("c")
+        root.initializers[constant.name] = numpy_helper.from_array(constant.value, constant.name)
+        return constant
+
+    def dtype(self, x: Symbol) -> np.dtype[Any]:
+        tensor = _tensor(self._type_of(x))
+        if tensor is None or not tensor.elem_type:
+            raise ValueError(f"the element type of {self._plain(x).name!r} is not known")
+        return dtypes.numpy_dtype(tensor.elem_type)
+
+    def is_sequence(self, x: Symbol) -> bool:
+        type = self._type_of(x)
+        return type is not None and type.WhichOneof("value") == "sequence_type"
+
+    def shape(self, x: Symbol) -> tuple[int | str | None, ...] | None:
+        type = self._type_of(x)
+        if type is None or type.WhichOneof("value") != "tensor_type" or not type.tensor_type.HasField("shape"):
+            return None
+        dims = type.tensor_type.shape.dim
+        return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+
+    def type_of(self, x: Symbol) -> TypeProto | None:
+        """All that is known of a value's type."""
+        return self._type_of(x)
+
+    def _plain(self, x: Any) -> Symbol:
+        symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self._adopt(x)
+        assert symbol is not None
+        return symbol
+
+    def _type_of(self, x: Any) -> TypeProto | None:
+        return self._plain(x).type
+
+    # --- calls
+
+    def call(
+        self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
+    ) -> list[Symbol]:
+        values: list[Any] = [
+            v if v is None or isinstance(v, Symbol) else self._adopt(v) for v in arguments(self, domain, op_type, inputs)
+        ]
+        while values and values[-1] is None:
+            values.pop()
+        attributes = {n: v for n, v in attributes.items() if v is not None}
+        known = self._fold(op_type, values, attributes, outputs, domain)
+        if known is not None:
+            return [known]
+        bodies = [v for v in attributes.values() if isinstance(v, Body)]
+        plain = tuple((n, str(v)) for n, v in sorted(attributes.items()) if not isinstance(v, Body))
+        key = (domain, op_type, tuple(map(id, values)), plain, outputs, *map(id, bodies))
+        if key not in self._calls or op_type in _RANDOM:
+            self._calls[key] = (
+                [*values, *bodies],
+                self._emit(op_type, values, attributes, outputs, domain),
+            )  # ids in the key live
+        return list(self._calls[key][1])
+
+    def _emit(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> list[Symbol]:
+        symbols = [self._adopt(v) for v in values]
+        names = [self.name(op_type.lower()) for _ in range(outputs)]
+        node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=domain)
+        for n, v in attributes.items():
+            node.attribute.append(_attribute(domain, op_type, self.opset, n, v))
+            if isinstance(v, Body):
+                for name, value in v.captured.items():
+                    if name not in self._own():
+                        self._note(name, value)
+        types = self._infer(node, symbols, domain)
+        self.nodes.append(node)
+        made = [Symbol(n, self, types.get(n)) for n in names]
+        self._made.update(names)
+        return made
+
+    def _own(self) -> set[str]:
+        return self._made | {s.name for s in self.inputs} | set(self.initializers)
+
+    def _infer(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
+        """The types of a node's outputs, by ONNX's own inference."""
+        version = schema_version(domain, node.op_type, self.opset if domain == "" else 1 << 30)
+        if version is None:
+            return {}
+        schema = schemas[domain, node.op_type][version]
+        scope: dict[str, TypeProto] = {}
+        if any(a.HasField("g") for a in node.attribute):
+            for name, value in self.captured.items():
+                type = self._type_of(value)
+                if type is not None:
+                    scope[name] = type
+            scope.update({s.name: s.type for s in self.inputs if s.type is not None})
+        for s in symbols:
+            if s is not None:
+                if s.type is None:
+                    return {}
+                scope[s.name] = s.type
+        data = {s.name: numpy_helper.from_array(s.value, s.name) for s in symbols if s is not None and s.value is not None}
+        try:
+            found = shape_inference.infer_node_outputs(
+                schema, node, scope, data, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10
+            )
+        except Exception:  # inference is a help; what it cannot tell stays unknown
+            return {}
+        return dict(found)
+
+    def _fold(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> Symbol | None:
+        """What is known already: a shape, and any small result of constants."""
+        if domain or outputs != 1 or not values or op_type in _RANDOM or any(isinstance(v, Body) for v in attributes.values()):
+            return None
+        if op_type in ("Shape", "Size"):
+            shape = self.shape(values[0])
+            if shape is not None and all(isinstance(d, int) for d in shape):
+                sizes: Any = np.array(shape, np.int64)
+                sizes = (
+                    sizes[attributes.get("start", 0) : attributes.get("end")]
+                    if op_type == "Shape"
+                    else np.prod(sizes, dtype=np.int64)
+                )
+                return self.constant(sizes)
+        if any(v is not None and v.value is None for v in values):
+            return None
+        if op_type == "ConstantOfShape" and int(np.prod(values[0].value)) > _FOLD:
+            return None
+        try:
+            result = self._eager.call(op_type, [None if v is None else v.value for v in values], attributes, 1)[0]
+        except Exception:  # the node stays, and says so when it runs
+            return None
+        return self.constant(result) if isinstance(result, np.ndarray) and result.size <= _FOLD else None
+
+    # --- graphs
+
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+        return Builder(self.opset, outer=self).body(make, types)
+
+    def body(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+        """Fill this builder by `make` and give its graph."""
+        symbols = [self.input("x", t) for t in types]
+        outputs = make(self, *symbols)
+        return Body(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured))
+
+    def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Symbol]:
+        """The outputs as values that this graph makes, one for each, under these names where given."""
+        finished: list[Symbol] = []
+        for i, value in enumerate(outputs):
+            symbol = self._adopt(value if self.is_value(value) else self.constant(value))
+            assert symbol is not None
+            wish = names[i] if names else None
+            if wish is not None or symbol.name not in self._made or any(symbol is f for f in finished):
+                name = self.name(wish or "y")
+                self.nodes.append(helper.make_node("Identity", [symbol.name], [name], name=name))
+                self._made.add(name)
+                symbol = Symbol(name, self, symbol.type)
+            finished.append(symbol)
+        return finished
+
+    def proto(self, name: str, outputs: Sequence[Symbol]) -> GraphProto:
+        """The graph, without the nodes that nothing needs."""
+        nodes = _needed(self.nodes, [s.name for s in outputs])
+        used = {n for node in nodes for n in _reads(node)} | {s.name for s in outputs}
+        return helper.make_graph(
+            nodes, name, [_info(s) for s in self.inputs], [_info(s) for s in outputs],
+            [t for n, t in self.initializers.items() if n in used],
+        )  # fmt: skip
+
+    def model(self, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None) -> ModelProto:
+        """The model, with the opsets that its nodes need, and the function bodies of private operators."""
+        from .private import DOMAIN, functions
+
+        graph = self.proto(name, self.finish(outputs, names))
+        private = functions(graph, self.opset)
+        domains = {n.domain for n in graph.node} | {o.domain for f in private for o in f.opset_import}
+        imports = [helper.make_opsetid("", self.opset)]
+        for domain in sorted(domains - {""}):
+            newest = max((v for (d, _), vs in schemas.items() if d == domain for v in vs), default=1)
+            imports.append(helper.make_opsetid(domain, 1 if domain == DOMAIN else newest))
+        return helper.make_model(
+            graph, opset_imports=imports, functions=private, ir_version=_ir_version(self.opset), producer_name="sonnx"
+        )
+
+
+def _ir_version(opset: int) -> int:
+    """The least IR version that goes with an opset."""
+    return max(10, helper.find_min_ir_version_for([helper.make_opsetid("", opset)], ignore_unknown=True))
+
+
+def _tensor_type(dtype: Any, shape: Sequence[Any] | None) -> TypeProto:
+    return helper.make_tensor_type_proto(dtypes.onnx_code(dtype), shape)
+
+
+def _tensor(type: TypeProto | None) -> Any:
+    """The tensor type within a type: that of the elements of a sequence."""
+    if type is None:
+        return None
+    kind = type.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return _tensor(getattr(type, kind).elem_type)
+    return type.tensor_type if kind == "tensor_type" else None
+
+
+def _info(symbol: Symbol) -> ValueInfoProto:
+    return ValueInfoProto(name=symbol.name, type=symbol.type) if symbol.type else ValueInfoProto(name=symbol.name)
+
+
+def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
+    if isinstance(value, Body):
+        return helper.make_attribute(name, value.proto)
+    if isinstance(value, np.ndarray):
+        return helper.make_attribute(name, numpy_helper.from_array(value, name))
+    if isinstance(value, tuple):
+        value = list(value)
+    version = schema_version(domain, op_type, opset if domain == "" else 1 << 30)
+    kind = schemas[domain, op_type][version].attributes[name].type if version else None
+    if isinstance(value, bool):
+        value = int(value)
+    code = int(getattr(kind, "value", 0))
+    if code == 1:
+        value = float(value)
+    return helper.make_attribute(name, value, attr_type=code or None)
+
+
+def _reads(node: NodeProto) -> set[str]:
+    names = {n for n in node.input if n}
+    for a in node.attribute:
+        if a.HasField("g"):
+            inner = {n for p in a.g.node for n in _reads(p)} | {o.name for o in a.g.output}
+            names |= (
+                inner - {n for p in a.g.node for n in p.output} - {i.name for i in a.g.input} - {t.name for t in a.g.initializer}
+            )
+    return names
+
+
+def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
+    needed = set(outputs)
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if needed & set(node.output):
+            needed |= _reads(node)
+            kept.append(node)
+    return kept[::-1]

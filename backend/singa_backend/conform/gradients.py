@@ -1,0 +1,299 @@
+"""Gradients held against central differences in float64, and against onnxruntime running the gradient's graph in float32.
+
+A point is a generated node (see fuzz/) of plain values.  At each the gradients of all float inputs are found three ways: the
+rule computed at once, the rule written as a graph with unknown sizes and run by our executor, and differences of the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, defs, helper
+
+from .. import dtypes
+from ..builder import Builder
+from ..device import Device
+from ..differentiate import Taped, Var, replay
+from ..errors import SonnxError
+from ..executor import Executor
+from ..graph import Graph
+from ..operator import schemas
+from ..vocabulary import LEAST_OPSET, Eager, newest
+from .fuzz import generate, recipes
+from .fuzz.draw import Draw, Skip
+
+POINTS = 20
+DRAWS = 600
+TOLERANCE = 1e-6
+ORT_TOLERANCE = 1e-3
+_STEPS = (1e-3, 1e-4)
+_MAPS: tuple[Callable[[Any], Any], ...] = (
+    lambda x: x, lambda x: x, lambda x: 0.3 + np.abs(x), lambda x: 0.9 * np.tanh(x), lambda x: 1.2 + np.abs(x),
+)  # fmt: skip
+"""Where an operator is defined: everywhere, above 0, between -1 and 1, above 1; a point outside is drawn again."""
+
+NOT_ASKED: dict[tuple[str, str], frozenset[str]] = {}
+"""Float inputs that ONNX does not tag and that say how, not what: by (domain, operator)."""
+
+
+class _Tame(Draw):
+    """Draws no special values: a difference would say nothing there."""
+
+    def array(self, which: Any, shape: Sequence[int], kind: str = "any") -> np.ndarray:
+        x = super().array(which, shape, "tame" if kind in ("any", "small") else kind)
+        return x * x.dtype.type(0.5) if kind in ("any", "small") and x.dtype in (np.float32, np.float64) else x
+
+
+@dataclass
+class Point:
+    """A node with the values of its inputs, and a gradient for each of its float outputs.
+
+    graph: of the node alone, all inputs to be fed.  asked: the indices of the inputs to differentiate by.
+    """
+
+    case: generate.Case
+    graph: Graph
+    opset: int
+    feeds: list[Any]
+    asked: tuple[int, ...]
+    dys: list[Any]
+
+    def forward(self, feeds: Sequence[Any]) -> list[Any]:
+        return Executor(self.graph, Device("CPU")).run(self.graph, feeds)
+
+    def loss(self, feeds: Sequence[Any]) -> float:
+        """The sum of the outputs, weighted by their gradients."""
+        with np.errstate(all="ignore"):
+            return sum(_dot(y, dy) for y, dy in zip(self.forward(feeds), self.dys, strict=True) if dy is not None)
+
+    def eager(self) -> list[Any]:
+        """The gradients by the rule, computed at once."""
+        return [_plain(g) for g in self._differentiated(Eager(opset=self.opset), self.feeds, self.dys)]
+
+    def model(self, opset: int | None = None) -> ModelProto:
+        """The gradients as a model of unknown sizes: inputs, then the outputs' gradients; those that are None are no outputs."""
+        builder = Builder(opset or self.opset)
+        xs = [builder.input(v.name, _type(x)) for v, x in zip(self.graph.inputs, self.feeds, strict=True)]
+        dys = [
+            None if dy is None else builder.input(f"d{v.name}", _type(dy))
+            for v, dy in zip(self.graph.outputs, self.dys, strict=True)
+        ]
+        grads = self._differentiated(builder, xs, dys)
+        kept = [(i, g) for i, g in zip(self.asked, grads, strict=True) if g is not None]
+        return builder.model("gradient", [g for _, g in kept], [f"grad_{self.graph.inputs[i].name}" for i, _ in kept])
+
+    def _differentiated(self, op: Any, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
+        tape = Taped(op)
+        values = [tape.variable(x, i in self.asked) for i, x in enumerate(xs)]
+        outputs = replay(tape, self.graph, values)
+        return tape.gradients([y if isinstance(y, Var) else Var(y, False) for y in outputs], dys, [values[i] for i in self.asked])
+
+    def through_graph(self) -> list[Any]:
+        """The gradients by the model of `model`, run by our executor."""
+        graph = Graph.from_onnx(self.model())
+        values = [*self.feeds, *(dy for dy in self.dys if dy is not None)]
+        made = dict(zip([v.name for v in graph.outputs], Executor(graph, Device("CPU")).run(graph, values), strict=True))
+        return [made.get(f"grad_{self.graph.inputs[i].name}") for i in self.asked]
+
+
+def _type(x: Any) -> Any:
+    if isinstance(x, list):
+        return helper.make_sequence_type_proto(helper.make_tensor_type_proto(dtypes.onnx_code(x[0].dtype), None))
+    return helper.make_tensor_type_proto(dtypes.onnx_code(x.dtype), [None] * x.ndim)
+
+
+def _dot(y: Any, dy: Any) -> float:
+    if isinstance(y, list):
+        return sum(_dot(a, b) for a, b in zip(y, dy, strict=True))
+    return float((y.astype(np.float64) * dy).sum())
+
+
+def _plain(x: Any) -> Any:
+    return x.raw if isinstance(x, Var) else x
+
+
+@lru_cache(maxsize=1)
+def _recipes() -> dict[tuple[str, str], recipes.Recipe]:
+    return recipes.load()
+
+
+def points(domain: str, name: str, version: int, seed: int = 0, count: int = POINTS) -> Iterator[Point]:
+    """Up to `count` points of an operator's version, always the same for a seed; fewer where too few draws are of use."""
+    schema = schemas[domain, name][version]
+    allowed = generate.allowed_types(schema)
+    given = 0
+    for index in range(DRAWS):
+        if given == count:
+            return
+        rng = np.random.default_rng([seed, index, version, *name.encode()])
+        types = {p: _wide(found, rng) for p, found in allowed.items()}
+        generate._tie(types, "")
+        d = _Tame(rng, schema, generate._opset(rng, domain, name, version), types)
+        try:
+            _recipes()[domain, name](d)
+        except Skip:
+            continue
+        case = generate._case(seed, index, domain, name, d, "")
+        point = _point(case, rng)
+        if point is not None:
+            given += 1
+            yield point
+
+
+def _wide(found: list[np.dtype[Any]], rng: np.random.Generator) -> np.dtype[Any]:
+    floats = [d for d in found if d in (np.float64, np.float32)]
+    return max(floats, key=lambda d: d.itemsize) if floats else found[int(rng.integers(len(found)))]
+
+
+def _point(case: generate.Case, rng: np.random.Generator) -> Point | None:
+    """The case as a point; None where its values are not plain or it cannot be computed."""
+    case.node.name = "node"
+    model = generate.model(case, held=frozenset())
+    graph = Graph.from_onnx(model)
+    change = _MAPS[int(rng.integers(len(_MAPS)))]
+    feeds = [_changed(case.inputs[v.name], change) for v in graph.inputs]
+    formal = case.schema.inputs
+    no = defs.OpSchema.DifferentiationCategory.NonDifferentiable
+    asked = []
+    for i, v in enumerate(graph.inputs):
+        where = list(case.node.input).index(v.name)
+        parameter = formal[min(where, len(formal) - 1)]
+        plain = feeds[i][0] if isinstance(feeds[i], list) and feeds[i] else feeds[i]
+        floats = isinstance(plain, np.ndarray) and plain.dtype == np.float64
+        told = parameter.differentiation_category == no or parameter.name in NOT_ASKED.get((case.domain, case.operator), ())
+        if floats and not told:
+            asked.append(i)
+    if not asked:
+        return None
+    opset = int(rng.integers(max(LEAST_OPSET, case.opset if not case.domain else 0), newest("") + 1))
+    point = Point(case, graph, opset, feeds, tuple(asked), [])
+    try:
+        outputs = point.forward(feeds)
+    except SonnxError:
+        return None
+    point.dys = [_cotangent(y, rng) for y in outputs]
+    if not any(dy is not None for dy in point.dys) or not all(_finite(y) for y in outputs):
+        return None
+    return point
+
+
+def _changed(x: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(x, list):
+        return [_changed(v, change) for v in x]
+    return np.asarray(change(x.astype(np.float64))) if x.dtype in (np.float32, np.float64) else x
+
+
+def _cotangent(y: Any, rng: np.random.Generator) -> Any:
+    if isinstance(y, list):
+        return [_cotangent(v, rng) for v in y] if y and y[0].dtype in (np.float32, np.float64) else None
+    if not isinstance(y, np.ndarray) or y.dtype not in (np.float32, np.float64):
+        return None
+    return np.asarray(rng.standard_normal(y.shape), y.dtype)
+
+
+def _finite(y: Any) -> bool:
+    if isinstance(y, list):
+        return all(_finite(v) for v in y)
+    return not isinstance(y, np.ndarray) or y.dtype.kind != "f" or bool(np.isfinite(y).all())
+
+
+@dataclass
+class Finding:
+    """What a point says of one input: "agree", "kink" (the forward bends or jumps there), or what is wrong."""
+
+    input: str
+    verdict: str
+    error: float = 0.0
+    detail: str = ""
+
+
+def judge(point: Point, rng: np.random.Generator | None = None) -> list[Finding]:
+    """The rule beside differences, at a point; each input along a random direction.  Raises what the rule raises."""
+    rng = rng or np.random.default_rng(0)
+    eager = point.eager()
+    graph = point.through_graph()
+    found = []
+    for k, i in enumerate(point.asked):
+        name = point.graph.inputs[i].name
+        if not _same(eager[k], graph[k]):
+            found.append(Finding(name, "the graph differs from the rule", detail=_difference(eager[k], graph[k])))
+            continue
+        found.append(_judged(point, i, name, eager[k], rng))
+    return found
+
+
+def _judged(point: Point, i: int, name: str, grad: Any, rng: np.random.Generator) -> Finding:
+    x = point.feeds[i]
+    if grad is not None:
+        wrong = _shape_wrong(grad, x)
+        if wrong:
+            return Finding(name, "wrong shape", detail=wrong)
+    direction = _random_like(x, rng)
+    slope = 0.0 if grad is None else _dot(grad, direction)
+    slopes = [_slope(point, i, direction, h) for h in _STEPS]
+    size = max(1e-3, abs(slope), _norm(grad) if grad is not None else 0.0)
+    # Differences that do not agree among themselves say that the forward bends here, not that the rule is wrong.
+    spread = abs(slopes[0][0] - slopes[1][0])
+    left, right = slopes[1][1], slopes[1][2]
+    error = min(abs(s - slope) for s, _, _ in slopes) / size
+    if error <= TOLERANCE:
+        return Finding(name, "agree", error)
+    if not all(map(np.isfinite, (slopes[0][0], slopes[1][0]))) or spread > 1e-6 * size or abs(left - right) > 0.05 * size:
+        return Finding(name, "kink", error)
+    missing = "no gradient was given" if grad is None else f"the rule says {slope:.9g}"
+    return Finding(name, "wrong", error, f"{missing}, differences say {slopes[1][0]:.9g}")
+
+
+def _slope(point: Point, i: int, direction: Any, h: float) -> tuple[float, float, float]:
+    """The slope along a direction by differences of fourth order, and on either side."""
+
+    def at(t: float) -> float:
+        feeds = list(point.feeds)
+        feeds[i] = _moved(feeds[i], direction, t * h)
+        return point.loss(feeds)
+
+    try:
+        here, a, b, c, d = (at(t) for t in (0, -2, -1, 1, 2))
+    except SonnxError:
+        return (np.nan, np.nan, np.nan)
+    return ((a - 8 * b + 8 * c - d) / (12 * h), (here - b) / h, (c - here) / h)
+
+
+def _moved(x: Any, direction: Any, t: float) -> Any:
+    return [_moved(v, d, t) for v, d in zip(x, direction, strict=True)] if isinstance(x, list) else x + t * direction
+
+
+def _random_like(x: Any, rng: np.random.Generator) -> Any:
+    if isinstance(x, list):
+        return [_random_like(v, rng) for v in x]
+    return np.asarray(rng.standard_normal(x.shape))
+
+
+def _norm(x: Any) -> float:
+    return sum(map(_norm, x)) if isinstance(x, list) else float(np.sqrt((x.astype(np.float64) ** 2).sum()))
+
+
+def _shape_wrong(grad: Any, x: Any) -> str:
+    if isinstance(x, list):
+        return "" if isinstance(grad, list) and len(grad) == len(x) else "a sequence of another length"
+    return (
+        "" if grad.shape == x.shape and grad.dtype == x.dtype else f"{grad.dtype}{grad.shape} for an input of {x.dtype}{x.shape}"
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return (a is None) == (b is None)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a.shape == b.shape and np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True))
+
+
+def _difference(a: Any, b: Any) -> str:
+    if a is None or b is None or isinstance(a, list):
+        return f"{a} and {b}"
+    return f"shapes {a.shape} and {b.shape}" if a.shape != b.shape else f"by {np.abs(a - b).max():.3g}"

@@ -1,0 +1,321 @@
+"""Gradients by the rules under the operators: run a rule, go backward through a graph, rewrite a graph at one opset.
+
+A rule takes `op`, the vocabulary that it is written in, and then by name whatever it needs:
+
+    dy, dys        the gradient of the first output; of all outputs (None where nothing depends on one)
+    y, ys          the first output; all of them
+    the inputs and attributes of the declaration, by their names; a variadic input is a list; what is absent has its default
+    needs          for each input, whether its gradient is asked for
+    captured       what the graphs of an If, Loop or Scan take from outside; their gradients follow those of the inputs
+
+and gives the gradients of the inputs in order: one value, or a tuple that may be shorter; None where there is none.
+A declaration without a rule is differentiated through its composition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, TypeProto, helper
+
+from . import dtypes
+from .errors import UnsupportedModel
+from .graph import ABSENT, Graph, Node
+from .operator import REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
+from .vocabulary import Body, Vocabulary, arguments, newest, same_attributes
+
+REASONS = {
+    "integer": "the outputs are no floats",
+    "zero": "the gradient is zero almost everywhere",
+    "undefined": "there is no gradient",
+    "random": "the outputs are drawn at random, whatever the inputs",
+    "constant": "the outputs do not depend on float inputs",
+}
+"""Why an operator has no gradient.  The first is found from the schema; the others are declared."""
+
+
+def why_not(declaration: Declaration, version: int | None = None) -> str:
+    """The reason why a declaration has no gradient, as it stands in REASONS; empty where it has one, or where nobody has said."""
+    if declaration.rule is not None or declaration.composition is not None:
+        return ""
+    if declaration.reason:
+        return declaration.reason
+    schema = schemas[declaration.domain, declaration.name][version or declaration.versions[-1]]
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    types = [t for o in schema.outputs for t in allowed.get(o.type_str, [o.type_str])]
+    return "" if any("float" in t or "double" in t for t in types) else "integer"
+
+
+def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
+              attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:  # fmt: skip
+    """The gradients of a call's inputs (and of what its graphs capture), None where there is none.
+
+    inputs: one value per input of the node, None where absent, then the captured ones.  needs: as many.
+    dys: the gradient of each output, None where nothing depends on it.
+    Raises UnsupportedModel where the operator has no gradient.
+    """
+    bodies = [v for v in attributes.values() if isinstance(v, Body)]
+    count = len(inputs) - sum(len(b.captured) for b in bodies)
+    if declaration.rule is None:
+        if declaration.composition is None:
+            reason = why_not(declaration)
+            text = REASONS.get(reason.partition(":")[0], "nobody has declared one")
+            raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX801", operator=declaration.name)
+        return _through_composition(op, declaration, inputs, len(outputs), attributes, dys, needs)
+    known = {"version": declaration.versions[-1], **_known(declaration, inputs[:count], attributes)}
+    known.update(
+        dys=list(dys), ys=list(outputs), y=outputs[0] if outputs else None, needs=tuple(needs), captured=list(inputs[count:])
+    )
+    if "dy" in declaration.rule.names:
+        known["dy"] = dys[0] if dys[0] is not None else op.zeros_like(outputs[0])
+    result = declaration.rule(op, known)
+    found = list(result) if isinstance(result, (tuple, list)) else [result]
+    found += [None] * (len(inputs) - len(found))
+    return [g if n else None for g, n in zip(found, needs, strict=True)]
+
+
+def _known(declaration: Declaration, inputs: Sequence[Any], attributes: dict[str, Any]) -> dict[str, Any]:
+    """Inputs and attributes by the names of the declaration."""
+    known: dict[str, Any] = {}
+    for i, declared in enumerate(declaration.inputs):
+        if declared.variadic:
+            known[declared.name] = list(inputs[i:])
+        else:
+            value = inputs[i] if i < len(inputs) else None
+            known[declared.name] = (None if declared.default is REQUIRED else declared.default) if value is None else value
+    for name, default in declaration.attributes.items():
+        value = attributes.get(name)
+        if isinstance(value, list):
+            value = tuple(value)
+        known[name] = (None if default is REQUIRED else default) if value is None else value
+    return known
+
+
+def compose(op: Vocabulary[Any], declaration: Declaration, version: int, inputs: Sequence[Any], attributes: dict[str, Any],
+            outputs: int) -> list[Any]:  # fmt: skip
+    """The outputs of an operator by its composition."""
+    assert declaration.composition is not None
+    known = {"wanted": (True,) * outputs, "version": version, **_known(declaration, inputs, attributes)}
+    result = declaration.composition(op, known)
+    return list(result)[:outputs] if isinstance(result, (tuple, list)) else [result]
+
+
+def _through_composition(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: int,
+                         attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:  # fmt: skip
+    tape = Taped(op)
+    values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, needs, strict=True)]
+    made = compose(tape, declaration, declaration.versions[-1], values, attributes, outputs)
+    return tape.gradients([v if isinstance(v, Var) else tape.variable(v, False) for v in made], dys, values)
+
+
+# --- a tape -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class Var:
+    """A value on a tape; `active` says that it depends on what is differentiated by."""
+
+    raw: Any
+    active: bool
+
+
+@dataclass(slots=True)
+class _Entry:
+    declaration: Declaration
+    attributes: dict[str, Any]
+    inputs: list[Var | None]
+    outputs: list[Var]
+
+
+class Taped(Vocabulary[Var]):
+    """Does what another vocabulary does, and remembers what depends on the active variables."""
+
+    def __init__(self, op: Vocabulary[Any]) -> None:
+        self.op = op
+        self.opset = op.opset
+        self.entries: list[_Entry] = []
+
+    def variable(self, raw: Any, active: bool = True) -> Var:
+        """A value of the vocabulary below, as one of this tape."""
+        return Var(raw, active and self.differentiable(raw))
+
+    def differentiable(self, raw: Any) -> bool:
+        """Whether a value is of floats."""
+        try:
+            return dtypes.is_float(self.op.dtype(raw))
+        except ValueError:
+            return False
+
+    def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Var]:
+        bodies = [v for v in attributes.values() if isinstance(v, Body)]
+        raw = arguments(self.op, domain, op_type, [_raw(x) for x in inputs])
+        values = [x if isinstance(x, Var) else None if v is None else Var(v, False) for x, v in zip(inputs, raw, strict=True)]
+        captured = [v if isinstance(v, Var) else Var(v, False) for b in bodies for v in b.captured.values()]
+        below = {n: _lowered(v) if isinstance(v, Body) else v for n, v in attributes.items()}
+        made = self.op.call(op_type, raw, below, outputs, domain)
+        if not any(v is not None and v.active for v in (*values, *captured)):
+            return [Var(y, False) for y in made]
+        version = schema_version(domain, op_type, self.opset if domain == "" else 1 << 30)
+        declaration = declarations[domain, op_type][version or 1]
+        flows = not why_not(declaration, version)
+        results = [self.variable(y, flows) for y in made]
+        if flows:
+            self.entries.append(_Entry(declaration, below, [*values, *captured], results))
+        return results
+
+    def gradients(self, outputs: Sequence[Var], dys: Sequence[Any], by: Sequence[Var | None]) -> list[Any]:
+        """The gradients of the variables `by`, given those of the outputs; None where nothing flows."""
+        op = self.op
+        found: dict[int, Any] = {}
+        for y, dy in zip(outputs, dys, strict=True):
+            if dy is not None and y.active:
+                found[id(y)] = op.add(found.get(id(y)), dy)
+        for entry in reversed(self.entries):
+            here = [found.get(id(y)) for y in entry.outputs]
+            if all(dy is None for dy in here):
+                continue
+            needs = [v is not None and v.active for v in entry.inputs]
+            inputs = [None if v is None else v.raw for v in entry.inputs]
+            grads = gradients(op, entry.declaration, inputs, [y.raw for y in entry.outputs], entry.attributes, here, needs)
+            for v, g in zip(entry.inputs, grads, strict=True):
+                if v is not None and g is not None:
+                    found[id(v)] = op.add(found.get(id(v)), g)
+        return [None if v is None else found.get(id(v)) for v in by]
+
+    def constant(self, value: Any, dtype: Any = None) -> Var:
+        return Var(self.op.constant(value, dtype), False)
+
+    def is_value(self, x: Any) -> bool:
+        return isinstance(x, Var) or self.op.is_value(x)
+
+    def dtype(self, x: Any) -> np.dtype[Any]:
+        return self.op.dtype(_raw(x))
+
+    def is_sequence(self, x: Any) -> bool:
+        return self.op.is_sequence(_raw(x))
+
+    def shape(self, x: Any) -> tuple[int | str | None, ...] | None:
+        return self.op.shape(_raw(x))
+
+    def type(self, x: Any, drop: Sequence[int] = (), add: int = 0) -> TypeProto:
+        return self.op.type(_raw(x), drop, add)
+
+    def graph(self, make: Any, types: Sequence[TypeProto | None]) -> Body:
+        return self.op.graph(make, types)
+
+
+def _raw(x: Any) -> Any:
+    return x.raw if isinstance(x, Var) else x
+
+
+def _lowered(body: Body) -> Body:
+    """A body whose captured values are those of the vocabulary below."""
+    if not any(isinstance(v, Var) for v in body.captured.values()):
+        return body
+    return Body(body.proto, body.opset, {n: _raw(v) for n, v in body.captured.items()})
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def replay(op: Vocabulary[Any], graph: Graph, inputs: Sequence[Any], states: dict[str, Any] | None = None,
+           captured: Sequence[Any] = ()) -> list[Any]:  # fmt: skip
+    """Do what a graph does, in a vocabulary: its outputs for these inputs.
+
+    states: values in place of initializers, by name; the others become constants.  captured: of an inner graph, in order.
+    Nodes of other opsets are rewritten at the vocabulary's; raises UnsupportedModel where that cannot be.
+    """
+    load_all()
+    frame: list[Any] = [None] * graph.size
+    given = states or {}
+    for slot, name in graph.state_slots:
+        frame[slot] = given[name] if name in given else op.constant(graph.states[name])
+    for slot, value in zip(graph.input_slots, inputs, strict=True):
+        frame[slot] = value
+    for (_, slot), value in zip(graph.captured, captured, strict=True):
+        frame[slot] = value
+    graph.walk(frame, lambda node, values, here: visit(op, node, values, here))
+    return [frame[s] for s in graph.output_slots]
+
+
+def visit(op: Vocabulary[Any], node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+    """Do what a node does, in a vocabulary."""
+    if node.function is not None:
+        return replay(op, node.function, [*inputs, *[None] * (len(node.function.inputs) - len(inputs))])
+    assert node.meaning is not None
+    attributes = {n: v for n, v in node.attributes.items() if n in node.given or isinstance(v, Graph)}
+    for name, value in attributes.items():
+        if isinstance(value, Graph):
+            attributes[name] = as_body(op, value, [frame[outer] for outer, _ in value.captured])
+    return apply(op, node.meaning, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
+
+
+def apply(op: Vocabulary[Any], meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int,
+          wanted: tuple[bool, ...] = ()) -> list[Any]:  # fmt: skip
+    """Do what an operator of some version does, at the vocabulary's opset."""
+    declaration = meaning.declaration
+    domain, name = declaration.domain, declaration.name
+    version = schema_version(domain, name, op.opset if domain == "" else 1 << 30)
+    there = declarations.get((domain, name), {}).get(version or 0)
+    versioned = "version" in declaration.services.values() and version != meaning.version
+    if there is declaration and not (versioned and declaration.composition is not None):
+        opset = op.opset if domain == "" else version or 1
+        return op.call(name, inputs, same_attributes(domain, name, opset, attributes), outputs, domain)
+    if declaration.composition is None:
+        raise UnsupportedModel(
+            f"{name}-{meaning.version} cannot be written in opset {op.opset}",
+            code="SX802",
+            operator=name,
+            version=meaning.version,
+        )
+    return compose(op, declaration, meaning.version, inputs, attributes, outputs)
+
+
+def as_body(op: Vocabulary[Any], graph: Graph, captured: Sequence[Any]) -> Body:
+    """A graph attribute in a vocabulary, with what it takes from outside."""
+
+    def make(inner: Vocabulary[Any], *inputs: Any) -> list[Any]:
+        return replay(inner, graph, inputs, captured=captured)
+
+    return op.graph(make, [_declared(v) for v in graph.inputs])
+
+
+def _declared(value: Any) -> TypeProto | None:
+    """The type of a graph's input as far as the file says it."""
+    if value.dtype is None or value.kind in ("map", ""):
+        return None
+    tensor = helper.make_tensor_type_proto(dtypes.onnx_code(value.dtype), value.shape)
+    if value.kind == "sequence":
+        return helper.make_sequence_type_proto(tensor)
+    return helper.make_optional_type_proto(tensor) if value.kind == "optional" else tensor
+
+
+def graph_of(body: Body) -> Graph:
+    """A body as a graph whose inputs are its own and then what it captures; read once."""
+    if body.read is None:
+        from .reader import read
+
+        proto = GraphProto()
+        proto.CopyFrom(body.proto)
+        proto.input.extend(helper.make_empty_tensor_value_info(n) for n in body.captured)
+        domains = {n.domain for n in proto.node} - {""}
+        imports = [helper.make_opsetid("", body.opset), *(helper.make_opsetid(d, newest(d)) for d in sorted(domains))]
+        body.read = read(helper.make_model(proto, opset_imports=imports))
+    return body.read
+
+
+def run(op: Vocabulary[Any], body: Body, values: Sequence[Any]) -> list[Any]:
+    """Do what a body does; values: its inputs, and then what it captures."""
+    return replay(op, graph_of(body), values)
+
+
+def back(op: Vocabulary[Any], body: Body, values: Sequence[Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+    """The gradients of a body's inputs and of what it captures: it is run once more, and then backward."""
+    tape = Taped(op)
+    variables = [tape.variable(x, bool(n)) for x, n in zip(values, needs, strict=True)]
+    outputs = replay(tape, graph_of(body), variables)
+    padded = [*dys, *[None] * (len(outputs) - len(dys))]
+    return tape.gradients([y if isinstance(y, Var) else tape.variable(y, False) for y in outputs], padded, variables)

@@ -1,0 +1,201 @@
+"""Scan: a graph that runs along an axis, with states that go from one element to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import limits
+from ..differentiate import back, run
+from ..dtypes import is_float
+from ..errors import OperatorError
+from ..graph import Graph
+from ..operator import Array, Host, Ints, Op, Run, V, Xp, operator
+from ..vocabulary import Body
+from ._common import axis_of
+from .control import Gather, namespace_of, zeros_of
+
+
+def _flags(name: str, given: Sequence[int] | None, count: int) -> Sequence[int]:
+    """A list attribute of Scan, one entry per scan input or output; zeros where it is absent."""
+    if given is None or len(given) == 0:
+        return (0,) * count
+    if len(given) != count:
+        raise OperatorError(f"{name} has {len(given)} entries for {count} values", code="SX404")
+    if "direction" in name and not set(given) <= {0, 1}:
+        raise OperatorError(f"{name} holds 0 (forward) and 1 (backward), not {list(given)}", code="SX404")
+    return given
+
+
+def _parts(values: Sequence[Array], num_scan_inputs: int) -> tuple[list[Array], list[Array]]:
+    """The initial states, and the scan inputs."""
+    if not 1 <= num_scan_inputs <= len(values):
+        raise OperatorError(f"num_scan_inputs is {num_scan_inputs}; the node has {len(values)} inputs", code="SX404")
+    n = len(values) - num_scan_inputs
+    return list(values[:n]), list(values[n:])
+
+
+def _length(xs: Sequence[Array], axes: Sequence[int]) -> int:
+    lengths = {x.shape[a] for x, a in zip(xs, axes, strict=True)}
+    if len(lengths) != 1:
+        raise OperatorError(f"the scan inputs have the different lengths {sorted(lengths)}", code="SX404")
+    return int(lengths.pop())
+
+
+@operator("Scan", 9, widen=False)
+def scan_9(
+    xp: Xp, *values: Array, body: Graph, num_scan_inputs: int, scan_input_axes: Ints | None = None,
+    scan_input_directions: Ints | None = None, scan_output_axes: Ints | None = None,
+    scan_output_directions: Ints | None = None, run: Run,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Negative axes came with 11."""
+    for axis in (*(scan_input_axes or ()), *(scan_output_axes or ())):
+        if axis < 0:
+            raise OperatorError(f"axis {axis}: Scan-9 counts axes from the front", code="SX408")
+    outputs: tuple[Array, ...] = scan(
+        xp, *values, body=body, num_scan_inputs=num_scan_inputs, scan_input_axes=scan_input_axes,
+        scan_input_directions=scan_input_directions, scan_output_axes=scan_output_axes,
+        scan_output_directions=scan_output_directions, run=run,
+    )  # fmt: skip
+    return outputs
+
+
+@operator("Scan", 11, 16, 19, 21, 23, 24, 25, widen=False)
+def scan(
+    xp: Xp, *values: Array, body: Graph, num_scan_inputs: int, scan_input_axes: Ints | None = None,
+    scan_input_directions: Ints | None = None, scan_output_axes: Ints | None = None,
+    scan_output_directions: Ints | None = None, run: Run,
+) -> tuple[Array, ...]:  # fmt: skip
+    """The body takes (states..., elements...) and gives (states..., scan outputs...)."""
+    state, xs = _parts(values, num_scan_inputs)
+    n = len(state)
+    axes = [axis_of(a, x.ndim) for a, x in zip(_flags("scan_input_axes", scan_input_axes, len(xs)), xs, strict=True)]
+    if any(x.ndim == 0 for x in xs):
+        raise OperatorError("a scan input is a scalar: it has no axis to scan", code="SX408")
+    backward = _flags("scan_input_directions", scan_input_directions, len(xs))
+    gather = Gather(xp, body, n)
+    k = len(gather.declared)
+    out_axes = _flags("scan_output_axes", scan_output_axes, k)
+    out_directions = _flags("scan_output_directions", scan_output_directions, k)
+    length = _length(xs, axes)
+    with limits.holding(gather.values):
+        for t in limits.rounds(length):
+            here = [length - 1 - t if b else t for b in backward]
+            elements = [x[(slice(None),) * a + (i, ...)] for x, a, i in zip(xs, axes, here, strict=True)]
+            results = run(body, *state, *elements)
+            state = results[:n]
+            gather.take(results[n:])
+
+    def dry() -> list[Any]:
+        return run(body, *state, *(zeros_of(xp, x.shape[:a] + x.shape[a + 1 :], x.dtype) for x, a in zip(xs, axes, strict=True)))
+
+    return (*state, *gather.outputs(dry, out_axes, out_directions))
+
+
+@scan.gradient
+@scan_9.gradient
+def _(op: Op, dys: list[V], ys: list[V], values: list[V], body: Body, num_scan_inputs: int, scan_input_axes: Ints | None,
+      scan_input_directions: Ints | None, scan_output_axes: Ints | None, scan_output_directions: Ints | None,
+      captured: list[V], needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
+    """Run once more and keep the states side by side; then scan the other way."""
+    n = len(values) - num_scan_inputs
+    state, xs = values[:n], values[n:]
+    axes, directions = (_flags("", a, num_scan_inputs) for a in (scan_input_axes, scan_input_directions))
+    floats = [i for i, s in enumerate(state) if is_float(op.dtype(s))]
+    asked = [i for i in range(len(captured)) if needs[len(values) + i]]
+    asked_xs = [i for i in range(len(xs)) if needs[n + i]]
+    slices = [op.type(x, drop=[a]) for x, a in zip(xs, axes, strict=True)]
+
+    def forward(inner: Op, *here: V) -> list[V]:
+        return [*run(inner, body, [*here, *captured])[:n], *(inner.Identity(s) for s in here[:n])]
+
+    graph = op.graph(forward, [*map(op.type, state), *slices])
+    kept = op.call("Scan", values, {"body": graph, "num_scan_inputs": len(xs), "scan_input_axes": axes,
+                                    "scan_input_directions": directions}, 2 * n)[n:] if n else []  # fmt: skip
+
+    scans = [(i, d) for i, d in enumerate(dys[n:]) if d is not None]
+    out_axes, out_directions = (_flags("", a, len(dys) - n) for a in (scan_output_axes, scan_output_directions))
+
+    def backward(inner: Op, *here: V) -> list[V]:
+        parts = iter(here)
+        dstate: list[V] = [None] * n
+        for k in floats:
+            dstate[k] = next(parts)
+        sums = [next(parts) for _ in asked]
+        then, x = [next(parts) for _ in state], [next(parts) for _ in xs]
+        dscans: list[V] = [None] * (len(dys) - n)
+        for k, _ in scans:
+            dscans[k] = next(parts)
+        flows = [*(k in floats for k in range(n)), *needs[n:]]
+        found = back(inner, body, [*then, *x, *captured], [*dstate, *dscans], flows)
+
+        def grad(k: int, like: V) -> V:
+            return inner.zeros_like(like) if found[k] is None else found[k]
+
+        sums = [inner.add(s, found[len(values) + k]) for s, k in zip(sums, asked, strict=True)]
+        return [*(grad(k, then[k]) for k in floats), *sums, *(grad(n + k, x[k]) for k in asked_xs)]
+
+    starts = [op.zeros_like(ys[k]) if dys[k] is None else dys[k] for k in floats] + [op.zeros_like(captured[i]) for i in asked]
+    elements = [*(op.type(k, drop=[0]) for k in kept), *slices, *(op.type(d, drop=[0]) for _, d in scans)]
+    graph = op.graph(backward, [*map(op.type, starts), *elements])
+    made = op.call(
+        "Scan", [*starts, *kept, *xs, *(d for _, d in scans)],
+        {"body": graph, "num_scan_inputs": len(elements),
+         "scan_input_axes": [*[0] * n, *axes, *(out_axes[i] for i, _ in scans)],
+         "scan_input_directions": [*[1] * n, *(1 - d for d in directions), *(1 - out_directions[i] for i, _ in scans)],
+         "scan_output_axes": [axes[i] for i in asked_xs], "scan_output_directions": [1 - directions[i] for i in asked_xs]},
+        len(starts) + len(asked_xs))  # fmt: skip
+    grads: list[V] = [None] * len(needs)
+    where = [*floats, *(len(values) + i for i in asked), *(n + i for i in asked_xs)]
+    for k, g in zip(where, made, strict=True):
+        grads[k] = g
+    return grads
+
+
+@operator("Scan", 8, widen=False)
+def scan_8(xp: Xp, sequence_lens: Host[Ints] | None = None, *values: Array, body: Graph, directions: Ints | None = None,
+           num_scan_inputs: int, run: Run) -> tuple[Array, ...]:  # fmt: skip
+    """Version 8 scans axis 1 of each sample of a batch (axis 0), each as long as `sequence_lens` says.
+
+    A backward scan starts at the last element of the sample's own length; outputs beyond that length are zero.
+    """
+    states, xs = _parts(values, num_scan_inputs)
+    if any(x.ndim < 2 for x in xs) or any(s.ndim < 1 for s in states):
+        raise OperatorError("Scan-8 needs a batch axis 0 in every input, and a sequence axis 1 in the scan inputs", code="SX404")
+    n = len(states)
+    backward = _flags("directions", directions, len(xs))
+    batch, longest = _length([*states, *xs], [0] * len(values)), _length(xs, [1] * len(xs))
+    lengths = sequence_lens if sequence_lens is not None else (longest,) * batch
+    if len(lengths) != batch or not all(0 <= length <= longest for length in lengths):
+        raise OperatorError(f"sequence_lens {list(lengths)} does not fit {batch} sequences of at most {longest}", code="SX404")
+
+    def body_of(state: Sequence[Array]) -> Callable[[], list[Any]]:
+        return lambda: run(body, *state, *(zeros_of(xp, x.shape[2:], x.dtype) for x in xs))
+
+    finals: list[list[Array]] = [[] for _ in states]
+    scans: list[list[Array]] = [[] for _ in body.outputs[n:]]
+    for sample in limits.rounds(batch):
+        length = lengths[sample]
+        state = [s[sample, ...] for s in states]
+        gather = Gather(xp, body, n)
+        with limits.holding(finals, scans, gather.values):
+            for t in limits.rounds(length):
+                elements = [x[(sample, length - 1 - t if b else t, ...)] for x, b in zip(xs, backward, strict=True)]
+                results = run(body, *state, *elements)
+                state = results[:n]
+                gather.take(results[n:])
+        for kept, s in zip(finals, state, strict=True):
+            kept.append(s)
+        for kept, y in zip(scans, gather.outputs(body_of(state)), strict=True):
+            kept.append(_padded(xp, y, longest))
+    if batch:
+        return tuple(namespace_of(xp, values[0]).stack(values) for values in (*finals, *scans))
+    empty = Gather(xp, body, n).outputs(body_of([zeros_of(xp, s.shape[1:], s.dtype) for s in states]))
+    return (*states, *(zeros_of(xp, (0, longest, *y.shape[1:]), y.dtype) for y in empty))
+
+
+def _padded(xp: Xp, y: Array, length: int) -> Array:
+    if len(y) == length:
+        return y
+    rest = zeros_of(xp, (length - len(y), *y.shape[1:]), y.dtype)
+    return namespace_of(xp, y).concatenate([y, rest], 0)

@@ -1,0 +1,67 @@
+"""The private domain `ai.singa`: operators that ONNX lacks, or that are much faster whole than composed.
+
+Each is declared like any other, by a schema of its own, and is composed of standard operators; a file that holds one carries
+that composition as a function, so that any runtime can run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from onnx import FunctionProto, GraphProto, defs, helper
+
+from .operator import declarations, schemas
+
+DOMAIN = "ai.singa"
+
+
+def schema(name: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any] | None = None, *,
+           types: dict[str, Sequence[str]], doc: str = "") -> defs.OpSchema:  # fmt: skip
+    """Declare a private operator's form; `operator(name, 1, domain=DOMAIN)` then says what it computes.
+
+    inputs, outputs: "name: type", with "?" behind the name of an optional one; types: what a type parameter may be.
+    attributes: defaults by name; a type in place of a default makes the attribute required.
+    """
+    made = defs.OpSchema(
+        name, DOMAIN, 1, doc,
+        inputs=[_parameter(p) for p in inputs], outputs=[_parameter(p) for p in outputs],
+        type_constraints=[(n, [f"tensor({t})" for t in ts], "") for n, ts in types.items()],
+        attributes=[_attribute(n, v) for n, v in (attributes or {}).items()],
+    )  # fmt: skip
+    schemas.setdefault((DOMAIN, name), {})[1] = made
+    return made
+
+
+def _parameter(text: str) -> defs.OpSchema.FormalParameter:
+    name, type_str = text.split(": ")
+    options = defs.OpSchema.FormalParameterOption
+    option = options.Optional if name.endswith("?") else options.Single
+    return defs.OpSchema.FormalParameter(name.rstrip("?"), type_str, param_option=option)
+
+
+def _attribute(name: str, default: Any) -> defs.OpSchema.Attribute:
+    kinds = {int: "INT", float: "FLOAT", str: "STRING", tuple: "INTS"}
+    if isinstance(default, type):
+        return defs.OpSchema.Attribute(name, getattr(defs.OpSchema.AttrType, kinds[default]), required=True)
+    return defs.OpSchema.Attribute(name, helper.make_attribute(name, default), "")
+
+
+def functions(graph: GraphProto, opset: int) -> list[FunctionProto]:
+    """The functions that a graph's private operators need, those of its inner graphs included."""
+    names: dict[str, None] = {}
+    pending = [graph]
+    while pending:
+        g = pending.pop()
+        for node in g.node:
+            if node.domain == DOMAIN:
+                names[node.op_type] = None
+            pending += [a.g for a in node.attribute if a.HasField("g")]
+    return [_function(name, opset) for name in names]
+
+
+@lru_cache(maxsize=256)
+def _function(name: str, opset: int) -> FunctionProto:
+    """A private operator's composition as a function; attributes become references."""
+    raise NotImplementedError(f"{name}: written with the first private operator {opset} {declarations}")
