@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .markdown import dtype_cells
+from .markdown import dtype_cells, generated_words
 
 TEMPLATE = Path(__file__).with_name("templates") / "support.html"
 
@@ -53,9 +53,11 @@ def compact(report: dict[str, Any]) -> dict[str, Any]:
             "r": {k: [o["cases"], o["passed"], bits(o["dtypes"]), o["failed"]] for k, o in row["releases"].items()},
             "f": bits(row["fuzz"]),
         })  # fmt: skip
-    shared = {k: report.get(k) for k in ("onnx", "manifest", "versions", "totals", "gaps", "unexpected", "releases", "fuzz")}
-    return {**shared, "domains": domains, "dtypes": names, "cells": list(dtype_cells(report).items()), "rows": rows,
-            "devices": list(report["totals"]), "environments": report["environments"]}  # fmt: skip
+    fuzz = report.get("fuzz")
+    shared = {k: report.get(k) for k in ("onnx", "manifest", "versions", "totals", "gaps", "unexpected", "releases")}
+    return {**shared, "fuzz": fuzz and {"count": fuzz.get("count"), "words": generated_words(fuzz)}, "domains": domains,
+            "dtypes": names, "cells": list(dtype_cells(report).items()), "rows": rows, "devices": list(report["totals"]),
+            "environments": report["environments"]}  # fmt: skip
 
 
 def _order(name: str) -> tuple[int, int, str]:

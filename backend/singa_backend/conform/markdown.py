@@ -22,24 +22,23 @@ def markdown(report: dict[str, Any]) -> str:
     for source, count in dtype_cells(report).items():
         lines.append(f"* dtype cells executed, {source}: **{count} of {allowed}**.")
     if report.get("fuzz"):
-        fuzz = report["fuzz"]
-        words = ", ".join(f"{k}: {v}" for k, v in (fuzz.get("totals") or {}).items() if not isinstance(v, (dict, list)))
-        lines.append(f"* Generated models: {fuzz.get('count')} with seed {fuzz.get('seed')}" + (f" ({words})." if words else "."))
+        lines.append(f"* Generated models: **{report['fuzz']['count']}**, {generated_words(report['fuzz'])}.")
     lines += ["", "| device | kind | cases | strict | official |", "|---|---|---:|---:|---:|"]
     for device, total in report["totals"].items():
         for kind, t in total["by_kind"].items():
             lines.append(f"| {device} | {kind} | {t['cases']} | {t['strict']} | {t['official']} |")
-    for release, found in report["releases"].items():
+    releases = sorted(report["releases"].items(), key=by_release)
+    for release, found in releases:
         t = found["totals"]
         lines.append(f"| cases of onnx {release} | all | {t['cases']} | {t['strict']} | {t['official']} |")
     lines += ["", "## Cases that do not pass", ""]
-    for source, found in (*report["gaps"].items(), *((f"onnx {r}", f["gaps"] or {}) for r, f in report["releases"].items())):
+    for source, found in (*report["gaps"].items(), *((f"onnx {r}", f["gaps"] or {}) for r, f in releases)):
         by_reason: dict[str, list[str]] = {}
         for name, reason in found.items():
             by_reason.setdefault(reason, []).append(name)
         for reason, names in by_reason.items():
             lines += [f"* {source}: {reason}", *(f"  * `{name}`" for name in names)]
-    unexplained = {**report.get("unexpected", {}), **{f"onnx {r}": f["unexpected"] for r, f in report["releases"].items()}}
+    unexplained = {**report.get("unexpected", {}), **{f"onnx {r}": f["unexpected"] for r, f in releases}}
     for source, names in unexplained.items():
         if names:
             lines += [f"* {source}: **no reason is recorded**", *(f"  * `{name}`" for name in names)]
@@ -89,6 +88,23 @@ def dtype_cells(report: dict[str, Any]) -> dict[str, int]:
     if len(out) > len(report["totals"]):
         out["by any of these"] = len(set().union(*found.values()))
     return out
+
+
+def by_release(item: tuple[str, Any]) -> tuple[list[int], str]:
+    """Sorts (release, anything) by the numbers in the release: 1.9.0 before 1.10.2."""
+    name = item[0].partition(" ")[0]
+    return [int(part) if part.isdigit() else 0 for part in name.split(".")], item[0]
+
+
+_STATES = {"agree": "agree", "explained": "explained", "unjudged": "unjudged", "undrawn": "undrawn", "unexplained": "unexplained",
+           "died": "died", "hang": "hung", "foreign": "raised a foreign exception"}  # fmt: skip
+
+
+def generated_words(fuzz: dict[str, Any]) -> str:
+    """What became of the generated models: "seed 1: 19,261 agree, 265 explained, ..."."""
+    totals = fuzz.get("totals") or {}
+    states = ", ".join(f"{totals[state]:,} {words}" for state, words in _STATES.items() if state in totals)
+    return f"seed {fuzz.get('seed')}" + (f": {states}" if states else "")
 
 
 def _named(device: str) -> str:

@@ -16,9 +16,9 @@ from onnx import defs
 
 from ..dtypes import from_type_string
 from ..operator import DOMAINS, declarations, load_all, schemas
-from . import gaps, html
+from . import gaps, html, releases
 from .cases import ConformanceError, held
-from .markdown import markdown
+from .markdown import by_release, markdown
 from .results import save
 
 Row = dict[str, Any]
@@ -38,7 +38,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     named = {label(run): run for run in runs}
     named |= {name: run for name, run in kept(folder).items() if name not in named}
     devices = {n: r for n, r in named.items() if "release" not in r["environment"]}
-    releases = {n: r for n, r in sorted(named.items(), key=_by_release) if "release" in r["environment"]}
+    old = {n: r for n, r in sorted(named.items(), key=by_release) if "release" in r["environment"]}
     if not devices:
         raise ConformanceError("every run given is of an old release; a report needs one of the current suite",
                                code="SX809", hint="sonnx conform --results cpu.json")  # fmt: skip
@@ -61,7 +61,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
                 "gradient": None,
                 "dtypes_allowed": _by_parameter(allowed),
                 "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices},
-                "releases": {r: _old(allowed, executed[r][key]) for r in releases if key in executed[r]},
+                "releases": {r: _old(allowed, executed[r][key]) for r in old if key in executed[r]},
                 "fuzz": _by_parameter(judged.get((domain, name, version), set()) & allowed),
             })  # fmt: skip
     first = next(iter(devices.values()))
@@ -73,7 +73,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
         "gaps": {n: run["gaps"] for n, run in devices.items()},
         "unexpected": {n: run.get("unexpected", []) for n, run in devices.items()},
         "versions": {"known": len(rows), "declared": sum(r["declared"] for r in rows)},
-        "releases": {n: found for label, run in releases.items() for n, found in _releases(label, run)},
+        "releases": {n: found for label, run in old.items() for n, found in _releases(label, run)},
         "fuzz": {k: generated[k] for k in ("count", "seed", "totals") if k in generated} or None,
         "rows": rows,
     }
@@ -94,12 +94,7 @@ def _releases(name: str, run: dict[str, Any]) -> list[tuple[str, Row]]:
         listed = {case: why for why, names in stated.items() if isinstance(names, list) for case in names}
         totals = {k: part["totals"][k] for k in ("cases", "strict", "official")}
         out.append((release, {"totals": totals, "gaps": listed or stated, "unexpected": part.get("unexpected") or []}))
-    return sorted(out, key=_by_release)
-
-
-def _by_release(item: tuple[str, Any]) -> tuple[list[int], str]:
-    name = item[0].partition(" ")[0]
-    return [int(part) if part.isdigit() else 0 for part in name.split(".")], item[0]
+    return sorted(out, key=by_release)
 
 
 def _generated(folder: Path | None) -> dict[str, Any]:
@@ -120,7 +115,10 @@ def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Save those of the runs that not every machine can repeat (old releases, GPUs) for the reports to come."""
     written = []
     for run in runs:
-        if "release" in run["environment"] or str(run["environment"]["device"]).startswith("CUDA"):
+        if label(run) == "all":
+            written.append(folder / "releases.json")
+            releases.save(run, written[-1])
+        elif "release" in run["environment"] or str(run["environment"]["device"]).startswith("CUDA"):
             path = folder / "runs" / f"{label(run).replace(' ', '_').replace(':', '_')}.json"
             parts = ("environment", "manifest", "totals", "gaps", "unexpected", "releases", "executed")
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,381 @@
+"""A tape of ONNX operators: play it backward to train, print it to export.
+
+`op.Mul(x, y)` on Tensors computes, and where gradients may be asked for it leaves a `Node` behind as the creator of the result.
+While a step is being recorded as a graph (trace.py) the same calls write nodes instead of computing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import TypeProto
+
+from singa_backend import dtypes
+from singa_backend.differentiate import gradients as rule_gradients
+from singa_backend.differentiate import why_not
+from singa_backend.errors import InvalidInput
+from singa_backend.operator import Declaration, declarations, load_all, schema_version
+from singa_backend.vocabulary import Body, Eager, Vocabulary, arguments
+
+from . import trace
+from .device import Device, default_device
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+_serial = itertools.count()
+
+training = False
+"""Whether operators leave a tape; `autograd.training` is this flag."""
+
+
+@contextlib.contextmanager
+def no_tape() -> Iterator[None]:
+    """The context in which operators leave no tape: updates of parameters, statistics, metrics."""
+    global training
+    before, training = training, False
+    try:
+        yield
+    finally:
+        training = before
+
+
+@lru_cache(maxsize=64)
+def _eager(device: Device) -> Eager:
+    return Eager(device.backend)
+
+
+def vocabulary(device: Device | None = None) -> Vocabulary[Any]:
+    """What computes the values of tensors now: the device, or the graph that is being recorded."""
+    current = trace.current()
+    return current.builder if current is not None else _eager(device or default_device)
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+class Operator:
+    """One step of a tape.  Users derive from it and write `forward(*raw)` and `backward(*raw)` on the values of tensors.
+
+    Calling it on tensors gives a tuple of tensors.
+    src: for each input its creator, the id of the tensor, the tensor where it stores its gradient (else None), and whether it does.
+    """
+
+    op_count = 0
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is None:
+            name = f"{type(self).__name__}#{Operator.op_count}"
+            Operator.op_count += 1
+        self.name = name
+        self.serial = next(_serial)
+        self.src: list[tuple[Operator, int, Tensor | None, bool]] = []
+        self.y_id2idx: dict[int, int] = {}
+        self.requires_grad = False
+        self.inputs: list[Tensor | None] = []
+
+    def __call__(self, *xs: Tensor) -> tuple[Tensor, ...]:
+        """Compute on tensors; raises InvalidInput for what is no tensor."""
+        if trace.current() is not None:
+            raise trace.NotTraceable(f"the operator {self.name} is written in Python: it cannot become part of a graph")
+        for x in xs:
+            if not hasattr(x, "stores_grad"):
+                raise InvalidInput(f"{self.name} takes tensors; it was given a {type(x).__name__}", code="SX311")
+        device = xs[0].device if xs else default_device
+        results = self.forward(*(x.data for x in xs))
+        values = results if isinstance(results, tuple) else (results,)
+        return self.record(list(xs), values, device)
+
+    def forward(self, *xs: Any) -> Any:
+        """The outputs for these values: an array, or a tuple of arrays."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def backward(self, *dys: Any) -> Any:
+        """The gradients of the inputs, given those of the outputs."""
+        raise NotImplementedError(f"{type(self).__name__} has no backward")
+
+    def record(self, xs: Sequence[Tensor | None], values: Sequence[Any], device: Device, flows: bool = True) -> tuple[Tensor, ...]:
+        """Wrap the outputs; where gradients may be asked for, this operator becomes their creator."""
+        from .tensor import Tensor
+
+        self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
+        ys = tuple(Tensor._of(v, device, self.requires_grad) for v in values)
+        if self.requires_grad:
+            self.inputs = [x if x is not None and x.requires_grad else None for x in xs]
+            self.src = [(x.creator, id(x), x if x.stores_grad else None, x.stores_grad) for x in xs if x is not None]
+            for i, y in enumerate(ys):
+                y.creator = self
+                self.y_id2idx[id(y)] = i
+        return ys
+
+    def output_name(self, idx: int) -> str:
+        return f"{self.name}:{idx}"
+
+    def grad_name(self, idx: int) -> str:
+        return f"{self.name}_g:{idx}"
+
+    def get_params(self) -> dict[str, Any]:
+        """What the operator holds besides its inputs; operators of users may say more."""
+        return {}
+
+    def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        zeros = [np.float32(0) if dy is None else dy for dy in dys]
+        result = self.backward(*zeros)
+        grads = list(result) if isinstance(result, (tuple, list)) else [result]
+        if len(grads) != len(needs):
+            raise InvalidInput(f"the backward of {self.name} gave {len(grads)} gradients for {len(needs)} inputs", code="SX312")
+        return grads
+
+
+Operation = Operator
+
+
+class Dummy(Operator):
+    """The creator of a leaf: a tensor that no operator made."""
+
+    def __init__(self, tensor: Tensor, name: str | None = None) -> None:
+        super().__init__(name or f"Dummy#{Operator.op_count}")
+        if name is None:
+            Operator.op_count += 1
+        self.tensor: Tensor | None = tensor
+        self.y_id2idx = {id(tensor): 0}
+
+    def output_name(self, idx: int) -> str:
+        return self.name
+
+
+class Node(Operator):
+    """An ONNX operator on the tape; its gradient is the rule under its declaration.
+
+    Only the values that the rule names are kept.
+    """
+
+    def __init__(self, op_type: str, domain: str, declaration: Declaration, attributes: dict[str, Any], opset: int) -> None:
+        super().__init__(f"{op_type}#{Operator.op_count}")
+        Operator.op_count += 1
+        self.op_type, self.domain, self.opset = op_type, domain, opset
+        self.declaration = declaration
+        self.attributes = attributes
+        self._values: list[Any] = []
+        self._outputs: list[Any] = []
+
+    def keep(self, values: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Keep of the inputs and outputs what the rule asks for."""
+        rule = self.declaration.rule
+        if rule is None:
+            self._values, self._outputs = list(values), [None] * len(outputs)
+            return
+        named = [d.name for d in self.declaration.inputs]
+        names = set(rule.names)
+        last = len(named) - 1
+        everything = "captured" in names or any(d.variadic for d in self.declaration.inputs)
+        self._values = [
+            v if everything or named[min(i, last)] in names else (v if v is None else _Dropped) for i, v in enumerate(values)
+        ]
+        keeps = bool({"y", "ys"} & names) or len(outputs) > 1
+        self._outputs = list(outputs) if keeps else [None] * len(outputs)
+
+    def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        op = vocabulary(device)
+        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs)
+
+
+_Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the rule does not name"})()
+
+
+# --- the vocabulary on tensors ----------------------------------------------------------------------------------------
+
+
+class Recorder(Vocabulary["Tensor"]):
+    """ONNX's operators on Tensors."""
+
+    def __init__(self) -> None:
+        self.opset = _eager(default_device).opset
+
+    def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Tensor]:
+        device = next((x.device for x in inputs if _is_tensor(x)), default_device)
+        op = vocabulary(device)
+        raw = arguments(op, domain, op_type, [trace.value(x) if _is_tensor(x) else x for x in inputs])
+        bodies = [v for v in attributes.values() if isinstance(v, Body)]
+        below = {n: _lowered(v) if isinstance(v, Body) else v for n, v in attributes.items()}
+        made = op.call(op_type, raw, below, outputs, domain)
+        tensors = [x if _is_tensor(x) else None for x in inputs]
+        captured = [v for b in bodies for v in b.captured.values()]
+        values = [*raw, *(trace.value(v) for v in captured)]
+        every = [*tensors, *captured]
+        if not training or not any(x is not None and x.requires_grad for x in every):
+            from .tensor import Tensor
+
+            return [Tensor._of(y, device, False) for y in made]
+        declaration = _declaration(domain, op_type, self.opset)
+        node = Node(op_type, domain, declaration, below, self.opset)
+        ys = node.record(every, made, device, not why_not(declaration))
+        if node.requires_grad:
+            node.keep(values, made)
+            for y in ys:
+                y.requires_grad = _floats(y)
+        return list(ys)
+
+    def constant(self, value: Any, dtype: Any = None) -> Tensor:
+        from .tensor import Tensor
+
+        return Tensor._of(vocabulary().constant(value, dtype), default_device, False)
+
+    def is_value(self, x: Any) -> bool:
+        return _is_tensor(x)
+
+    def dtype(self, x: Tensor) -> np.dtype[Any]:
+        return vocabulary(x.device).dtype(trace.value(x))
+
+    def is_sequence(self, x: Tensor) -> bool:
+        return vocabulary(x.device).is_sequence(trace.value(x))
+
+    def shape(self, x: Tensor) -> tuple[int | str | None, ...] | None:
+        return vocabulary(x.device).shape(trace.value(x))
+
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+        return vocabulary().graph(make, types)
+
+
+def _is_tensor(x: Any) -> bool:
+    return hasattr(x, "stores_grad")
+
+
+def _floats(y: Tensor) -> bool:
+    try:
+        return dtypes.is_float(op.dtype(y))
+    except ValueError:
+        return False
+
+
+def _lowered(body: Body) -> Body:
+    return Body(body.proto, body.opset, {n: trace.value(v) for n, v in body.captured.items()})
+
+
+@lru_cache(maxsize=4096)
+def _declaration(domain: str, op_type: str, opset: int) -> Declaration:
+    load_all()
+    version = schema_version(domain, op_type, opset if domain == "" else 1 << 30)
+    assert version is not None
+    return declarations[domain, op_type][version]
+
+
+op = Recorder()
+"""ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
+
+
+# --- backward ---------------------------------------------------------------------------------------------------------
+
+
+def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
+    """How often each operator's results, and each tensor, are used on the way to `y_op`."""
+    operators: Counter[Operator] = Counter()
+    tensors: Counter[int] = Counter()
+    seen = {y_op}
+    pending = [y_op]
+    while pending:
+        operator = pending.pop()
+        for creator, x_id, _, _ in operator.src:
+            operators[creator] += 1
+            tensors[x_id] += 1
+            if creator not in seen:
+                seen.add(creator)
+                pending.append(creator)
+    return operators, tensors
+
+
+def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Play the tape backward from `y`; gives (parameter, gradient) for the tensors that store their gradients.
+
+    y: a tensor of one element.  dy: its gradient, an array, a Tensor or a number; 1 when absent.
+    Each parameter is given once, as soon as its gradient is complete, in an order that is always the same.
+    Raises InvalidInput where `y` has more elements, or no tape leads to it.
+    """
+    from .tensor import Tensor
+
+    if not y.requires_grad or isinstance(y.creator, Dummy):
+        raise InvalidInput(
+            "no tape leads to this tensor", code="SX313", hint="call model.train(), or set autograd.training = True, before the forward"
+        )
+    shape = op.shape(y)
+    if shape is None or any(d != 1 for d in shape):
+        raise InvalidInput(f"backward starts at a tensor of one element; this one has shape {shape}", code="SX314",
+                           hint="reduce the loss, for example by its mean")  # fmt: skip
+    device = y.device
+    first = vocabulary(device)
+    start = first.full_like(trace.value(y), 1) if dy is None else _start(first, y, dy)
+    wanted, uses = _wanted(y.creator)
+    found: dict[Operator, list[Any]] = {y.creator: [None] * len(y.creator.y_id2idx)}
+    found[y.creator][y.creator.y_id2idx[id(y)]] = start
+    ready = [y.creator]
+    while ready:
+        ready.sort(key=lambda o: o.serial)
+        here = ready.pop()
+        dys = found.pop(here, None)
+        needs = [x is not None and x.creator in wanted for x in here.inputs]
+        grads: list[Any] = [None] * len(needs)
+        if dys is not None and any(d is not None for d in dys):
+            grads = here._backward(dys, needs, device)
+        with_leaf: list[tuple[Operator, Tensor]] = []
+        for x, need, g in zip(here.inputs, needs, grads, strict=True):
+            if not need or x is None:
+                continue
+            creator = x.creator
+            if g is not None:
+                slots = found.setdefault(creator, [None] * len(creator.y_id2idx))
+                i = creator.y_id2idx[id(x)]
+                slots[i] = vocabulary(device).add(slots[i], g)
+            uses[creator] -= 1
+            if uses[creator] == 0:
+                if isinstance(creator, Dummy):
+                    with_leaf.append((creator, x))
+                else:
+                    ready.append(creator)
+        for creator, x in with_leaf:
+            g = found.pop(creator, [None])[0]
+            if g is not None:
+                yield x, Tensor._of(g, x.device, False)
+
+
+def _start(first: Vocabulary[Any], y: Tensor, dy: Any) -> Any:
+    value = trace.value(dy) if _is_tensor(dy) else dy
+    if not first.is_value(value):
+        value = first.constant(value, op.dtype(y))
+    return first.call("Expand", (first.cast(value, trace.value(y)), first.call("Shape", (trace.value(y),), {}, 1)[0]), {}, 1)[0]
+
+
+def _wanted(y_op: Operator) -> tuple[set[Operator], Counter[Operator]]:
+    """The operators that lead to a tensor which stores its gradient, and how often each is used."""
+    order: list[Operator] = []
+    seen = {y_op}
+    pending = [y_op]
+    while pending:
+        operator = pending.pop()
+        order.append(operator)
+        for x in operator.inputs:
+            if x is not None and x.creator not in seen:
+                seen.add(x.creator)
+                pending.append(x.creator)
+    wanted: set[Operator] = set()
+    for operator in sorted(order, key=lambda o: o.serial):
+        for x in operator.inputs:
+            if x is not None and ((isinstance(x.creator, Dummy) and x.stores_grad) or x.creator in wanted):
+                wanted.add(x.creator)
+                wanted.add(operator)
+    uses: Counter[Operator] = Counter()
+    for operator in wanted:
+        for x in operator.inputs:
+            if x is not None and x.creator in wanted:
+                uses[x.creator] += 1
+    return wanted, uses
+
+
+def gradients(y: Tensor, dy: Any = None) -> dict[int, Tensor]:
+    """The gradients that `backward` gives, by the id of the parameter."""
+    return {id(p): g for p, g in backward(y, dy)}

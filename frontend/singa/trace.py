@@ -1,0 +1,99 @@
+"""A step recorded as one ONNX graph: while it is recorded, tensors hold symbols, and operators write nodes.
+
+What a step reads from outside becomes an input of the graph that is bound to the tensor, and what it assigns (parameters,
+optimizer states, running statistics, the random stream) becomes an output that is written back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from onnx import TypeProto, helper
+
+from singa_backend import dtypes
+from singa_backend.builder import Builder, Symbol
+from singa_backend.errors import SonnxError
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+
+class NotTraceable(SonnxError):
+    """A step cannot become a graph: it reads a value in Python, or runs an operator that is written in Python."""
+
+    default_code = "SX330"
+
+
+class Trace:
+    """A step in the making.
+
+    inputs: the tensors that the step reads, each with its symbol, in the order of first use.
+    assigned: the tensors that it writes, in order.
+    """
+
+    def __init__(self, opset: int) -> None:
+        self.builder = Builder(opset)
+        self.inputs: list[tuple[Tensor, Symbol]] = []
+        self.assigned: dict[int, Tensor] = {}
+        self._bound: dict[int, Symbol] = {}
+
+    def bind(self, tensor: Tensor, name: str, type: TypeProto | None = None) -> Symbol:
+        """Make a tensor an input of the graph, under a name; `type` may leave sizes open."""
+        if type is None:
+            array = tensor._data
+            type = helper.make_tensor_type_proto(dtypes.onnx_code(array.dtype), array.shape)
+        symbol = self.builder.input(name, type)
+        self.inputs.append((tensor, symbol))
+        self._bound[id(tensor)] = symbol
+        return symbol
+
+    def value(self, tensor: Tensor) -> Any:
+        """The symbol of a tensor; one that was made before the step becomes an input."""
+        if id(tensor) in self._bound:
+            return self._bound[id(tensor)]
+        if isinstance(tensor._data, Symbol):
+            return tensor._data
+        return self.bind(tensor, tensor.name or "state")
+
+    def assign(self, tensor: Tensor, symbol: Symbol) -> None:
+        """From here on the tensor is this value; it is written back when the graph has run."""
+        if not isinstance(tensor._data, Symbol):
+            self.value(tensor)
+            self.assigned[id(tensor)] = tensor
+        self._bound[id(tensor)] = symbol
+
+
+_current: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+def current() -> Trace | None:
+    """The step that is being recorded, or None."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def recording(trace: Trace) -> Iterator[Trace]:
+    """The context in which a step is recorded."""
+    token = _current.set(trace)
+    try:
+        yield trace
+    finally:
+        _current.reset(token)
+
+
+def value(tensor: Tensor) -> Any:
+    """What operators compute with: the tensor's array, or its symbol while a step is recorded."""
+    trace = _current.get()
+    return tensor._data if trace is None else trace.value(tensor)
+
+
+def assign(tensor: Tensor, new: Any) -> None:
+    """Write a new value of the same shape and dtype into a tensor, in place."""
+    trace = _current.get()
+    if trace is not None:
+        trace.assign(tensor, new)
+    elif new is not tensor._data:
+        tensor._data[...] = new
