@@ -88,18 +88,14 @@ class Builder(Vocabulary[Symbol]):
         return known[key]
 
     def is_value(self, x: Any) -> bool:
-        from .differentiate import Var
-
-        return isinstance(x, (Symbol, Var)) or (self.outer is not None and self.outer.is_value(x))
+        return isinstance(x, Symbol) or hasattr(x, "raw") or (self.outer is not None and self.outer.is_value(x))
 
     def _adopt(self, x: Any) -> Symbol | None:
-        """A value as this graph's own: one from outside is captured."""
-        from .differentiate import Var
-
+        """A value as this graph's own: one from outside is captured, as the tape's variable that it is where it is one."""
         if x is None:
             return None
         value = x
-        while isinstance(value, Var):
+        while hasattr(value, "raw"):
             value = value.raw
         if isinstance(value, Symbol):
             if not value.name:  # a constant that is used for the first time
@@ -129,9 +125,7 @@ class Builder(Vocabulary[Symbol]):
             builder = builder.outer
 
     def _note(self, name: str, value: Any) -> None:
-        from .differentiate import Var
-
-        if isinstance(value, Var) or name not in self.captured:  # a variable of a tape says more than its value
+        if hasattr(value, "raw") or name not in self.captured:  # a variable of a tape says more than its value
             self.captured[name] = value
 
     def _named(self, constant: Symbol) -> Symbol:

@@ -62,6 +62,15 @@ class Device:
         return self.xp.module.cuda.Device(self.device_id) if self.type == "CUDA" else contextlib.nullcontext()
 
 
+def of(xp: arrays.Namespace) -> Device:
+    """The device whose namespace this is."""
+    if xp is arrays.numpy:
+        return Device("CPU")
+    if isinstance(xp, arrays.StrictNamespace):
+        return Device("STRICT")
+    return Device("CUDA", int(xp.module.cuda.Device().id))
+
+
 @cache
 def _namespace(type: str, device_id: int) -> arrays.Namespace:
     if type == "CPU" and device_id == 0:

@@ -14,9 +14,9 @@ A declaration without a rule is differentiated through its composition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import GraphProto, TypeProto, helper
@@ -221,11 +221,15 @@ def _lowered(body: Body) -> Body:
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 
+Visitor: TypeAlias = "Callable[[Vocabulary[Any], Node, list[Any], list[Any]], list[Any]]"
+
+
 def replay(op: Vocabulary[Any], graph: Graph, inputs: Sequence[Any], states: dict[str, Any] | None = None,
-           captured: Sequence[Any] = ()) -> list[Any]:  # fmt: skip
+           captured: Sequence[Any] = (), visitor: Visitor | None = None) -> list[Any]:  # fmt: skip
     """Do what a graph does, in a vocabulary: its outputs for these inputs.
 
     states: values in place of initializers, by name; the others become constants.  captured: of an inner graph, in order.
+    visitor: does a node in place of `visit`, which it may call.
     Nodes of other opsets are rewritten at the vocabulary's; raises UnsupportedModel where that cannot be.
     """
     load_all()
@@ -237,20 +241,33 @@ def replay(op: Vocabulary[Any], graph: Graph, inputs: Sequence[Any], states: dic
         frame[slot] = value
     for (_, slot), value in zip(graph.captured, captured, strict=True):
         frame[slot] = value
-    graph.walk(frame, lambda node, values, here: visit(op, node, values, here))
+    do = visitor or visit
+    graph.walk(frame, lambda node, values, here: do(op, node, values, here))
     return [frame[s] for s in graph.output_slots]
 
 
-def visit(op: Vocabulary[Any], node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
-    """Do what a node does, in a vocabulary."""
+def visit(op: Vocabulary[Any], node: Node, inputs: list[Any], frame: list[Any], visitor: Visitor | None = None) -> list[Any]:
+    """Do what a node does, in a vocabulary; `visitor` does the nodes within a function."""
     if node.function is not None:
-        return replay(op, node.function, [*inputs, *[None] * (len(node.function.inputs) - len(inputs))])
+        padded = [*inputs, *[None] * (len(node.function.inputs) - len(inputs))]
+        return replay(op, node.function, padded, visitor=visitor)
     assert node.meaning is not None
+    if node.between is not None:
+        return gradient_of(op, node.between, inputs, len(node.attributes["xs"]))
     attributes = {n: v for n, v in node.attributes.items() if n in node.given or isinstance(v, Graph)}
     for name, value in attributes.items():
         if isinstance(value, Graph):
             attributes[name] = as_body(op, value, [frame[outer] for outer, _ in value.captured])
     return apply(op, node.meaning, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
+
+
+def gradient_of(op: Vocabulary[Any], graph: Graph, inputs: Sequence[Any], count: int) -> list[Any]:
+    """The gradients of a graph's output by its first `count` inputs: what ONNX's Gradient operator means."""
+    tape = Taped(op)
+    values = [tape.variable(x, i < count) for i, x in enumerate(inputs)]
+    y = replay(tape, graph, values)[0]
+    grads = tape.gradients([y], [op.full_like(y.raw, 1)], values[:count])
+    return [op.zeros_like(v.raw) if g is None else g for v, g in zip(values, grads, strict=False)]
 
 
 def apply(op: Vocabulary[Any], meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int,

@@ -117,6 +117,7 @@ class _Run:
             "wanted": tuple(slot >= 0 for slot in node.outputs),
             "version": meaning.version,
             "derived": meaning.derived,
+            "between": node.between,
         }
         return {**node.attributes, **{name: services[kind] for name, kind in meaning.declaration.services.items()}}
 

@@ -68,6 +68,7 @@ class Node:
     inputs, outputs: slots of the graph, ABSENT where left out; the names stand beside them.
     attributes: keyword arguments of the operator's body; a graph attribute is a Graph.
     given: the names of the attributes that the file itself sets.
+    between: what lies between the xs and the y of a Gradient.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Node:
     given: frozenset[str] = frozenset()
     meaning: Meaning | None = None
     function: Graph | None = None
+    between: Graph | None = None
 
     @property
     def version(self) -> int | None:

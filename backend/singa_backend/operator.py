@@ -10,6 +10,7 @@ Left of the star stand the inputs, right of it the attributes, with the names an
     run: Run           run(subgraph, *inputs) -> list of outputs, for operators with graph attributes
     wanted: Wanted     which outputs the node asks for, a tuple of bool
     version: Version   the schema version that the node means, where one body serves several
+    between: Between   the graph between the xs and the y of a Gradient
     derived: Derived   derived(make) -> make(), made once for each node: what follows from the attributes alone
 
 An optional input that is absent takes the parameter's default.  What a body returns is cast to the dtype that the
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
     from .vocabulary import Vocabulary
 
 __all__ = [
-    "Array", "Declaration", "Derived", "Host", "Ints", "Op", "Run", "V", "Version", "Wanted", "Xp", "declarations", "operator",
-    "schemas",
+    "Array", "Between", "Declaration", "Derived", "Host", "Ints", "Op", "Run", "V", "Version", "Wanted", "Xp", "declarations",
+    "operator", "schemas",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ Run: TypeAlias = Annotated[Callable[..., list[Any]], "run"]
 Wanted: TypeAlias = Annotated[tuple[bool, ...], "wanted"]
 Version: TypeAlias = Annotated[int, "version"]
 Derived: TypeAlias = Annotated[Callable[[Callable[[], Any]], Any], "derived"]
+Between: TypeAlias = Annotated[Any, "between"]
 Op: TypeAlias = "Vocabulary[Any]"
 """ONNX's operators as functions; see vocabulary.py."""
 V: TypeAlias = Any
@@ -103,7 +105,7 @@ class Declaration:
     host: bool
     inputs: tuple[Input, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED where there is none
-    services: dict[str, str] = field(default_factory=dict)  # parameter -> "run", "wanted", "version" or "derived"
+    services: dict[str, str] = field(default_factory=dict)  # parameter -> "run", "wanted", "version", "derived" or "between"
     rule: Rule | None = None
     composition: Rule | None = None
     reason: str = ""
@@ -112,7 +114,7 @@ class Declaration:
         inputs: list[Input] = []
         for parameter in list(inspect.signature(self.body, eval_str=True).parameters.values())[1:]:
             kind, base = _annotation(parameter.annotation)
-            if kind in ("run", "wanted", "version", "derived"):
+            if kind in ("run", "wanted", "version", "derived", "between"):
                 self.services[parameter.name] = kind
             elif parameter.kind == parameter.KEYWORD_ONLY:
                 self.attributes[parameter.name] = parameter.default

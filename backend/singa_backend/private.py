@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from onnx import FunctionProto, GraphProto, defs, helper
+from onnx import FunctionProto, GraphProto, TypeProto, defs, helper
 
+from . import dtypes
 from .operator import declarations, schemas
 
 DOMAIN = "ai.singa"
@@ -63,5 +64,22 @@ def functions(graph: GraphProto, opset: int) -> list[FunctionProto]:
 
 @lru_cache(maxsize=256)
 def _function(name: str, opset: int) -> FunctionProto:
-    """A private operator's composition as a function; attributes become references."""
-    raise NotImplementedError(f"{name}: written with the first private operator {opset} {declarations}")
+    """A private operator's composition as a function.  It has no attributes: what varies is an input."""
+    from .builder import Builder
+    from .differentiate import compose
+
+    declaration, form = declarations[DOMAIN, name][1], schemas[DOMAIN, name][1]
+    builder = Builder(opset)
+    allowed = {c.type_param_str: c.allowed_type_strs for c in form.type_constraints}
+    inputs = [builder.input(p.name, _type(allowed.get(p.type_str, [p.type_str]))) for p in form.inputs]
+    names = [p.name for p in form.outputs]
+    graph = builder.proto(name, builder.finish(compose(builder, declaration, 1, inputs, {}, len(names)), names))
+    constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer]
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_function(DOMAIN, name, [s.name for s in inputs], names, [*constants, *graph.node], imports)
+
+
+def _type(allowed: Sequence[str]) -> TypeProto | None:
+    """The element type of a function's input where there is only one."""
+    dtype = dtypes.from_type_string(allowed[0]) if len(allowed) == 1 else None
+    return None if dtype is None else helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None)

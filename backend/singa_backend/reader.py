@@ -24,6 +24,11 @@ from .graph import ABSENT, Graph, Node, Value
 from .limits import current, ensured, exhausted
 from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
 
+PRIVATE = "ai.singa"
+"""The domain of our own operators; files carry their bodies as functions, which mean the same and take longer."""
+
+TRAINING_GRADIENT = ("ai.onnx.preview.training", "Gradient")
+
 MAX_PROBLEMS = 1000
 """More than these are not collected: a file that breaks every rule must not keep the reader busy."""
 
@@ -165,6 +170,7 @@ class _Scope:
         self.opsets = opsets
         self.outer = outer
         self.bindings = bindings  # of the function call that is being read; None outside functions
+        self.protos: Sequence[NodeProto] = ()
         self.slots: dict[str, int] = {}
         self.captured: dict[str, int] = {}  # name -> slot in the outer scope
         self.defined: set[str] = set()
@@ -258,6 +264,7 @@ class _Scope:
 
     def _nodes(self, protos: Sequence[NodeProto]) -> list[Node]:
         nodes = []
+        self.protos = protos
         for i, proto in self._sorted(protos):
             name = proto.name or f"{proto.op_type}_{i}"
             try:
@@ -310,12 +317,49 @@ class _Scope:
             inputs.append(slot)
         node = Node(name, proto.op_type, domain, opset, tuple(inputs), (), tuple(proto.input), tuple(proto.output))
         key = (domain, proto.op_type, proto.overload)
-        if key in self.reader.functions:
+        if key in self.reader.functions and not (domain == PRIVATE and (domain, proto.op_type) in declarations):
             node.function = self._function(self.reader.functions[key], key, proto, where)
         else:
             self._operator(node, proto, where)
+        if (domain, proto.op_type) == TRAINING_GRADIENT and node.meaning is not None:
+            self._between(node, where)
         node.outputs = tuple(self.define(n) if n else ABSENT for n in proto.output)
         return node
+
+    def _between(self, node: Node, where: dict[str, Any]) -> None:
+        """The nodes between the xs and zs of a Gradient and its y, as a graph; what else they read becomes inputs of the node."""
+        known = [*node.attributes.get("xs", ()), *(node.attributes.get("zs") or ())]
+        y = str(node.attributes.get("y"))
+        if len(known) != len(node.inputs):
+            what = f"Gradient names {len(known)} values in xs and zs; the node has {len(node.inputs)} inputs"
+            self.reader.wrong("SX107", what, **where)
+            return
+        makers = {n: p for p in self.protos for n in p.output if n}
+        needed: set[int] = set()
+        others: dict[str, None] = {}
+        pending = [y]
+        while pending:
+            name = pending.pop()
+            maker = makers.get(name)
+            if name in known or maker is None:
+                if name not in known:
+                    others[name] = None
+            elif id(maker) not in needed:
+                needed.add(id(maker))
+                pending += sorted(_uses(maker))
+        slots = [self.find(n) for n in others]
+        if None in slots or y in others:
+            self.reader.wrong("SX101", f"the y of a Gradient, {y!r}, is computed by no node before it", **where)
+            return
+        names = [*known, *others]
+        between = [p for p in self.protos if id(p) in needed]
+        scope = _Scope(self.reader, self.opsets, None, self.bindings)
+        for name in names:
+            scope.define(name)
+        nodes = self._nested(lambda: scope._nodes(between))
+        node.between = scope._graph(f"between_{node.name}", tuple(map(Value, names)), (Value(y),), nodes, {})
+        node.inputs = (*node.inputs, *(s for s in slots if s is not None))
+        node.input_names = (*node.input_names, *others)
 
     def _operator(self, node: Node, proto: NodeProto, where: dict[str, Any]) -> None:
         reader, domain = self.reader, node.domain
@@ -499,9 +543,11 @@ class _Scope:
 
 
 def _uses(node: NodeProto, depth: int = 0) -> set[str]:
-    """The names that a node reads, those that its subgraphs take from outside included."""
+    """The names that a node reads, those that its subgraphs take from outside included, and what a Gradient differentiates."""
     _check_depth(depth)
     names = {n for n in node.input if n}
+    if (node.domain, node.op_type) == TRAINING_GRADIENT:
+        names |= {a.s.decode("utf-8", "replace") for a in node.attribute if a.name == "y"}
     for attribute in node.attribute:
         graph = attribute.g
         if attribute.HasField("g"):

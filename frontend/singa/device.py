@@ -1,7 +1,7 @@
 """Devices of SINGA's API: where tensors live, and the random stream that belongs to each.
 
-    dev = device.create_cpu_device()
-    dev.SetRandSeed(1)
+dev = device.create_cpu_device()
+dev.SetRandSeed(1)
 """
 
 from __future__ import annotations

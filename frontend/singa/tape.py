@@ -64,7 +64,7 @@ class Operator:
     """One step of a tape.  Users derive from it and write `forward(*raw)` and `backward(*raw)` on the values of tensors.
 
     Calling it on tensors gives a tuple of tensors.
-    src: for each input its creator, the id of the tensor, the tensor where it stores its gradient (else None), and whether it does.
+    src: for each input its creator, the tensor's id, the tensor where it stores its gradient (else None), and whether it does.
     """
 
     op_count = 0
@@ -74,7 +74,7 @@ class Operator:
             name = f"{type(self).__name__}#{Operator.op_count}"
             Operator.op_count += 1
         self.name = name
-        self.serial = next(_serial)
+        self.serial = 0
         self.src: list[tuple[Operator, int, Tensor | None, bool]] = []
         self.y_id2idx: dict[int, int] = {}
         self.requires_grad = False
@@ -100,10 +100,13 @@ class Operator:
         """The gradients of the inputs, given those of the outputs."""
         raise NotImplementedError(f"{type(self).__name__} has no backward")
 
-    def record(self, xs: Sequence[Tensor | None], values: Sequence[Any], device: Device, flows: bool = True) -> tuple[Tensor, ...]:
+    def record(
+        self, xs: Sequence[Tensor | None], values: Sequence[Any], device: Device, flows: bool = True
+    ) -> tuple[Tensor, ...]:
         """Wrap the outputs; where gradients may be asked for, this operator becomes their creator."""
         from .tensor import Tensor
 
+        self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
         self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
         ys = tuple(Tensor._of(v, device, self.requires_grad) for v in values)
         if self.requires_grad:
@@ -143,8 +146,7 @@ class Dummy(Operator):
         super().__init__(name or f"Dummy#{Operator.op_count}")
         if name is None:
             Operator.op_count += 1
-        self.tensor: Tensor | None = tensor
-        self.y_id2idx = {id(tensor): 0}
+        self.y_id2idx = {id(tensor): 0}  # not the tensor: the two would keep each other alive
 
     def output_name(self, idx: int) -> str:
         return self.name
@@ -198,7 +200,9 @@ class Recorder(Vocabulary["Tensor"]):
     def __init__(self) -> None:
         self.opset = _eager(default_device).opset
 
-    def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Tensor]:
+    def call(
+        self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
+    ) -> list[Tensor]:
         device = next((x.device for x in inputs if _is_tensor(x)), default_device)
         op = vocabulary(device)
         raw = arguments(op, domain, op_type, [trace.value(x) if _is_tensor(x) else x for x in inputs])
@@ -225,7 +229,9 @@ class Recorder(Vocabulary["Tensor"]):
     def constant(self, value: Any, dtype: Any = None) -> Tensor:
         from .tensor import Tensor
 
-        return Tensor._of(vocabulary().constant(value, dtype), default_device, False)
+        tensor = Tensor._of(np.asarray(value, dtype), default_device, False)
+        tensor._fixed = True
+        return tensor
 
     def is_value(self, x: Any) -> bool:
         return _is_tensor(x)
@@ -301,7 +307,9 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
 
     if not y.requires_grad or isinstance(y.creator, Dummy):
         raise InvalidInput(
-            "no tape leads to this tensor", code="SX313", hint="call model.train(), or set autograd.training = True, before the forward"
+            "no tape leads to this tensor",
+            code="SX313",
+            hint="call model.train(), or set autograd.training = True, before the forward",
         )
     shape = op.shape(y)
     if shape is None or any(d != 1 for d in shape):

@@ -31,6 +31,9 @@ class Tensor:
     Raises InvalidInput for data that is no array, or that contradicts the shape.
     """
 
+    _fixed = False
+    """Whether this is a constant of a model: part of a graph that is recorded, never an input of it."""
+
     def __init__(self, shape: Any = (), device: Device | None = None, dtype: Any = float32, data: Any = None,
                  requires_grad: bool = True, stores_grad: bool = False, creator: Operator | None = None,
                  name: str | None = None) -> None:  # fmt: skip

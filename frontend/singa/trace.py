@@ -56,6 +56,8 @@ class Trace:
             return self._bound[id(tensor)]
         if isinstance(tensor._data, Symbol):
             return tensor._data
+        if tensor._fixed:
+            return self.builder.constant(tensor._data)
         return self.bind(tensor, tensor.name or "state")
 
     def assign(self, tensor: Tensor, symbol: Symbol) -> None:

@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from .. import dtypes, limits
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Wanted, Xp, operator
+from ..operator import Array, Host, Ints, Op, V, Wanted, Xp, operator
 
 Draw = Callable[[Any, Ints], np.ndarray]  # (stream, shape) -> float64 values
 
@@ -123,6 +123,16 @@ def dropout(
     return x, xp.ones(x.shape, dtype=bool) if any(wanted[1:]) else None
 
 
+@dropout.gradient
+def _(op: Op, dy: V, ys: list[V], x: V, ratio: V, training_mode: V) -> V:
+    """Through the elements that were kept.  Without the mask, those are the ones that are not zero now, or were before."""
+    if training_mode is False:
+        return dy
+    kept = ys[1] if len(ys) > 1 and ys[1] is not None else op.Or(op.Not(op.Equal(ys[0], 0)), op.Equal(x, 0))
+    grown = op.Div(1, op.Sub(1, op.cast(ratio, x) if op.is_value(ratio) else op.constant(ratio, op.dtype(x))))
+    return op.Where(training_mode, op.Mul(op.Mul(dy, op.cast(kept, x)), grown), dy)
+
+
 def _dropped(xp: Xp, x: Array, ratio: float, seed: int | None) -> tuple[Array, Array]:
     """A share `ratio` of x becomes zero, the rest grows to keep the mean."""
     if not 0 <= ratio < 1:
@@ -137,9 +147,28 @@ def dropout_7(xp: Xp, x: Array, *, ratio: float = 0.5, wanted: Wanted) -> tuple[
     return x, xp.ones(x.shape, dtype=bool) if any(wanted[1:]) else None
 
 
+@dropout_7.composed
+def _(op: Op, x: V, version: int) -> tuple[V, V]:
+    return op.Identity(x), _kept(op, x, version)
+
+
+def _kept(op: Op, x: V, version: int) -> V:
+    """The mask of an inference: ones, boolean from version 10 on."""
+    ones = op.full_like(x, 1)
+    return ones if version < 10 else op.Cast(ones, to=9)
+
+
 @operator("Dropout", 1, 6)
 def dropout_1(xp: Xp, x: Array, *, ratio: float = 0.5, is_test: int = 0) -> tuple[Array, Array]:
     """Before opset 7 a node was training unless it said otherwise; its mask has the type of the data."""
     if is_test:
         return x, xp.ones(x.shape, dtype=bool)
     return _dropped(xp, x, ratio, None)
+
+
+@dropout_1.composed
+def _(op: Op, x: V, ratio: float, is_test: int, version: int) -> tuple[V, V]:
+    if is_test:
+        return op.Identity(x), _kept(op, x, version)
+    y, mask = op.Dropout(x, op.constant(ratio, np.float32), True, outputs=2)
+    return y, op.cast(mask, x)

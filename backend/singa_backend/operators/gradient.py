@@ -1,0 +1,19 @@
+"""ONNX's Gradient: the gradient of a value of the graph around it, by the rules of the operators in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import device
+from ..differentiate import gradient_of
+from ..operator import Between, Xp, operator
+from ..vocabulary import Eager
+
+
+@operator("Gradient", 1, domain="ai.onnx.preview.training", widen=False)
+def gradient(xp: Xp, *inputs: Any, xs: tuple[str, ...], y: str, zs: tuple[str, ...] = (), between: Between) -> tuple[Any, ...]:
+    """The graph between xs, zs and y is run with the inputs in the place of xs and zs, and then backward.
+
+    The inputs behind them are what else that graph reads.
+    """
+    return tuple(gradient_of(Eager(device.of(xp)), between, inputs, len(xs)))

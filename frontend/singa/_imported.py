@@ -1,0 +1,163 @@
+"""An ONNX model on tensors: its initializers are parameters, and what it computes can leave a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from singa_backend import SingaBackend, dtypes
+from singa_backend.backend import _select
+from singa_backend.differentiate import visit
+from singa_backend.errors import InvalidInput
+from singa_backend.graph import Graph, Node, Value
+from singa_backend.vocabulary import Vocabulary
+
+from . import random, tape, trace
+from .device import Device
+from .device import resolve as resolve_device
+from .tape import op
+from .tensor import Tensor
+
+_STATISTICS = (3, 4)
+"""The inputs of BatchNormalization that are running statistics."""
+
+
+class Imported:
+    """A model whose main graph's float initializers are Tensors under their ONNX names.
+
+    parameters: those that train.  statistics: the running means and variances of BatchNormalization.
+    One initializer is one Tensor however many nodes use it: tied weights stay tied.
+    Raises what `SingaBackend.prepare` raises.
+    """
+
+    def __init__(self, model: Any, device: Any = None, **kwargs: Any) -> None:
+        self.device: Device = resolve_device(device)
+        self.rep = SingaBackend.prepare(model, self.device.backend, **kwargs)
+        graph = self.graph
+        running = {
+            n for node in graph.nodes if (node.domain, node.op_type) == ("", "BatchNormalization")
+            for i in _STATISTICS if i < len(node.input_names) for n in [node.input_names[i]]
+        }  # fmt: skip
+        placed = {name: array for (_, name), (_, array) in
+                  zip(graph.state_slots, self.rep._executor._states[id(graph)], strict=True)}  # fmt: skip
+        self._modal = any(_asks_for_training(node) for node in graph.all_nodes())
+        self.parameters: dict[str, Tensor] = {}
+        self.statistics: dict[str, Tensor] = {}
+        self._constants: dict[str, Tensor] = {}
+        for name, array in placed.items():
+            if not dtypes.is_float(array.dtype):
+                constant = Tensor._of(array, self.device, False)
+                constant._fixed = True
+                self._constants[name] = constant
+                continue
+            trains = name not in running
+            tensor = Tensor(data=array, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
+            (self.parameters if trains else self.statistics)[name] = tensor
+
+    @property
+    def graph(self) -> Graph:
+        return self.rep.graph
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every float initializer, in the order of the file."""
+        every = {**self.parameters, **self.statistics}
+        return {name: every[name] for name in self.graph.states if name in every}
+
+    def forward(self, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1,
+                training: bool = False) -> list[Tensor]:  # fmt: skip
+        """The outputs for these inputs, as Tensors.
+
+        inputs: Tensors or arrays in the order of the graph's inputs; floats are cast to the declared dtype.
+        aux_output: names of values to give after the outputs.  last_layers: how many operators to run, as `SingaRep.run` counts.
+        training: whether BatchNormalization takes the statistics of the batch, and Dropout drops.
+        """
+        names = (aux_output,) if isinstance(aux_output, str) else tuple(aux_output)
+        graph = self.graph if last_layers == -1 and not names else _select(self.graph, int(last_layers), names)
+        fed = self._fed(inputs)
+        if trace.current() is None and not tape.training and not training and not self._modal:
+            return self._computed(graph, fed)
+        frame: list[Any] = [None] * graph.size
+        every = {**self._constants, **self.parameters, **self.statistics}
+        for slot, name in graph.state_slots:
+            frame[slot] = every[name]
+        for slot, x in zip(graph.input_slots, fed, strict=True):
+            frame[slot] = x
+        graph.walk(frame, lambda node, values, here: self.visit(op, node, values, here, training))
+        return [frame[s] for s in graph.output_slots]
+
+    def _computed(self, graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Without a tape the executor is enough."""
+        overrides = {name: t._data for name, t in (*self.parameters.items(), *self.statistics.items())}
+        values = self.rep._executor.run(graph, [x._data for x in inputs], overrides)
+        return [Tensor._of(v, self.device, False) for v in values]
+
+    def _fed(self, inputs: Sequence[Any]) -> list[Tensor]:
+        declared = self.graph.inputs
+        if len(inputs) != len(declared):
+            names = ", ".join(map(str, declared)) or "nothing"
+            raise InvalidInput(f"the model takes {len(declared)} inputs ({names}); {len(inputs)} were given", code="SX301")
+        return [self._one(v, x) for v, x in zip(declared, inputs, strict=True)]
+
+    def _one(self, declared: Value, x: Any) -> Tensor:
+        tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
+        if tensor.device.backend.type != self.device.backend.type:
+            what = f"input {declared} lies on {tensor.device.backend}, the model on {self.device.backend}"
+            raise InvalidInput(what, code="SX302", hint="write x.to_device(dev)")
+        if declared.shape is not None and not op.is_sequence(tensor) and len(tensor.shape) != len(declared.shape):
+            raise InvalidInput(f"input {declared} was given a tensor of shape {tensor.shape}", code="SX303")
+        if declared.dtype is None or op.is_sequence(tensor) or op.dtype(tensor) == declared.dtype:
+            return tensor
+        if dtypes.STRING in (declared.dtype, op.dtype(tensor)):
+            raise InvalidInput(f"input {declared} was given a tensor of {dtypes.onnx_name(op.dtype(tensor))}", code="SX302")
+        return op.Cast(tensor, to=dtypes.onnx_code(declared.dtype))  # type: ignore[no-any-return]
+
+    # --- the two operators that know about training
+
+    def visit(self, op: Vocabulary[Any], node: Node, inputs: list[Any], frame: list[Any], training: bool) -> list[Any]:
+        """Do what a node does, on tensors."""
+        if node.domain == "" and node.op_type == "BatchNormalization":
+            found = self._batch_normalization(node, inputs, training)
+            if found is not None:
+                return found
+        if node.domain == "" and node.op_type == "Dropout":
+            return self._dropout(node, inputs, training)
+        return visit(op, node, inputs, frame, lambda o, n, v, f: self.visit(o, n, v, f, training))
+
+    def _batch_normalization(self, node: Node, inputs: list[Any], training: bool) -> list[Any] | None:
+        """By the mode, whatever mode the file was written in; the running statistics are updated in training."""
+        a = node.attributes
+        if not a.get("spatial", 1) or len(inputs) < 5:
+            return None
+        epsilon, momentum = a.get("epsilon", 1e-5), a.get("momentum", 0.9)
+        if not training:
+            y = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum)
+            return [y, inputs[3], inputs[4]][: len(node.outputs)]
+        y, mean, variance = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
+        with tape.no_tape():
+            for old, new in zip(inputs[3:], (mean, variance), strict=True):
+                if any(old is t for t in self.statistics.values()):
+                    trace.assign(old, op.cast(new, old).raw)
+        return [y, mean, variance][: len(node.outputs)]
+
+    def _dropout(self, node: Node, inputs: list[Any], training: bool) -> list[Any]:
+        """By the mode.  A node that carries a seed uses the stream that ONNX demands, the others that of the device."""
+        x = inputs[0]
+        if not training:
+            return [op.Identity(x), op.Cast(op.full_like(x, 1), to=dtypes.onnx_code(np.bool_))][: len(node.outputs)]
+        ratio: Any = inputs[1] if len(inputs) > 1 and inputs[1] is not None else node.attributes.get("ratio", 0.5)
+        if node.attributes.get("seed") is not None:
+            ratio = ratio if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
+            return list(op.Dropout(x, ratio, True, seed=node.attributes["seed"], outputs=2))[: len(node.outputs)]
+        return list(random.dropout(x, ratio))[: len(node.outputs)]
+
+
+def _asks_for_training(node: Node) -> bool:
+    """Whether the file itself puts a node in training mode, or may: then the executor would follow it, and not the model."""
+    version = node.version or 0
+    if node.domain or node.op_type not in ("BatchNormalization", "Dropout"):
+        return False
+    if node.op_type == "Dropout":
+        return version < 7 or len(node.inputs) > 2
+    return bool(node.attributes.get("training_mode")) or (version < 14 and len(node.outputs) > 1) or version < 7

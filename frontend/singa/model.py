@@ -1,0 +1,302 @@
+"""A model: layers, a step of training, and its states; the step runs on the tape, or as one ONNX graph."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from singa_backend import dtypes, limits
+from singa_backend.errors import InvalidInput
+from singa_backend.executor import Executor
+from singa_backend.graph import Graph
+
+from . import tape, trace
+from .device import default_device
+from .layer import Layer
+from .tensor import Tensor, code_of, dtype_of
+from .trace import NotTraceable, Trace
+
+_STEPS = 32
+"""Graphs that a model keeps, one for each set of shapes."""
+
+
+class Model(Layer):
+    """The base class of models: write `forward`, `train_one_batch` and `set_optimizer`.
+
+    training: whether calling the model trains it.  graph_mode: whether a step runs as one ONNX graph.
+    sequential: kept for old programs; a graph runs its nodes in the order in which the step made them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.training = True
+        self.graph_mode = False
+        self.sequential = False
+        self._steps: OrderedDict[Any, Step | None] = OrderedDict()
+        self.not_traceable = ""
+        """Why the steps of this model do not become a graph; empty where they do."""
+
+    # --- modes
+
+    def compile(self, inputs: Sequence[Tensor], is_train: bool = True, use_graph: bool = False, sequential: bool = False) -> None:
+        """Create the parameters by one forward whose results are dropped, and set the mode.
+
+        inputs: tensors like those that will come.  Nothing else changes: no statistics, no existing parameter, no random number.
+        Raises InvalidInput where an input is no tensor.
+        """
+        for x in inputs:
+            if not isinstance(x, Tensor):
+                raise InvalidInput(f"compile takes a list of tensors; among them is a {type(x).__name__}", code="SX317")
+        before = self.training
+        self.training, tape.training = False, False
+        try:
+            self.forward(*inputs)
+        finally:
+            self.training = before
+        self.train(is_train)
+        self.graph(use_graph, sequential)
+
+    def train(self, mode: bool = True) -> None:
+        """Calling the model trains it from here on; with mode=False, it infers."""
+        self.training = bool(mode)
+        tape.training = self.training
+
+    def eval(self) -> None:
+        """Calling the model infers from here on."""
+        self.train(False)
+
+    def graph(self, mode: bool = True, sequential: bool = False) -> None:
+        """Run steps as one ONNX graph, or on the tape."""
+        self.graph_mode = bool(mode)
+        self.sequential = bool(sequential)
+        self._steps.clear()
+
+    def forward(self, *input: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def train_one_batch(self, *input: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no train_one_batch")
+
+    def __call__(self, *input: Any, **kwargs: Any) -> Any:
+        """`train_one_batch` in training, `forward` else."""
+        tape.training = self.training
+        if not self.training:
+            return self.forward(*input, **kwargs)
+        if not self.graph_mode or self.not_traceable:
+            return self.train_one_batch(*input, **kwargs)
+        return self._graph_step(input, kwargs)
+
+    def _graph_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first step of some shapes runs on the tape: it makes the optimizer's states.  The next becomes a graph."""
+        key = (tuple(map(_form, input)), tuple((n, _form(v)) for n, v in sorted(kwargs.items())), self._frozen())
+        if key not in self._steps:
+            self._steps[key] = None
+            if len(self._steps) > _STEPS:
+                self._steps.popitem(last=False)
+            return self.train_one_batch(*input, **kwargs)
+        self._steps.move_to_end(key)
+        step = self._steps[key]
+        if step is None:
+            try:
+                step = self._steps[key] = Step(self.train_one_batch, input, kwargs)
+            except NotTraceable as error:
+                self.not_traceable = error.message
+                warnings.warn(f"this model's steps stay on the tape: {error.message}", UserWarning, stacklevel=3)
+                return self.train_one_batch(*input, **kwargs)
+        return step.run(input, kwargs)
+
+    def _frozen(self) -> tuple[bool, ...]:
+        return tuple(p.stores_grad for p in self.get_params().values())
+
+    # --- parameters
+
+    def freeze(self, pattern: str = "*") -> list[str]:
+        """Keep the parameters whose names match (`conv1.*`, `*.bias`) as they are; gives their names.
+
+        Raises InvalidInput where none matches.
+        """
+        return self._set_trains(pattern, False)
+
+    def unfreeze(self, pattern: str = "*") -> list[str]:
+        """Train the parameters whose names match again; gives their names."""
+        return self._set_trains(pattern, True)
+
+    def _set_trains(self, pattern: str, trains: bool) -> list[str]:
+        params = self.get_params()
+        chosen = [n for n in params if fnmatchcase(n, pattern)]
+        if not chosen:
+            raise InvalidInput(
+                f"no parameter matches {pattern!r}", code="SX318", hint=f"there are {', '.join(params) or 'none yet'}"
+            )
+        for name in chosen:
+            params[name].requires_grad = params[name].stores_grad = trains
+        return chosen
+
+    # --- states in files
+
+    def save_states(self, fpath: str | os.PathLike[str], aux_states: dict[str, Tensor] | None = None) -> None:
+        """Write the states, and further tensors, to a zip file of `tensor_dict.npz` and `states_attr.json`.
+
+        The file appears whole or not at all.  Raises AssertionError where it exists already, InvalidInput for a value that
+        is no tensor or a name that is taken.
+        """
+        path = Path(fpath)
+        assert not path.exists(), f"{path} exists already"
+        states = self.get_states()
+        aux = aux_states or {}
+        both = sorted(set(states) & set(aux))
+        if both:
+            raise InvalidInput(f"states of the model and of aux_states have one name: {', '.join(both)}", code="SX319")
+        arrays: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
+        for kind, group in enumerate((states, aux)):
+            for name, t in group.items():
+                if not isinstance(t, Tensor):
+                    raise InvalidInput(f"the state {name!r} is a {type(t).__name__}, not a Tensor", code="SX319")
+                arrays[name] = t.device.backend.get(t.data)
+                code = code_of(arrays[name].dtype)
+                code = code if isinstance(code, int) else 100 + dtypes.onnx_code(code)
+                attributes[name] = {"state_type": kind, "shape": list(arrays[name].shape), "dtype": code}
+        handle, temporary = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
+                buffer = io.BytesIO()
+                np.savez(buffer, **{n: _storable(a) for n, a in arrays.items()})
+                pack.writestr("tensor_dict.npz", buffer.getvalue())
+                pack.writestr("states_attr.json", json.dumps(attributes))
+            os.link(temporary, path)  # refuses where the file has appeared meanwhile
+        finally:
+            os.unlink(temporary)
+
+    def load_states(self, fpath: str | os.PathLike[str]) -> dict[str, Tensor]:
+        """Read a file of `save_states`, SINGA's own too, into this model; gives the further tensors by name.
+
+        Raises InvalidInput for a file that is none, lacks states of this model, or has other shapes: then nothing is changed.
+        """
+        try:
+            with zipfile.ZipFile(fpath) as pack:
+                attributes = json.loads(pack.read("states_attr.json"))
+                with np.load(io.BytesIO(pack.read("tensor_dict.npz")), allow_pickle=False) as stored:
+                    arrays = {n: _restored(stored[n], attributes[n]["dtype"]) for n in stored.files}
+        except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+            raise InvalidInput(f"{os.fspath(fpath)} is no file of states: {error}", code="SX320") from None
+        mine = self.get_states()
+        model = {n: a for n, a in arrays.items() if attributes[n]["state_type"] == 0}
+        lacking, unknown = sorted(set(mine) - set(model)), sorted(set(model) - set(mine))
+        if lacking or unknown:
+            parts = [f"it lacks {', '.join(lacking)}"] * bool(lacking) + [f"it has {', '.join(unknown)} besides"] * bool(unknown)
+            raise InvalidInput(f"the states are those of another model: {'; '.join(parts)}", code="SX321",
+                               hint="compile the model first, so that its parameters exist")  # fmt: skip
+        for name, a in model.items():
+            if tuple(a.shape) != tuple(mine[name].shape):
+                raise InvalidInput(
+                    f"the state {name!r} has shape {tuple(a.shape)}; the model's has {mine[name].shape}", code="SX321"
+                )
+        self.set_states({n: Tensor(data=a) for n, a in model.items()})
+        return {n: Tensor(data=a, name=n) for n, a in arrays.items() if attributes[n]["state_type"] == 1}
+
+
+def _storable(array: Any) -> Any:
+    """As NumPy's own file format takes it without pickling: dtypes that are not NumPy's go as bits."""
+    if array.dtype.type.__module__ == "numpy" or array.dtype.kind in "biufc":
+        return array
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def _restored(array: Any, code: int) -> Any:
+    dtype = dtypes.numpy_dtype(code - 100) if code >= 100 else dtype_of(code)
+    return array.view(dtype) if code >= 100 else array.astype(dtype, copy=False)
+
+
+def _form(x: Any) -> Any:
+    """What of an argument decides which graph runs: type and shape of a tensor, the value of anything else."""
+    if isinstance(x, Tensor):
+        return (Tensor, x._data.dtype, x._data.shape)
+    if isinstance(x, (list, tuple)):
+        return (type(x), tuple(map(_form, x)))
+    return (type(x), repr(x))
+
+
+class Step:
+    """A step as one ONNX graph, bound to the tensors that it reads and writes.
+
+    step: what is recorded, a function of these arguments.  Raises NotTraceable where it needs values in Python.
+    """
+
+    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = _tensors((args, kwargs))
+        self.device = tensors[0].device if tensors else default_device
+        record = Trace(tape.op.opset)
+        shadows: dict[int, Tensor] = {}
+        for i, t in enumerate(tensors):
+            type = helper.make_tensor_type_proto(dtypes.onnx_code(t._data.dtype), t._data.shape)
+            shadows[id(t)] = Tensor._of(record.builder.input(f"input_{i}", type), t.device, t.requires_grad)
+        with trace.recording(record):
+            result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
+            self._result = result
+            made = [trace.value(t) for t in _tensors(result)]
+        self._writes = list(record.assigned.values())
+        self._reads = [t for t, _ in record.inputs]
+        outputs = [*made, *(record.value(t) for t in self._writes)]
+        self.onnx = record.builder.model("step", outputs)
+        self.graph = Graph.from_onnx(self.onnx)
+        self._executor = Executor(self.graph, self.device.backend)
+        self._limits = limits.Limits()
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the graph on these arguments; writes what it assigns, and gives what the step gives."""
+        inputs = {id(t): t for t in _tensors((args, kwargs))}
+        values = [t._data for t in inputs.values()] + [t._data for t in self._reads]
+        made = self._executor.run(self.graph, values, budget=limits.Budget(self._limits, memory=self.device.backend.memory))
+        taken = {id(v) for v in values}
+        made = [v.copy() if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
+        n = len(made) - len(self._writes)
+        for t, new in zip(self._writes, made[n:], strict=True):
+            t._data[...] = new
+        results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
+        return _replaced(self._result, results)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts, each once, in order."""
+    found: dict[int, Tensor] = {}
+
+    def look(v: Any) -> None:
+        if isinstance(v, Tensor):
+            found.setdefault(id(v), v)
+        elif isinstance(v, dict):
+            for x in v.values():
+                look(x)
+        elif isinstance(v, (list, tuple)):
+            for x in v:
+                look(x)
+
+    look(value)
+    return list(found.values())
+
+
+def _rebuilt(value: Any, change: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {k: _rebuilt(v, change) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [_rebuilt(v, change) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _replaced(value: Any, by: dict[int, Tensor]) -> Any:
+    return _rebuilt(value, lambda t: by.get(id(t), t))

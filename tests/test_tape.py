@@ -1,0 +1,239 @@
+"""The tape: gradients of programs on tensors, by hand-written values and by differences; and what goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from singa import autograd, tape, trace
+from singa.tape import Operator, op
+from singa.tensor import Tensor
+from singa_backend import Graph
+from singa_backend.errors import InvalidInput, SonnxError
+from singa_backend.executor import Executor
+
+
+@pytest.fixture(autouse=True)
+def training() -> Any:
+    tape.training = True
+    yield
+    tape.training = False
+
+
+def leaf(value: Any, name: str = "w") -> Tensor:
+    return Tensor(data=np.asarray(value, np.float64), stores_grad=True, name=name)
+
+
+def grads(loss: Tensor) -> dict[str, Any]:
+    return {p.name: g.data for p, g in autograd.backward(loss)}
+
+
+def test_a_product_has_the_gradients_of_a_product() -> None:
+    a, b = leaf(3.0, "a"), leaf(4.0, "b")
+    assert grads(op.Mul(a, b)) == {"a": 4.0, "b": 3.0}
+
+
+def test_a_value_that_is_used_twice_gets_the_sum() -> None:
+    x = leaf(3.0)
+    y = op.Mul(x, x)
+    assert grads(op.Add(op.Mul(y, x), y)) == {"w": 3 * 9.0 + 2 * 3.0}
+
+
+def test_a_diamond_of_many_layers_is_walked_once() -> None:
+    """Doubling 60 times: a walk along every path would take 2**60 steps."""
+    x = leaf(1.0)
+    y = x
+    for _ in range(60):
+        y = op.Add(y, y)
+    assert grads(y) == {"w": 2.0**60}
+
+
+def test_deep_tapes_do_not_meet_pythons_stack() -> None:
+    x = leaf(1.0)
+    y = x
+    for _ in range(5000):
+        y = op.Add(y, 0.0)
+    assert grads(y) == {"w": 1.0}
+
+
+def test_broadcasting_is_undone() -> None:
+    x, b = leaf(np.ones((2, 3)), "x"), leaf(np.ones(3), "b")
+    found = grads(op.Reshape(op.ReduceSum(op.Mul(x, b)), [1]))
+    np.testing.assert_array_equal(found["b"], np.full(3, 2.0))
+    assert found["x"].shape == (2, 3)
+
+
+def test_what_stores_no_gradient_gets_none_and_costs_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bool, ...]] = []
+    real = tape.rule_gradients
+
+    def spy(*args: Any) -> Any:
+        asked.append(tuple(args[-1]))
+        return real(*args)
+
+    monkeypatch.setattr(tape, "rule_gradients", spy)
+    x, w = Tensor(data=np.ones((1, 2))), leaf(np.ones((2, 1)))
+    assert list(grads(op.MatMul(x, w))) == ["w"]
+    assert asked == [(False, True)]
+
+
+def test_each_parameter_comes_once_and_always_in_the_same_order() -> None:
+    def order() -> list[str]:
+        ws = [leaf(np.full((2, 2), i + 1.0), f"w{i}") for i in range(4)]
+        y = Tensor(data=np.ones((1, 2)))
+        for w in ws:
+            y = op.MatMul(y, w)
+        return [p.name for p, _ in autograd.backward(op.Reshape(op.ReduceSum(y), [1]))]
+
+    assert order() == order() == ["w3", "w2", "w1", "w0"]
+
+
+def test_a_start_gradient_scales_everything() -> None:
+    w = leaf([2.0])
+    loss = op.Mul(w, w)
+    assert [g.data.tolist() for _, g in autograd.backward(loss, 3.0)] == [[12.0]]
+    assert autograd.gradients(loss, np.array([2.0]))[id(w)].data.tolist() == [8.0]
+
+
+def test_no_tape_where_nobody_trains() -> None:
+    tape.training = False
+    y = op.Mul(leaf(2.0), 3.0)
+    with pytest.raises(InvalidInput, match="no tape leads") as caught:
+        list(autograd.backward(y))
+    assert caught.value.code == "SX313"
+
+
+def test_backward_starts_at_one_element() -> None:
+    with pytest.raises(InvalidInput, match=r"shape \(2,\)") as caught:
+        list(autograd.backward(op.Neg(leaf([1.0, 2.0]))))
+    assert caught.value.code == "SX314"
+
+
+def test_integers_end_the_tape() -> None:
+    w = leaf([1.0, 3.0])
+    assert not op.ArgMax(w, axis=0).requires_grad
+    assert op.TopK(w, [1], outputs=2)[0].requires_grad
+    assert not op.TopK(w, [1], outputs=2)[1].requires_grad
+
+
+class Cube(Operator):
+    """A user's own operator."""
+
+    def forward(self, x: Any) -> Any:
+        self.x = x
+        return x**3
+
+    def backward(self, dy: Any) -> Any:
+        return dy * 3 * self.x**2
+
+
+def test_a_users_operator_stands_on_the_tape() -> None:
+    w = leaf([2.0])
+    y = Cube()(op.Mul(w, 2.0))[0]
+    assert grads(y)["w"].tolist() == [2 * 3 * 16.0]
+
+
+def test_a_users_operator_cannot_be_recorded_and_says_so() -> None:
+    with trace.recording(trace.Trace(tape.op.opset)), pytest.raises(trace.NotTraceable, match="written in Python"):
+        Cube()(leaf([2.0]))
+
+
+def test_a_users_operator_with_a_wrong_number_of_gradients_is_refused() -> None:
+    class Bad(Cube):
+        def backward(self, dy: Any) -> Any:
+            return dy, dy
+
+    with pytest.raises(InvalidInput, match="gave 2 gradients for 1 inputs"):
+        list(autograd.backward(Bad()(leaf([2.0]))[0]))
+
+
+def test_an_operator_takes_tensors() -> None:
+    with pytest.raises(InvalidInput, match="takes tensors"):
+        Cube()(np.ones(2))  # type: ignore[arg-type]
+
+
+def test_a_step_leaves_nothing_behind_without_the_collector() -> None:
+    gc.disable()
+    try:
+        w, x = leaf(np.ones((2, 2))), Tensor(data=np.ones((1, 2)))
+        y = op.MatMul(x, w)
+        loss = op.Reshape(op.ReduceSum(y), [1])
+        grads(loss)
+        gone = [weakref.ref(y.creator), weakref.ref(loss.creator)]
+        del y, loss
+        assert [r() for r in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def program(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    y = op.Tanh(op.Add(op.MatMul(x, w), b))
+    return op.Reshape(op.ReduceMean(op.Mul(y, y)), [1])  # type: ignore[no-any-return]
+
+
+def test_a_recorded_step_is_the_tapes_step_bit_for_bit() -> None:
+    rng = np.random.default_rng(0)
+    w, b, x = leaf(rng.standard_normal((3, 2)), "w"), leaf(np.zeros(2), "b"), Tensor(data=rng.standard_normal((4, 3)), name="x")
+
+    def step() -> Tensor:
+        loss = program(w, b, x)
+        with tape.no_tape():
+            for p, g in list(autograd.backward(loss)):
+                trace.assign(p, op.Sub(p, op.Mul(g, 0.1)).raw)
+        return loss
+
+    record = trace.Trace(tape.op.opset)
+    with trace.recording(record):
+        loss = step()
+        ends = [loss.raw, record.value(w), record.value(b)]
+    assert [t.name for t in record.assigned.values()] == ["b", "w"]
+    graph = Graph.from_onnx(record.builder.model("step", ends))
+    feeds = [t._data.copy() for t, _ in record.inputs]
+    made = Executor(graph, w.device.backend).run(graph, feeds)
+    assert np.array_equal(made[0], step().data)
+    assert np.array_equal(made[1], w.data)
+    assert np.array_equal(made[2], b.data)
+
+
+def test_values_cannot_be_read_while_a_step_is_recorded() -> None:
+    from singa import tensor
+
+    with trace.recording(trace.Trace(tape.op.opset)), pytest.raises(trace.NotTraceable) as caught:
+        tensor.to_numpy(op.Neg(leaf([1.0])))
+    assert caught.value.code == "SX330"
+
+
+@pytest.mark.parametrize("branch", [True, False])
+def test_control_flow_on_tensors(branch: bool) -> None:
+    from onnx import helper
+
+    from singa_backend.differentiate import as_body, visit
+
+    w = leaf([2.0, 3.0])
+    info = [helper.make_tensor_value_info(n, 11, [2]) for n in ("y", "z")]
+    then = helper.make_graph([helper.make_node("Mul", ["w", "w"], ["y"])], "then", [], info[:1])
+    other = helper.make_graph([helper.make_node("Neg", ["w"], ["z"])], "else", [], info[1:])
+    node = helper.make_node("If", ["c"], ["out"], then_branch=then, else_branch=other)
+    proto = helper.make_graph([node], "g", [helper.make_tensor_value_info("c", 9, []), helper.make_tensor_value_info("w", 11, [2])],
+                              [helper.make_tensor_value_info("out", 11, [2])])  # fmt: skip
+    graph = Graph.from_onnx(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 21)]))
+    frame: list[Any] = [None] * graph.size
+    for slot, value in zip(graph.input_slots, (Tensor(data=np.array(branch), requires_grad=False), w), strict=True):
+        frame[slot] = value
+    graph.walk(frame, lambda n, values, here: visit(op, n, values, here))
+    y = frame[graph.output_slots[0]]
+    assert as_body is not None
+    found = grads(op.Reshape(op.ReduceSum(y), [1]))["w"].tolist()
+    assert found == ([4.0, 6.0] if branch else [-1.0, -1.0])
+
+
+def test_an_operator_without_gradient_is_named() -> None:
+    """Nothing flows through Floor: the parameter behind it is not given, and nothing stops."""
+    w = leaf([1.5])
+    assert grads(op.Add(op.Floor(w), op.Mul(w, 2.0)))["w"].tolist() == [2.0]
+    with pytest.raises(SonnxError):
+        list(autograd.backward(op.Floor(w)))
