@@ -1,4 +1,4 @@
-"""A training step as an ONNX file: forward, loss, backward and update in standard operators, for any runtime.
+"""Models and training steps as ONNX files, written by recording them; and `fit`, the loop over a data set.
 
     step = sonnx.to_training_onnx("model.onnx", "softmax_cross_entropy", opt.SGD(lr=0.01, momentum=0.9))
 
@@ -85,6 +85,40 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), symbol.name))
     helper.set_model_props(proto, {PAIR + n: NEXT + n for n, _ in updated})
     return proto
+
+
+def export(model: Any, inputs: Sequence[Tensor] | None = None, *, opset: int | None = None) -> ModelProto:
+    """Write a model as it infers now, as ONNX: parameters under their names as initializers.
+
+    model: a Model whose parameters exist.  inputs: tensors like those to come; not needed where the model came from a file, whose
+        inputs and open sizes then stand.  opset: of the file, 18 or later; the newest when absent.
+    Raises InvalidInput, UnsupportedModel for an operator that cannot be written in that opset, NotTraceable.
+    """
+    record = Trace(tape.op.opset if opset is None else _checked(opset))
+    before = (model.training, tape.training)
+    model.eval()
+    try:
+        with trace.recording(record), _opset(record.builder.opset):
+            xs = [Tensor._of(record.builder.input(n, t), model_device(model), False) for n, t in _declared(model, inputs)]
+            first = len(record.builder.inputs)
+            made = model.forward(*xs)
+            ys = list(made) if isinstance(made, (list, tuple)) else [made]
+            symbols = [trace.value(y) for y in ys]
+        held = record.builder.inputs[first:]
+        del record.builder.inputs[first:]
+        proto = record.builder.model(type(model).__name__, symbols, _output_names(model, len(ys)))
+    finally:
+        model.training, tape.training = before
+    read = {n for node in proto.graph.node for n in node.input}
+    arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(arrays[s.name]), s.name) for s in held if s.name in read)
+    return proto
+
+
+def _output_names(model: Any, count: int) -> list[str]:
+    graph = getattr(getattr(model, "imported", None), "graph", None)
+    names = [v.name for v in graph.outputs] if graph is not None else []
+    return names if len(names) == count else [f"output_{i}" if count > 1 else "output" for i in range(count)]
 
 
 def step_pairs(step: ModelProto) -> dict[str, str]:

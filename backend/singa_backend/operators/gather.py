@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import dtypes, limits
 from ..errors import OperatorError
-from ..operator import Array, Version, Xp, operator
+from ..operator import Array, Op, V, Version, Xp, operator
 from ._common import axis_of
 
 
@@ -17,6 +17,18 @@ def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
     i = xp.indices(indices, x.shape[axis])
     taken = xp.take(x, i.reshape(-1), axis=axis)
     return taken.reshape(x.shape[:axis] + i.shape + x.shape[axis + 1 :])
+
+
+@gather.gradient
+def _(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
+    """What was taken several times gathers the sum.  The axis goes to the front, where ScatterND adds whole slices."""
+    rank, more = op.rank(x), op.rank(indices)
+    axis %= rank
+    front = [axis, *(a for a in range(rank) if a != axis)]
+    dy = op.Transpose(dy, perm=[*range(axis, axis + more), *range(axis), *range(axis + more, rank + more - 1)])
+    zeros = op.Transpose(op.zeros_like(x), perm=front)
+    places = op.Unsqueeze(op.Cast(indices, to=7), [-1])
+    return op.Transpose(op.ScatterND(zeros, places, dy, reduction="add"), perm=[front.index(a) for a in range(rank)])
 
 
 def _grid(xp: Xp, shape: tuple[int, ...], axes: int) -> list[Array]:
@@ -37,6 +49,11 @@ def _elements(xp: Xp, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
 @operator("GatherElements", 11, 13, widen=False)
 def gather_elements(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
     return x[_elements(xp, x, indices, axis)]
+
+
+@gather_elements.gradient
+def _(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
+    return op.ScatterElements(op.zeros_like(x), indices, dy, axis=axis, reduction="add")
 
 
 def _slices(xp: Xp, x: Array, indices: Array, batch: int = 0) -> tuple[Array, ...]:

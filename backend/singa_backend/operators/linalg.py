@@ -105,6 +105,22 @@ def gemm(
     return y if y.dtype == a.dtype else xp.cast(y, a.dtype)
 
 
+@gemm.gradient
+def _(op: Op, dy: V, a: V, b: V, c: V, alpha: float, beta: float, transA: int, transB: int, needs: tuple[bool, ...]) -> list[V]:
+    """y = alpha A' B' + beta C, so dA' = alpha dy B'^T and dB' = alpha A'^T dy."""
+    grads: list[V] = [None] * len(needs)
+    if needs[0]:
+        grads[0] = (op.Gemm(b, dy, alpha=alpha, transA=transB, transB=1) if transA
+                    else op.Gemm(dy, b, alpha=alpha, transB=1 - transB))  # fmt: skip
+    if needs[1]:
+        grads[1] = (op.Gemm(dy, a, alpha=alpha, transA=1, transB=transA) if transB
+                    else op.Gemm(a, dy, alpha=alpha, transA=1 - transA))  # fmt: skip
+    if len(needs) > 2 and needs[2]:
+        dc = op.sum_to(dy, c)
+        grads[2] = dc if beta == 1 else op.Mul(dc, beta)
+    return grads
+
+
 def _scaled(y: Array, factor: float) -> Array:
     """`factor * y`; an integer times a whole factor stays an integer."""
     if factor == 1:
@@ -131,6 +147,11 @@ def gemm_1(
     if not broadcast and c.shape != y.shape:
         raise OperatorError(f"C has shape {c.shape}, the product {y.shape}, and broadcast is not set", code="SX404")
     return y
+
+
+@gemm_1.composed
+def _(op: Op, a: V, b: V, c: V, alpha: float, beta: float, transA: int, transB: int) -> V:
+    return op.Gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
 # --- quantized

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Version, Xp, operator
+from ..operator import Array, Host, Ints, Op, V, Version, Xp, operator
 from ._common import axes_of, blank
 
 
@@ -46,9 +46,24 @@ def slice_(xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[In
     return x[tuple(index)]
 
 
+@slice_.gradient
+def _(op: Op, dy: V, x: V, starts: V, ends: V, axes: V, steps: V) -> V:
+    """Each element goes back to its place: places are counted through the same slice."""
+    count = op.Size(x)
+    places = op.Slice(op.Reshape(op.Range(0, count, 1), op.Shape(x), allowzero=1), starts, ends, axes, steps)
+    zeros = op.ConstantOfShape(op.Reshape(count, [1]), value=np.zeros(1, op.dtype(x)))
+    flat = op.ScatterElements(zeros, op.Reshape(places, [-1]), op.Reshape(dy, [-1]), axis=0)
+    return op.Reshape(flat, op.Shape(x), allowzero=1)
+
+
 @operator("Slice", 1, widen=False)
 def slice_1(xp: Xp, x: Array, *, starts: Ints, ends: Ints, axes: Ints | None = None) -> Array:
     return slice_(xp, x, starts, ends, axes)
+
+
+@slice_1.composed
+def _(op: Op, x: V, starts: Ints, ends: Ints, axes: Ints | None) -> V:
+    return op.Slice(x, list(starts), list(ends), None if axes is None else list(axes))
 
 
 # --- Pad ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from onnx import TypeProto
 from .. import limits
 from ..dtypes import onnx_name
 from ..errors import OperatorError
-from ..operator import Array, Host, Xp, operator
+from ..operator import Array, Host, Op, V, Xp, operator
 from ._common import axis_of
 
 
@@ -35,6 +35,11 @@ def sequence_construct(xp: Xp, *inputs: Array) -> list[Array]:
     return list(inputs)
 
 
+@sequence_construct.gradient
+def _(op: Op, dy: V, inputs: list[V]) -> list[V]:
+    return [op.SequenceAt(dy, i) for i in range(len(inputs))]
+
+
 @operator("SequenceEmpty", 11, widen=False)
 def sequence_empty(xp: Xp, *, dtype: int | None = None) -> list[Array]:
     return []
@@ -45,6 +50,15 @@ def sequence_at(xp: Xp, input_sequence: list[Array], position: Host[int]) -> Arr
     return input_sequence[_place(position, len(input_sequence) - 1, len(input_sequence))]
 
 
+@sequence_at.gradient
+def _(op: Op, dy: V, input_sequence: V, position: V) -> V:
+    """Zeros, and at the position dy."""
+    zeros = op.zeros_like(input_sequence)
+    length = op.SequenceLength(input_sequence)
+    at = op.Where(op.Less(position, 0), op.Add(op.Cast(position, to=7), length), op.Cast(position, to=7))
+    return op.SequenceInsert(op.SequenceErase(zeros, at), dy, at)
+
+
 @operator("SequenceInsert", 11, widen=False)
 def sequence_insert(xp: Xp, input_sequence: list[Array], tensor: Array, position: Host[int] | None = None) -> list[Array]:
     """A negative position counts from the back of the old sequence: -1 inserts before its last tensor."""
@@ -52,6 +66,18 @@ def sequence_insert(xp: Xp, input_sequence: list[Array], tensor: Array, position
     n = len(input_sequence)
     at = n if position is None else _place(position, n, n)
     return [*input_sequence[:at], tensor, *input_sequence[at:]]
+
+
+@sequence_insert.gradient
+def _(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V, V]:
+    """The position counts in the sequence without the new tensor."""
+    length = op.SequenceLength(input_sequence)
+    if position is None:
+        at = length
+    else:
+        position = op.Cast(position, to=7)
+        at = op.Where(op.Less(position, 0), op.Add(position, length), position)
+    return op.SequenceErase(dy, at), op.SequenceAt(dy, at)
 
 
 @operator("SequenceErase", 11, widen=False)

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Wanted, Xp, operator
+from ..operator import Array, Host, Ints, Op, V, Wanted, Xp, operator
 from ._common import axes_of, axis_of, rows
 
 
@@ -23,6 +23,11 @@ def _from_the_front(axes: Sequence[int], what: str) -> None:
 def identity(xp: Xp, x: Array) -> Array:
     """A tensor, from opset 14 a sequence, from 16 an optional, which may be empty."""
     return x
+
+
+@identity.gradient
+def _(op: Op, dy: V) -> V:
+    return dy
 
 
 @operator("Shape", 1, 13, 15, 19, 21, 23, 24, 25, widen=False)
@@ -65,9 +70,19 @@ def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array
     return x.reshape(sizes)
 
 
+@reshape.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Reshape(dy, op.Shape(x), allowzero=1)
+
+
 @operator("Reshape", 1, widen=False)
 def reshape_1(xp: Xp, x: Array, *, shape: Ints = ()) -> Array:
     return reshape(xp, x, shape)
+
+
+@reshape_1.composed
+def _(op: Op, x: V, shape: Ints) -> V:
+    return op.Reshape(x, list(shape))
 
 
 @operator("Flatten", 11, 13, 21, 23, 24, 25, widen=False)
@@ -75,10 +90,20 @@ def flatten(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return rows(x, axis)
 
 
+@flatten.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Reshape(dy, op.Shape(x), allowzero=1)
+
+
 @operator("Flatten", 1, 9, widen=False)
 def flatten_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     _from_the_front([axis], "Flatten")
     return rows(x, axis)
+
+
+@flatten_1.composed
+def _(op: Op, x: V, axis: int) -> V:
+    return op.Flatten(x, axis=axis)
 
 
 @operator("Squeeze", 13, 21, 23, 24, 25, widen=False)
@@ -90,15 +115,30 @@ def squeeze(xp: Xp, x: Array, axes: Host[Ints] | None = None) -> Array:
     return x.reshape([d for i, d in enumerate(x.shape) if i not in gone])
 
 
+@squeeze.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Reshape(dy, op.Shape(x), allowzero=1)
+
+
 @operator("Squeeze", 11, widen=False)
 def squeeze_11(xp: Xp, x: Array, *, axes: Ints | None = None) -> Array:
     return squeeze(xp, x, axes)
+
+
+@squeeze_11.composed
+def _(op: Op, x: V, axes: Ints | None) -> V:
+    return op.Squeeze(x, None if axes is None else list(axes))
 
 
 @operator("Squeeze", 1, widen=False)
 def squeeze_1(xp: Xp, x: Array, *, axes: Ints | None = None) -> Array:
     _from_the_front(axes or (), "Squeeze")
     return squeeze(xp, x, axes)
+
+
+@squeeze_1.composed
+def _(op: Op, x: V, axes: Ints | None) -> V:
+    return op.Squeeze(x, None if axes is None else list(axes))
 
 
 @operator("Unsqueeze", 13, 21, 23, 24, 25, widen=False)
@@ -111,6 +151,11 @@ def unsqueeze(xp: Xp, x: Array, axes: Host[Ints]) -> Array:
     return x.reshape([1 if i in new else next(old) for i in range(rank)])
 
 
+@unsqueeze.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Reshape(dy, op.Shape(x), allowzero=1)
+
+
 @operator("Unsqueeze", 11, widen=False)
 def unsqueeze_11(xp: Xp, x: Array, *, axes: Ints) -> Array:
     return unsqueeze(xp, x, axes)
@@ -120,6 +165,12 @@ def unsqueeze_11(xp: Xp, x: Array, *, axes: Ints) -> Array:
 def unsqueeze_1(xp: Xp, x: Array, *, axes: Ints) -> Array:
     _from_the_front(axes, "Unsqueeze")
     return unsqueeze(xp, x, axes)
+
+
+@unsqueeze_1.composed
+@unsqueeze_11.composed
+def _(op: Op, x: V, axes: Ints) -> V:
+    return op.Unsqueeze(x, list(axes))
 
 
 # --- the same values in another order -------------------------------------------------------------------------------
@@ -134,6 +185,12 @@ def transpose(xp: Xp, x: Array, *, perm: Ints | None = None) -> Array:
     return x.transpose(perm)
 
 
+@transpose.gradient
+def _(op: Op, dy: V, perm: Ints | None) -> V:
+    back = None if perm is None else [perm.index(i) for i in range(len(perm))]
+    return op.Transpose(dy, perm=back)
+
+
 @operator("Concat", 4, 11, 13, widen=False)
 def concat(xp: Xp, *xs: Array, axis: int) -> Array:
     """Opset 4 does not speak of negative axes; files of that time use them, so they count from the end in every version."""
@@ -144,9 +201,23 @@ def concat(xp: Xp, *xs: Array, axis: int) -> Array:
     return xp.concatenate(xs, axis=axis)
 
 
+@concat.gradient
+def _(op: Op, dy: V, xs: list[V], axis: int) -> list[V]:
+    if len(xs) == 1:
+        return [dy]
+    axis %= op.rank(xs[0])
+    sizes = op.Concat(*(op.Shape(x, start=axis, end=axis + 1) for x in xs), axis=0)
+    return list(op.Split(dy, sizes, axis=axis, outputs=len(xs)))
+
+
 @operator("Concat", 1, widen=False)
 def concat_1(xp: Xp, *xs: Array, axis: int = 1) -> Array:
     return concat(xp, *xs, axis=axis)
+
+
+@concat_1.composed
+def _(op: Op, xs: list[V], axis: int) -> V:
+    return op.Concat(*xs, axis=axis)
 
 
 def _split(x: Array, sizes: Sequence[int] | None, axis: int, wanted: Sequence[bool]) -> tuple[Array, ...]:
@@ -178,9 +249,25 @@ def split(xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0, n
     return _split(x, [*[part] * (num_outputs - 1), d - part * (num_outputs - 1)], axis, wanted)
 
 
+@split.gradient
+def _(op: Op, dys: list[V], ys: list[V], axis: int) -> V:
+    return op.Concat(*(op.zeros_like(y) if dy is None else dy for y, dy in zip(ys, dys, strict=True)), axis=axis)
+
+
 @operator("Split", 13, widen=False)
 def split_13(xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0, wanted: Wanted) -> tuple[Array, ...]:
     return _split(x, split, axis, wanted)
+
+
+@split_13.composed
+def _(op: Op, x: V, split: V, axis: int, wanted: tuple[bool, ...]) -> list[V]:
+    return _split_into(op, x, split, axis, len(wanted))
+
+
+def _split_into(op: Op, x: V, sizes: V, axis: int, count: int) -> list[V]:
+    """Split in the form of opset 18, which asks for the number of equal parts."""
+    made = op.call("Split", [x, sizes], {"axis": axis, "num_outputs": count if sizes is None else None}, count)
+    return list(made)
 
 
 @operator("Split", 2, 11, widen=False)
@@ -188,11 +275,22 @@ def split_2(xp: Xp, x: Array, *, axis: int = 0, split: Ints | None = None, wante
     return _split(x, split, axis, wanted)
 
 
+@split_2.composed
+def _(op: Op, x: V, axis: int, split: Ints | None, wanted: tuple[bool, ...]) -> list[V]:
+    return _split_into(op, x, None if split is None else list(split), axis, len(wanted))
+
+
 @operator("Split", 1, widen=False)
 def split_1(xp: Xp, x: Array, sizes: Host[Ints] | None = None, *, axis: int = 0, split: Ints | None = None,
             wanted: Wanted) -> tuple[Array, ...]:  # fmt: skip
     """The sizes may be an input, of the data's float type; ONNX names no default axis here: it is 0, as in version 2."""
     return _split(x, split if sizes is None else [int(s) for s in sizes], axis, wanted)
+
+
+@split_1.composed
+def _(op: Op, x: V, sizes: V, axis: int, split: Ints | None, wanted: tuple[bool, ...]) -> list[V]:
+    given = None if split is None else list(split)
+    return _split_into(op, x, given if sizes is None else op.Cast(sizes, to=7), axis, len(wanted))
 
 
 # --- values repeated ------------------------------------------------------------------------------------------------
@@ -208,6 +306,11 @@ def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
         raise OperatorError(f"the shapes {x.shape} and {shape} do not broadcast", code="SX404") from None
 
 
+@expand.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.sum_to(dy, x)
+
+
 @operator("Tile", 6, 13, widen=False)
 def tile(xp: Xp, x: Array, repeats: Host[Ints]) -> Array:
     if len(repeats) != x.ndim or any(r < 0 for r in repeats):
@@ -215,8 +318,25 @@ def tile(xp: Xp, x: Array, repeats: Host[Ints]) -> Array:
     return xp.tile(x, repeats)
 
 
+@tile.gradient
+def _(op: Op, dy: V, x: V, repeats: V) -> V:
+    """(r1 d1, r2 d2, ...) is seen as (r1, d1, r2, d2, ...), and the copies are summed."""
+    rank = op.rank(x)
+    if not rank:
+        return dy
+    pairs = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.Shape(x), [1]), axis=1), [-1])
+    return op.ReduceSum(op.Reshape(dy, pairs, allowzero=1), list(range(0, 2 * rank, 2)), keepdims=0)
+
+
 @operator("Tile", 1, widen=False)
 def tile_1(xp: Xp, x: Array, tiles: Host[int], axis: Host[int]) -> Array:
     """One axis is repeated; both numbers come as floats of the data's type."""
     axis = axis_of(axis, x.ndim)
     return tile(xp, x, tuple(tiles if i == axis else 1 for i in range(x.ndim)))
+
+
+@tile_1.composed
+def _(op: Op, x: V, tiles: V, axis: V) -> V:
+    rank = op.rank(x)
+    here = op.Equal(op.Range(0, rank, 1), op.Mod(op.Cast(axis, to=7), rank))
+    return op.Tile(x, op.Where(op.Reshape(here, [-1]), op.Cast(tiles, to=7), 1))

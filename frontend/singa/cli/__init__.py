@@ -18,6 +18,7 @@ from .inspect import inspect
 from .reduce import reduce
 from .report import write_report
 from .run import run
+from .train import train
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,5 +30,5 @@ def main() -> None:
     """
 
 
-for command in (run, check, inspect, compare, bisect, reduce, conform, foreign, fuzz, write_report):
+for command in (run, train, check, inspect, compare, bisect, reduce, conform, foreign, fuzz, write_report):
     main.add_command(command)

@@ -1,0 +1,76 @@
+"""ONNX's suite through `SONNXModel.forward`: the same verdicts as the backend's.
+
+A case whose file puts BatchNormalization or Dropout in training mode runs in training, the others in inference; in either, what
+lies on a path from the inputs leaves a tape where the case is run with one.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from singa import device, tape
+from singa._imported import _asks_for_training
+from singa.sonnx import SONNXModel
+from singa.tensor import Tensor
+from singa_backend import SingaBackend
+from singa_backend.conform import cases, gaps, worker
+
+NAMES = list(json.loads(cases.held("manifest.json").read_text())["cases"])
+GAPS = gaps.read(cases.held("gaps.txt"))
+
+
+class _Rep:
+    """A prepared model whose `run` goes through a SONNXModel."""
+
+    def __init__(self, model: Any, taped: bool) -> None:
+        self.model = SONNXModel(model, device.default_device)
+        self.taped = taped
+        rep = self.model.imported.rep
+        self.graph, self._executor, self.limits = rep.graph, rep._executor, rep.limits
+        self._rep = rep
+        self.model.train(any(_asks_for_training(n) for n in rep.graph.all_nodes()))
+
+    def run(self, inputs: Any, **kwargs: Any) -> Any:
+        feeds, _ = self._rep._feeds(inputs)
+        values = [x if not isinstance(x, np.ndarray) else Tensor(data=x, requires_grad=self.taped) for x in feeds]
+        tensors = [x if isinstance(x, Tensor) else Tensor._of(x, device.default_device, False) for x in values]
+        tape.training = self.taped
+        try:
+            return [y._data for y in self.model.forward(*tensors)]
+        finally:
+            tape.training = False
+
+
+class Plain(SingaBackend):
+    """The backend, through SONNXModel without a tape."""
+
+    @classmethod
+    def prepare(cls, model: Any, device: Any = "CPU", **kwargs: Any) -> Any:
+        return _Rep(model, taped=False)
+
+
+class Taped(SingaBackend):
+    """The backend, through SONNXModel with a tape: operators run one by one, at the newest opset."""
+
+    @classmethod
+    def prepare(cls, model: Any, device: Any = "CPU", **kwargs: Any) -> Any:
+        return _Rep(model, taped=True)
+
+
+@cache
+def _cases() -> dict[str, cases.Case]:
+    return {c.name: c for c in cases.load()}
+
+
+@pytest.mark.parametrize("through", [Plain, Taped])
+@pytest.mark.parametrize("name", NAMES)
+def test_case(name: str, through: Any) -> None:
+    result = worker.run_case(_cases()[name], through, "CPU")
+    judged = gaps.judge([result], GAPS)
+    assert not judged.unexpected, f"{result.strict}: {result.reason}{result.official_reason}"
+    assert not judged.closed, f"this gap has closed: {judged.closed}"

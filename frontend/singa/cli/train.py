@@ -1,0 +1,203 @@
+"""`sonnx train`: fine-tune an ONNX file on arrays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+from onnx import ModelProto, numpy_helper
+from rich.table import Table
+
+from singa_backend.backend import load_model
+from singa_backend.errors import InvalidInput, MissingDependency
+
+from ._common import device_option, json_option, out, progress, say, typed
+
+LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An .npz with an array for each input of the model, by name (or x), and the targets (y).",
+)
+@click.option(
+    "--validation",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An .npz like it, measured after each epoch.",
+)
+@click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
+@click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
+@click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "rmsprop", "adagrad"]))
+@click.option("--lr", default=0.01, show_default=True, help="Learning rate.")
+@click.option("--momentum", default=0.9, show_default=True, help="Of sgd.")
+@click.option("--weight-decay", default=0.0, show_default=True)
+@click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
+@click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
+@click.option("--freeze", multiple=True, metavar="PATTERN", help="Leave parameters whose names match as they are.")
+@click.option("--seed", default=0, show_default=True, help="Of the order of the batches, and of dropout.")
+@click.option(
+    "--output", "-o", "target_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the trained model here."
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the losses as .html, or as .png (needs matplotlib)."
+)
+@click.option("--no-graph", is_flag=True, help="Run the steps on the tape, not as one graph.")
+@device_option
+@json_option
+@typed
+def train(model: Path, data: Path, validation: Path | None, target: str, loss: str, optimizer: str, lr: float, momentum: float,
+          weight_decay: float, epochs: int, batch_size: int, freeze: tuple[str, ...], seed: int, target_file: Path | None,
+          plot: Path | None, no_graph: bool, device: str, as_json: bool) -> None:  # fmt: skip
+    """Fine-tune MODEL on the arrays of an .npz file, and write it back with its new weights.
+
+    Names, structure and opset of the file stay as they are; only the values of its float initializers change.
+    """
+    from .. import autograd, opt
+    from ..device import resolve
+    from ..fitting import accuracy, batches, fit
+    from ..sonnx import SONNXModel
+    from ..tensor import Tensor
+
+    _check_plot(plot)
+    compute = getattr(autograd, loss)
+
+    class Tuned(SONNXModel):
+        def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.forward(*batch[:-1])[0]
+            value = compute(y, batch[-1])
+            rule(value)
+            return y, value
+
+    place = resolve(device)
+    place.SetRandSeed(seed)
+    tuned = Tuned(str(model), place)
+    rule: Any = {
+        "sgd": lambda: opt.SGD(lr=lr, momentum=momentum, weight_decay=weight_decay),
+        "adam": lambda: opt.Adam(lr=lr, weight_decay=weight_decay),
+        "rmsprop": lambda: opt.RMSProp(lr=lr, weight_decay=weight_decay),
+        "adagrad": lambda: opt.AdaGrad(lr=lr, weight_decay=weight_decay),
+    }[optimizer]()
+    for pattern in freeze:
+        tuned.freeze(pattern)
+    xs, y = _arrays(data, tuned, target)
+    held_out = _arrays(validation, tuned, target) if validation else None
+    tuned.train()
+    tuned.graph(not no_graph)
+
+    def measure(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        found = {"loss": float(compute(Tensor(data=scores), Tensor(data=targets)).data.reshape(-1)[0])}
+        if loss == LOSSES[0] and targets.ndim == 1:
+            found["accuracy"] = accuracy(scores, targets)
+        return found
+
+    with progress(batches(len(y), batch_size, epochs), "training", quiet=as_json) as step:
+        history = fit(tuned, xs, y, epochs=epochs, batch_size=batch_size, seed=seed, validation=held_out, evaluate=measure,
+                      progress=lambda text: step(text))  # fmt: skip
+    if target_file:
+        onnx.save(updated(load_model(model)[0], tuned), target_file)
+    if plot:
+        _plot(plot, history.losses, f"{model.name}: {loss}")
+    if as_json:
+        click.echo(json.dumps({"losses": history.losses, "validation": history.validation}))
+        return
+    table = Table("", "steps", "first loss", "last loss")
+    table.add_row("training", str(len(history.losses)), f"{history.losses[0]:.6g}", f"{history.losses[-1]:.6g}")
+    out.print(table)
+    for i, seen in enumerate(history.validation):
+        say(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
+    if target_file:
+        say(f"wrote {target_file}")
+
+
+def _arrays(path: Path, model: Any, target: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """The inputs in the model's order, and the targets, from an .npz file."""
+    with np.load(path, allow_pickle=False) as stored:
+        arrays = dict(stored)
+    inputs = model.imported.graph.inputs
+    names = [v.name for v in inputs]
+    if len(names) == 1 and names[0] not in arrays and "x" in arrays:
+        arrays[names[0]] = arrays["x"]
+    lacking = [n for n in (*names, target) if n not in arrays]
+    if lacking:
+        raise InvalidInput(f"{path} lacks {', '.join(map(repr, lacking))}; it holds {', '.join(map(repr, arrays)) or 'nothing'}", code="SX327",
+                           hint="save the arrays by name: np.savez(path, x=..., y=...)")  # fmt: skip
+    found = [a if v.dtype is None or a.dtype == v.dtype else a.astype(v.dtype) for v in inputs for a in [arrays[v.name]]]
+    return found, arrays[target]
+
+
+def updated(proto: ModelProto, model: Any) -> ModelProto:
+    """The file with the values that the parameters and running statistics have now."""
+    states = model.get_states()
+    result = ModelProto()
+    result.CopyFrom(proto)
+    for tensor in result.graph.initializer:
+        if tensor.name in states:
+            value = states[tensor.name]
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value.device.backend.get(value.data)), tensor.name))
+    return result
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Raise before the training, not after it."""
+    if plot is None or plot.suffix == ".html":
+        return
+    if plot.suffix != ".png":
+        raise InvalidInput(f"a plot is written as .html or .png, not as {plot.suffix or plot.name!r}", code="SX328")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingDependency("a .png needs matplotlib", hint="pip install 'sonnx[plot]', or name an .html file") from None
+
+
+def _plot(path: Path, losses: list[float], title: str) -> None:
+    if path.suffix == ".html":
+        path.write_text(page(losses, title), encoding="utf-8")
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, len(losses) + 1), losses)
+    axes.set(title=title, xlabel="step", ylabel="loss")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def page(losses: list[float], title: str) -> str:
+    """The losses as a page of one drawing, without anything from outside."""
+    from html import escape
+
+    width, height, left, bottom = 800, 360, 64, 40
+    low, high = min(losses), max(losses)
+    span = (high - low) or 1.0
+
+    def at(i: int, value: float) -> str:
+        x = left + (width - left - 12) * (i / max(len(losses) - 1, 1))
+        return f"{x:.1f},{12 + (height - bottom - 12) * (1 - (value - low) / span):.1f}"
+
+    points = " ".join(at(i, v) for i, v in enumerate(losses))
+    marks = "".join(
+        f'<text x="{left - 8}" y="{float(at(0, v).split(",")[1]) + 4:.1f}" text-anchor="end">{v:.4g}</text>'
+        f'<line x1="{left}" x2="{width - 12}" y1="{at(0, v).split(",")[1]}" y2="{at(0, v).split(",")[1]}" class="grid"/>'
+        for v in (low + span * k / 4 for k in range(5))
+    )  # fmt: skip
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>body {{ font: 15px/1.4 system-ui, sans-serif; margin: 1rem auto; max-width: 52rem; padding: 0 1rem }}
+svg {{ width: 100%; height: auto }} text {{ font-size: 13px; fill: #444 }}
+.grid {{ stroke: #ddd }} polyline {{ fill: none; stroke: #1f5fa8; stroke-width: 2 }}</style></head>
+<body><h1>{escape(title)}</h1>
+<svg viewBox="0 0 {width} {height}" role="img" aria-label="loss by step">{marks}
+<polyline points="{points}"/><text x="{left}" y="{height - 12}">step 1</text>
+<text x="{width - 12}" y="{height - 12}" text-anchor="end">step {len(losses)}</text></svg>
+<p>{len(losses)} steps: first loss {losses[0]:.6g}, last {losses[-1]:.6g}, least {low:.6g}.</p></body></html>
+"""
