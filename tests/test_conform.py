@@ -56,6 +56,14 @@ def _case(name: str = "case", expected: Any = None, inputs: Any = None, text: st
         ([np.array(1, ml_dtypes.float8_e5m2)], [np.array(2, ml_dtypes.float8_e5m2)], "differ"),
         ([np.ones(1, ml_dtypes.float8_e5m2)], [np.ones(1, ml_dtypes.float8_e5m2) * ml_dtypes.float8_e5m2(1.25)], "differ"),
         ([np.ones(3, ml_dtypes.int4)], [np.ones(3, ml_dtypes.int4)], ""),
+        ([[{"a": 1.0, "b": 2.0}]], [[{"b": F(2.0005), "a": np.array(1, F)}]], ""),
+        ([{"a": 1.0}], [{"a": 1.1}], r"outputs\[0\]\['a'\]: 1.0, expected 1.1"),
+        ([{"a": 1.0}], [{"b": 1.0}], "a map of 'a', expected a map of 'b'"),
+        ([{1: 1.0}], [{1: 1.0, 2: 1.0}], "a map of 1, expected a map of 1, 2"),
+        ([{1: 2}], [{1: 2.0}], "int64"),
+        ([{1: "x"}], [{1: "y"}], "x, expected y"),
+        ([np.ones(1, F)], [{1: 1.0}], "expected a map of 1"),
+        ([{1: 1.0}], [np.ones(1, F)], "a dict where an array is expected"),
     ],
 )
 def test_strict(actual: Any, expected: Any, says: str) -> None:
@@ -76,6 +84,7 @@ def test_ulps() -> None:
     assert verdict.ulps(np.array([-0.0], F), np.array([0.0], F)) == 0
     assert verdict.ulps(np.array([np.finfo(F).smallest_subnormal]), np.array([-np.finfo(F).smallest_subnormal])) == 2
     assert verdict.ulps(np.ones(3, np.int64), np.ones(3, np.int64)) is None
+    assert verdict.same_bits([{1: float("nan")}], [{1: float("nan")}]) and not verdict.same_bits({1: 1.0}, {1: 2.0})
 
 
 # --- running

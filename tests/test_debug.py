@@ -19,6 +19,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 from singa.cli import main
 from singa_backend import InvalidInput, InvalidModel, SingaBackend, SonnxError, debug
 from singa_backend.conform import cases
+from singa_backend.conform.verdict import same_bits
 from singa_backend.debug.light import embed, open_light
 from singa_backend.debug.shelf import Shelf
 from singa_backend.operator import declarations
@@ -350,10 +351,49 @@ def test_values_are_matched_by_name_by_map_and_by_position() -> None:
     other = build("g (float[n,3] u) => (float[n,3] out) { fused = Relu(u) r = Sqrt(fused) out = Neg(r) }")
     found = debug.compare(build(PLAIN), X, against=other, names={"b": "r"})
     assert found.agrees and [r.value for r in found.rows] == ["b", "y"] and [n.node for n in found.not_compared] == ["Relu_0"]
+    other = build("g (float[n,3] x) => (float[n,3] y) { b = Relu(x) c = Sqrt(b) y = Neg(c) }")
+    found = debug.compare(build(PLAIN), X, against=other, names={"a": "b", "b": "c"})  # here, too, there is a value b
+    assert found.agrees and [r.value for r in found.rows] == ["a", "b", "y"]
+    with pytest.raises(InvalidInput, match="one value of the other model to several"):
+        debug.compare(build(PLAIN), X, against=other, names={"a": "c", "b": "c"})
     with pytest.raises(InvalidInput, match="'q' is no value of MODEL"):
         debug.compare(build(PLAIN), X, against=other, names={"q": "r"})
     with pytest.raises(InvalidInput, match="also takes 'k'"):
         debug.compare(build(PLAIN), X, against=build("g (float[n,3] x, float[n,3] k) => (float[n,3] y) { y = Add(x, k) }"))
+
+
+def test_the_repro_gives_what_the_other_model_has(tmp_path: Path) -> None:
+    mine = build("g (float[4] x) => (float[2] p, float[2] q) { p, q = Split<num_outputs=2>(x) }")
+    other = build("g (float[4] x) => (float[2] q) { one, two = Split<num_outputs=2>(x) q = Neg(two) }")
+    found = debug.bisect(mine, {"x": np.arange(4, dtype=np.float32)}, against=other, to=tmp_path)
+    assert found is not None and found.alone and list(found.differences) == ["q"]
+    assert [o.name for o in onnx.load(tmp_path / "model.onnx").graph.output] == ["q"]
+    assert sorted(p.name for p in (tmp_path / "test_data_set_0").iterdir()) == ["input_0.pb", "output_0.pb"]
+
+
+@pytest.mark.parametrize("keys", [{"classlabels_strings": ["a", "é"]}, {"classlabels_int64s": [7, -1]}])
+def test_maps_are_compared_and_written(keys: dict[str, Any], tmp_path: Path) -> None:
+    kind = helper.make_map_type_proto(8 if "classlabels_strings" in keys else 7, helper.make_tensor_type_proto(1, []))
+
+    def model(scale: float) -> onnx.ModelProto:
+        nodes = [helper.make_node("Scaler", ["x"], ["s"], scale=[float(scale)], offset=[0.0], domain="ai.onnx.ml"),
+                 helper.make_node("ZipMap", ["s"], ["z"], domain="ai.onnx.ml", **keys)]  # fmt: skip
+        graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [2, 2])],
+                                  [helper.make_value_info("z", helper.make_sequence_type_proto(kind))])  # fmt: skip
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)], ir_version=8)
+
+    x = {"x": np.array([[0.1, 0.2], [0.3, np.nan]], np.float32)}
+    assert debug.compare(model(1 + 1e-6), x, against=model(1)).agrees  # a Python float stands for a float of 32 bits
+    found = debug.compare(model(1.1), x, against=model(1))
+    assert [r.difference.verdict for r in found.rows] == ["differs", "differs"] and found.rows[1].difference.nan == (1, 1)
+    changed = model(1)
+    for attribute in changed.graph.node[1].attribute:
+        attribute.strings[:], attribute.ints[:] = [b"b"] * len(attribute.strings), [5] * len(attribute.ints)
+        attribute.strings[1:], attribute.ints[1:] = [b"a"] * (len(attribute.strings) - 1), [7] * (len(attribute.ints) - 1)
+    repro = debug.bisect(model(1), x, against=changed, to=tmp_path)
+    assert repro is not None and repro.alone and repro.node.operator == "ZipMap" and "a map of" in str(repro)
+    (expected,) = cases.data_set(tmp_path / "test_data_set_0", onnx.load(tmp_path / "model.onnx"))[1]
+    assert same_bits(expected, SingaBackend.prepare(changed).run(x)[0])
 
 
 def test_a_weight_that_the_other_model_computes_and_a_spilt_value() -> None:
@@ -390,6 +430,14 @@ def test_random_values_are_shared_not_judged() -> None:
     model = build("g (float[n,3] x) => (float[n,3] y) { r = RandomNormalLike(x) a = Add(r, x) y = Relu(a) }")
     found = debug.compare(model, X)
     assert found.agrees and [r.judged for r in found.rows] == [False, True, True]
+    for training, judged in ((1, False), (0, True)):  # a fresh draw at each run, on either side
+        dropout = build(
+            f"g (float[n,3] x) => (float[n,3] y) {{ t = Constant<value = bool {{{training}}}>()"
+            " r = Constant<value = float {0.5}>() d = Dropout(x, r, t) y = Relu(d) }"
+        )
+        found = debug.compare(dropout, X, against=dropout)
+        assert found.agrees and [r.judged for r in found.rows] == [judged, True]
+        assert debug.compare(dropout, X, against="sonnx", local=True).agrees
 
 
 # --- files and memory -------------------------------------------------------------------------------------------------
@@ -417,6 +465,13 @@ def test_a_model_opened_light_is_the_same_model(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(InvalidModel):
         open_light(path, small=0)
+
+
+def test_a_file_of_more_than_the_limit_is_not_walked(tmp_path: Path) -> None:
+    with open(tmp_path / "model.onnx", "wb") as file:
+        file.truncate((2 << 30) + 1)
+    with pytest.raises(SonnxError, match="SX610"):
+        open_light(tmp_path / "model.onnx")
 
 
 def test_shelf(tmp_path: Path) -> None:

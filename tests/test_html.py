@@ -78,7 +78,7 @@ def test_bits_are_the_dtypes() -> None:
 
 def test_generated_models_and_old_releases_are_columns(tmp_path: Path) -> None:
     cells = [["", "Softmax", 13, "T", "float64"], ["", "Softmax", 13, "T", "int4"], ["", "None", 1, "T", "float32"]]
-    (tmp_path / "fuzz.json").write_text(json.dumps({"cells": cells, "count": 7, "seed": 3, "totals": {"equal": 7}}))
+    (tmp_path / "fuzz.json").write_text(json.dumps({"cells": cells, "count": 7, "seed": 3, "totals": {"agree": 6, "hang": 1}}))
     old = {"ours": {"totals": TOTALS, "gaps": {"why": ["test_a"]}, "unexpected": ["test_b"], "manifest": ""}}
     several = _run(release="all", releases={"1.10.2": old["ours"], "1.9.0": old["ours"]})
     built = report.build([_run(), several, _run(release="1.6.0")], tmp_path)
@@ -91,10 +91,12 @@ def test_generated_models_and_old_releases_are_columns(tmp_path: Path) -> None:
     data = _data(html.page(built))
     assert data["cells"][-1] == ["by any of these", 2] and data["fuzz"]["count"] == 7
     page = report.markdown(built)
-    assert (
-        "Generated models: 7 with seed 3 (equal: 7)" in page
-        and "| Softmax | 13 | 1/2 | 1/2 | 1/4 | 1/1 | 2 | 2/4 | 1/4 |" in page
-    )
+    assert "* Generated models: **7**, seed 3: 6 agree, 1 hung.\n" in page
+    assert data["fuzz"] == {"count": 7, "words": "seed 3: 6 agree, 1 hung"}
+    assert "| Softmax | 13 | 1/2 | 1/2 | 1/4 | 1/1 | 2 | 2/4 | 1/4 |" in page
+    assert re.findall(r"cases of onnx (\S+)", report.markdown(json.loads(json.dumps(built, sort_keys=True)))) == [
+        "1.6.0", "1.9.0", "1.10.2",
+    ]  # fmt: skip
 
 
 def test_what_cannot_be_repeated_everywhere_is_kept(tmp_path: Path) -> None:
@@ -106,6 +108,19 @@ def test_what_cannot_be_repeated_everywhere_is_kept(tmp_path: Path) -> None:
     assert report.stale(again, tmp_path) == ""
     with pytest.raises(ConformanceError, match="SX809"):
         report.build([_run(release="1.6.0")])
+
+
+def test_the_run_of_all_old_releases_is_kept_once_and_the_newest_counts(tmp_path: Path) -> None:
+    def old(strict: int) -> dict[str, Any]:
+        part = {"totals": TOTALS | {"strict": strict}, "gaps": {}, "unexpected": [], "manifest": ""}
+        return _run(release="all", releases={"1.9.0": part})
+
+    for strict in (1, 2):
+        assert report.keep([_run(), old(strict)], tmp_path) == [tmp_path / "releases.json"]
+        assert json.loads((tmp_path / "releases.json").read_text()) == old(strict)
+        report.write(report.build([_run(), old(strict)], tmp_path), tmp_path)
+        again = report.build([_run()], tmp_path)
+        assert again["releases"]["1.9.0"]["totals"]["strict"] == strict and report.stale(again, tmp_path) == ""
 
 
 @pytest.mark.parametrize("name", ["support.md", "support.html"])

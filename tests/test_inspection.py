@@ -208,3 +208,24 @@ def test_inspect_on_the_command_line(tmp_path: Path) -> None:
     )
     found = _cli("inspect", _save(_good(), tmp_path), "--stats")
     assert found.exit_code == 0 and "float[3, 3]" in found.output and "-4" in found.output
+
+
+@pytest.mark.parametrize("old", [b"node_name", b"value_name", b"own.domain", b"attribute_name"])
+def test_names_that_are_not_utf8_are_shown_and_are_a_problem(old: bytes, tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "own.domain": 1]> g (float[n] x) => (float[n] y)
+        { [node_name] value_name = Relu(x) y = own.domain.Odd<attribute_name = 1>(value_name) }"""
+    path = tmp_path / "model.onnx"
+    data = parser.parse_model(text).SerializeToString()
+    assert old in data
+    path.write_bytes(data.replace(old, b"\xff" * len(old)))
+    report, seen = sonnx.check(path), sonnx.inspect(path)
+    assert "SX107" in {p.code for p in report.problems} and not report.good
+    assert json.loads(json.dumps(report.to_dict()))["problems"]
+    for shown in (json.dumps(seen.to_dict()), seen.html()):
+        assert "\\ufffd" in shown or "\ufffd" in shown
+
+
+def test_a_check_that_takes_too_long_says_so() -> None:
+    model = parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (float[n] y) { y = Relu(x) }')
+    report = sonnx.check(model, timeout=1e-6)
+    assert [p.code for p in report.problems] == ["SX608"] and report.opinion.valid is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import tracemalloc
 from typing import Any
@@ -182,6 +184,18 @@ def test_executions_count_the_nodes_of_bodies() -> None:
     for trips in (3, 10):  # each round is a body of three nodes
         assert SingaBackend.prepare(LOOP, limits=Limits(executions=1 + 4 * trips)).run(looped(trips))[0].shape == (1,)
         refused(LOOP, looped(trips), "SX605", executions=4 * trips)
+
+
+def test_loading_the_operators_is_no_part_of_the_deadline() -> None:
+    script = """
+import numpy as np
+from onnx import parser
+from singa_backend import Limits, SingaBackend
+m = parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (float[n] y) { y = Abs(x) }')
+print(SingaBackend.prepare(m, limits=Limits(deadline=0.1)).run([-np.ones(1, np.float32)])[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "[1.]\n", done.stderr
 
 
 def test_the_deadline_and_the_flag() -> None:

@@ -21,6 +21,7 @@ from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError
 from .executor import Executor
 from .graph import Graph, Node, Value
 from .limits import Budget, Flag, Limits, spend
+from .operator import load_all
 
 _QUIET = frozenset({"rtol", "atol", "init_inputs", "keep_initializers_as_inputs"})
 """Keywords that the suite's runner and programs of old pass to `prepare`, and that mean nothing here."""
@@ -341,6 +342,7 @@ class SingaBackend(Backend):
         _ignore(kwargs, "prepare")
         place = devices.resolve(device)
         allowed = limits or Limits()
+        load_all()  # once in a process, and no part of the deadline
         with spend(Budget(allowed, cancel, place.memory)):
             proto, folder = load_model(model)
             return SingaRep(Graph.from_onnx(proto, folder), place, allowed)

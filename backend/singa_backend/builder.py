@@ -14,6 +14,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper, shape_inference
 
 from . import dtypes
+from .errors import UnsupportedModel
 from .operator import schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
@@ -22,6 +23,12 @@ _FOLD = 4096
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
 )
+
+_RANKS = {
+    **dict.fromkeys(("Pad", "Slice", "Tile", "Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "Resize", "GridSample"), "same"),
+    "Reshape": "length", "ConstantOfShape": "length", "Expand": "larger",
+}  # fmt: skip
+"""The rank of a result: that of the first input, the length of the vector that says its shape, or the larger of the two."""
 
 
 @dataclass(eq=False)
@@ -200,6 +207,7 @@ class Builder(Vocabulary[Symbol]):
                     if name not in self._own():
                         self._note(name, value)
         types = self._infer(node, symbols, domain)
+        self._rank(node, symbols, types)
         self.nodes.append(node)
         made = [Symbol(n, self, types.get(n)) for n in names]
         self._made.update(names)
@@ -234,6 +242,22 @@ class Builder(Vocabulary[Symbol]):
         except Exception:  # inference is a help; what it cannot tell stays unknown
             return {}
         return dict(found)
+
+    def _rank(self, node: NodeProto, symbols: Sequence[Symbol | None], types: dict[str, TypeProto]) -> None:
+        """ONNX's inference gives up a rank where a size is not known; the rank is known all the same."""
+        if node.op_type not in _RANKS or not symbols or symbols[0] is None or node.output[0] not in types:
+            return
+        found = types[node.output[0]]
+        if found.WhichOneof("value") != "tensor_type" or found.tensor_type.HasField("shape"):
+            return
+        first = self.shape(symbols[0])
+        vector = self.shape(symbols[-1]) if symbols[-1] is not None and len(symbols) > 1 else first
+        length = vector[0] if vector and isinstance(vector[0], int) else None
+        ranks: list[int | None] = [None if first is None else len(first)] if _RANKS[node.op_type] != "length" else []
+        ranks += [length] if _RANKS[node.op_type] != "same" else []
+        if all(r is not None for r in ranks):
+            elem = found.tensor_type.elem_type
+            found.CopyFrom(helper.make_tensor_type_proto(elem, [None] * max(r for r in ranks if r is not None)))
 
     def _fold(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> Symbol | None:
         """What is known already: a shape, and any small result of constants."""
@@ -347,6 +371,12 @@ def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> 
     code = int(getattr(kind, "value", 0))
     if code == 1:
         value = float(value)
+    if code == 2 and isinstance(value, float):
+        if not value.is_integer():
+            raise UnsupportedModel(
+                f"{op_type} with {name}={value} cannot be written in opset {opset}", code="SX802", operator=op_type
+            )
+        value = int(value)
     return helper.make_attribute(name, value, attr_type=code or None)
 
 

@@ -65,15 +65,16 @@ def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[An
             text = REASONS.get(reason.partition(":")[0], "nobody has declared one")
             raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX801", operator=declaration.name)
         return _through_composition(op, declaration, inputs, len(outputs), attributes, dys, needs)
-    known = {"version": declaration.versions[-1], **_known(declaration, inputs[:count], attributes)}
-    known.update(
-        dys=list(dys), ys=list(outputs), y=outputs[0] if outputs else None, needs=tuple(needs), captured=list(inputs[count:])
-    )
+    known: dict[str, Any] = {"dys": list(dys), "ys": list(outputs), "y": outputs[0] if outputs else None, "needs": tuple(needs)}
+    known |= {"captured": list(inputs[count:]), "version": declaration.versions[-1]}
+    known |= _known(declaration, inputs[:count], attributes)  # where an input is called y, the name is the input's
     if "dy" in declaration.rule.names:
         known["dy"] = dys[0] if dys[0] is not None else op.zeros_like(outputs[0])
     result = declaration.rule(op, known)
     found = list(result) if isinstance(result, (tuple, list)) else [result]
-    found += [None] * (len(inputs) - len(found))
+    if any(g is not None for g in found[len(inputs) :]):
+        raise ValueError(f"the rule of {declaration} gives more gradients than the node has inputs")
+    found = [*found, *[None] * (len(inputs) - len(found))][: len(inputs)]  # what the node leaves out has none
     return [g if n else None for g, n in zip(found, needs, strict=True)]
 
 
@@ -278,7 +279,8 @@ def apply(op: Vocabulary[Any], meaning: Meaning, inputs: Sequence[Any], attribut
     version = schema_version(domain, name, op.opset if domain == "" else 1 << 30)
     there = declarations.get((domain, name), {}).get(version or 0)
     versioned = "version" in declaration.services.values() and version != meaning.version
-    if there is declaration and not (versioned and declaration.composition is not None):
+    moved = versioned or (version is not None and schemas[domain, name][version].deprecated)
+    if there is declaration and not (moved and declaration.composition is not None):
         opset = op.opset if domain == "" else version or 1
         return op.call(name, inputs, same_attributes(domain, name, opset, attributes), outputs, domain)
     if declaration.composition is None:

@@ -59,8 +59,9 @@ class Oracle:
         if self._process is not None:
             assert self._pipe is not None
             self._pipe.close()
-            self._process.kill()
-            self._process.join()
+            if self._process.pid is not None:  # it did start
+                self._process.kill()
+                self._process.join()
         self._process, self._pipe, self._loaded = None, None, None
 
     def run(

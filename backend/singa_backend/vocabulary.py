@@ -260,6 +260,13 @@ def _meaning(domain: str, op_type: str, opset: int) -> Meaning:
     return Meaning(declarations[domain, op_type][version], version)
 
 
+class _Empty(list[Any]):
+    """A sequence without arrays that knows of what it has none, and is no list to make a constant of."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+
+
 class Eager(Vocabulary[Any]):
     """Computes at once, on a device."""
 
@@ -271,6 +278,8 @@ class Eager(Vocabulary[Any]):
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
         meaning = _meaning(domain, op_type, self.opset if domain == "" else 1 << 30)
         values = arguments(self, domain, op_type, inputs)
+        if op_type == "SequenceEmpty":
+            return [_Empty(dtypes.numpy_dtype(attributes.get("dtype") or dtypes.onnx_code(np.float32)))]
         if any(isinstance(v, Body) for v in attributes.values()):
             return self._with_graphs(op_type, values, attributes, outputs)
         given = {n: _attribute(v) for n, v in attributes.items() if v is not None}
@@ -287,12 +296,12 @@ class Eager(Vocabulary[Any]):
         return self.device.put(np.asarray(value, dtype))
 
     def is_value(self, x: Any) -> bool:
-        return (
-            isinstance(x, np.ndarray) or self.xp.isarray(x) or (isinstance(x, list) and bool(x) and isinstance(x[0], np.ndarray))
-        )
+        if isinstance(x, list):
+            return isinstance(x, _Empty) or (bool(x) and isinstance(x[0], np.ndarray))
+        return isinstance(x, np.ndarray) or self.xp.isarray(x)
 
     def dtype(self, x: Any) -> np.dtype[Any]:
-        return np.dtype(x[0].dtype if x else np.float32) if isinstance(x, list) else x.dtype
+        return np.dtype(x[0].dtype if x else getattr(x, "dtype", np.float32)) if isinstance(x, list) else x.dtype
 
     def is_sequence(self, x: Any) -> bool:
         return isinstance(x, list)

@@ -12,7 +12,7 @@ from singa_backend.builder import Symbol
 from singa_backend.errors import InvalidInput
 
 from . import device as devices
-from . import tape, trace
+from . import trace
 from .device import Device
 from .tape import Dummy, Operator, op
 

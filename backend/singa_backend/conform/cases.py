@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, OptionalProto, SequenceProto, TensorProto, TypeProto, numpy_helper
+from onnx import MapProto, ModelProto, OptionalProto, SequenceProto, TensorProto, TypeProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 from ..errors import SonnxError
@@ -113,15 +113,22 @@ def data_set(folder: Path, model: ModelProto) -> tuple[list[Any], list[Any]]:
 
 
 def value(data: bytes, declared: TypeProto) -> Any:
-    """A serialised tensor, sequence or optional, read as the declared type says."""
+    """A serialised tensor, sequence, map or optional, read as the declared type says."""
     kind = declared.WhichOneof("value")
     if kind == "sequence_type":
-        return numpy_helper.to_list(SequenceProto.FromString(data))
+        return [_map(v) if isinstance(v, dict) else v for v in numpy_helper.to_list(SequenceProto.FromString(data))]
+    if kind == "map_type":
+        return _map(numpy_helper.to_dict(MapProto.FromString(data)))
     if kind == "optional_type":
         optional = OptionalProto.FromString(data)
         # onnx 1.10 wrote an empty optional as one of an element type, and without a value.
         return numpy_helper.to_optional(optional) if len(optional.ListFields()) > 1 + optional.HasField("name") else None
     return numpy_helper.to_array(TensorProto.FromString(data))
+
+
+def _map(found: dict[Any, Any]) -> dict[Any, Any]:
+    """As ZipMap gives it: text and Python numbers, where onnx leaves bytes and arrays."""
+    return {k.decode() if isinstance(k, bytes) else k: v.item() for k, v in found.items()}
 
 
 # --- the manifest -----------------------------------------------------------------------------------------------------

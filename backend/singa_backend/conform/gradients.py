@@ -24,7 +24,8 @@ from ..graph import Graph
 from ..operator import schemas
 from ..vocabulary import LEAST_OPSET, Eager, newest
 from .fuzz import generate, recipes
-from .fuzz.draw import Draw, Skip
+from .fuzz.draw import Skip
+from .fuzz.smooth import SMOOTH, Smooth
 
 POINTS = 20
 DRAWS = 600
@@ -38,14 +39,6 @@ _MAPS: tuple[Callable[[Any], Any], ...] = (
 
 NOT_ASKED: dict[tuple[str, str], frozenset[str]] = {}
 """Float inputs that ONNX does not tag and that say how, not what: by (domain, operator)."""
-
-
-class _Tame(Draw):
-    """Draws no special values: a difference would say nothing there."""
-
-    def array(self, which: Any, shape: Sequence[int], kind: str = "any") -> np.ndarray:
-        x = super().array(which, shape, "tame" if kind in ("any", "small") else kind)
-        return x * x.dtype.type(0.5) if kind in ("any", "small") and x.dtype in (np.float32, np.float64) else x
 
 
 @dataclass
@@ -121,8 +114,11 @@ def _recipes() -> dict[tuple[str, str], recipes.Recipe]:
     return recipes.load()
 
 
-def points(domain: str, name: str, version: int, seed: int = 0, count: int = POINTS) -> Iterator[Point]:
-    """Up to `count` points of an operator's version, always the same for a seed; fewer where too few draws are of use."""
+def points(domain: str, name: str, version: int, seed: int = 0, count: int = POINTS, every: bool = False) -> Iterator[Point]:
+    """Up to `count` points of an operator's version, always the same for a seed; fewer where too few draws are of use.
+
+    every: ask for the gradients of all float inputs, also of those that ONNX says have none.
+    """
     schema = schemas[domain, name][version]
     allowed = generate.allowed_types(schema)
     given = 0
@@ -132,13 +128,14 @@ def points(domain: str, name: str, version: int, seed: int = 0, count: int = POI
         rng = np.random.default_rng([seed, index, version, *name.encode()])
         types = {p: _wide(found, rng) for p, found in allowed.items()}
         generate._tie(types, "")
-        d = _Tame(rng, schema, generate._opset(rng, domain, name, version), types)
+        d = Smooth(rng, schema, generate._opset(rng, domain, name, version), types)
         try:
-            _recipes()[domain, name](d)
+            (SMOOTH.get((domain, name)) or _recipes()[domain, name])(d)
         except Skip:
             continue
         case = generate._case(seed, index, domain, name, d, "")
-        point = _point(case, rng)
+        case.inputs |= d.outer or {}
+        point = _point(case, rng, every)
         if point is not None:
             given += 1
             yield point
@@ -149,7 +146,7 @@ def _wide(found: list[np.dtype[Any]], rng: np.random.Generator) -> np.dtype[Any]
     return max(floats, key=lambda d: d.itemsize) if floats else found[int(rng.integers(len(found)))]
 
 
-def _point(case: generate.Case, rng: np.random.Generator) -> Point | None:
+def _point(case: generate.Case, rng: np.random.Generator, every: bool = False) -> Point | None:
     """The case as a point; None where its values are not plain or it cannot be computed."""
     case.node.name = "node"
     model = generate.model(case, held=frozenset())
@@ -160,12 +157,16 @@ def _point(case: generate.Case, rng: np.random.Generator) -> Point | None:
     no = defs.OpSchema.DifferentiationCategory.NonDifferentiable
     asked = []
     for i, v in enumerate(graph.inputs):
-        where = list(case.node.input).index(v.name)
-        parameter = formal[min(where, len(formal) - 1)]
+        position = list(case.node.input).index(v.name) if v.name in case.node.input else -1  # taken by a graph from outside
+        parameter = formal[min(position, len(formal) - 1)] if formal else None
         plain = feeds[i][0] if isinstance(feeds[i], list) and feeds[i] else feeds[i]
         floats = isinstance(plain, np.ndarray) and plain.dtype == np.float64
-        told = parameter.differentiation_category == no or parameter.name in NOT_ASKED.get((case.domain, case.operator), ())
-        if floats and not told:
+        told = (
+            parameter is not None
+            and position >= 0
+            and (parameter.differentiation_category == no or parameter.name in NOT_ASKED.get((case.domain, case.operator), ()))
+        )
+        if floats and (every or not told):
             asked.append(i)
     if not asked:
         return None

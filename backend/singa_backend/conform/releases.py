@@ -263,7 +263,7 @@ def renew(wheels: dict[str, Path]) -> Path:
     """Write these releases' entries of the manifest anew, the others left as they are."""
     target = held("releases/manifest.json")
     found = manifest() | {release: entry_of(wheel, load(wheel)) for release, wheel in wheels.items()}
-    results.save({r: found[r] for r in sorted(found, key=_order)}, target)
+    results.save(found, target)
     return target
 
 

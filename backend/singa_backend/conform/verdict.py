@@ -1,8 +1,8 @@
 """Two verdicts on one run: ONNX's own, and a strict one that closes its holes.
 
-Strict: as many outputs as expected; sequences of equal length and kind; None where None is expected; equal dtypes and
-shapes; integers, bools, strings and the 8-bit and narrower floats exactly; other floats within the case's tolerance,
-bfloat16 within two of its steps; inputs unchanged, and a second run equal to the first bit for bit.
+Strict: as many outputs as expected; sequences of equal length and kind; maps of equal keys; None where None is expected;
+equal dtypes and shapes; integers, bools, strings and the 8-bit and narrower floats exactly; other floats within the
+case's tolerance, bfloat16 within two of its steps; inputs unchanged, and a second run equal to the first bit for bit.
 """
 
 from __future__ import annotations
@@ -40,15 +40,20 @@ def strict(actual: Any, expected: Any, rtol: float, atol: float, where: str = "o
             return f"{where}: length {len(actual)}, expected {len(expected)}"
         pairs = enumerate(zip(actual, expected, strict=True))
         return next((why for i, (a, e) in pairs if (why := strict(a, e, rtol, atol, f"{where}[{i}]"))), "")
+    if isinstance(expected, dict):
+        if not isinstance(actual, dict) or actual.keys() != expected.keys():
+            return f"{where}: {brief(actual)}, expected {brief(expected)}"
+        entries = ((k, element(actual[k]), element(e)) for k, e in expected.items())
+        return next((why for k, a, e in entries if (why := strict(a, e, rtol, atol, f"{where}[{k!r}]"))), "")
     if expected is None or actual is None:
-        return "" if expected is actual else f"{where}: {_brief(actual)}, expected {_brief(expected)}"
+        return "" if expected is actual else f"{where}: {brief(actual)}, expected {brief(expected)}"
     if not isinstance(actual, np.ndarray):
         return f"{where}: a {type(actual).__name__} where an array is expected"
     expected = np.asarray(expected)
     if expected.dtype.kind in "US":
         expected = expected.astype(object)
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return f"{where}: {_brief(actual)}, expected {_brief(expected)}"
+        return f"{where}: {brief(actual)}, expected {brief(expected)}"
     return _values(actual, expected, rtol, atol, where)
 
 
@@ -79,7 +84,17 @@ def _codes(x: np.ndarray) -> np.ndarray:
     return np.asarray(x, order="C").view(np.uint8) if x.dtype in _EXACT_FLOATS else x
 
 
-def _brief(value: Any) -> str:
+def element(value: Any) -> np.ndarray:
+    """A value of a map as an array; a Python float is ONNX's float."""
+    x = np.asarray(value, np.float32 if type(value) is float else None)
+    return x.astype(object) if x.dtype.kind == "U" else x
+
+
+def brief(value: Any) -> str:
+    """A value in a few words: its dtype and shape, the keys of a map."""
+    if isinstance(value, dict):
+        keys = [repr(k) for k in value]
+        return f"a map of {', '.join(keys[:8])}{', ...' if len(keys) > 8 else ''}"
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
 
 
@@ -112,10 +127,10 @@ def same_bits(first: Any, second: Any) -> bool:
     if isinstance(first, (list, tuple)):
         return isinstance(second, (list, tuple)) and len(first) == len(second) and all(map(same_bits, first, second))
     if isinstance(first, dict):
-        return isinstance(second, dict) and list(first.items()) == list(second.items())
+        return isinstance(second, dict) and list(first) == list(second) and same_bits([*first.values()], [*second.values()])
     if isinstance(first, (np.ndarray, np.generic)):
         a, b = np.asarray(first), np.asarray(second)
         if a.dtype != b.dtype or a.shape != b.shape:
             return False
         return bool((a == b).all()) if a.dtype.kind in "OUS" else a.tobytes() == b.tobytes()
-    return bool(first == second)
+    return bool(first == second or (first != first and second != second))

@@ -17,7 +17,7 @@ from . import repro
 from .compare import BUDGET, Divergence, Judge, Setting
 from .difference import Difference, difference
 from .engines import Failure
-from .stream import RANDOM, Values, Visit
+from .stream import Values, Visit
 
 
 @dataclass
@@ -136,7 +136,7 @@ def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | 
     except SonnxError as error:
         return Reproduction(node, folder, True, failure=Failure.of(blamed, error))
     apart = {n: difference(outputs[n], e, setting.tolerance) for n, e in expected.items()}
-    alone = call.operator not in RANDOM and any(not d.agrees for d in apart.values())
+    alone = not source.draws(call) and any(not d.agrees for d in apart.values())
     return Reproduction(node, folder, alone, differences=apart)
 
 

@@ -16,7 +16,7 @@ from ..oracle import ENGINES
 from .difference import Difference, Tolerance, difference, same_bits
 from .engines import Engine, Failure, Foreign, Ours
 from .source import Call, Source
-from .stream import RANDOM, Values, Visit, attempt, walk, walk_models
+from .stream import Values, Visit, attempt, walk, walk_models
 
 BUDGET = 256 << 20
 """Bytes that the results of a chunk may take, all copies counted."""
@@ -200,7 +200,8 @@ class Judge:
         call, result, setting = visit.call, self.result, self.setting
         mine, theirs = visit.mine, visit.theirs
         if isinstance(mine, dict) and isinstance(theirs, dict):
-            alone = self._alone(visit) if self.local and call.operator not in RANDOM else None
+            drawn = setting.source.draws(call)
+            alone = self._alone(visit) if self.local and not drawn else None
             if isinstance(alone, Failure):
                 return self._fails(call, "mine", alone)
             rows = []
@@ -208,8 +209,8 @@ class Judge:
                 if name in mine and name in theirs:
                     whole = difference(mine[name], theirs[name], setting.tolerance)
                     own = difference(alone[name], theirs[name], setting.tolerance) if alone else whole
-                    rows.append(Row(name, call.name, call.operator, call.index, own, whole if self.local else None,
-                                    call.operator not in RANDOM))  # fmt: skip
+                    carried = whole if self.local else None
+                    rows.append(Row(name, call.name, call.operator, call.index, own, carried, not drawn))
                     self._agreed[name] = rows[-1].agrees
             result.rows += rows
             wrong = [r for r in rows if not r.agrees]

@@ -104,8 +104,10 @@ def difference(mine: Any, theirs: Any, tolerance: Tolerance = DEFAULT) -> Differ
         parts = [difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)]
         return _together(parts, names, shapes)
     if isinstance(mine, dict) and isinstance(theirs, dict) and mine.keys() == theirs.keys():
-        parts = [difference(np.asarray(mine[k]), np.asarray(theirs[k]), tolerance) for k in mine]
+        parts = [difference(verdict.element(mine[k]), verdict.element(theirs[k]), tolerance) for k in mine]
         return _together(parts, names, shapes)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return Difference("kind", (verdict.brief(mine), verdict.brief(theirs)), (None, None), excess=math.inf)
     same = mine is None and theirs is None
     return Difference("agrees" if same else "kind", names, shapes, excess=0.0 if same else math.inf)
 
@@ -128,6 +130,8 @@ def _together(parts: list[Difference], names: tuple[str, str], shapes: Any) -> D
     if not parts:
         return Difference("agrees", names, shapes)
     worst = max(parts, key=lambda p: (not p.agrees, p.excess))
+    if worst.verdict in ("dtype", "shape", "kind"):
+        names, shapes = worst.dtypes, worst.shapes
     figures: dict[str, Any] = {}
     for f in ("max_abs", "max_rel", "ulps"):
         figures[f] = max((v for p in parts if (v := getattr(p, f)) is not None), default=None)

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, TensorProto, load_model_from_string, numpy_helper
 
-from .. import files
+from .. import files, limits
 from ..backend import load_model
 
 LONG = 1024
@@ -29,7 +29,8 @@ _TENSOR: Rules = {}
 _GRAPH: Rules = {5: _TENSOR}  # initializer
 _GRAPH[1] = {5: {5: _TENSOR, 6: _GRAPH}}  # node.attribute: t, g
 _MODEL: Rules = {7: _GRAPH}
-_RAW_DATA = 9
+_RAW_DATA = 9 << 3 | 2
+"""The tag of TensorProto.raw_data."""
 
 
 def open_light(model: Any, *, small: int = SMALL) -> tuple[ModelProto, Path | None]:
@@ -44,7 +45,8 @@ def open_light(model: Any, *, small: int = SMALL) -> tuple[ModelProto, Path | No
         status = path.stat()
     except OSError:
         return load_model(model)  # raises what fits
-    if status.st_size <= small or status.st_nlink != 1:  # external data may not lie in a file with a second name
+    most = limits.current().limits.model_bytes
+    if not small < status.st_size <= most or status.st_nlink != 1:  # external data may not lie in a file with a second name
         return load_model(path)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -56,53 +58,23 @@ def open_light(model: Any, *, small: int = SMALL) -> tuple[ModelProto, Path | No
 
 def _strip(data: mmap.mmap, at: int, end: int, rules: Rules, location: str) -> Iterator[bytes]:
     """The message in data[at:end] with the long raw_data of the tensors below it replaced by references."""
-    while at < end:
-        start = at
-        tag, at = _varint(data, at, end)
-        number, wire = tag >> 3, tag & 7
-        if wire == 2:
-            size, at = _varint(data, at, end)
-            body, at = at, at + size
-            if at > end:
-                raise ValueError("a field is longer than its message")
-            inner = rules.get(number)
-            if inner is not None and size > LONG:
-                tensor = inner is _TENSOR
-                rest = _tensor(data, body, at, location) if tensor else b"".join(_strip(data, body, at, inner, location))
-                yield _write_varint(tag) + _write_varint(len(rest)) + rest
-                continue
-        elif wire == 0:
-            _, at = _varint(data, at, end)
-        elif wire in (1, 5):
-            at += 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"wire type {wire}")
-        yield data[start:at]
+    for tag, start, body, stop in _fields(data, at, end):
+        inner = rules.get(tag >> 3) if tag & 7 == 2 else None
+        if inner is None or stop - body <= LONG:
+            yield data[start:stop]
+            continue
+        rest = _tensor(data, body, stop, location) if inner is _TENSOR else b"".join(_strip(data, body, stop, inner, location))
+        yield _write_varint(tag) + _write_varint(len(rest)) + rest
 
 
 def _tensor(data: mmap.mmap, at: int, end: int, location: str) -> bytes:
     rest: list[bytes] = []
     raw: tuple[int, int] | None = None
-    while at < end:
-        start = at
-        tag, at = _varint(data, at, end)
-        wire = tag & 7
-        if wire == 2:
-            size, at = _varint(data, at, end)
-            if at + size > end:
-                raise ValueError("a field is longer than its message")
-            if tag >> 3 == _RAW_DATA and size > LONG:
-                raw = (at, size)
-                at += size
-                continue
-            at += size
-        elif wire == 0:
-            _, at = _varint(data, at, end)
-        elif wire in (1, 5):
-            at += 8 if wire == 1 else 4
+    for tag, start, body, stop in _fields(data, at, end):
+        if tag == _RAW_DATA and stop - body > LONG:
+            raw = (body, stop - body)
         else:
-            raise ValueError(f"wire type {wire}")
-        rest.append(data[start:at])
+            rest.append(data[start:stop])
     if raw is None:
         return b"".join(rest)
     proto = TensorProto.FromString(b"".join(rest))
@@ -111,6 +83,26 @@ def _tensor(data: mmap.mmap, at: int, end: int, location: str) -> bytes:
     for key, value in (("location", location), ("offset", str(raw[0])), ("length", str(raw[1]))):
         proto.external_data.add(key=key, value=value)
     return proto.SerializeToString()
+
+
+def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(tag, where it begins, where its content begins, where it ends) of each field of the message in data[at:end]."""
+    while at < end:
+        start = at
+        tag, body = _varint(data, at, end)
+        wire = tag & 7
+        if wire == 2:
+            size, body = _varint(data, body, end)
+            at = body + size
+        elif wire == 0:
+            _, at = _varint(data, body, end)
+        elif wire in (1, 5):
+            at = body + (8 if wire == 1 else 4)
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at > end:
+            raise ValueError("a field is longer than its message")
+        yield tag, start, body, at
 
 
 def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, numpy_helper
+from onnx import MapProto, ModelProto, SequenceProto, TensorProto, numpy_helper
 
-from ..conform import cases
+from ..conform import cases, verdict
 from .light import embed
 from .source import Call, Source
 
@@ -21,8 +21,9 @@ def write(folder: Path, source: Source, calls: Sequence[Call], values: Mapping[s
     """Write model.onnx and test_data_set_0 into `folder`; gives the model, weights included.
 
     values: the inputs by name; weights that are not among them stay initializers.  outputs: what the model gives.
-    results: what it should give, by name; outputs that are not among them get no file.
+    results: what it should give, by name; where some outputs are not among them, the model gives only those that are.
     """
+    outputs = [n for n in outputs if n in results] or outputs
     model = source.part(calls, values, outputs, results)
     embed(model, source.folder)
     if not all(output.HasField("type") for output in model.graph.output):
@@ -47,9 +48,23 @@ def write(folder: Path, source: Source, calls: Sequence[Call], values: Mapping[s
 def _serialised(value: Any, name: str) -> bytes:
     if isinstance(value, np.ndarray):
         return numpy_helper.from_array(value, name).SerializeToString()
+    if isinstance(value, dict):
+        return _map(value, name).SerializeToString()
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return SequenceProto(name=name, elem_type=SequenceProto.MAP, map_values=map(_map, value)).SerializeToString()
     if isinstance(value, list):
         return numpy_helper.from_list(value, name).SerializeToString()
     return numpy_helper.from_optional(value, name).SerializeToString()
+
+
+def _map(value: dict[Any, Any], name: str = "") -> MapProto:
+    """A map; onnx's own from_dict takes no text for keys."""
+    proto = MapProto(name=name, values=numpy_helper.from_list([verdict.element(v) for v in value.values()]))
+    if any(isinstance(key, str) for key in value):
+        proto.key_type, proto.string_keys[:] = TensorProto.STRING, [str(key).encode() for key in value]
+    else:
+        proto.key_type, proto.keys[:] = TensorProto.INT64, map(int, value)
+    return proto
 
 
 def read(folder: Path) -> tuple[Source, dict[str, Any], dict[str, Any]]:

@@ -19,6 +19,8 @@ from ..errors import InvalidModel
 from ..graph import Value
 from .light import open_light
 
+RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -98,6 +100,16 @@ class Source:
         except Exception:  # best effort: whatever is wrong with the model, its runs will tell
             graph = self.proto.graph
         return {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+
+    def draws(self, call: Call) -> bool:
+        """Whether its values are drawn at random, so that nobody can compare them; Dropout's are when it trains."""
+        if call.operator != "Dropout":
+            return call.operator in RANDOM
+        training = call.proto.input[2] if len(call.proto.input) > 2 else ""
+        if training:
+            return training not in self.weights or bool(self.weight(training).any())
+        opset = next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+        return opset < 7 and not any(a.name == "is_test" and a.i for a in call.proto.attribute)
 
     def weight(self, name: str) -> np.ndarray:
         """The array of a weight; raises InvalidModel."""

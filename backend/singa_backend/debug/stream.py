@@ -3,6 +3,7 @@
 `walk` steps through one model: this package computes call by call, and as soon as the results of the calls fill a chunk the
 other engine computes those calls as one small model.  Where an engine refuses a chunk or dies of it, the chunk is halved
 until the one call is found; the other side's values stand in for its outputs and the walk goes on.
+Where values are drawn at random, what the trusted side drew is used on both sides.
 `walk_models` steps through two models and pairs their values by name.
 """
 
@@ -17,9 +18,6 @@ from .difference import bytes_of
 from .engines import Engine, Failure
 from .shelf import Shelf
 from .source import Call, Source
-
-RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
-"""Operators whose values nobody can compare: what the trusted side drew is used on both sides."""
 
 Values = dict[str, Any]
 
@@ -83,7 +81,7 @@ class _Walk:
                 self.my_values |= mine
                 held += sum(map(bytes_of, mine.values())) + self.source.weight_bytes(call)
             last = i == len(self.source.calls) - 1
-            if last or held > self.share or isinstance(mine, Failure) or call.operator in RANDOM:
+            if last or held > self.share or isinstance(mine, Failure) or self.source.draws(call):
                 yield from self._flush(waiting)
                 waiting, held = [], 0
 
@@ -95,7 +93,7 @@ class _Walk:
             self._theirs(self.theirs, waiting, theirs)
         for i, call, mine in waiting:
             other = theirs.pop(i)
-            if isinstance(other, dict) and (isinstance(mine, Failure) or call.operator in RANDOM):
+            if isinstance(other, dict) and (isinstance(mine, Failure) or self.source.draws(call)):
                 self.my_values |= other
             yield Visit(call, mine, other, self._read(call, self.my_values), self._read(call, self.their_values))
             for name in self.source.dies.get(i, ()):
@@ -164,7 +162,7 @@ def walk_models(
                 elif name in pairs:
                     found[name] = value
             their_values |= found
-            if isinstance(result, Failure) or call.operator in RANDOM:
+            if isinstance(result, Failure) or source.draws(call):
                 my_values |= found
             absent = Failure(theirs.name, "absent", "the other model has no value of these names")
             yield Visit(
@@ -185,7 +183,9 @@ def _pairs(source: Source, other: Source, names: Mapping[str, str]) -> dict[str,
         if a not in here or b not in there:
             side, name = ("MODEL", a) if a not in here else ("the other model", b)
             raise InvalidInput(f"the map {a}={b}: {name!r} is no value of {side}", code="SX320")
-    pairs = {n: names.get(n, n) for n in sorted(here) if names.get(n, n) in there}
+    if len(set(names.values())) < len(names):
+        raise InvalidInput(f"the map gives one value of the other model to several of MODEL: {dict(names)}", code="SX320")
+    pairs = {n: n for n in sorted((here & there) - names.keys() - set(names.values()))} | dict(names)
     ends = [(source.outputs, other.outputs), ([v.name for v in source.inputs], [v.name for v in other.inputs])]
     for mine, theirs in ends:
         if len(mine) == len(theirs):

@@ -11,10 +11,11 @@ from onnx import defs
 from .. import dtypes
 from ..backend import load_model
 from ..errors import Problem, SonnxError
+from ..limits import Budget, Limits, spend
 from ..operator import schemas
 from ..reader import read
 from .opinion import Opinion, ask
-from .tables import Call, Inspection, Table, plain_domain, tables
+from .tables import Call, Inspection, Table, plain_domain, readable, tables
 
 _VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 
@@ -76,17 +77,19 @@ class CheckReport:
 def check(model: Any, *, timeout: float = 60.0) -> CheckReport:
     """Hold a model (a ModelProto, bytes or a path) to ONNX's rules and to what is implemented; nothing is executed.
 
-    timeout: seconds that onnx's shape inference and checker may take, in a child process.
+    timeout: seconds that reading it may take, and that onnx's shape inference and checker may, in a child process.
     Raises InvalidModel only when this is no ONNX file at all; everything else is a problem in the report.
     """
     proto, folder = load_model(model)
     path = Path(model) if folder is not None else None
     problems: list[Problem] = []
     try:
-        read(proto, folder)
+        with spend(Budget(Limits(deadline=timeout))):
+            read(proto, folder)
     except SonnxError as error:
         alone = Problem(error.message, error.code, error.node, error.operator, error.opset, error.version)
         problems = list(error.problems) or [alone]
+    proto = readable(proto)
     seen = tables(proto, path, ask(proto, path, timeout), None, False)
     uses: dict[tuple[str, str, int | None, str], OperatorUse] = {}
     for table, call in seen.calls():

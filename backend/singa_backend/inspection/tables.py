@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from .. import dtypes, files
@@ -150,8 +151,36 @@ def inspect(model: Any, *, stats: bool = False, timeout: float = 60.0) -> Inspec
     and checker may take, in a child process.  Raises InvalidModel when this is no ONNX file.
     """
     proto, folder = load_model(model)
+    proto = readable(proto)
     path = Path(model) if folder is not None else None
     return tables(proto, path, ask(proto, path, timeout), folder if stats else None, stats)
+
+
+def readable(model: ModelProto) -> ModelProto:
+    """The model, or a copy in which what is not UTF-8 can be shown: Protocol Buffers give bytes for such a name."""
+    if not any(isinstance(text, bytes) for _, _, text in _texts(model)):
+        return model
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for holder, at, text in list(_texts(copy)):
+        if isinstance(text, bytes):
+            shown = text.decode(errors="replace")
+            if isinstance(at, str):
+                setattr(holder, at, shown)
+            else:
+                holder[at] = shown
+    return copy
+
+
+def _texts(message: Message) -> Iterator[tuple[Any, str | int, str | bytes]]:
+    """Every text in a message: what holds it, the name of the field or the index there, and the text."""
+    for kind, value in message.ListFields():
+        if kind.type == kind.TYPE_STRING:
+            alone = isinstance(value, (str, bytes))
+            yield from [(message, kind.name, value)] if alone else [(value, i, text) for i, text in enumerate(value)]
+        elif kind.type == kind.TYPE_MESSAGE:
+            for inner in [value] if isinstance(value, Message) else value:
+                yield from _texts(inner)
 
 
 def tables(proto: ModelProto, path: Path | None, opinion: Opinion, folder: Path | None, stats: bool) -> Inspection:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Ints, Xp
+from ..operator import Array, Ints, Op, V, Xp
 
 SAME = ("SAME_UPPER", "SAME_LOWER")
 
@@ -126,3 +128,38 @@ def frames(xp: Xp, x: Array, at: Windows) -> Array:
     inner = tuple(step * d for step, d in zip(steps, at.dilations, strict=True))
     outer = tuple(step * s for step, s in zip(steps, at.strides, strict=True))
     return xp.as_strided(x, (n, c, *at.kernel, *at.counts), (*x.strides[:2], *inner, *outer))
+
+
+# --- in ONNX's vocabulary, where sizes may be unknown -------------------------------------------------------------------
+
+
+def cells(op: Op, x: V) -> V:
+    """The spatial sizes of x, as a vector."""
+    return op.Shape(x, start=2)
+
+
+def before(op: Op, x: V, y: V, kernel: V, strides: Ints, dilations: Ints, pads: Ints | None, auto_pad: str) -> V:
+    """The padding before each spatial axis of x that made the windows of y; `kernel` is a vector."""
+    if auto_pad not in SAME:
+        explicit_pads = tuple(pads) if pads and auto_pad != "VALID" else (0,) * 2 * len(strides)
+        return op.constant(explicit_pads[: len(strides)], np.int64)
+    total = op.Max(op.Sub(_extent(op, cells(op, y), kernel, strides, dilations), cells(op, x)), [0])
+    half = op.Div(total, 2)
+    return half if auto_pad == "SAME_UPPER" else op.Sub(total, half)
+
+
+def _extent(op: Op, counts: V, kernel: V, strides: Ints, dilations: Ints) -> V:
+    """How many cells so many windows reach over."""
+    return op.Add(op.Add(op.Mul(op.Sub(counts, 1), list(strides)), op.Mul(op.Sub(kernel, 1), list(dilations))), 1)
+
+
+def framed(op: Op, x: V, y: V, kernel: V, strides: Ints, dilations: Ints, begins: V) -> V:
+    """x with zeros around it (or cells taken away) so that the windows of y reach over exactly all of it."""
+    after = op.Sub(op.Sub(_extent(op, cells(op, y), kernel, strides, dilations), cells(op, x)), begins)
+    return op.Pad(x, op.Concat([0, 0], begins, [0, 0], after, axis=0))
+
+
+def unframed(op: Op, z: V, x: V, begins: V) -> V:
+    """The adjoint of `framed`: the cells of z that are cells of x; those that no window reaches are zero."""
+    after = op.Sub(op.Sub(cells(op, x), cells(op, z)), op.Neg(begins))
+    return op.Pad(z, op.Concat([0, 0], op.Neg(begins), [0, 0], after, axis=0))

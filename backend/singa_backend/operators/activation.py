@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ..errors import OperatorError
-from ..operator import Array, Xp, operator
+from ..operator import Array, Op, V, Xp, operator
 from ._common import axis_of, rows
 
 # --- along an axis ----------------------------------------------------------------------------------------------------
@@ -35,10 +35,20 @@ def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     return e / xp.where(xp.isfinite(half), half, total)
 
 
+@softmax.gradient
+def _(op: Op, dy: V, y: V, axis: int) -> V:
+    return op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(dy, y), [axis], keepdims=1)))
+
+
 @operator("Softmax", 1, 11, widen=False)
 def softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     """Before opset 13 the axes from `axis` on were one: rows of a matrix."""
     return softmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
+
+
+@softmax_1.composed
+def _(op: Op, x: V, axis: int) -> V:
+    return op.Reshape(op.Softmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
 
 @operator("LogSoftmax", 13)
@@ -50,9 +60,19 @@ def log_softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     return z - xp.log(xp.exp(z).sum(axis=axis, keepdims=True))
 
 
+@log_softmax.gradient
+def _(op: Op, dy: V, y: V, axis: int) -> V:
+    return op.Sub(dy, op.Mul(op.Exp(y), op.ReduceSum(dy, [axis], keepdims=1)))
+
+
 @operator("LogSoftmax", 1, 11)
 def log_softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return log_softmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
+
+
+@log_softmax_1.composed
+def _(op: Op, x: V, axis: int) -> V:
+    return op.Reshape(op.LogSoftmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
 
 @operator("Hardmax", 13)
@@ -66,9 +86,17 @@ def hardmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     return y
 
 
+hardmax.no_gradient("zero")
+
+
 @operator("Hardmax", 1, 11)
 def hardmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return hardmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
+
+
+@hardmax_1.composed
+def _(op: Op, x: V, axis: int) -> V:
+    return op.Reshape(op.Hardmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
 
 # --- bent lines -------------------------------------------------------------------------------------------------------
@@ -79,6 +107,12 @@ def relu(xp: Xp, x: Array) -> Array:
     return xp.maximum(x, 0)
 
 
+@relu.gradient
+def _(op: Op, dy: V, y: V) -> V:
+    """At 0 it is 0."""
+    return op.Where(op.Greater(y, 0), dy, 0)
+
+
 @operator("LeakyRelu", 1, 6, 16)
 def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
     if 0 < alpha <= 1:
@@ -86,11 +120,24 @@ def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
     return xp.where(x < 0, alpha * x, x)
 
 
+@leaky_relu.gradient
+def _(op: Op, dy: V, x: V, alpha: float) -> V:
+    """At 0 it is alpha."""
+    return op.Where(op.Greater(x, 0), dy, op.Mul(dy, alpha))
+
+
 @operator("PRelu", 7, 9, 16)
 def prelu(xp: Xp, x: Array, slope: Array) -> Array:
     if slope.ndim > x.ndim or any(s not in (1, n) for s, n in zip(slope.shape[::-1], x.shape[::-1], strict=False)):
         raise OperatorError(f"a slope of shape {slope.shape} does not broadcast to {x.shape}", code="SX404")
     return xp.where(x < 0, slope * x, x)
+
+
+@prelu.gradient
+def _(op: Op, dy: V, x: V, slope: V) -> tuple[V, V]:
+    """At 0 it is the slope."""
+    above = op.Greater(x, 0)
+    return op.Where(above, dy, op.Mul(dy, slope)), op.sum_to(op.Where(above, 0, op.Mul(dy, x)), slope)
 
 
 @operator("PRelu", 1, 6)
@@ -103,10 +150,25 @@ def prelu_1(xp: Xp, x: Array, slope: Array) -> Array:
     return prelu(xp, x, slope)
 
 
+@prelu_1.composed
+def _(op: Op, x: V, slope: V) -> V:
+    """One slope, one for each channel, or as many as elements: which of them, the sizes say."""
+    if op.rank(x) < 2 or op.rank(slope) == op.rank(x):
+        return op.PRelu(x, slope)
+    channels = op.Concat([-1], op.Expand([1], [op.rank(x) - 2]), axis=0)
+    return op.PRelu(x, op.Reshape(slope, channels))
+
+
 @operator("ThresholdedRelu", 10, 22)
 def thresholded_relu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     """NaN is not above the threshold: 0."""
     return xp.where(x > alpha, x, 0)
+
+
+@thresholded_relu.gradient
+def _(op: Op, dy: V, x: V, alpha: float) -> V:
+    """At alpha it is 0."""
+    return op.Where(op.Greater(x, alpha), dy, 0)
 
 
 @operator("Shrink", 9)
@@ -120,14 +182,33 @@ def shrink(xp: Xp, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
     return y if x.dtype.kind == "f" else xp.cast(y, x.dtype)
 
 
+@shrink.gradient
+def _(op: Op, dy: V, x: V, lambd: float) -> V:
+    """At the bounds it is 0."""
+    return op.Where(op.Or(op.Less(x, -lambd), op.Greater(x, lambd)), dy, 0)
+
+
 @operator("HardSigmoid", 1, 6, 22)
 def hard_sigmoid(xp: Xp, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
     return xp.maximum(xp.minimum(alpha * x + beta, 1), 0)
 
 
+@hard_sigmoid.gradient
+def _(op: Op, dy: V, y: V, alpha: float) -> V:
+    """At the bends it is 0."""
+    return op.Where(op.And(op.Greater(y, 0), op.Less(y, 1)), op.Mul(dy, alpha), 0)
+
+
 @operator("HardSwish", 14, 22)
 def hard_swish(xp: Xp, x: Array) -> Array:
     return x * hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5)
+
+
+@hard_swish.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    """At -3 it is -1/2 and at 3 it is 3/2, the slopes inside."""
+    inside = op.Mul(dy, op.Add(op.Div(x, 3), 0.5))
+    return op.Where(op.Less(x, -3), 0, op.Where(op.Greater(x, 3), dy, inside))
 
 
 # --- exponential below zero -------------------------------------------------------------------------------------------
@@ -138,9 +219,21 @@ def elu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return xp.where(x < 0, alpha * xp.expm1(x), x)
 
 
+@elu.gradient
+def _(op: Op, dy: V, x: V, alpha: float) -> V:
+    """At 0 it is alpha."""
+    return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Mul(op.Exp(op.Min(x, 0)), alpha)))
+
+
 @operator("Celu", 12, 28)
 def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return xp.maximum(x, 0) + xp.minimum(alpha * xp.expm1(x / alpha), 0)
+
+
+@celu.gradient
+def _(op: Op, dy: V, x: V, alpha: float) -> V:
+    """At 0 it is 1."""
+    return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Exp(op.Div(op.Min(x, 0), alpha))))
 
 
 @operator("Selu", 6, 22)
@@ -148,9 +241,20 @@ def selu(xp: Xp, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: f
     return xp.where(x > 0, gamma * x, gamma * alpha * xp.expm1(x))
 
 
+@selu.gradient
+def _(op: Op, dy: V, x: V, alpha: float, gamma: float) -> V:
+    """At 0 it is gamma alpha."""
+    return op.Mul(dy, op.Where(op.Greater(x, 0), gamma, op.Mul(op.Exp(op.Min(x, 0)), gamma * alpha)))
+
+
 @operator("Selu", 1)
 def selu_1(xp: Xp, x: Array, *, alpha: float = 1.6732, gamma: float = 1.0507) -> Array:
     return selu(xp, x, alpha=alpha, gamma=gamma)
+
+
+@selu_1.composed
+def _(op: Op, x: V, alpha: float, gamma: float) -> V:
+    return op.Selu(x, alpha=alpha, gamma=gamma)
 
 
 # --- smooth: each is written so that no exponential overflows and no tail cancels ---------------------------------------
@@ -162,15 +266,31 @@ def sigmoid(xp: Xp, x: Array) -> Array:
     return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.abs(x)))
 
 
+@sigmoid.gradient
+def _(op: Op, dy: V, y: V) -> V:
+    return op.Mul(dy, op.Mul(y, op.Sub(1, y)))
+
+
 @operator("Softplus", 1, 22)
 def softplus(xp: Xp, x: Array) -> Array:
     """log(1 + exp(x))"""
     return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
+@softplus.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    return op.Mul(dy, op.Sigmoid(x))
+
+
 @operator("Softsign", 1, 22)
 def softsign(xp: Xp, x: Array) -> Array:
     return x / (1 + xp.abs(x))
+
+
+@softsign.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    z = op.Add(op.Abs(x), 1)
+    return op.Div(dy, op.Mul(z, z))
 
 
 @operator("Mish", 18, 22)
@@ -179,6 +299,12 @@ def mish(xp: Xp, x: Array) -> Array:
     e = xp.exp(xp.minimum(x, 20))
     n = e * (e + 2)
     return x * (n / (n + 2))
+
+
+@mish.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    t = op.Tanh(op.Softplus(x))
+    return op.Mul(dy, op.Add(t, op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1, op.Mul(t, t)))))
 
 
 @operator("Gelu", 20)
@@ -191,9 +317,29 @@ def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
     raise OperatorError(f"approximate {approximate!r} is neither 'none' nor 'tanh'", code="SX404")
 
 
+@gelu.gradient
+def _(op: Op, dy: V, x: V, approximate: str) -> V:
+    if approximate == "none":
+        below = op.Mul(op.Add(op.Erf(op.Mul(x, math.sqrt(0.5))), 1), 0.5)
+        density = op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
+        return op.Mul(dy, op.Add(below, op.Mul(x, density)))
+    c = math.sqrt(8 / math.pi)  # y = x sigmoid(u), u = c (x + 0.044715 x^3)
+    square = op.Mul(x, x)
+    s = op.Sigmoid(op.Mul(op.Mul(x, op.Add(op.Mul(square, 0.044715), 1)), c))
+    du = op.Mul(op.Add(op.Mul(square, 3 * 0.044715), 1), c)
+    return op.Mul(dy, op.Add(s, op.Mul(op.Mul(x, du), op.Mul(s, op.Sub(1, s)))))
+
+
 @operator("Swish", 24)
 def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return x * sigmoid(xp, alpha * x)
+
+
+@swish.gradient
+def _(op: Op, dy: V, x: V, alpha: float) -> V:
+    z = op.Mul(x, alpha)
+    s = op.Sigmoid(z)
+    return op.Mul(dy, op.Mul(s, op.Add(op.Mul(z, op.Sub(1, s)), 1)))
 
 
 @operator("SwiGLU", 28)
@@ -201,3 +347,8 @@ def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
     if a.shape != b.shape:
         raise OperatorError(f"the gate has shape {a.shape} and the value {b.shape}; they must be equal", code="SX404")
     return swish(xp, a, alpha=alpha) * b
+
+
+@swiglu.composed
+def _(op: Op, a: V, b: V, alpha: float) -> V:
+    return op.Mul(op.Mul(a, op.Sigmoid(op.Mul(a, alpha))), b)

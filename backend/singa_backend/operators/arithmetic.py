@@ -128,6 +128,13 @@ def mod(xp: Xp, a: Array, b: Array, *, fmod: int = 0) -> Array:
     return xp.where(r == 0, xp.copysign(r, b), xp.where((r < 0) != (b < 0), r + b, r))
 
 
+@mod.gradient
+def _(op: Op, dy: V, a: V, b: V, y: V) -> tuple[V, V]:
+    """y = a - q b, where q is whole, and so almost everywhere constant."""
+    q = op.Round(op.Div(op.Sub(a, y), b))
+    return op.sum_to(dy, a), op.sum_to(op.Neg(op.Mul(dy, q)), b)
+
+
 def _no_zero(xp: Xp, a: Array, b: Array) -> None:
     """Raises OperatorError where an integer would be divided by zero."""
     if 0 not in np.broadcast_shapes(a.shape, b.shape) and xp.to_host((b == 0).any()):
@@ -148,6 +155,18 @@ def pow_(xp: Xp, x: Array, y: Array) -> Array:
     # A float does not hold every integer, and whether y is odd decides the sign: (-1) ** (2**53 + 1) is -1.
     size = xp.power(xp.abs(x), y.astype(x.dtype))
     return xp.where(xp.signbit(x) & (y % 2 == 1), -size, size)
+
+
+@pow_.gradient
+def _(op: Op, dy: V, x: V, y: V, ys: list[V], needs: tuple[bool, ...]) -> tuple[V, V]:
+    """d x^n = n x^(n-1), which is 0 for n = 0 whatever x; by the exponent it is 0 where x is 0."""
+    n = op.cast(y, x)
+    dx = op.Where(op.Equal(n, 0), 0, op.Mul(dy, op.Mul(n, op.Pow(x, op.Sub(n, 1)))))
+    if not needs[1]:
+        return op.sum_to(dx, x), None
+    zero = op.Equal(x, 0)
+    dn = op.Where(zero, 0, op.Mul(op.Mul(dy, ys[0]), op.Log(op.Where(zero, 1, x))))
+    return op.sum_to(dx, x), op.sum_to(op.cast(dn, y), y)
 
 
 @operator("Pow", 1)
@@ -184,14 +203,28 @@ def neg(xp: Xp, x: Array) -> Array:
     return -x
 
 
+@neg.gradient
+def _(op: Op, dy: V) -> V:
+    return op.Neg(dy)
+
+
 @operator("Abs", 1, 6, 13)
 def abs_(xp: Xp, x: Array) -> Array:
     return xp.abs(x)
 
 
+@abs_.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    """At 0 it is 0."""
+    return op.Mul(dy, op.Sign(x))
+
+
 @operator("Sign", 9, 13)
 def sign(xp: Xp, x: Array) -> Array:
     return xp.sign(x)
+
+
+sign.no_gradient("zero")
 
 
 # --- of any number of inputs ------------------------------------------------------------------------------------------
@@ -202,15 +235,31 @@ def sum_(xp: Xp, *xs: Array) -> Array:
     return reduce(xp.add, xs)
 
 
+@sum_.gradient
+def _(op: Op, dy: V, xs: list[V]) -> list[V]:
+    return [op.sum_to(dy, x) for x in xs]
+
+
 @operator("Sum", 1, 6)
 def sum_1(xp: Xp, *xs: Array) -> Array:
     same_shapes(xs)
     return sum_(xp, *xs)
 
 
+@sum_1.composed
+def _(op: Op, xs: list[V]) -> V:
+    return op.Sum(*xs)
+
+
 @operator("Mean", 8, 13)
 def mean(xp: Xp, *xs: Array) -> Array:
     return sum_(xp, *xs) / len(xs)
+
+
+@mean.gradient
+def _(op: Op, dy: V, xs: list[V]) -> list[V]:
+    dx = op.Div(dy, len(xs))
+    return [op.sum_to(dx, x) for x in xs]
 
 
 @operator("Mean", 1, 6)
@@ -219,10 +268,27 @@ def mean_1(xp: Xp, *xs: Array) -> Array:
     return mean(xp, *xs)
 
 
+@mean_1.composed
+def _(op: Op, xs: list[V]) -> V:
+    return op.Mean(*xs)
+
+
 @operator("Max", 8, 12, 13)
 def max_(xp: Xp, *xs: Array) -> Array:
     """NaN wins."""
     return reduce(xp.maximum, xs)
+
+
+@max_.gradient
+def _(op: Op, dy: V, xs: list[V], y: V) -> list[V]:
+    return _shared(op, dy, xs, y)
+
+
+def _shared(op: Op, dy: V, xs: list[V], y: V) -> list[V]:
+    """The inputs that are the result share its gradient equally."""
+    here = [op.cast(op.Equal(x, y), y) for x in xs]
+    part = op.Div(dy, op.Sum(*here))
+    return [op.sum_to(op.Mul(part, h), x) for x, h in zip(xs, here, strict=True)]
 
 
 @operator("Max", 1, 6)
@@ -231,16 +297,31 @@ def max_1(xp: Xp, *xs: Array) -> Array:
     return max_(xp, *xs)
 
 
+@max_1.composed
+def _(op: Op, xs: list[V]) -> V:
+    return op.Max(*xs)
+
+
 @operator("Min", 8, 12, 13)
 def min_(xp: Xp, *xs: Array) -> Array:
     """NaN wins."""
     return reduce(xp.minimum, xs)
 
 
+@min_.gradient
+def _(op: Op, dy: V, xs: list[V], y: V) -> list[V]:
+    return _shared(op, dy, xs, y)
+
+
 @operator("Min", 1, 6)
 def min_1(xp: Xp, *xs: Array) -> Array:
     same_shapes(xs)
     return min_(xp, *xs)
+
+
+@min_1.composed
+def _(op: Op, xs: list[V]) -> V:
+    return op.Min(*xs)
 
 
 # --- clipping ---------------------------------------------------------------------------------------------------------
@@ -255,14 +336,40 @@ def clip(xp: Xp, x: Array, low: Array | None = None, high: Array | None = None) 
     return _clip(xp, x, None if low is None else low.reshape(()), None if high is None else high.reshape(()))
 
 
+@clip.gradient
+def _(op: Op, dy: V, x: V, low: V, high: V) -> tuple[V, V, V]:
+    """At the bounds it is 1; what was clipped belongs to its bound, and all to the upper one where they are crossed."""
+    dx, dlow, dhigh = dy, None, None
+    if high is not None:
+        above = op.Greater(x, high)
+        if low is not None:
+            above = op.Or(above, op.Greater(low, high))
+        dx, dhigh = op.Where(above, 0, dx), op.sum_to(op.Where(above, dy, 0), high)
+    if low is not None:
+        below = op.Less(x, low)
+        dx, dlow = op.Where(below, 0, dx), op.sum_to(op.Where(below, dx, 0), low)
+    return dx, dlow, dhigh
+
+
 @operator("Clip", 1)
 def clip_1(xp: Xp, x: Array, *, max: float | None = None, min: float | None = None) -> Array:
     return _clip(xp, x, min, max)
 
 
+@clip_1.composed
+def _(op: Op, x: V, max: float | None, min: float | None) -> V:
+    low, high = (None if b is None else op.constant(b, op.dtype(x)) for b in (min, max))
+    return op.Clip(x, low, high)
+
+
 @operator("Clip", 6)
 def clip_6(xp: Xp, x: Array, *, max: float = 3.4028234663852886e38, min: float = -3.4028234663852886e38) -> Array:
     return _clip(xp, x, min, max)
+
+
+@clip_6.composed
+def _(op: Op, x: V, max: float, min: float) -> V:
+    return op.Clip(x, op.constant(min, op.dtype(x)), op.constant(max, op.dtype(x)))
 
 
 def _clip(xp: Xp, x: Array, low: Any, high: Any) -> Array:

@@ -7,7 +7,7 @@ from itertools import product
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Xp, operator
+from ..operator import Array, Host, Ints, Op, V, Xp, operator
 from ._common import axes_of, blank
 
 
@@ -34,6 +34,15 @@ def depth_to_space(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Ar
     return y.reshape(n, c, h * s, w * s)
 
 
+@depth_to_space.gradient
+def _(op: Op, dy: V, x: V, blocksize: int, mode: str) -> V:
+    if mode == "DCR":
+        return op.SpaceToDepth(dy, blocksize=blocksize)
+    height, width = (op.Shape(x, start=a, end=a + 1) for a in (2, 3))  # SpaceToDepth knows no mode before opset 28
+    shape = op.Concat(op.Shape(dy, start=0, end=2), height, [blocksize], width, [blocksize], axis=0)
+    return op.Reshape(op.Transpose(op.Reshape(dy, shape, allowzero=1), perm=[0, 1, 3, 5, 2, 4]), op.Shape(x), allowzero=1)
+
+
 @operator("SpaceToDepth", 1, 13, 28, widen=False)
 def space_to_depth(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = _image(x, blocksize, mode)
@@ -42,6 +51,11 @@ def space_to_depth(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Ar
         raise OperatorError(f"an image of {h} by {w} does not divide into blocks of {s} by {s}", code="SX404")
     y = x.reshape(n, c, h // s, s, w // s, s).transpose((0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
     return y.reshape(n, c * s * s, h // s, w // s)
+
+
+@space_to_depth.gradient
+def _(op: Op, dy: V, blocksize: int, mode: str) -> V:
+    return op.DepthToSpace(dy, blocksize=blocksize, mode=mode)
 
 
 @operator("Col2Im", 18)
@@ -74,6 +88,24 @@ def col2im(xp: Xp, x: Array, image_shape: Host[Ints], block_shape: Host[Ints], *
     return y[(slice(None), slice(None), *inner)]
 
 
+@col2im.gradient
+def _(op: Op, dy: V, x: V, block_shape: V, dilations: Ints | None, pads: Ints | None, strides: Ints | None) -> V:
+    """The blocks are read from the image as they were added: along each axis, the element i of the block j stands at
+    i * dilation + j * stride."""
+    rank = op.rank(dy) - 2
+    dilations, strides, pads = dilations or (1,) * rank, strides or (1,) * rank, pads or (0,) * 2 * rank
+    y = op.Pad(dy, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
+    for i, (dilation, stride) in reversed(list(enumerate(zip(dilations, strides, strict=True)))):
+        block = op.Gather(block_shape, i)
+        size = op.Squeeze(op.Shape(y, start=2 + i, end=3 + i), [0])
+        reach = op.Add(op.Mul(op.Sub(block, 1), dilation), 1)
+        count = op.Div(op.Max(op.Sub(op.Add(size, stride), reach), 0), stride)
+        inner = op.Unsqueeze(op.Mul(op.Range(0, block, 1), dilation), [1])
+        y = op.Gather(y, op.Add(inner, op.Mul(op.Range(0, count, 1), stride)), axis=2 + i)
+    perm = [0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2)]
+    return op.Reshape(op.Transpose(y, perm=perm), op.Shape(x), allowzero=1)
+
+
 @operator("CenterCropPad", 18, widen=False)
 def center_crop_pad(xp: Xp, x: Array, shape: Host[Ints], *, axes: Ints | None = None) -> Array:
     """An odd surplus, cropped or padded, falls to the end."""
@@ -89,3 +121,10 @@ def center_crop_pad(xp: Xp, x: Array, shape: Host[Ints], *, axes: Ints | None = 
     y = blank(xp, target, x.dtype)
     y[tuple(slice((t - d) // 2, (t - d) // 2 + d) for d, t in zip(x.shape, target, strict=True))] = x
     return y
+
+
+@center_crop_pad.gradient
+def _(op: Op, dy: V, x: V, axes: Ints | None) -> V:
+    """What was cropped is padded at the same place, and the other way round."""
+    sizes = op.Shape(x)
+    return op.CenterCropPad(dy, sizes if axes is None else op.Gather(sizes, list(axes)), axes=axes)

@@ -9,8 +9,8 @@ import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Ints, Version, Xp, operator
-from ._windows import SAME, Windows, explicit, frames, pads_of, per_axis, spatial, split, windows
+from ..operator import Array, Ints, Op, V, Version, Xp, operator
+from ._windows import SAME, Windows, before, cells, explicit, framed, frames, pads_of, per_axis, spatial, split, unframed, windows
 
 BLOCK, COLUMNS = 1 << 19, 128
 """About how many elements of windows are copied at a time, so that large images do not exhaust memory; and the fewest windows."""
@@ -74,6 +74,48 @@ def conv(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_pad: str = 
     if b is not None:
         y += per_channel(b, w.shape[0], x.ndim)
     return y
+
+
+@conv.gradient
+def _(op: Op, dy: V, x: V, w: V, b: V, auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
+      needs: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
+    """By x, the transposed convolution.  By the filters, x convolved by dy with strides and dilations exchanged, where the
+    samples of a batch take the place of the channels."""
+    rank = op.rank(x) - 2
+    strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
+    kernel = cells(op, w)
+    begins = before(op, x, dy, kernel, strides, dilations, pads, auto_pad)
+    dx = dw = db = None
+    if needs[0]:
+        full = op.ConvTranspose(dy, w, group=group, strides=strides, dilations=dilations)
+        dx = unframed(op, full, x, begins)
+    if needs[1]:
+        seen = framed(op, x, dy, kernel, strides, dilations, begins)
+        samples, filters = _by_samples(op, seen, group), op.swap(dy, 0, 1)
+        dw = op.swap(op.Conv(samples, filters, group=group, strides=dilations, dilations=strides), 0, 1)
+    if len(needs) > 2 and needs[2]:
+        db = op.ReduceSum(dy, op.axes_but(dy, 1), keepdims=0)
+    return dx, dw, db
+
+
+def _in_groups(op: Op, x: V, group: int) -> V:
+    """N x (G c) x ... as N x G x c x ..."""
+    channels = op.Shape(x, start=1, end=2)
+    return op.Reshape(x, op.Concat(op.Shape(x, end=1), [group], op.Div(channels, group), cells(op, x), axis=0), allowzero=1)
+
+
+def _merged(op: Op, x: V, at: int) -> V:
+    """x with its axes `at` and `at + 1` as one."""
+    shape = op.Shape(x)
+    one = op.Mul(op.Shape(x, start=at, end=at + 1), op.Shape(x, start=at + 1, end=at + 2))
+    rest = op.Slice(shape, [at + 2], [op.rank(x)])
+    return op.Reshape(x, op.Concat(op.Slice(shape, [0], [at]), one, rest, axis=0), allowzero=1)
+
+
+def _by_samples(op: Op, x: V, group: int) -> V:
+    """N x (G c) x ... as c x (G N) x ..."""
+    spatial = range(3, op.rank(x) + 1)
+    return _merged(op, op.Transpose(_in_groups(op, x, group), perm=[2, 1, 0, *spatial]), 1)
 
 
 def convolve_integers(xp: Xp, x: Array, w: Array, x_zero_point: Array | None, w_zero_point: Array | None, at: Windows,

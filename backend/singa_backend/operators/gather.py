@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .. import dtypes, limits
@@ -21,6 +23,10 @@ def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
 
 @gather.gradient
 def _(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
+    return _given_back(op, dy, x, indices, axis)
+
+
+def _given_back(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
     """What was taken several times gathers the sum.  The axis goes to the front, where ScatterND adds whole slices."""
     rank, more = op.rank(x), op.rank(indices)
     axis %= rank
@@ -73,6 +79,19 @@ def gather_nd(xp: Xp, x: Array, indices: Array, *, batch_dims: int = 0) -> Array
     return x[(*place, ...)]  # the ellipsis keeps what it gives an array, also where one string is taken
 
 
+@gather_nd.gradient
+def _(op: Op, dy: V, x: V, indices: V, batch_dims: int) -> V:
+    """The batch axes become indices: the first columns, each counting its own axis."""
+    if batch_dims:
+        rows = op.Concat(op.Shape(indices, start=0, end=-1), [1], axis=0)
+        columns = []
+        for k in range(batch_dims):
+            count = op.Range(0, op.Squeeze(op.Shape(x, start=k, end=k + 1), [0]), 1)
+            columns.append(op.Expand(op.Reshape(count, [-1] + [1] * (op.rank(indices) - 1 - k)), rows))
+        indices = op.Concat(*columns, indices, axis=-1)
+    return op.ScatterND(op.zeros_like(x), indices, dy, reduction="add")
+
+
 def _scattered(xp: Xp, x: Array, place: tuple[Array, ...], updates: Array, reduction: str, version: int) -> Array:
     """`x` with the updates written or, with a reduction, gathered one after the other, at these places."""
     known = ["none", *(["add", "mul"] if version >= 16 else []), *(["max", "min"] if version >= 18 else [])]
@@ -94,10 +113,49 @@ def scatter_elements(xp: Xp, x: Array, indices: Array, updates: Array, *, axis: 
     return _scattered(xp, x, _elements(xp, x, indices, axis), updates, reduction, version)
 
 
+@scatter_elements.gradient
+def _(op: Op, dy: V, y: V, x: V, indices: V, updates: V, axis: int, reduction: str) -> tuple[V, V, V]:
+    def write(x: V, updates: V, reduction: str) -> V:
+        return op.ScatterElements(x, indices, updates, axis=axis, reduction=reduction)
+
+    return _unscattered(op, dy, y, x, updates, reduction, write, lambda x: op.GatherElements(x, indices, axis=axis))
+
+
+def _unscattered(op: Op, dy: V, y: V, x: V, updates: V, reduction: str, write: Callable[[V, V, str], V],
+                 read: Callable[[V], V]) -> tuple[V, V, V]:  # fmt: skip
+    """The gradients of a scatter, which writes updates to some places of x; `read` takes the values from these places."""
+    if reduction == "none":  # which of several updates of one place stays is not defined: each gets the gradient
+        return write(dy, op.zeros_like(updates), "none"), None, read(dy)
+    if reduction == "add":
+        return dy, None, read(dy)
+    if reduction == "mul":
+        # A factor's gradient is the product of the others: that of all that are not 0, where no other is 0.
+        def zeros(v: V) -> V:
+            return op.cast(op.Equal(v, 0), v)
+
+        def others(v: V, product: V, count: V) -> V:
+            zero = zeros(v)
+            return op.Where(op.Equal(count, zero), op.Div(product, op.Add(v, zero)), 0)
+
+        product = write(op.Add(x, zeros(x)), op.Add(updates, zeros(updates)), "mul")
+        count = write(zeros(x), zeros(updates), "add")
+        du = op.Mul(read(dy), others(updates, read(product), read(count)))
+        return op.Mul(dy, others(x, product, count)), None, du
+    # max, min: those that are equal share the gradient, as in PyTorch.
+    mine, theirs = op.cast(op.Equal(x, y), x), op.cast(op.Equal(updates, read(y)), x)
+    share = op.Div(dy, write(mine, theirs, "add"))
+    return op.Mul(mine, share), None, op.Mul(theirs, read(share))
+
+
 @operator("Scatter", 9, 11, widen=False)
 def scatter(xp: Xp, x: Array, indices: Array, updates: Array, *, axis: int = 0) -> Array:
     """The old name of ScatterElements."""
     return scatter_elements(xp, x, indices, updates, axis=axis, version=11)
+
+
+@scatter.composed
+def _(op: Op, x: V, indices: V, updates: V, axis: int) -> V:
+    return op.ScatterElements(x, indices, updates, axis=axis)
 
 
 @operator("ScatterND", 11, 13, 16, 18, widen=False)
@@ -110,6 +168,19 @@ def scatter_nd(xp: Xp, x: Array, indices: Array, updates: Array, *, reduction: s
         raise OperatorError(f"updates of shape {updates.shape} do not fit data of shape {x.shape} at indices of shape "
                             f"{indices.shape}", code="SX404")  # fmt: skip
     return _scattered(xp, x, place, updates, reduction, version)
+
+
+@scatter_nd.gradient
+def _(op: Op, dy: V, y: V, x: V, indices: V, updates: V, reduction: str) -> tuple[V, V, V]:
+    def write(x: V, updates: V, reduction: str) -> V:
+        return op.ScatterND(x, indices, updates, reduction=reduction)
+
+    def read(x: V) -> V:
+        """GatherND knows no empty index: an axis before x gives it one column."""
+        column = op.Expand([0], op.Concat(op.Shape(indices, start=0, end=-1), [1], axis=0))
+        return op.GatherND(op.Unsqueeze(x, [0]), op.Concat(column, indices, axis=-1))
+
+    return _unscattered(op, dy, y, x, updates, reduction, write, read)
 
 
 @operator("TensorScatter", 24, widen=False)
@@ -136,6 +207,24 @@ def tensor_scatter(xp: Xp, past: Array, update: Array, write_indices: Array | No
     return y
 
 
+@tensor_scatter.gradient
+def _(op: Op, dy: V, past: V, update: V, write_indices: V, axis: int, mode: str, needs: tuple[bool, ...]) -> tuple[V, V]:
+    """What was overwritten gets nothing; the update reads where it was written."""
+    axis %= op.rank(past)
+    dpast = op.TensorScatter(dy, op.zeros_like(update), write_indices, axis=axis, mode=mode) if needs[0] else None
+    if not needs[1]:
+        return dpast, None
+    if write_indices is None:
+        write_indices = op.Expand([0], op.Shape(past, start=0, end=1))
+    count = op.Range(0, op.Squeeze(op.Shape(update, start=axis, end=axis + 1), [0]), 1)
+    at = op.Add(op.Unsqueeze(write_indices, [1]), count)
+    if mode == "circular":
+        at = op.Mod(at, op.Shape(past, start=axis, end=axis + 1))
+    perm = [0, axis, *op.axes_but(past, 0, axis)]
+    taken = op.GatherND(op.Transpose(dy, perm=perm), op.Unsqueeze(at, [2]), batch_dims=1)
+    return dpast, op.Transpose(taken, perm=[perm.index(a) for a in range(len(perm))])
+
+
 @operator("Compress", 9, 11, 28, widen=False)
 def compress(xp: Xp, x: Array, condition: Array, *, axis: int | None = None) -> Array:
     """The condition may be shorter than the axis: what lies behind it goes."""
@@ -143,6 +232,14 @@ def compress(xp: Xp, x: Array, condition: Array, *, axis: int | None = None) -> 
         raise OperatorError(f"condition must be of rank 1; its shape is {condition.shape}", code="SX404")
     x, axis = (x.reshape(-1), 0) if axis is None else (x, axis_of(axis, x.ndim))
     return xp.take(x, xp.indices(xp.flatnonzero(condition), x.shape[axis]), axis=axis)
+
+
+@compress.gradient
+def _(op: Op, dy: V, x: V, condition: V, axis: int | None) -> V:
+    places = op.Squeeze(op.NonZero(condition), [0])
+    if axis is not None:
+        return _given_back(op, dy, x, places, axis)
+    return op.Reshape(_given_back(op, dy, op.Reshape(x, [-1]), places, 0), op.Shape(x), allowzero=1)
 
 
 @operator("NonZero", 9, 13, widen=False)

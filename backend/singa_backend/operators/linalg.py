@@ -258,6 +258,55 @@ def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
     return xp.einsum(text, *xs, optimize=len(xs) > 1)
 
 
+@einsum.gradient
+def _(op: Op, dy: V, xs: list[V], equation: str, needs: tuple[bool, ...]) -> list[V]:
+    """The gradient of a factor is the product of dy and the other factors, summed over what the factor does not name."""
+    text, arrow, result = equation.replace(" ", "").partition("->")
+    terms = text.split(",")
+    if not arrow:  # the letters that stand once, in order
+        result = "..." * ("..." in text) + "".join(sorted(c for c in set(text) - set(".,") if text.count(c) == 1))
+    return [_einsum_back(op, dy, result, xs, terms, i) if need else None for i, need in enumerate(needs)]
+
+
+def _einsum_back(op: Op, dy: V, result: str, xs: list[V], terms: list[str], i: int) -> V:
+    """The gradient of the factor i."""
+
+    def free(term: str, x: V) -> int:
+        """How many axes the '...' of a term stands for."""
+        return op.rank(x) - len(term.replace("...", "")) if "..." in term else 0
+
+    before, _, after = terms[i].partition("...")
+    letters, x = before + after, xs[i]
+    pairs = [(result, dy), *((t, v) for j, (t, v) in enumerate(zip(terms, xs, strict=True)) if j != i)]
+    named = "".join(t for t, _ in pairs)
+    unused = iter(sorted(set(string.ascii_letters) - set("".join(terms))))
+    place = [k if k < len(before) else k + free(terms[i], x) for k in range(len(letters))]  # the axis of each letter
+    fresh: list[str] = []
+    for k, letter in enumerate(letters):
+        if letter in fresh:  # a diagonal: off it the gradient is zero
+            count = op.Range(0, op.Squeeze(op.Shape(x, start=place[k], end=place[k] + 1), [0]), 1)
+            fresh.append(next(unused))
+            eye = op.cast(op.Equal(op.Unsqueeze(count, [1]), count), x)
+            pairs.append((letter + fresh[k], eye))
+            named += letter + fresh[k]
+        else:
+            fresh.append(letter)
+    spread, mine = max(free(t, v) for t, v in pairs), free(terms[i], x)
+    out = "..." * any("..." in t for t, _ in pairs) + "".join(c for c in fresh if c in named)
+    g = op.Einsum(*(v for _, v in pairs), equation=",".join(t for t, _ in pairs) + "->" + out)
+    if spread > mine:
+        g = op.ReduceSum(g, list(range(spread - mine)), keepdims=0)
+    missing = [*range(mine - spread), *(mine + k for k, c in enumerate(fresh) if c not in named)]
+    if missing:
+        g = op.Unsqueeze(g, missing)
+    if mine and before:
+        n = len(before)
+        g = op.Transpose(g, perm=[*range(mine, mine + n), *range(mine), *range(mine + n, mine + len(letters))])
+    if any(c not in result for c in letters) or ("..." in terms[i] and "..." not in result):
+        g = op.Expand(g, op.Shape(x))
+    return op.sum_to(g, x)  # an axis of size 1 is spread, also where a letter names it
+
+
 @operator("Det", 11, 22)
 def det(xp: Xp, x: Array) -> Array:
     """In float64: the products of a determinant cancel."""
@@ -266,3 +315,13 @@ def det(xp: Xp, x: Array) -> Array:
     if x.size == 0:
         return xp.full(x.shape[:-2], 1, dtype=x.dtype)
     return xp.linalg.det(x.astype(np.float64)).astype(x.dtype)
+
+
+@det.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    """The cofactor of x_ij is the determinant with the unit vector e_j as row i.  That needs no inverse: x may be singular."""
+    count = op.Range(0, op.Squeeze(op.Shape(x, start=-1), [0]), 1)
+    eye = op.Equal(op.Unsqueeze(count, [1]), count)
+    rows, units = op.Unsqueeze(eye, [1, 3]), op.cast(op.Unsqueeze(eye, [0, 2]), x)  # (i, _, row, _) and (_, j, _, column)
+    cofactors = op.Det(op.Where(rows, units, op.Unsqueeze(x, [-4, -3])))
+    return op.Mul(op.Unsqueeze(dy, [-2, -1]), cofactors)

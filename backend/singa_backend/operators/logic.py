@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..errors import OperatorError
-from ..operator import Array, Xp, operator
-from ._common import aligned
+from ..operator import Array, Op, V, Xp, operator
+from ._common import aligned, legacy
 
 
 @operator("And", 7)
@@ -17,6 +17,11 @@ def and_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
     return and_(xp, a, aligned(a, b, broadcast, axis))
 
 
+@and_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.And(a, legacy(op, a, b, broadcast, axis))
+
+
 @operator("Or", 7)
 def or_(xp: Xp, a: Array, b: Array) -> Array:
     return xp.logical_or(a, b)
@@ -27,6 +32,11 @@ def or_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int 
     return or_(xp, a, aligned(a, b, broadcast, axis))
 
 
+@or_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.Or(a, legacy(op, a, b, broadcast, axis))
+
+
 @operator("Xor", 7)
 def xor(xp: Xp, a: Array, b: Array) -> Array:
     return xp.logical_xor(a, b)
@@ -35,6 +45,11 @@ def xor(xp: Xp, a: Array, b: Array) -> Array:
 @operator("Xor", 1)
 def xor_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
     return xor(xp, a, aligned(a, b, broadcast, axis))
+
+
+@xor_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.Xor(a, legacy(op, a, b, broadcast, axis))
 
 
 @operator("Not", 1)
@@ -56,6 +71,11 @@ def equal_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: i
     return equal(xp, a, aligned(a, b, broadcast, axis))
 
 
+@equal_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.Equal(a, legacy(op, a, b, broadcast, axis))
+
+
 @operator("Greater", 7, 9, 13)
 def greater(xp: Xp, a: Array, b: Array) -> Array:
     return a > b
@@ -66,6 +86,11 @@ def greater_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast:
     return greater(xp, a, aligned(a, b, broadcast, axis))
 
 
+@greater_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.Greater(a, legacy(op, a, b, broadcast, axis))
+
+
 @operator("Less", 7, 9, 13)
 def less(xp: Xp, a: Array, b: Array) -> Array:
     return a < b
@@ -74,6 +99,11 @@ def less(xp: Xp, a: Array, b: Array) -> Array:
 @operator("Less", 1)
 def less_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0) -> Array:
     return less(xp, a, aligned(a, b, broadcast, axis))
+
+
+@less_1.composed
+def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+    return op.Less(a, legacy(op, a, b, broadcast, axis))
 
 
 @operator("GreaterOrEqual", 12, 16)
@@ -126,3 +156,8 @@ def bitwise_not(xp: Xp, x: Array) -> Array:
 @operator("Where", 9, 16)
 def where(xp: Xp, condition: Array, x: Array, y: Array) -> Array:
     return xp.where(condition, x, y)
+
+
+@where.gradient
+def _(op: Op, dy: V, condition: V, x: V, y: V) -> tuple[V, V, V]:
+    return None, op.sum_to(op.Where(condition, dy, 0), x), op.sum_to(op.Where(condition, 0, dy), y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import OperatorError
-from ..operator import Array, Xp, operator
+from ..operator import Array, Op, V, Xp, operator
 
 
 @operator("NegativeLogLikelihoodLoss", 12, 13, 22)
@@ -31,6 +31,26 @@ def negative_log_likelihood_loss(
     return loss.sum() if reduction == "sum" else loss.sum() / w.sum()
 
 
+@negative_log_likelihood_loss.gradient
+def _(op: Op, dy: V, x: V, target: V, weight: V, ignore_index: int | None, reduction: str) -> V:
+    return _likelihood(op, dy, x, target, weight, ignore_index, reduction)
+
+
+def _likelihood(op: Op, dy: V, x: V, target: V, weight: V, ignore_index: int | None, reduction: str) -> V:
+    """Minus the weight of each target, at the place of its class."""
+    index = target
+    if ignore_index is not None:
+        ignored = op.Equal(target, ignore_index)
+        index = op.Where(ignored, 0, target)
+    w = op.Expand(op.constant(1, op.dtype(x)), op.Shape(target)) if weight is None else op.Gather(weight, index)
+    if ignore_index is not None:
+        w = op.Where(ignored, 0, w)
+    if reduction == "mean":
+        dy = op.Div(dy, op.ReduceSum(w, keepdims=0))
+    values = op.Neg(op.Mul(w, dy))
+    return op.ScatterElements(op.zeros_like(x), op.Unsqueeze(index, [1]), op.Unsqueeze(values, [1]), axis=1)
+
+
 @operator("SoftmaxCrossEntropyLoss", 12, 13)
 def softmax_cross_entropy_loss(
     xp: Xp, scores: Array, labels: Array, weights: Array | None = None, *,
@@ -43,3 +63,11 @@ def softmax_cross_entropy_loss(
     log_prob = z - xp.log(xp.exp(z).sum(axis=1, keepdims=True))
     loss = negative_log_likelihood_loss(xp, log_prob, labels, weights, ignore_index=ignore_index, reduction=reduction)
     return loss, log_prob
+
+
+@softmax_cross_entropy_loss.gradient
+def _(op: Op, dys: list[V], ys: list[V], scores: V, labels: V, weights: V, ignore_index: int | None, reduction: str) -> V:
+    log_prob = ys[1] if len(ys) > 1 else op.LogSoftmax(scores, axis=1)
+    d = None if dys[0] is None else _likelihood(op, dys[0], log_prob, labels, weights, ignore_index, reduction)
+    d = op.add(d, dys[1] if len(dys) > 1 else None)
+    return op.Sub(d, op.Mul(op.Exp(log_prob), op.ReduceSum(d, [1], keepdims=1)))

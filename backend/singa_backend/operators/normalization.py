@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import dtypes
 from ..errors import OperatorError
-from ..operator import Array, Ints, Version, Wanted, Xp, operator
+from ..operator import Array, Ints, Op, V, Version, Wanted, Xp, operator
 from ._common import axes_of, axis_of
 
 
@@ -94,6 +94,49 @@ def batch_normalization(
     return _batch_norm(xp, x, scale, b, input_mean, input_var, epsilon, momentum, bool(training_mode))[:3]
 
 
+@batch_normalization.gradient
+def _(op: Op, dys: list[V], x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float,
+      training_mode: int) -> tuple[V, ...]:  # fmt: skip
+    """In training also through the statistics of the batch, and through the running ones that are outputs."""
+    given = (x, scale, b, input_mean, input_var)
+    dy = op.zeros_like(x) if dys[0] is None else dys[0]
+    if op.rank(x) == 1:  # N samples of one channel
+        x, dy = op.Unsqueeze(x, [1]), op.Unsqueeze(dy, [1])
+    axes = op.axes_but(x, 1)
+    wide = [1, -1, *[1] * (op.rank(x) - 2)]
+    scale, mean, var = (op.Reshape(op.cast(v, x), wide) for v in (scale, input_mean, input_var))
+    dmean = dvar = None
+    if training_mode:
+        mean = op.ReduceMean(x, axes, keepdims=1)
+        centred = op.Sub(x, mean)
+        var = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1)
+    else:
+        centred = op.Sub(x, mean)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
+    normal = op.Mul(centred, inverse)
+    db = op.ReduceSum(dy, axes, keepdims=1)
+    dscale = op.ReduceSum(op.Mul(dy, normal), axes, keepdims=1)
+    slope = op.Mul(scale, inverse)
+    if training_mode:
+        count = op.Div(op.cast(op.Size(x), x), op.cast(op.Size(mean), x))
+        dx = op.Mul(slope, op.Sub(dy, op.Div(op.Add(db, op.Mul(normal, dscale)), count)))
+        new_mean, new_var = (op.Reshape(op.cast(d, x), wide) if d is not None else None for d in (*dys[1:3], None, None)[:2])
+        if new_mean is not None:
+            dmean = op.Mul(new_mean, momentum)
+            dx = op.Add(dx, op.Div(op.Mul(new_mean, 1 - momentum), count))
+        if new_var is not None:
+            dvar = op.Mul(new_var, momentum)
+            dx = op.Add(dx, op.Div(op.Mul(op.Mul(new_var, 2 * (1 - momentum)), centred), count))
+    else:
+        dx = op.Mul(dy, slope)
+        dmean = op.Neg(op.Mul(slope, db))
+        dvar = op.Mul(op.Mul(op.Mul(scale, dscale), op.Mul(inverse, inverse)), -0.5)
+    grads = (dx, dscale, db, dmean, dvar)
+    return tuple(
+        None if g is None else op.Reshape(op.cast(g, v), op.Shape(v), allowzero=1) for g, v in zip(grads, given, strict=True)
+    )
+
+
 @operator("BatchNormalization", 7, 9)
 def batch_normalization_7(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
@@ -171,6 +214,27 @@ def layer_normalization(
         y = y + b
     stash: np.dtype[Any] = dtypes.numpy_dtype(stash_type)
     return y, mean.astype(stash), inverse.astype(stash)
+
+
+@layer_normalization.gradient
+def _(op: Op, dys: list[V], x: V, scale: V, b: V, axis: int, epsilon: float) -> tuple[V, ...]:
+    """Mean and inverse deviation are outputs too, and have their part."""
+    axes = list(range(axis % op.rank(x), op.rank(x)))
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    centred = op.Sub(x, mean)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1), epsilon)))
+    normal = op.Mul(centred, inverse)
+    dy = op.zeros_like(x) if dys[0] is None else dys[0]
+    dnormal = op.Mul(dy, scale)
+    shift = op.ReduceMean(dnormal, axes, keepdims=1)
+    tilt = op.ReduceMean(op.Mul(dnormal, normal), axes, keepdims=1)
+    dx = op.Mul(inverse, op.Sub(op.Sub(dnormal, shift), op.Mul(normal, tilt)))
+    count = op.Div(op.cast(op.Size(x), x), op.cast(op.Size(mean), x))
+    if len(dys) > 1 and dys[1] is not None:
+        dx = op.Add(dx, op.Div(op.cast(dys[1], x), count))
+    if len(dys) > 2 and dys[2] is not None:  # d inverse = - inverse^2 normal dx / count
+        dx = op.Sub(dx, op.Div(op.Mul(op.Mul(op.cast(dys[2], x), op.Mul(inverse, inverse)), normal), count))
+    return dx, op.sum_to(op.Mul(dy, normal), scale), None if b is None else op.sum_to(dy, b)
 
 
 @operator("RMSNormalization", 23)

@@ -135,6 +135,22 @@ def pad(xp: Xp, x: Array, pads: Host[Ints], constant_value: Array | None = None,
     return _pad(xp, x, pads, mode, constant_value, range(x.ndim) if axes is None else axes_of(axes, x.ndim))
 
 
+@pad.gradient
+def _(op: Op, dy: V, x: V, pads: V, constant_value: V, axes: V, mode: str, needs: tuple[bool, ...]) -> tuple[V, V, V]:
+    """A frame of a constant is removed by the opposite pads; in the other modes each value goes back to where it came from."""
+    if mode == "constant":
+        dvalue = None
+        if needs[2:3] == (True,):
+            frame = op.Pad(op.zeros_like(x), pads, op.cast(op.constant(1.0, np.float32), x), axes)
+            dvalue = op.Reshape(op.ReduceSum(op.Mul(dy, frame), keepdims=0), op.Shape(constant_value))
+        return op.Pad(dy, op.Neg(pads), None, axes), None, dvalue
+    count = op.Size(x)
+    places = op.Pad(op.Reshape(op.Range(0, count, 1), op.Shape(x), allowzero=1), pads, None, axes, mode=mode)
+    zeros = op.ConstantOfShape(op.Reshape(count, [1]), value=np.zeros(1, op.dtype(x)))
+    flat = op.ScatterElements(zeros, op.Reshape(places, [-1]), op.Reshape(dy, [-1]), axis=0, reduction="add")
+    return op.Reshape(flat, op.Shape(x), allowzero=1), None, None
+
+
 @operator("Pad", 2, widen=False)
 def pad_2(xp: Xp, x: Array, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Array:
     if mode == "wrap":
@@ -142,8 +158,18 @@ def pad_2(xp: Xp, x: Array, *, pads: Ints, mode: str = "constant", value: float 
     return _pad(xp, x, pads, mode, value, range(x.ndim))
 
 
+@pad_2.composed
+def _(op: Op, x: V, pads: Ints, mode: str, value: float) -> V:
+    return op.Pad(x, list(pads), value, mode=mode)
+
+
 @operator("Pad", 1, widen=False)
 def pad_1(xp: Xp, x: Array, *, paddings: Ints, mode: str = "constant", value: float = 0.0) -> Array:
     if any(p < 0 for p in paddings):
         raise OperatorError(f"paddings {paddings} are negative; removing came with Pad-2", code="SX404")
     return pad_2(xp, x, pads=paddings, mode=mode, value=value)
+
+
+@pad_1.composed
+def _(op: Op, x: V, paddings: Ints, mode: str, value: float) -> V:
+    return op.Pad(x, list(paddings), value, mode=mode)

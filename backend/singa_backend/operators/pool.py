@@ -9,8 +9,8 @@ import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Wanted, Xp, operator
-from ._windows import Windows, spatial, windows
+from ..operator import Array, Host, Ints, Op, V, Wanted, Xp, operator
+from ._windows import SAME, Windows, before, cells, framed, per_axis, spatial, unframed, windows
 
 
 def slices(at: Windows, axis: int) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
@@ -65,9 +65,61 @@ def average_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSE
     return total / (xp.asarray(count) if count.size == 0 or (count != count.flat[0]).any() else count.flat[0])
 
 
+@average_pool.gradient
+def _(op: Op, dy: V, x: V, kernel_shape: Ints, auto_pad: str, count_include_pad: int, dilations: Ints | None, pads: Ints | None,
+      strides: Ints | None) -> V:  # fmt: skip
+    """Each cell gets its share from every window that averages it."""
+    over = _Over(op, x, dy, kernel_shape, auto_pad, dilations, pads, strides)
+    return over.back(op.Div(dy, over.sizes(count_include_pad)))
+
+
+class _Over:
+    """Windows over x in ONNX's vocabulary; each channel is a sample of its own."""
+
+    def __init__(self, op: Op, x: V, y: V, kernel: Ints, auto_pad: str, dilations: Ints | None, pads: Ints | None,
+                 strides: Ints | None) -> None:  # fmt: skip
+        rank = len(kernel)
+        self.op, self.x, self.y, self.rank = op, x, y, rank
+        self.strides, self.dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
+        self.kernel_shape, self.kernel = kernel, op.constant(kernel, np.int64)
+        self.begins = before(op, x, y, self.kernel, self.strides, self.dilations, pads, auto_pad)
+        self.ones = op.constant(np.ones((1, 1, *kernel)), op.dtype(x))
+        self.ends = op.constant(tuple(pads)[rank:] if pads and auto_pad not in ("VALID", *SAME) else (0,) * rank, np.int64)
+        self.same = auto_pad in SAME
+
+    def _alone(self, x: V) -> V:
+        op = self.op
+        return op.Reshape(x, op.Concat([-1, 1], cells(op, x), axis=0)) if op.rank(x) else x
+
+    def sizes(self, count_include_pad: int) -> V:
+        """How many cells each window averages, as 1 x 1 x ...  What overhangs the padding never counts."""
+        op = self.op
+        area = cells(op, self.x)
+        begins = self.begins
+        if count_include_pad and self.same:
+            return op.constant(np.array(math.prod(self.kernel_shape)), op.dtype(self.x))
+        if count_include_pad:
+            area, begins = op.Add(op.Add(area, begins), self.ends), op.constant((0,) * self.rank, np.int64)
+        ones = op.Expand(op.constant(1, op.dtype(self.x)), op.Concat([1, 1], area, axis=0))
+        seen = framed(op, ones, self.y, self.kernel, self.strides, self.dilations, begins)
+        return op.Conv(seen, self.ones, strides=self.strides, dilations=self.dilations)
+
+    def back(self, dy: V) -> V:
+        """What lies on the windows, summed on the cells that they read."""
+        op = self.op
+        z = op.ConvTranspose(self._alone(dy), self.ones, strides=self.strides, dilations=self.dilations)
+        return op.Reshape(unframed(op, z, self.x, self.begins), op.Shape(self.x), allowzero=1)
+
+
 @operator("GlobalAveragePool", 1, 22)
 def global_average_pool(xp: Xp, x: Array) -> Array:
     return x.mean(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True)
+
+
+@global_average_pool.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    count = op.ReduceProd(cells(op, x), keepdims=0)
+    return op.Expand(op.Div(dy, op.cast(count, x)), op.Shape(x))
 
 
 # --- maximum --------------------------------------------------------------------------------------------------------
@@ -124,9 +176,34 @@ def max_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSET", 
     return y, xp.where(index < 0, -1, cell + planes * math.prod(at.sizes))
 
 
+@max_pool.gradient
+def _(op: Op, dys: list[V], ys: list[V], x: V, kernel_shape: Ints, auto_pad: str, ceil_mode: int, dilations: Ints | None,
+      pads: Ints | None, storage_order: int, strides: Ints | None) -> V:  # fmt: skip
+    """To the largest cell of each window; of equals, to the first."""
+    if dys[0] is None:
+        return None
+    index = ys[1] if len(ys) > 1 and ys[1] is not None and not storage_order else op.MaxPool(
+        x, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations, pads=pads, strides=strides,
+        outputs=2)[1]  # fmt: skip
+    nowhere = op.Less(index, 0)  # a window of padding alone
+    index, dy = op.Where(nowhere, 0, index), op.Where(nowhere, 0, dys[0])
+    flat = op.ConstantOfShape(op.Reshape(op.Size(x), [1]), value=np.zeros(1, op.dtype(x)))
+    flat = op.ScatterElements(flat, op.Reshape(index, [-1]), op.Reshape(dy, [-1]), axis=0, reduction="add")
+    return op.Reshape(flat, op.Shape(x), allowzero=1)
+
+
 @operator("GlobalMaxPool", 1, 22)
 def global_max_pool(xp: Xp, x: Array) -> Array:
     return x.max(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True)
+
+
+@global_max_pool.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    """To the largest cell; of equals, to the first."""
+    rows = op.Reshape(x, op.Concat(op.Shape(x, end=2), [-1], axis=0))
+    there = op.ArgMax(rows, axis=2, keepdims=1)
+    values = op.Reshape(dy, op.Concat(op.Shape(x, end=2), [1], axis=0), allowzero=1)
+    return op.Reshape(op.ScatterElements(op.zeros_like(rows), there, values, axis=2), op.Shape(x), allowzero=1)
 
 
 @operator("MaxUnpool", 9, 11, 22)
@@ -222,7 +299,35 @@ def lp_pool(xp: Xp, x: Array, *, kernel_shape: Ints | None = None, auto_pad: str
     return root(xp, pool(xp, powers(xp, x, p), at, xp.add, 0), p)
 
 
+@lp_pool.gradient
+def _(op: Op, dy: V, y: V, x: V, kernel_shape: Ints, auto_pad: str, dilations: Ints | None, p: float, pads: Ints | None,
+      strides: Ints | None) -> V:  # fmt: skip
+    """Where the norm is 0, so is the gradient."""
+    over = _Over(op, x, dy, kernel_shape, auto_pad, dilations, pads, strides)
+    return _norm_back(op, over.back(_norm_share(op, dy, y, p)), x, p)
+
+
+def _norm_share(op: Op, dy: V, y: V, p: float) -> V:
+    """dy y^(1-p)"""
+    zero = op.Equal(y, 0)
+    return op.Where(zero, 0, op.Mul(dy, op.Pow(op.Where(zero, 1, y), op.constant(1 - p, op.dtype(y)))))
+
+
+def _norm_back(op: Op, share: V, x: V, p: float) -> V:
+    """share |x|^(p-1) sign(x)"""
+    if p == 1:
+        return op.Mul(share, op.Sign(x))
+    power = x if p == 2 else op.Mul(op.Pow(op.Abs(x), op.constant(p - 1, op.dtype(x))), op.Sign(x))
+    return op.Mul(share, power)
+
+
 @operator("GlobalLpPool", 1, 2, 22)
 def global_lp_pool(xp: Xp, x: Array, *, p: float = 2) -> Array:
     """Version 1 has a float p; later ones an integer."""
     return root(xp, powers(xp, x, p).sum(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True), p)
+
+
+@global_lp_pool.gradient
+def _(op: Op, dy: V, y: V, x: V, p: float) -> V:
+    """Where the norm is 0, so is the gradient."""
+    return _norm_back(op, op.Expand(_norm_share(op, dy, y, p), op.Shape(x)), x, p)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Xp, operator
+from ..operator import Array, Host, Ints, Op, V, Xp, operator
 from ._common import axes_of
 
 Step = Callable[[Xp, Array, Ints, bool], Array]  # (xp, x, axes from the front, keepdims) -> reduced
@@ -129,9 +129,19 @@ def reduce_sum_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 
     return _reduce(_sum, xp, x, axes, keepdims)
 
 
+@reduce_sum_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceSum(x, list(axes) if axes else None, keepdims=keepdims)
+
+
 @operator("ReduceMean", 1, 11, 13)
 def reduce_mean_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_mean, xp, x, axes, keepdims)
+
+
+@reduce_mean_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceMean(x, list(axes) if axes else None, keepdims=keepdims)
 
 
 @operator("ReduceProd", 1, 11, 13)
@@ -139,9 +149,19 @@ def reduce_prod_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int =
     return _reduce(_prod, xp, x, axes, keepdims)
 
 
+@reduce_prod_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceProd(x, list(axes) if axes else None, keepdims=keepdims)
+
+
 @operator("ReduceMax", 1, 11, 12, 13)
 def reduce_max_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_max, xp, x, axes, keepdims)
+
+
+@reduce_max_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceMax(x, list(axes) if axes else None, keepdims=keepdims)
 
 
 @operator("ReduceMin", 1, 11, 12, 13)
@@ -149,9 +169,19 @@ def reduce_min_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 
     return _reduce(_min, xp, x, axes, keepdims)
 
 
+@reduce_min_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceMin(x, list(axes) if axes else None, keepdims=keepdims)
+
+
 @operator("ReduceL1", 1, 11, 13)
 def reduce_l1_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_l1, xp, x, axes, keepdims)
+
+
+@reduce_l1_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceL1(x, list(axes) if axes else None, keepdims=keepdims)
 
 
 @operator("ReduceL2", 1, 11, 13)
@@ -159,9 +189,19 @@ def reduce_l2_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1
     return _reduce(_l2, xp, x, axes, keepdims)
 
 
+@reduce_l2_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceL2(x, list(axes) if axes else None, keepdims=keepdims)
+
+
 @operator("ReduceSumSquare", 1, 11, 13)
 def reduce_sum_square_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_sum_square, xp, x, axes, keepdims)
+
+
+@reduce_sum_square_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceSumSquare(x, list(axes) if axes else None, keepdims=keepdims)
 
 
 @operator("ReduceLogSum", 1, 11, 13)
@@ -169,9 +209,19 @@ def reduce_log_sum_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: in
     return _reduce(_log_sum, xp, x, axes, keepdims)
 
 
+@reduce_log_sum_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceLogSum(x, list(axes) if axes else None, keepdims=keepdims)
+
+
 @operator("ReduceLogSumExp", 1, 11, 13)
 def reduce_log_sum_exp_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_log_sum_exp, xp, x, axes, keepdims)
+
+
+@reduce_log_sum_exp_1.composed
+def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    return op.ReduceLogSumExp(x, list(axes) if axes else None, keepdims=keepdims)
 
 
 # --- axes as an input
@@ -182,9 +232,27 @@ def reduce_sum(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: in
     return _reduce(_sum, xp, x, axes, keepdims, noop_with_empty_axes)
 
 
+@reduce_sum.gradient
+def _(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
+    return _spread(op, dy, x, axes, keepdims)
+
+
+def _spread(op: Op, y: V, x: V, axes: V, keepdims: int) -> V:
+    """A reduced value, repeated along the axes that are gone."""
+    if not keepdims and axes is not None:
+        y = op.Unsqueeze(y, axes)
+    return op.Expand(y, op.Shape(x))
+
+
 @operator("ReduceMean", 18)
 def reduce_mean(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_mean, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@reduce_mean.gradient
+def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
+    count = op.Div(op.cast(op.Size(x), x), op.cast(op.Size(y), x))
+    return _spread(op, op.Div(dy, count), x, axes, keepdims)
 
 
 @operator("ReduceProd", 18)
@@ -192,9 +260,33 @@ def reduce_prod(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: i
     return _reduce(_prod, xp, x, axes, keepdims, noop_with_empty_axes)
 
 
+@reduce_prod.gradient
+def _(op: Op, dy: V, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
+    """The product of the others; beside one zero only that zero has a gradient, beside two nothing has."""
+    zero = op.Equal(x, 0)
+    filled = op.Where(zero, 1, x)
+    product = op.ReduceProd(filled, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
+    zeros = op.cast(zero, x)
+    count = op.ReduceSum(zeros, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
+    others = op.Where(op.Equal(op.Sub(count, zeros), 0), op.Div(product, filled), 0)
+    return op.Mul(_spread(op, dy, x, axes, keepdims), others)
+
+
 @operator("ReduceMax", 18, 20)
 def reduce_max(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_max, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@reduce_max.gradient
+def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
+    return _extreme(op, dy, x, y, axes, keepdims, noop_with_empty_axes)
+
+
+def _extreme(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop: int) -> V:
+    """The elements that are the extreme one share its gradient equally."""
+    here = op.cast(op.Equal(x, _spread(op, y, x, axes, keepdims)), x)
+    count = op.ReduceSum(here, axes, keepdims=1, noop_with_empty_axes=noop)
+    return op.Mul(op.Div(_spread(op, dy, x, axes, keepdims), count), here)
 
 
 @operator("ReduceMin", 18, 20)
@@ -202,14 +294,31 @@ def reduce_min(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: in
     return _reduce(_min, xp, x, axes, keepdims, noop_with_empty_axes)
 
 
+@reduce_min.gradient
+def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
+    return _extreme(op, dy, x, y, axes, keepdims, noop_with_empty_axes)
+
+
 @operator("ReduceL1", 18)
 def reduce_l1(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_l1, xp, x, axes, keepdims, noop_with_empty_axes)
 
 
+@reduce_l1.gradient
+def _(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
+    return op.Mul(_spread(op, dy, x, axes, keepdims), op.Sign(x))
+
+
 @operator("ReduceL2", 18)
 def reduce_l2(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_l2, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@reduce_l2.gradient
+def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
+    """At 0 it is 0."""
+    slope = op.Where(op.Equal(y, 0), 0, op.Div(dy, op.Where(op.Equal(y, 0), 1, y)))
+    return op.Mul(_spread(op, slope, x, axes, keepdims), x)
 
 
 @operator("ReduceSumSquare", 18)
@@ -219,6 +328,11 @@ def reduce_sum_square(
     return _reduce(_sum_square, xp, x, axes, keepdims, noop_with_empty_axes)
 
 
+@reduce_sum_square.gradient
+def _(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
+    return op.Mul(_spread(op, op.Add(dy, dy), x, axes, keepdims), x)
+
+
 @operator("ReduceLogSum", 18, 28)
 def reduce_log_sum(
     xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
@@ -226,8 +340,19 @@ def reduce_log_sum(
     return _reduce(_log_sum, xp, x, axes, keepdims, noop_with_empty_axes)
 
 
+@reduce_log_sum.gradient
+def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
+    return _spread(op, op.Div(dy, op.Exp(y)), x, axes, keepdims)
+
+
 @operator("ReduceLogSumExp", 18, 28)
 def reduce_log_sum_exp(
     xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Array:
     return _reduce(_log_sum_exp, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+@reduce_log_sum_exp.gradient
+def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
+    weight = op.Exp(op.Sub(x, _spread(op, y, x, axes, keepdims)))
+    return op.Mul(_spread(op, dy, x, axes, keepdims), weight)

@@ -1,4 +1,7 @@
-"""Sequences and optionals: lists of tensors, and values that may be None."""
+"""Sequences and optionals: lists of tensors, and values that may be None.
+
+A gradient that is a sequence stands in a tuple: a list would be taken for the gradients of several inputs.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TypeProto
+from onnx import TypeProto, helper
 
 from .. import limits
-from ..dtypes import onnx_name
+from ..dtypes import onnx_code, onnx_name
 from ..errors import OperatorError
 from ..operator import Array, Host, Op, V, Xp, operator
 from ._common import axis_of
@@ -45,18 +48,21 @@ def sequence_empty(xp: Xp, *, dtype: int | None = None) -> list[Array]:
     return []
 
 
+sequence_empty.no_gradient("constant")
+
+
 @operator("SequenceAt", 11, widen=False)
 def sequence_at(xp: Xp, input_sequence: list[Array], position: Host[int]) -> Array:
     return input_sequence[_place(position, len(input_sequence) - 1, len(input_sequence))]
 
 
 @sequence_at.gradient
-def _(op: Op, dy: V, input_sequence: V, position: V) -> V:
+def _(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V]:
     """Zeros, and at the position dy."""
     zeros = op.zeros_like(input_sequence)
     length = op.SequenceLength(input_sequence)
     at = op.Where(op.Less(position, 0), op.Add(op.Cast(position, to=7), length), op.Cast(position, to=7))
-    return op.SequenceInsert(op.SequenceErase(zeros, at), dy, at)
+    return (op.SequenceInsert(op.SequenceErase(zeros, at), dy, at),)
 
 
 @operator("SequenceInsert", 11, widen=False)
@@ -85,6 +91,16 @@ def sequence_erase(xp: Xp, input_sequence: list[Array], position: Host[int] | No
     n = len(input_sequence)
     at = _place(-1 if position is None else position, n - 1, n)
     return [*input_sequence[:at], *input_sequence[at + 1 :]]
+
+
+@sequence_erase.gradient
+def _(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V]:
+    """Zeros where the tensor was."""
+    if position is None:
+        return (op.SequenceInsert(dy, op.zeros_like(op.SequenceAt(input_sequence, -1))),)
+    position = op.Cast(position, to=7)
+    at = op.Where(op.Less(position, 0), op.Add(position, op.SequenceLength(input_sequence)), position)
+    return (op.SequenceInsert(dy, op.zeros_like(op.SequenceAt(input_sequence, at)), at),)
 
 
 @operator("SequenceLength", 11, widen=False)
@@ -123,6 +139,11 @@ def split_to_sequence(
     return [x[(*before, slice(end - n, end))] for n, end in zip(sizes, ends, strict=True)]
 
 
+@split_to_sequence.gradient
+def _(op: Op, dy: V, split: V, axis: int, keepdims: int) -> V:
+    return op.ConcatFromSequence(dy, axis=axis, new_axis=int(split is None and not keepdims))
+
+
 @operator("ConcatFromSequence", 11, widen=False)
 def concat_from_sequence(xp: Xp, input_sequence: list[Array], *, axis: int, new_axis: int = 0) -> Array:
     if not input_sequence:
@@ -141,6 +162,17 @@ def concat_from_sequence(xp: Xp, input_sequence: list[Array], *, axis: int, new_
     return xp.stack(input_sequence, axis) if new_axis else xp.concatenate(input_sequence, axis)
 
 
+@concat_from_sequence.gradient
+def _(op: Op, dy: V, input_sequence: V, axis: int, new_axis: int) -> tuple[V]:
+    if new_axis:
+        return (op.SplitToSequence(dy, axis=axis, keepdims=0),)
+    axis %= op.rank(dy)
+    element = helper.make_tensor_type_proto(onnx_code(op.dtype(dy)), [None] * op.rank(dy))
+    body = op.graph(lambda op, x: [op.Shape(x, start=axis, end=axis + 1)], [element])
+    sizes = op.ConcatFromSequence(op.SequenceMap(input_sequence, body=body), axis=0)
+    return (op.SplitToSequence(dy, sizes, axis=axis),)
+
+
 # --- optionals: None is the empty one, any other value is its own element
 
 
@@ -151,6 +183,12 @@ def optional(xp: Xp, x: Any = None, *, type: TypeProto | None = None) -> Any:
     return x
 
 
+@optional.gradient
+def _(op: Op, dy: V) -> tuple[V]:
+    """The gradient of an optional is that of its element."""
+    return (dy,)
+
+
 @operator("OptionalGetElement", 15, 18, 28, widen=False)
 def optional_get_element(xp: Xp, x: Any) -> Any:
     """From 18 on a tensor or a sequence may stand for an optional that holds it."""
@@ -159,9 +197,19 @@ def optional_get_element(xp: Xp, x: Any) -> Any:
     return x
 
 
+@optional_get_element.gradient
+def _(op: Op, dy: V) -> tuple[V]:
+    return (dy,)
+
+
 @operator("OptionalHasElement", 15, widen=False)
 def optional_has_element_15(xp: Xp, x: Any) -> Array:
     return xp.asarray(x is not None)
+
+
+@optional_has_element_15.composed
+def _(op: Op, x: V) -> V:
+    return op.OptionalHasElement(x)
 
 
 @operator("OptionalHasElement", 18, 28, widen=False)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import dtypes, limits
 from ..errors import OperatorError
-from ..operator import Array, Host, Xp, operator
+from ..operator import Array, Host, Op, V, Xp, operator
 
 
 def _complex(xp: Xp, x: Array) -> Array:
@@ -57,10 +57,54 @@ def dft(
     return y.astype(x.dtype)
 
 
+@dft.gradient
+def _(op: Op, dy: V, x: V, dft_length: V, axis: V, inverse: int, onesided: int) -> V:
+    return _dft_back(op, dy, x, dft_length, axis, inverse, onesided)
+
+
+def _dft_back(op: Op, dy: V, x: V, n: V, axis: V, inverse: int, onesided: int) -> V:
+    """The transform is linear: its gradient is the conjugate transposed one, n times the inverse."""
+    at = op.Cast(op.Reshape(axis, [1]), to=7)
+    length = op.Gather(op.Shape(x), at)
+    n = (op.Mul(op.Sub(length, 1), 2) if inverse and onesided else length) if n is None else op.Cast(op.Reshape(n, [1]), to=7)
+    scale = op.cast(op.Max(n, 1), x)
+    scalar = op.Squeeze(n, [0])
+    if not inverse:
+        g = op.Mul(_transformed(op, dy, scalar, axis, inverse=1), scale)  # onesided: the other half is zero
+    elif not onesided:
+        g = op.Div(_transformed(op, dy, scalar, axis), scale)
+    else:  # all but the first and the middle one stand for two
+        k = op.Range(0, op.Add(op.Div(scalar, 2), 1), 1)
+        once = op.Or(op.Equal(k, 0), op.Equal(op.Mul(k, 2), scalar))
+        rank = op.rank(x)
+        along = op.Where(op.Equal(op.Range(0, rank, 1), op.Mod(at, rank)), -1, 1)
+        weight = op.Reshape(op.cast(op.Where(once, 1, 2), x), along)
+        g = op.Div(op.Mul(_transformed(op, dy, scalar, axis, onesided=1), weight), scale)
+    g = op.Pad(g, op.Concat([0], op.Sub(length, op.Gather(op.Shape(g), at)), axis=0), None, at)  # or cut
+    return op.Slice(g, [0], op.Shape(x, start=-1), [-1])  # of a real input, the real part
+
+
+def _transformed(op: Op, x: V, n: V, axis: V | int, inverse: int = 0, onesided: int = 0) -> V:
+    """DFT, whose axis is an input from opset 20 on."""
+    if op.opset < 20:
+        return op.DFT(x, n, axis=axis, inverse=inverse, onesided=onesided)
+    return op.DFT(x, n, axis, inverse=inverse, onesided=onesided)
+
+
 @operator("DFT", 17)
 def dft_17(xp: Xp, x: Array, dft_length: Host[int] | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0) -> Array:
     """Before opset 20 the axis was an attribute, and the first after the batch by default."""
     return dft(xp, x, dft_length, axis, inverse=inverse, onesided=onesided)
+
+
+@dft_17.gradient
+def _(op: Op, dy: V, x: V, dft_length: V, axis: int, inverse: int, onesided: int) -> V:
+    return _dft_back(op, dy, x, dft_length, axis, inverse, onesided)
+
+
+@dft_17.composed
+def _(op: Op, x: V, dft_length: V, axis: int, inverse: int, onesided: int) -> V:
+    return op.DFT(x, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
 @operator("STFT", 17)
@@ -98,6 +142,23 @@ def stft(
         cut = cut * window
     spectrum = xp.fft.rfft(cut, n, axis=-1) if onesided else xp.fft.fft(cut, n, axis=-1)
     return _parts(xp, spectrum).astype(signal.dtype)
+
+
+@stft.composed
+def _(op: Op, signal: V, frame_step: V, window: V, frame_length: V, onesided: int) -> V:
+    """Overlapping frames are gathered, weighted and transformed."""
+    length = op.Shape(signal, start=1, end=2)
+    step = op.Cast(op.Reshape(frame_step, [1]), to=7)
+    if frame_length is not None:
+        n = op.Cast(op.Reshape(frame_length, [1]), to=7)
+    else:
+        n = length if window is None else op.Shape(window)
+    count = op.Add(op.Div(op.Sub(length, n), step), 1)
+    starts, within = (op.Range(0, op.Squeeze(v, [0]), 1) for v in (count, n))
+    frames = op.Gather(signal, op.Add(op.Unsqueeze(op.Mul(starts, step), [1]), within), axis=1)
+    if window is not None:
+        frames = op.Mul(frames, op.Unsqueeze(window, [1]))
+    return _transformed(op, frames, None, 2, onesided=onesided)
 
 
 # --- windows --------------------------------------------------------------------------------------------------------
@@ -139,6 +200,10 @@ def blackman_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, period
     return _window(xp, size, periodic, output_datatype, 0.42, 0.5, 0.08)
 
 
+for _declared in (hann_window, hamming_window, blackman_window):
+    _declared.no_gradient("constant")
+
+
 # --- the mel scale --------------------------------------------------------------------------------------------------
 
 
@@ -170,3 +235,6 @@ def mel_weight_matrix(
     falling = (right - j) / np.maximum(right - centre, 1)
     y = np.where((left <= j) & (j <= centre), rising, np.where((centre < j) & (j < right), falling, 0.0))
     return _typed(xp, np.where(j == centre, 1.0, y), output_datatype)
+
+
+mel_weight_matrix.no_gradient("zero: the edges are rounded to bins")

@@ -14,6 +14,7 @@ from .compare import compare
 from .conform import conform
 from .foreign import foreign
 from .fuzz import fuzz
+from .gradients import gradients
 from .inspect import inspect
 from .reduce import reduce
 from .report import write_report
@@ -30,5 +31,5 @@ def main() -> None:
     """
 
 
-for command in (run, train, check, inspect, compare, bisect, reduce, conform, foreign, fuzz, write_report):
+for command in (run, train, check, inspect, compare, bisect, reduce, conform, foreign, fuzz, gradients, write_report):
     main.add_command(command)

@@ -127,7 +127,7 @@ def _arrays(path: Path, model: Any, target: str) -> tuple[list[np.ndarray], np.n
         arrays[names[0]] = arrays["x"]
     lacking = [n for n in (*names, target) if n not in arrays]
     if lacking:
-        raise InvalidInput(f"{path} lacks {', '.join(map(repr, lacking))}; it holds {', '.join(map(repr, arrays)) or 'nothing'}", code="SX327",
+        raise InvalidInput(f"{path} lacks {', '.join(map(repr, lacking))}; it holds {', '.join(map(repr, arrays)) or 'nothing'}", code="SX331",
                            hint="save the arrays by name: np.savez(path, x=..., y=...)")  # fmt: skip
     found = [a if v.dtype is None or a.dtype == v.dtype else a.astype(v.dtype) for v in inputs for a in [arrays[v.name]]]
     return found, arrays[target]
@@ -150,7 +150,7 @@ def _check_plot(plot: Path | None) -> None:
     if plot is None or plot.suffix == ".html":
         return
     if plot.suffix != ".png":
-        raise InvalidInput(f"a plot is written as .html or .png, not as {plot.suffix or plot.name!r}", code="SX328")
+        raise InvalidInput(f"a plot is written as .html or .png, not as {plot.suffix or plot.name!r}", code="SX332")
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -180,11 +180,10 @@ def magnitude(inputs: list[Any], power: int) -> float:
     total = 1.0
     for value in inputs:
         for x in value if isinstance(value, list) else [value]:
-            if x is None or not (dtypes.is_float(x.dtype) or x.dtype.kind in "iuc") or not x.size:
+            if x is None or not (dtypes.is_float(x.dtype) or x.dtype.kind == "c"):
                 continue
             with np.errstate(all="ignore"):
                 wide = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64))
             finite = wide[np.isfinite(wide)]
-            if dtypes.is_float(x.dtype) or x.dtype.kind == "c":
-                total *= max(1.0, float(finite.max(initial=0.0)) ** power)
+            total *= max(1.0, float(finite.max(initial=0.0)) ** power)
     return min(total, 1e300)

@@ -97,7 +97,7 @@ def answer(seed: int, index: int, select: str) -> Answer:
     for name, ask in (("function body", witnesses.body), ("formula", formulas.value)):
         with suppress(NotImplementedError, SonnxError, FloatingPointError):
             outputs = ask(case)
-            found.witnesses[name] = [witnesses._cast(v if isinstance(v, (list, np.ndarray)) else np.asarray(v), t)
+            found.witnesses[name] = [witnesses.cast(v if isinstance(v, (list, np.ndarray)) else np.asarray(v), t)
                                      for v, t in zip(outputs, targets, strict=False)]  # fmt: skip
     return found
 
@@ -111,7 +111,7 @@ def _ours(case: Case) -> tuple[list[Any], str]:
     outputs = list(rep.run(case.feeds))
     if before is not None and not verdict.same_bits(list(case.feeds.values()), list(before.feeds.values())):
         return outputs, "an input was changed"
-    if case.operator not in witnesses._NO_ORACLE and not verdict.same_bits(outputs, list(rep.run(case.feeds))):
+    if case.operator not in witnesses.NO_ORACLE and not verdict.same_bits(outputs, list(rep.run(case.feeds))):
         return outputs, "a second run gave another result"
     return outputs, ""
 

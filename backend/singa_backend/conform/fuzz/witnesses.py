@@ -48,7 +48,7 @@ _DTYPE_MATTERS = _names(
 """For these another dtype is another question."""
 
 _BROADCAST = _names("Add Sub Mul Div And Or Xor Equal Greater Less Pow")
-_NO_ORACLE = _names(
+NO_ORACLE = _names(
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial"
 )  # but for properties of what they draw
 
@@ -81,7 +81,7 @@ class Plan:
 
 def plans(case: Case) -> Iterator[Plan]:
     """Questions for onnxruntime, the most direct first."""
-    if case.operator in _NO_ORACLE:
+    if case.operator in NO_ORACLE:
         return
     yield _plan("onnxruntime", case, case)
     others = list(_other_versions(case))
@@ -127,7 +127,7 @@ def _plan(
         values = [outputs[n] for n in names]
         if table is not None:
             return [_replace(v, table, t) for v, t in zip(values, targets, strict=True)]
-        return [_cast(v, t) for v, t in zip(values, targets, strict=True)]
+        return [cast(v, t) for v, t in zip(values, targets, strict=True)]
 
     feeds = {n: v for n, v in asked.inputs.items() if n not in asked.held | held}
     kinds = tuple("seq" if isinstance(v, list) else v.dtype.name for v in asked.inputs.values())
@@ -147,9 +147,9 @@ def output_dtypes(case: Case) -> list[np.dtype[Any] | None]:
     return out
 
 
-def _cast(value: Any, dtype: np.dtype[Any] | None) -> Any:
+def cast(value: Any, dtype: np.dtype[Any] | None) -> Any:
     if isinstance(value, list):
-        return [_cast(v, dtype) for v in value]
+        return [cast(v, dtype) for v in value]
     if dtype is None or not isinstance(value, np.ndarray) or value.dtype == dtype:
         return value
     if dtype == dtypes.STRING:
@@ -323,7 +323,7 @@ def _replace(value: Any, table: dict[str, Any], target: np.dtype[Any] | None) ->
     if isinstance(value, list):
         return [_replace(v, table, target) for v in value]
     if value.dtype != np.float32:
-        return _cast(value, target)
+        return cast(value, target)
     return table["elements"][value.astype(np.int64)].reshape(value.shape)
 
 
@@ -337,7 +337,7 @@ def body(case: Case) -> Outputs:
     """
     from ...backend import SingaBackend
 
-    if case.operator in _NO_ORACLE:
+    if case.operator in NO_ORACLE:
         raise NotImplementedError
     halves = {np.dtype(np.float16): _F32, np.dtype(ml_dtypes.bfloat16): _F32}
     narrow = any(not isinstance(v, list) and v.dtype in halves for v in case.inputs.values())
@@ -362,7 +362,7 @@ def body(case: Case) -> Outputs:
     if not any(o.domain == "" for o in made.opset_import):
         made.opset_import.append(helper.make_opsetid("", 21))
     outputs = list(SingaBackend.run_model(made, asked.feeds))
-    return [_cast(v, t) for v, t in zip(outputs, output_dtypes(case), strict=True)]
+    return [cast(v, t) for v, t in zip(outputs, output_dtypes(case), strict=True)]
 
 
 def _function(case: Case) -> FunctionProto:

@@ -1,0 +1,72 @@
+"""What is known of the gradient matrix and cannot be read off it, with the reason; data in conformance/gradients.toml.
+
+[[entry]]
+operator = "Multinomial"            # an expression that the whole name matches
+domain = ""                         # the main domain if not given
+versions = [7]                      # all if not given
+what = "few"                        # few: too few points; differs: onnxruntime gives something else; missing: no rule
+why = "..."
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cases import ConformanceError, held
+from .row import Row
+
+WHAT = ("few", "differs", "missing")
+_KEYS = {"operator", "domain", "versions", "what", "why"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that is known, and why it is so."""
+
+    operator: str
+    what: str
+    why: str
+    domain: str = ""
+    versions: tuple[int, ...] = ()
+
+    def covers(self, row: Row, what: str) -> bool:
+        return (
+            what == self.what
+            and row.domain == self.domain
+            and re.fullmatch(self.operator, row.operator) is not None
+            and (not self.versions or row.version in self.versions)
+        )
+
+
+def read(path: Path | None = None) -> list[Entry]:
+    """The entries; raises ConformanceError for one that is not as the module's text says."""
+    path = path or held("gradients.toml")
+    entries = []
+    for i, raw in enumerate(tomllib.loads(path.read_text()).get("entry", []), 1):
+        where = f"{path}: entry {i} ({raw.get('operator', '?')})"
+        if extra := raw.keys() - _KEYS:
+            raise ConformanceError(f"{where} has the unknown keys {', '.join(sorted(extra))}", code="SX822")
+        if raw.get("what") not in WHAT or not raw.get("why") or not raw.get("operator"):
+            raise ConformanceError(f"{where} needs an operator, a what of {', '.join(WHAT)}, and a why", code="SX822")
+        entries.append(Entry(raw["operator"], raw["what"], raw["why"], raw.get("domain", ""), tuple(raw.get("versions", ()))))
+    return entries
+
+
+def states(row: Row) -> list[str]:
+    """What of a row needs an explanation: one of WHAT, or a verdict that has none."""
+    found = [row.verdict] if row.verdict in ("few", "missing", "wrong", "died", "timeout") else []
+    return [*found, "differs"] if row.witness.get("differs") else found
+
+
+def explain(row: Row, entries: Sequence[Entry]) -> bool:
+    """Note the ledger's words on the row; whether they say all that is to be said."""
+    row.explained = {}
+    for what in states(row):
+        entry = next((e for e in entries if e.covers(row, what)), None)
+        if entry is not None:
+            row.explained[what] = entry.why
+    return set(row.explained) == set(states(row))
