@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ _RANKS = {
     "Reshape": "length", "ConstantOfShape": "length", "Expand": "larger",
 }  # fmt: skip
 """The rank of a result: that of the first input, the length of the vector that says its shape, or the larger of the two."""
+
+_outer = count()
 
 
 @dataclass(eq=False)
@@ -117,7 +120,8 @@ class Builder(Vocabulary[Symbol]):
                 self._capture(symbol.name, x, symbol.builder)
                 return symbol
             if id(value) not in self._adopted:
-                symbol = Symbol(self.name("outer"), self, self.outer.type(value))
+                name = f"outer_{next(_outer)}"  # two graphs of one node must not call different values the same
+                symbol = Symbol(self.name(name), self, self.outer.type(value))
                 self._adopted[id(value)] = (value, symbol)
             _, symbol = self._adopted[id(value)]
             self._note(symbol.name, x)
@@ -261,7 +265,7 @@ class Builder(Vocabulary[Symbol]):
 
     def _fold(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> Symbol | None:
         """What is known already: a shape, and any small result of constants."""
-        if domain or outputs != 1 or not values or op_type in _RANDOM or any(isinstance(v, Body) for v in attributes.values()):
+        if domain or outputs != 1 or (not values and op_type != "Constant") or op_type in _RANDOM or any(isinstance(v, Body) for v in attributes.values()):
             return None
         if op_type in ("Shape", "Size"):
             shape = self.shape(values[0])

@@ -14,7 +14,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.graph import Graph, Node, Value
 from singa_backend.vocabulary import Vocabulary
 
-from . import random, tape, trace
+from . import tape, trace
 from .device import Device
 from .device import resolve as resolve_device
 from .tape import op
@@ -27,7 +27,8 @@ _STATISTICS = (3, 4)
 class Imported:
     """A model whose main graph's float initializers are Tensors under their ONNX names.
 
-    parameters: those that train.  statistics: the running means and variances of BatchNormalization.
+    parameters: those that train.  An exponent of Pow is frozen at first: by it, a negative base has no gradient.
+    statistics: the running means and variances of BatchNormalization.
     One initializer is one Tensor however many nodes use it: tied weights stay tied.
     Raises what `SingaBackend.prepare` raises.
     """
@@ -40,21 +41,26 @@ class Imported:
             n for node in graph.nodes if (node.domain, node.op_type) == ("", "BatchNormalization")
             for i in _STATISTICS if i < len(node.input_names) for n in [node.input_names[i]]
         }  # fmt: skip
-        placed = {name: array for (_, name), (_, array) in
-                  zip(graph.state_slots, self.rep._executor._states[id(graph)], strict=True)}  # fmt: skip
+        exponents = {node.input_names[1] for node in graph.nodes if (node.domain, node.op_type) == ("", "Pow")}
         self._modal = any(_asks_for_training(node) for node in graph.all_nodes())
         self.parameters: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}
         self._constants: dict[str, Tensor] = {}
-        for name, array in placed.items():
+        states = self.rep._executor._states[id(graph)]
+        names = dict(graph.state_slots)
+        for k, (slot, array) in enumerate(states):
+            name = names[slot]
             if not dtypes.is_float(array.dtype):
                 constant = Tensor._of(array, self.device, False)
                 constant._fixed = True
                 self._constants[name] = constant
                 continue
-            trains = name not in running
-            tensor = Tensor(data=array, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
-            (self.parameters if trains else self.statistics)[name] = tensor
+            trains = name not in running and name not in exponents
+            own = array.copy()  # what a file is read into cannot be written, and belongs to the file
+            tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
+            (self.statistics if name in running else self.parameters)[name] = tensor
+            states[k] = (slot, own)  # the executor computes with the same storage
+            self.rep._fixed.add(id(own))
 
     @property
     def graph(self) -> Graph:
@@ -143,6 +149,8 @@ class Imported:
 
     def _dropout(self, node: Node, inputs: list[Any], training: bool) -> list[Any]:
         """By the mode.  A node that carries a seed uses the stream that ONNX demands, the others that of the device."""
+        from . import random
+
         x = inputs[0]
         if not training:
             return [op.Identity(x), op.Cast(op.full_like(x, 1), to=dtypes.onnx_code(np.bool_))][: len(node.outputs)]

@@ -24,7 +24,8 @@ class History:
     validation: list[dict[str, float]] = field(default_factory=list)
 
 
-def fit(model: Any, x: Any, y: Any, *, epochs: int = 1, batch_size: int = 32, seed: int = 0, validation: tuple[Any, Any] | None = None,
+def fit(model: Any, x: Any, y: Any, *, epochs: int = 1, batch_size: int = 32, seed: int = 0,
+        validation: tuple[Any, Any] | None = None,
         evaluate: Callable[[Any, Any], dict[str, float]] | None = None, progress: Callable[..., None] | None = None,
         stop_at_nan: bool = True) -> History:  # fmt: skip
     """Train a compiled model on arrays; the same seed gives the same batches in the same order.

@@ -316,8 +316,6 @@ class SGD(Optimizer):
     Raises ValueError for negative momentum or weight decay, and for nesterov without momentum or with dampening.
     """
 
-    kinds = ("moments",)
-
     def __init__(self, lr: Any = 0.1, momentum: Any = 0, dampening: Any = 0, weight_decay: Any = 0, nesterov: bool = False,
                  dtype: Any = float32, check_nan: bool = False) -> None:  # fmt: skip
         plain = isinstance(_schedule("momentum", momentum), Constant) and _schedule("momentum", momentum).init_value == 0

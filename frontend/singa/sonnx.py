@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
 from onnx import ModelProto
 
-from singa_backend import SingaBackend, SingaRep
 from singa_backend.backend import load_model
 from singa_backend.debug import bisect, compare, reduce
-from singa_backend.inspection import check, inspect
+from singa_backend.inspection import check, inspect, trainable_report
+
+from ._imported import Imported
+from ._rep import SingaBackend, SingaRep
+from .model import Model
+from .tensor import Tensor
+from .training import export, step_pairs, to_training_onnx
 
 __all__ = [
+    "SONNXModel",
     "SingaBackend",
     "SingaRep",
     "bisect",
     "check",
     "compare",
+    "export",
     "inspect",
     "is_compatible",
     "load",
@@ -27,7 +35,10 @@ __all__ = [
     "run_model",
     "run_node",
     "save",
+    "step_pairs",
     "supports_device",
+    "to_training_onnx",
+    "trainable_report",
 ]
 
 prepare = SingaBackend.prepare
@@ -48,3 +59,37 @@ def load(path: str | os.PathLike[str]) -> ModelProto:
 def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None:
     """Write a model to a file; keywords are those of `onnx.save`."""
     onnx.save(model, os.fspath(path), **kwargs)
+
+
+class SONNXModel(Model):
+    """An ONNX model as a trainable `Model`: every float initializer of its main graph is a parameter under its ONNX name.
+
+    onnx_model: a ModelProto, bytes or a path.  device: a Device, None for the CPU.
+    BatchNormalization and Dropout train or infer as the model's mode says, whatever mode the file was written in.
+    Write `train_one_batch` and `set_optimizer` in a subclass; layers that are added train beside the imported parameters.
+    Raises what `SingaBackend.prepare` raises.
+    """
+
+    def __init__(self, onnx_model: Any, device: Any = None) -> None:
+        super().__init__()
+        self.imported = Imported(onnx_model, device)
+
+    def forward(self, *input: Any, aux_output: Sequence[str] = (), **kwargs: Any) -> list[Tensor]:
+        """The outputs for Tensors (or arrays) in the order of the model's inputs, as a list, also where there is one.
+
+        aux_output: names of values to give after the outputs.
+        last_layers: -1 runs everything, -k all but the last k - 1 operators, and gives what the last one gives.
+        Raises InvalidInput for inputs that do not fit.
+        """
+        last_layers = kwargs.pop("last_layers", -1)
+        if kwargs:
+            raise TypeError(f"forward() got an unexpected keyword argument {next(iter(kwargs))!r}")
+        return self.imported.forward(input, aux_output, last_layers, training=self.training)
+
+    def get_params(self) -> dict[str, Tensor]:
+        """The parameters by name: those of the file, and then those of added layers."""
+        return {**self.imported.parameters, **super().get_params()}
+
+    def get_states(self) -> dict[str, Tensor]:
+        """Parameters and running statistics by name."""
+        return {**self.imported.tensors(), **super().get_states()}

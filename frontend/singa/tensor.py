@@ -134,7 +134,7 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     """
     if isinstance(dtype, int) and not isinstance(dtype, bool) and dtype in _CODES:
         return np.dtype(_CODES[dtype])
-    if dtype in ("int", "float"):
+    if isinstance(dtype, str) and dtype in ("int", "float"):
         return np.dtype(np.int32 if dtype == "int" else np.float32)
     try:
         found = np.dtype(dtype)

@@ -37,7 +37,10 @@ _MAPS: tuple[Callable[[Any], Any], ...] = (
 )  # fmt: skip
 """Where an operator is defined: everywhere, above 0, between -1 and 1, above 1; a point outside is drawn again."""
 
-NOT_ASKED: dict[tuple[str, str], frozenset[str]] = {}
+NOT_ASKED: dict[tuple[str, str], frozenset[str]] = {
+    ("", "Tile"): frozenset({"tiles", "axis"}),  # Tile-1: counts, as floats
+    ("", "Split"): frozenset({"split"}),  # Split-1: sizes, as floats
+}
 """Float inputs that ONNX does not tag and that say how, not what: by (domain, operator)."""
 
 

@@ -62,7 +62,7 @@ def _(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V]:
     zeros = op.zeros_like(input_sequence)
     length = op.SequenceLength(input_sequence)
     at = op.Where(op.Less(position, 0), op.Add(op.Cast(position, to=7), length), op.Cast(position, to=7))
-    return (op.SequenceInsert(op.SequenceErase(zeros, at), dy, at),)
+    return (op.SequenceErase(op.SequenceInsert(zeros, dy, at), op.Add(at, 1)),)
 
 
 @operator("SequenceInsert", 11, widen=False)

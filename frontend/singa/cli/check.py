@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from singa_backend.inspection import CheckReport
+from singa_backend.inspection import CheckReport, TrainableReport, trainable_report
 from singa_backend.inspection import check as check_model
 
 from ._common import NO, err, json_option, out, say, typed
@@ -21,9 +21,10 @@ STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "functi
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--strict", is_flag=True, help="A model that only onnx's own checker refuses leaves with 1 too.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's checker and shape inference may take.")
+@click.option("--train", is_flag=True, help="Say too which parameters get a gradient, and what stands in the way.")
 @json_option
 @typed
-def check(model: Path, strict: bool, timeout: float, as_json: bool) -> None:
+def check(model: Path, strict: bool, timeout: float, train: bool, as_json: bool) -> None:
     """Say whether MODEL is valid and supported: operators, versions, dtypes, and every problem at once.
 
     The model is never executed.  onnx's own checker is asked too, in a process of its own, as a second opinion.
@@ -31,11 +32,14 @@ def check(model: Path, strict: bool, timeout: float, as_json: bool) -> None:
     if not as_json and err.is_terminal:
         err.print(f"reading {model.name} ...", style="dim")
     report = check_model(model, timeout=timeout)
+    training = trainable_report(model) if train and report.good else None
     if as_json:
-        click.echo(json.dumps(report.to_dict()))
+        click.echo(json.dumps(report.to_dict() | ({"training": training.to_dict() if training else None} if train else {})))
     else:
         _show(report)
-    if not report.good or (strict and not report.opinion.valid):
+        if training:
+            _show_training(training)
+    if not report.good or (strict and not report.opinion.valid) or (training and not training.good):
         sys.exit(NO)
 
 
@@ -63,3 +67,13 @@ def _show(report: CheckReport) -> None:
     else:
         verdict = "valid, but not supported" if report.valid else "not valid"
         say(f"{verdict}: {len(report.problems)} problem{'s' * (len(report.problems) > 1)}", style="red")
+
+
+def _show_training(report: TrainableReport) -> None:
+    count = len(report.trainable) + len(report.blocked)
+    say(f"{len(report.trainable)} of {count} parameters get a gradient of {', '.join(report.outputs)}",
+        style="green" if report.good else "red")  # fmt: skip
+    for name, why in report.blocked.items():
+        say(f"no gradient: {name}: {why}", style="red")
+    for problem in report.problems:
+        say(f"[{problem.code}] {problem}", style="red" if problem in report.fatal else "dim")

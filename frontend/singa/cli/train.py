@@ -127,8 +127,8 @@ def _arrays(path: Path, model: Any, target: str) -> tuple[list[np.ndarray], np.n
         arrays[names[0]] = arrays["x"]
     lacking = [n for n in (*names, target) if n not in arrays]
     if lacking:
-        raise InvalidInput(f"{path} lacks {', '.join(map(repr, lacking))}; it holds {', '.join(map(repr, arrays)) or 'nothing'}", code="SX331",
-                           hint="save the arrays by name: np.savez(path, x=..., y=...)")  # fmt: skip
+        what = f"{path} lacks {', '.join(map(repr, lacking))}; it holds {', '.join(map(repr, arrays)) or 'nothing'}"
+        raise InvalidInput(what, code="SX331", hint="save the arrays by name: np.savez(path, x=..., y=...)")
     found = [a if v.dtype is None or a.dtype == v.dtype else a.astype(v.dtype) for v in inputs for a in [arrays[v.name]]]
     return found, arrays[target]
 

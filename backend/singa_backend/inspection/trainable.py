@@ -1,0 +1,315 @@
+"""Can this model be trained?  Before anything runs: which parameters get a gradient, and everything that stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..backend import load_model
+from ..errors import InvalidInput, Problem
+from ..graph import ABSENT, Graph, Node
+from ..operator import DOMAINS, schemas
+from ..reader import read
+from ..standing import FLOWS, MISSING, standing, takes_none, unwritable
+from ..vocabulary import LEAST_OPSET
+
+Key = tuple[int, int]
+"""A value: the scope that it lies in, and its slot there."""
+
+CODES = {"missing": "SX830", "unwritable": "SX831", "no gradient": "SX832", "not asked": "SX833"}
+"""What can stand in the way: training raises at the first two; at the others the gradient ends."""
+_SCOPES = 100_000
+_STATISTICS = (3, 4)
+"""The inputs of BatchNormalization that are running statistics: they are updated, not trained."""
+
+
+@dataclass
+class TrainableReport:
+    """What `trainable_report` found.
+
+    trainable: the parameters with a gradient.  blocked: those without, and why.  problems: every node on a path from a
+    parameter to an output where the gradient ends, or where training would raise.  statistics: of BatchNormalization.
+    outputs: those that the parameters are asked for.
+    """
+
+    file: str
+    outputs: list[str]
+    trainable: list[str] = field(default_factory=list)
+    blocked: dict[str, str] = field(default_factory=dict)
+    statistics: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def fatal(self) -> list[Problem]:
+        """The problems at which training raises."""
+        return [p for p in self.problems if p.code in (CODES["missing"], CODES["unwritable"])]
+
+    @property
+    def good(self) -> bool:
+        """Whether every parameter has a gradient and nothing raises."""
+        return not self.blocked and not self.fatal and bool(self.trainable)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "file": self.file, "good": self.good, "outputs": self.outputs, "trainable": self.trainable, "blocked": self.blocked,
+            "statistics": self.statistics, "problems": [vars(p) for p in self.problems],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        count = len(self.trainable) + len(self.blocked)
+        lines = [f"{self.file}: {len(self.trainable)} of {count} parameters get a gradient of {', '.join(self.outputs)}"]
+        lines += [f"  no gradient: {name}: {why}" for name, why in self.blocked.items()]
+        lines += [f"  [{p.code}] {p}" for p in self.problems]
+        return "\n".join(lines)
+
+
+def trainable_report(model: Any, by: Sequence[str] | None = None, outputs: Sequence[str] | None = None) -> TrainableReport:
+    """What blocks the gradients of a model (a ModelProto, bytes, a path or a Graph), all at once; nothing is executed.
+
+    by: the float initializers or inputs to differentiate by; all float initializers when absent.
+    outputs: the values that the loss is made of; all outputs of the graph when absent.
+    Raises InvalidModel or UnsupportedModel when it cannot be read, InvalidInput for a name that it does not have.
+    """
+    if isinstance(model, Graph):
+        graph, file = model, model.name
+    else:
+        proto, folder = load_model(model)
+        graph, file = read(proto, folder), Path(model).name if folder is not None else proto.graph.name
+    ends = list(outputs) if outputs is not None else [v.name for v in graph.outputs]
+    for name in (*(by or ()), *ends):
+        if name not in graph.slots:
+            raise InvalidInput(f"{name!r} is no value of the model", code="SX305")
+    report = TrainableReport(file or "the model", ends)
+    flow = _Flow(graph)
+    running = {
+        n.input_names[i] for n in graph.all_nodes() if (n.domain, n.op_type) == ("", "BatchNormalization")
+        for i in _STATISTICS if i < len(n.input_names)
+    }  # fmt: skip
+    names = list(by) if by is not None else [n for n, x in graph.states.items() if dtypes.is_float(x.dtype) and n not in running]
+    report.statistics = [] if by is not None else [n for n in graph.states if n in running]
+    asked = {name: (0, graph.slots[name]) for name in names}
+    wanted = {(0, graph.slots[name]) for name in ends}
+    useful = flow.before(wanted)
+    for name, key in asked.items():
+        dtype = flow.types.get(key)
+        if dtype is not None and not dtypes.is_float(dtype):
+            report.blocked[name] = f"it is of {dtypes.onnx_name(dtype)}, not of floats"
+            continue
+        reached = flow.after({key})
+        if reached & {w for w in wanted if flow.floats(w)}:
+            report.trainable.append(name)
+        elif key not in useful:
+            report.blocked[name] = "no output depends on it"
+        else:
+            stops = [s for s in flow.stops if s.key in reached and s.outputs & useful]
+            report.blocked[name] = "every path ends: " + "; ".join(dict.fromkeys(f"{s.problem}" for s in stops))
+    reached = flow.after(set(asked.values()))
+    found = [s.problem for s in flow.stops if s.key in reached and s.outputs & useful]
+    report.problems = sorted(dict.fromkeys(found), key=lambda p: list(CODES.values()).index(p.code))
+    return report
+
+
+# --- where gradients can flow -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Stop:
+    """A node at which a value's gradient ends."""
+
+    key: Key
+    outputs: set[Key]
+    problem: Problem
+
+
+class _Flow:
+    """Every value of a model, those of subgraphs and of each call of a function included, and what depends on what.
+
+    edges: by which gradients flow.  depends: all of them.  types: the dtypes that are known.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.opset = max(LEAST_OPSET, graph.opsets.get("", LEAST_OPSET))
+        self.edges: dict[Key, set[Key]] = {}
+        self.needs: dict[Key, set[Key]] = {}
+        self.types: dict[Key, np.dtype[Any]] = {}
+        self.stops: list[_Stop] = []
+        self._scopes = 0
+        self._known: dict[int, int] = {}
+        self._enter(graph, "")
+
+    def floats(self, key: Key) -> bool:
+        """Whether a value may be of floats."""
+        dtype = self.types.get(key)
+        return dtype is None or dtypes.is_float(dtype)
+
+    def after(self, keys: set[Key]) -> set[Key]:
+        """What gets its gradient to these values."""
+        return _closure(keys, self.edges)
+
+    def before(self, keys: set[Key]) -> set[Key]:
+        """What these values depend on in any way."""
+        return _closure(keys, self.needs)
+
+    def _enter(self, graph: Graph, where: str) -> int:
+        """A scope for a graph; one for each call, until there are very many: then calls of one function share one."""
+        if self._scopes >= _SCOPES and id(graph) in self._known:
+            return self._known[id(graph)]
+        scope = self._known[id(graph)] = self._scopes
+        self._scopes += 1
+        for value, slot in zip(graph.inputs, graph.input_slots, strict=True):
+            if value.dtype is not None:
+                self.types[scope, slot] = value.dtype
+        for slot, name in graph.state_slots:
+            self.types[scope, slot] = graph.states[name].dtype
+        for node in graph.nodes:
+            self._node(scope, node, where)
+        return scope
+
+    def _link(self, source: Key, target: Key, flows: bool = True) -> None:
+        self.needs.setdefault(target, set()).add(source)
+        if flows and self.floats(source) and self.floats(target):
+            self.edges.setdefault(source, set()).add(target)
+
+    def _node(self, scope: int, node: Node, where: str) -> None:
+        ins = [None if s == ABSENT else (scope, s) for s in node.inputs]
+        outs = [None if s == ABSENT else (scope, s) for s in node.outputs]
+        self._typed(node, ins, outs)
+        title = f"{where}{node.name or node.op_type}"
+        if node.function is not None:
+            self._within(scope, node, node.function, title, list(zip(ins, node.function.input_slots, strict=False)),
+                         list(zip(node.function.output_slots, outs, strict=False)))  # fmt: skip
+            return
+        captured = [(scope, outer) for g in node.graphs for outer, _ in g.captured]
+        ends = {o for o in outs if o is not None}
+        problem = self._problem(node, title)
+        through = problem is None and any(isinstance(g, Graph) for g in node.attributes.values()) and self._graphs(
+            scope, node, title, ins, outs
+        )
+        for i, key in enumerate(ins):
+            if key is None:
+                continue
+            here = problem or self._refused(node, title, i)
+            if here is not None and self.floats(key):
+                self.stops.append(_Stop(key, ends, here))
+            for o in ends:
+                self._link(key, o, here is None and not through)
+        for key in captured:
+            if problem is not None and self.floats(key):
+                self.stops.append(_Stop(key, ends, problem))
+            for o in ends:
+                self._link(key, o, problem is None and not through)
+
+    def _problem(self, node: Node, title: str) -> Problem | None:
+        """Why no gradient passes this node, whatever the input."""
+        if node.meaning is None or node.between is not None:
+            return None
+        domain, name, version = node.domain, node.op_type, node.meaning.version
+        found = standing(domain, name, version)
+        full = f"{name}-{version}" if domain == "" else f"{DOMAINS.get(domain, domain)}:{name}-{version}"
+        if found.kind == MISSING:
+            text, code = f"{full} has no gradient: {found.why}", CODES["missing"]
+        elif found.kind != FLOWS:
+            text, code = f"{full} has no gradient ({found.kind}): {found.why}", CODES["no gradient"]
+        else:
+            old = unwritable(node.meaning.declaration, version, self.opset)
+            if not old:
+                return None
+            text, code = f"a gradient is written in opset {self.opset}: {old}", CODES["unwritable"]
+        return Problem(text, code, title, name, node.opset, version)
+
+    def _refused(self, node: Node, title: str, position: int) -> Problem | None:
+        """Why an input of a node that has a gradient has none."""
+        from ..conform.gradients import NOT_ASKED
+
+        if node.meaning is None or node.between is not None:
+            return None
+        domain, name, version = node.domain, node.op_type, node.meaning.version
+        formal = schemas[domain, name][version].inputs
+        parameter = formal[min(position, len(formal) - 1)].name
+        if not takes_none(domain, name, version, position) and parameter not in NOT_ASKED.get((domain, name), ()):
+            return None
+        text = f"the input {parameter!r} of {name}-{version} has no gradient"
+        return Problem(text, CODES["not asked"], title, name, node.opset, version)
+
+    def _typed(self, node: Node, ins: Sequence[Key | None], outs: Sequence[Key | None]) -> None:
+        """The dtypes of a node's outputs, as far as its inputs and attributes say them."""
+        if node.meaning is None or node.between is not None:
+            return
+        given = [None if k is None else self.types.get(k) for k in ins]
+        to = node.attributes.get("to", node.attributes.get("dtype")) if node.op_type != "DequantizeLinear" else None
+        for i, key in enumerate(outs):
+            bound = node.meaning._types.bound[min(i, len(node.meaning._types.bound) - 1)] if node.meaning._types.bound else None
+            dtype = next((given[j] for j in bound if j < len(given) and given[j]), None) if isinstance(bound, tuple) else bound
+            if dtype is None and isinstance(to, int) and to and i == 0:
+                dtype = dtypes.numpy_dtype(to)
+            if key is not None and dtype is not None:
+                self.types[key] = dtype
+
+    def _graphs(self, scope: int, node: Node, title: str, ins: list[Key | None], outs: list[Key | None]) -> bool:
+        """Join the values of a node with those of its graphs; whether that is known for this operator."""
+        inner = [g for g in node.attributes.values() if isinstance(g, Graph)]
+        if node.op_type == "If":
+            for g in inner:
+                self._within(scope, node, g, title, [], list(zip(g.output_slots, outs, strict=False)))
+            return True
+        body = inner[0]
+        a, b = body.input_slots, body.output_slots
+        if node.op_type == "Loop":
+            n = len(ins) - 2
+            states, back = list(zip(ins[2:], a[2:], strict=False)), list(zip(b[1 : 1 + n], a[2:], strict=False))
+            self._within(scope, node, body, title, states, list(zip(b[1:], outs, strict=False)), back)
+        elif node.op_type == "Scan":
+            first = 1 if node.version == 8 else 0
+            n = len(ins) - first - int(node.attributes["num_scan_inputs"])
+            fed = list(zip(ins[first:], a, strict=False))
+            self._within(scope, node, body, title, fed, list(zip(b, outs, strict=False)), list(zip(b[:n], a[:n], strict=False)))
+        elif node.op_type == "SequenceMap":
+            self._within(scope, node, body, title, list(zip(ins, a, strict=False)), list(zip(b, outs, strict=False)))
+        else:
+            return False
+        return True
+
+    def _within(self, scope: int, node: Node, graph: Graph, title: str, fed: Sequence[tuple[Key | None, int]],
+                made: Sequence[tuple[int, Key | None]], back: Sequence[tuple[int, int]] = ()) -> None:  # fmt: skip
+        """A scope for a graph of a node, joined to the values around it."""
+        known = {slot: self.types.get(key) for key, slot in fed if key is not None}
+        inner = self._enter_known(graph, f"{title}/", known, scope)
+        for key, slot in fed:
+            if key is not None:
+                self._link(key, (inner, slot))
+        for outer, slot in graph.captured:
+            self._link((scope, outer), (inner, slot))
+        for source, target in back:
+            self._link((inner, source), (inner, target))
+        for slot, key in made:
+            if key is not None:
+                if (inner, slot) in self.types:
+                    self.types.setdefault(key, self.types[inner, slot])
+                self._link((inner, slot), key)
+
+    def _enter_known(self, graph: Graph, where: str, known: dict[int, np.dtype[Any] | None], scope: int) -> int:
+        following = self._scopes
+        for slot, dtype in known.items():
+            if dtype is not None:
+                self.types[following, slot] = dtype
+        for outer, slot in graph.captured:
+            if (scope, outer) in self.types:
+                self.types[following, slot] = self.types[scope, outer]
+        return self._enter(graph, where)
+
+
+def _closure(start: set[Key], edges: dict[Key, set[Key]]) -> set[Key]:
+    seen, pending = set(start), list(start)
+    while pending:
+        for key in edges.get(pending.pop(), ()):
+            if key not in seen:
+                seen.add(key)
+                pending.append(key)
+    return seen
+

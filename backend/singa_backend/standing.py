@@ -1,0 +1,73 @@
+"""How each operator version stands to gradients: it has one, it rightly has none, or nobody has said.
+
+This is what the declarations say; what differences say of it is judged in conform/matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import defs
+
+from .differentiate import REASONS, why_not
+from .operator import Declaration, declarations, schema_version, schemas
+from .vocabulary import LEAST_OPSET
+
+FLOWS = "gradient"
+MISSING = "missing"
+_NEVER = defs.OpSchema.DifferentiationCategory.NonDifferentiable
+
+
+@dataclass(frozen=True)
+class Standing:
+    """kind: "gradient", "missing", or a reason of differentiate.REASONS.  how: "rule" or "composition".  why: in words."""
+
+    kind: str
+    how: str = ""
+    why: str = ""
+
+
+def standing(domain: str, name: str, version: int) -> Standing:
+    """How a schema version stands, by its declaration."""
+    declaration = declarations.get((domain, name), {}).get(version)
+    if declaration is None:
+        return Standing(MISSING, why="the operator is not declared")
+    how = "rule" if declaration.rule else "composition" if declaration.composition else ""
+    if never_float(domain, name, version):
+        return Standing("integer", how, REASONS["integer"])
+    reason = declaration.reason
+    if not reason and how == "composition":  # an old version of an operator without gradient, written as the newest one
+        last = declarations[domain, name][max(declarations[domain, name])]
+        reason = "" if last.rule or last.composition else last.reason
+    elif not reason and not how:
+        reason = why_not(declaration, version)
+    if reason:
+        kind, _, words = reason.partition(":")
+        return Standing(kind, how, words.strip() or REASONS.get(kind, kind))
+    if how:
+        return Standing(FLOWS, how)
+    return Standing(MISSING, why="no gradient is declared, and no reason why there is none")
+
+
+def never_float(domain: str, name: str, version: int) -> bool:
+    """Whether no output can be of floats."""
+    schema = schemas[domain, name][version]
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    types = [t for o in schema.outputs for t in allowed.get(o.type_str, [o.type_str])]
+    return bool(types) and not any("float" in t or "double" in t for t in types)
+
+
+def unwritable(declaration: Declaration, version: int, opset: int = LEAST_OPSET) -> str:
+    """Why a node of this version cannot be written at an opset where gradients can; empty where it can."""
+    domain, name = declaration.domain, declaration.name
+    there = schema_version(domain, name, max(opset, LEAST_OPSET) if domain == "" else 1 << 30)
+    known = declarations.get((domain, name), {}).get(there or 0)
+    if declaration.composition is not None or known is declaration:
+        return ""
+    return f"{name}-{version} does not say how it is written in opset {max(opset, LEAST_OPSET)}"
+
+
+def takes_none(domain: str, name: str, version: int, position: int) -> bool:
+    """Whether ONNX says that an input is not differentiated by."""
+    formal = schemas[domain, name][version].inputs
+    return bool(formal) and formal[min(position, len(formal) - 1)].differentiation_category == _NEVER

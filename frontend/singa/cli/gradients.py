@@ -1,0 +1,116 @@
+"""`sonnx gradients`: every gradient rule beside differences, as a graph, and beside onnxruntime."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from singa_backend.conform import matrix
+from singa_backend.conform.matrix import page
+
+from ._common import NO, err, json_option, out, progress, say, typed
+
+
+def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(f"{text!r} is no regular expression: {error}") from None
+    return text
+
+
+@click.command()
+@click.argument("select", default="", callback=_expression)
+@click.option("--points", default=20, show_default=True, type=click.IntRange(1), help="Points per operator version.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The points of a seed are always the same.")
+@click.option("--oracle", default="onnxruntime", show_default=True, type=click.Choice(["onnxruntime", "none"]),
+              help="Who runs the same graph in float32.")  # fmt: skip
+@click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
+@click.option("--timeout", default=120.0, show_default=True, help="Seconds that one operator version may take.")
+@click.option("--to", "folder", type=click.Path(file_okay=False, path_type=Path),
+              help="Write gradients.json and gradients.md into this folder; rows that were not selected are kept.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
+@json_option
+@typed
+def gradients(select: str, points: int, seed: int, oracle: str, jobs: int | None, timeout: float, folder: Path | None,
+              check: bool, as_json: bool) -> None:  # fmt: skip
+    """Hold the gradients of operator versions that match SELECT ('Softmax-13', '^Reduce') to central differences in float64.
+
+    Leaves with 1 when one is wrong, or is missing, drawn too rarely or contradicted by onnxruntime without a reason in
+    gradients.toml.
+    """
+    if check:
+        _check(folder or Path("reports"), as_json)
+        return
+    entries = matrix.read()
+    rows = matrix.listed(select)
+    if not rows:
+        raise click.UsageError(f"no operator version matches {select!r}")
+    engine = None if oracle == "none" or not _installed(as_json) else oracle
+    found: list[matrix.Row] = []
+    with progress(len(rows), "gradients", quiet=as_json) as step:
+        bad = 0
+        for row in matrix.run(rows, points, seed, engine, jobs, timeout):
+            found.append(row)
+            bad += row.verdict in ("wrong", "died", "timeout")
+            step(note=f"{bad} wrong")
+    document = page.to_json(found, points, seed, entries)
+    if folder:
+        kept = {r.key: r for r in map(matrix.Row.from_dict, page.read(folder).get("rows", ()))} if select else {}
+        whole = {**kept, **{r.key: r for r in found}}
+        page.write(page.to_json(whole.values(), points, seed, entries), folder)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _show(document, bool(select))
+    sys.exit(NO if document["unexplained"] else 0)
+
+
+def _check(folder: Path, as_json: bool) -> None:
+    why = matrix.stale(folder)
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "stale": why}))
+    else:
+        say(f"stale: {why}; run sonnx gradients --to {folder}" if why else "the gradient matrix is up to date")
+    if why:
+        sys.exit(NO)
+
+
+def _installed(quiet: bool) -> bool:
+    from importlib.util import find_spec
+
+    there = find_spec("onnxruntime") is not None
+    if not there and not quiet:
+        err.print("onnxruntime is not installed, so there is no second witness: pip install 'sonnx\\[oracle]'", style="yellow")
+    return there
+
+
+def _show(document: dict[str, Any], each: bool) -> None:
+    t = document["totals"]
+    if each:
+        table = Table("operator", "verdict", "by", "points", "kinks", "worst", "graph", "onnxruntime", "why")
+        for r in document["rows"]:
+            witness = ", ".join(f"{w} {n}" for w, n in r["witness"].items())
+            graph = {True: "agrees", False: "differs", None: ""}[r["graph"]]
+            table.add_row(f"{r['operator']}-{r['version']}", r["verdict"], r["how"], str(r["agreed"]), str(r["kinks"]),
+                          f"{r['worst']:.0e}", graph, witness, r["why"])  # fmt: skip
+    else:
+        table = Table("verdict", "operator versions", title="gradients")
+        for verdict, count in t["verdicts"].items():
+            table.add_row(verdict, str(count))
+    out.print(table)
+    say(f"{t['points_agreed']:,} points agree, {t['points_at_kinks']:,} at kinks; checked without the second witness:"
+        f" {t['checked_without_witness']}; missing: {', '.join(t['operators_missing']) or 'none'}")  # fmt: skip
+    for r in document["rows"]:
+        if r["operator"] and r["says"]:
+            say(f"{r['operator']}-{r['version']}: {r['verdict']}", style="red" if r["verdict"] == "wrong" else "yellow")
+            for text in r["says"]:
+                say(f"    {text}")
+    for name in document["unused"] if not each else ():
+        say(f"gradients.toml explains what is no more: {name}", style="yellow")
