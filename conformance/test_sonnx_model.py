@@ -38,10 +38,10 @@ class _Rep:
     def run(self, inputs: Any, **kwargs: Any) -> Any:
         feeds, _ = self._rep._feeds(inputs)
         values = [x if not isinstance(x, np.ndarray) else Tensor(data=x, requires_grad=self.taped) for x in feeds]
-        tensors = [x if isinstance(x, Tensor) else Tensor._of(x, device.default_device, False) for x in values]
+        tensors = [x if x is None or isinstance(x, Tensor) else Tensor._of(x, device.default_device, False) for x in values]
         tape.training = self.taped
         try:
-            return [y._data for y in self.model.forward(*tensors)]
+            return [None if y is None else y._data for y in self.model.forward(*tensors)]
         finally:
             tape.training = False
 

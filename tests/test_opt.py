@@ -262,7 +262,7 @@ def test_states_of_another_model_or_optimizer() -> None:
     states = adam.get_states()
     other = {n: t for n, t in states.items() if not n.endswith(".w")}
     before = {n: t.data.copy() for n, t in states.items()}
-    with pytest.raises(InvalidInput, match="SGD has no state 'm.w'"):
+    with pytest.raises(InvalidInput, match=r"SGD has no state 'm\.w'"):
         opt.SGD(momentum=0.9).set_states(states)
     with pytest.raises(InvalidInput, match="they lack w"):
         adam.set_states(other)

@@ -210,7 +210,7 @@ class Builder(Vocabulary[Symbol]):
                 for name, value in v.captured.items():
                     if name not in self._own():
                         self._note(name, value)
-        types = self._infer(node, symbols, domain)
+        types = self._bound(node, symbols, domain) | self._infer(node, symbols, domain)
         self._rank(node, symbols, types)
         self.nodes.append(node)
         made = [Symbol(n, self, types.get(n)) for n in names]
@@ -219,6 +219,22 @@ class Builder(Vocabulary[Symbol]):
 
     def _own(self) -> set[str]:
         return self._made | {s.name for s in self.inputs} | set(self.initializers)
+
+    def _bound(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
+        """The element types of the outputs that share a type parameter with an input: known also where inference gives up."""
+        version = schema_version(domain, node.op_type, self.opset if domain == "" else 1 << 30)
+        if version is None:
+            return {}
+        schema = schemas[domain, node.op_type][version]
+        bound: dict[str, TypeProto] = {}
+        for parameter, s in zip(schema.inputs, symbols, strict=False):
+            if s is not None and s.type is not None and s.type.WhichOneof("value") == "tensor_type" and parameter.is_homogeneous:
+                code = s.type.tensor_type.elem_type
+                bound.setdefault(parameter.type_str, helper.make_tensor_type_proto(code, None))
+        formal = [schema.outputs[min(i, len(schema.outputs) - 1)] for i in range(len(node.output))]
+        return {
+            n: bound[p.type_str] for n, p in zip(node.output, formal, strict=True) if p.type_str in bound and p.is_homogeneous
+        }
 
     def _infer(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
         """The types of a node's outputs, by ONNX's own inference."""
@@ -265,7 +281,13 @@ class Builder(Vocabulary[Symbol]):
 
     def _fold(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> Symbol | None:
         """What is known already: a shape, and any small result of constants."""
-        if domain or outputs != 1 or (not values and op_type != "Constant") or op_type in _RANDOM or any(isinstance(v, Body) for v in attributes.values()):
+        if (
+            domain
+            or outputs != 1
+            or (not values and op_type != "Constant")
+            or op_type in _RANDOM
+            or any(isinstance(v, Body) for v in attributes.values())
+        ):
             return None
         if op_type in ("Shape", "Size"):
             shape = self.shape(values[0])

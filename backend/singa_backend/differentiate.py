@@ -50,11 +50,12 @@ def why_not(declaration: Declaration, version: int | None = None) -> str:
 
 
 def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
-              attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:  # fmt: skip
+              attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool],
+              version: int | None = None) -> list[Any]:  # fmt: skip
     """The gradients of a call's inputs (and of what its graphs capture), None where there is none.
 
     inputs: one value per input of the node, None where absent, then the captured ones.  needs: as many.
-    dys: the gradient of each output, None where nothing depends on it.
+    dys: the gradient of each output, None where nothing depends on it.  version: of the call; the declaration's last when absent.
     Raises UnsupportedModel where the operator has no gradient.
     """
     bodies = [v for v in attributes.values() if isinstance(v, Body)]
@@ -64,9 +65,11 @@ def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[An
             reason = why_not(declaration)
             text = REASONS.get(reason.partition(":")[0], "nobody has declared one")
             raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX801", operator=declaration.name)
-        return _through_composition(op, declaration, inputs, len(outputs), attributes, dys, needs)
+        return _through_composition(
+            op, declaration, version or declaration.versions[-1], inputs, len(outputs), attributes, dys, needs
+        )
     known: dict[str, Any] = {"dys": list(dys), "ys": list(outputs), "y": outputs[0] if outputs else None, "needs": tuple(needs)}
-    known |= {"captured": list(inputs[count:]), "version": declaration.versions[-1]}
+    known |= {"captured": list(inputs[count:]), "version": version or declaration.versions[-1]}
     known |= _known(declaration, inputs[:count], attributes)  # where an input is called y, the name is the input's
     if "dy" in declaration.rule.names:
         known["dy"] = dys[0] if dys[0] is not None else op.zeros_like(outputs[0])
@@ -104,11 +107,11 @@ def compose(op: Vocabulary[Any], declaration: Declaration, version: int, inputs:
     return list(result)[:outputs] if isinstance(result, (tuple, list)) else [result]
 
 
-def _through_composition(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: int,
+def _through_composition(op: Vocabulary[Any], declaration: Declaration, version: int, inputs: Sequence[Any], outputs: int,
                          attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:  # fmt: skip
     tape = Taped(op)
     values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, needs, strict=True)]
-    made = compose(tape, declaration, declaration.versions[-1], values, attributes, outputs)
+    made = compose(tape, declaration, version, values, attributes, outputs)
     return tape.gradients([v if isinstance(v, Var) else tape.variable(v, False) for v in made], dys, values)
 
 
@@ -126,6 +129,7 @@ class Var:
 @dataclass(slots=True)
 class _Entry:
     declaration: Declaration
+    version: int | None
     attributes: dict[str, Any]
     inputs: list[Var | None]
     outputs: list[Var]
@@ -157,15 +161,30 @@ class Taped(Vocabulary[Var]):
         captured = [v if isinstance(v, Var) else Var(v, False) for b in bodies for v in b.captured.values()]
         below = {n: _lowered(v) if isinstance(v, Body) else v for n, v in attributes.items()}
         made = self.op.call(op_type, raw, below, outputs, domain)
-        if not any(v is not None and v.active for v in (*values, *captured)):
-            return [Var(y, False) for y in made]
         version = schema_version(domain, op_type, self.opset if domain == "" else 1 << 30)
-        declaration = declarations[domain, op_type][version or 1]
+        return self._note(declarations[domain, op_type][version or 1], version, below, [*values, *captured], made)
+
+    def _note(self, declaration: Declaration, version: int | None, attributes: dict[str, Any], inputs: list[Var | None],
+              made: Sequence[Any]) -> list[Var]:  # fmt: skip
+        """The results as variables; what depends on an active one is remembered."""
+        if not any(v is not None and v.active for v in inputs):
+            return [Var(y, False) for y in made]
         flows = not why_not(declaration, version)
         results = [self.variable(y, flows) for y in made]
         if flows:
-            self.entries.append(_Entry(declaration, below, [*values, *captured], results))
+            self.entries.append(_Entry(declaration, version, attributes, inputs, results))
         return results
+
+    @property
+    def keeps_versions(self) -> bool:
+        return self.op.keeps_versions
+
+    def call_version(
+        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Var]:
+        values = [x if isinstance(x, Var) or x is None else Var(x, False) for x in inputs]
+        made = self.op.call_version(meaning, [_raw(x) for x in inputs], attributes, wanted)
+        return self._note(meaning.declaration, meaning.version, attributes, values, made)
 
     def gradients(self, outputs: Sequence[Var], dys: Sequence[Any], by: Sequence[Var | None]) -> list[Any]:
         """The gradients of the variables `by`, given those of the outputs; None where nothing flows."""
@@ -180,7 +199,8 @@ class Taped(Vocabulary[Var]):
                 continue
             needs = [v is not None and v.active for v in entry.inputs]
             inputs = [None if v is None else v.raw for v in entry.inputs]
-            grads = gradients(op, entry.declaration, inputs, [y.raw for y in entry.outputs], entry.attributes, here, needs)
+            grads = gradients(op, entry.declaration, inputs, [y.raw for y in entry.outputs], entry.attributes, here, needs,
+                              entry.version)  # fmt: skip
             for v, g in zip(entry.inputs, grads, strict=True):
                 if v is not None and g is not None:
                     found[id(v)] = op.add(found.get(id(v)), g)
@@ -275,6 +295,8 @@ def apply(op: Vocabulary[Any], meaning: Meaning, inputs: Sequence[Any], attribut
           wanted: tuple[bool, ...] = ()) -> list[Any]:  # fmt: skip
     """Do what an operator of some version does, at the vocabulary's opset."""
     declaration = meaning.declaration
+    if op.keeps_versions and not any(isinstance(v, Body) for v in attributes.values()):
+        return op.call_version(meaning, inputs, attributes, wanted or (True,) * outputs)
     domain, name = declaration.domain, declaration.name
     version = schema_version(domain, name, op.opset if domain == "" else 1 << 30)
     there = declarations.get((domain, name), {}).get(version or 0)

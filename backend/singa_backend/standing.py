@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnx import defs
-
 from .differentiate import REASONS, why_not
 from .operator import Declaration, declarations, schema_version, schemas
 from .vocabulary import LEAST_OPSET
 
 FLOWS = "gradient"
 MISSING = "missing"
-_NEVER = defs.OpSchema.DifferentiationCategory.NonDifferentiable
 
 
 @dataclass(frozen=True)
@@ -65,9 +62,3 @@ def unwritable(declaration: Declaration, version: int, opset: int = LEAST_OPSET)
     if declaration.composition is not None or known is declaration:
         return ""
     return f"{name}-{version} does not say how it is written in opset {max(opset, LEAST_OPSET)}"
-
-
-def takes_none(domain: str, name: str, version: int, position: int) -> bool:
-    """Whether ONNX says that an input is not differentiated by."""
-    formal = schemas[domain, name][version].inputs
-    return bool(formal) and formal[min(position, len(formal) - 1)].differentiation_category == _NEVER

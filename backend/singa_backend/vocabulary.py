@@ -62,6 +62,17 @@ class Vocabulary(ABC, Generic[T]):
 
     opset: int
 
+    @property
+    def keeps_versions(self) -> bool:
+        """Whether operators of any version run as they are: what computes at once does not need one opset."""
+        return False
+
+    def call_version(
+        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[T]:
+        """The outputs of an operator as a version of it means it; only where versions are kept."""
+        raise NotImplementedError
+
     @abstractmethod
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[T]:
         """The outputs of an operator; the inputs may be values, None (absent), numbers and lists."""
@@ -223,10 +234,10 @@ def arguments(op: Vocabulary[T], domain: str, op_type: str, inputs: Sequence[Any
             bound.setdefault(formal(i), x)
     values: list[T | None] = []
     for i, x in enumerate(inputs):
-        if x is None or op.is_value(x):
-            values.append(x)
-            continue
         which = formal(i)
+        if x is None or op.is_value(x) or (isinstance(x, list) and not x and None in kinds[which]):
+            values.append(x)  # type: ignore[arg-type]  # an empty list, where a sequence may stand, is one
+            continue
         if which in bound:
             dtype: Any = op.dtype(bound[which])
         else:
@@ -281,11 +292,20 @@ class Eager(Vocabulary[Any]):
         if op_type == "SequenceEmpty":
             return [_Empty(dtypes.numpy_dtype(attributes.get("dtype") or dtypes.onnx_code(np.float32)))]
         if any(isinstance(v, Body) for v in attributes.values()):
-            return self._with_graphs(op_type, values, attributes, outputs)
+            return self._with_graphs(domain, op_type, values, attributes, outputs)
+        return self.call_version(meaning, values, attributes, (True,) * outputs)
+
+    @property
+    def keeps_versions(self) -> bool:
+        return True
+
+    def call_version(
+        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Any]:
         given = {n: _attribute(v) for n, v in attributes.items() if v is not None}
-        declaration = meaning.declaration
+        declaration, values, outputs = meaning.declaration, inputs, len(wanted)
         for name, kind in declaration.services.items():
-            given[name] = {"wanted": (True,) * outputs, "version": meaning.version, "derived": _made}[kind]
+            given[name] = {"wanted": tuple(wanted), "version": meaning.version, "derived": _made}.get(kind)
         with np.errstate(all="ignore"):
             if self.device.is_host or not runs_on_host(declaration, given, values):
                 return meaning.compute(self.xp, values, given, outputs)[:outputs]
@@ -314,11 +334,11 @@ class Eager(Vocabulary[Any]):
 
         return Builder(self.opset, outer=self).body(make, types)
 
-    def _with_graphs(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Any]:
+    def _with_graphs(self, domain: str, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Any]:
         """If, Loop, Scan: a model of this one node, whose inputs are also what its graphs take from outside."""
         from .executor import Executor
 
-        executor, names = _one_node(self, op_type, tuple(v is not None for v in inputs), attributes, outputs)
+        executor, names = _one_node(self, domain, op_type, tuple(v is not None for v in inputs), attributes, outputs)
         captured = {n: v for b in attributes.values() if isinstance(b, Body) for n, v in b.captured.items()}
         values = [*(v for v in inputs if v is not None), *(captured[n] for n in names)]
         assert isinstance(executor, Executor)
@@ -351,10 +371,10 @@ def _one_node(
 
     plain = tuple(sorted((n, str(v)) for n, v in attributes.items() if not isinstance(v, Body)))
     bodies = [v for v in attributes.values() if isinstance(v, Body)]
-    key = (op_type, op.opset, str(op.device), present, plain, outputs, *(id(b.proto) for b in bodies))
+    key = (domain, op_type, op.opset, str(op.device), present, plain, outputs, *(id(b.proto) for b in bodies))
     if key not in _executors:
         names = [f"in_{i}" if p else "" for i, p in enumerate(present)]
-        node = helper.make_node(op_type, names, [f"out_{i}" for i in range(outputs)], name=op_type)
+        node = helper.make_node(op_type, names, [f"out_{i}" for i in range(outputs)], name=op_type, domain=domain)
         for name, value in attributes.items():
             if value is not None:
                 node.attribute.append(helper.make_attribute(name, value.proto if isinstance(value, Body) else value))
@@ -362,7 +382,8 @@ def _one_node(
         infos = [helper.make_empty_tensor_value_info(n) for n in (*filter(None, names), *captured)]
         ends = [helper.make_empty_tensor_value_info(n) for n in node.output]
         graph = helper.make_graph([node], op_type, infos, ends)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", op.opset)])
+        imports = [helper.make_opsetid("", op.opset), *(helper.make_opsetid(d, newest(d)) for d in [domain] if d)]
+        model = helper.make_model(graph, opset_imports=imports)
         _executors[key] = (Executor(read(model), op.device), bodies, captured)
         if len(_executors) > 256:
             _executors.popitem(last=False)

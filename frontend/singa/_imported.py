@@ -93,20 +93,22 @@ class Imported:
         graph.walk(frame, lambda node, values, here: self.visit(op, node, values, here, training))
         return [frame[s] for s in graph.output_slots]
 
-    def _computed(self, graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
         """Without a tape the executor is enough."""
         overrides = {name: t._data for name, t in (*self.parameters.items(), *self.statistics.items())}
-        values = self.rep._executor.run(graph, [x._data for x in inputs], overrides)
-        return [Tensor._of(v, self.device, False) for v in values]
+        values = self.rep._executor.run(graph, [None if x is None else x._data for x in inputs], overrides)
+        return [None if v is None else Tensor._of(v, self.device, False) for v in values]
 
-    def _fed(self, inputs: Sequence[Any]) -> list[Tensor]:
+    def _fed(self, inputs: Sequence[Any]) -> list[Any]:
         declared = self.graph.inputs
         if len(inputs) != len(declared):
             names = ", ".join(map(str, declared)) or "nothing"
             raise InvalidInput(f"the model takes {len(declared)} inputs ({names}); {len(inputs)} were given", code="SX301")
         return [self._one(v, x) for v, x in zip(declared, inputs, strict=True)]
 
-    def _one(self, declared: Value, x: Any) -> Tensor:
+    def _one(self, declared: Value, x: Any) -> Any:
+        if x is None and declared.kind == "optional":
+            return None
         tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
         if tensor.device.backend.type != self.device.backend.type:
             what = f"input {declared} lies on {tensor.device.backend}, the model on {self.device.backend}"
@@ -163,9 +165,11 @@ class Imported:
 
 def _asks_for_training(node: Node) -> bool:
     """Whether the file itself puts a node in training mode, or may: then the executor would follow it, and not the model."""
-    version = node.version or 0
     if node.domain or node.op_type not in ("BatchNormalization", "Dropout"):
         return False
+    version = node.version or 0
+    if version < 7:
+        return not node.attributes.get("is_test")
     if node.op_type == "Dropout":
-        return version < 7 or len(node.inputs) > 2
-    return bool(node.attributes.get("training_mode")) or (version < 14 and len(node.outputs) > 1) or version < 7
+        return len(node.inputs) > 2
+    return bool(node.attributes.get("training_mode")) or (version < 14 and len(node.outputs) > 1)

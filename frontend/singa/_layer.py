@@ -153,8 +153,8 @@ class Layer:
         for name, value in given.items():
             t = mine.get(name, mine.get(self._path(name)))
             if t is None:
-                have = ", ".join(mine) or "none yet: call the layer, or compile the model, first"
-                raise InvalidInput(f"{type(self).__name__} has no {what} {name!r}", code="SX326", hint=f"there are {have}")
+                hint = f"there are {', '.join(mine) or 'none'}; layers make theirs when they first run: compile the model first"
+                raise InvalidInput(f"{type(self).__name__} has no {what} {name!r}", code="SX326", hint=hint)
             array = value.device.backend.get(value.data) if isinstance(value, Tensor) else np.asarray(value)
             if tuple(array.shape) != tuple(t.shape):
                 raise InvalidInput(f"the {what} {name!r} has shape {t.shape}; {tuple(array.shape)} was given", code="SX326")
@@ -232,7 +232,8 @@ def _readied(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def wrapper(self: Layer, *args: Any, **kwargs: Any) -> Any:
         if not self._initialized:
-            self.initialize(*args, **kwargs) if kwargs else self.initialize(*args)
+            if type(self).initialize is not Layer.initialize:
+                self.initialize(*args, **kwargs)
             self.__dict__["_initialized"] = True
         return forward(self, *args, **kwargs)
 

@@ -20,7 +20,7 @@ from singa_backend import dtypes
 from singa_backend.differentiate import gradients as rule_gradients
 from singa_backend.differentiate import why_not
 from singa_backend.errors import InvalidInput
-from singa_backend.operator import Declaration, declarations, load_all, schema_version
+from singa_backend.operator import Declaration, Meaning, declarations, load_all, schema_version
 from singa_backend.vocabulary import Body, Eager, Vocabulary, arguments
 
 from . import trace
@@ -108,12 +108,13 @@ class Operator:
 
         self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
         self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
-        ys = tuple(Tensor._of(v, device, self.requires_grad) for v in values)
+        ys: Any = tuple(None if v is None else Tensor._of(v, device, self.requires_grad) for v in values)
         if self.requires_grad:
             self.inputs = [x if x is not None and x.requires_grad else None for x in xs]
             self.src = [(x.creator, id(x), x if x.stores_grad else None, x.stores_grad) for x in xs if x is not None]
             for i, y in enumerate(ys):
-                y.creator = self
+                if y is not None:
+                    y.creator = self
                 self.y_id2idx[id(y)] = i
         return ys
 
@@ -158,10 +159,11 @@ class Node(Operator):
     Only the values that the rule names are kept.
     """
 
-    def __init__(self, op_type: str, domain: str, declaration: Declaration, attributes: dict[str, Any], opset: int) -> None:
+    def __init__(self, op_type: str, domain: str, declaration: Declaration, attributes: dict[str, Any], opset: int,
+                 version: int | None = None) -> None:  # fmt: skip
         super().__init__(f"{op_type}#{Operator.op_count}")
         Operator.op_count += 1
-        self.op_type, self.domain, self.opset = op_type, domain, opset
+        self.op_type, self.domain, self.opset, self.version = op_type, domain, opset, version
         self.declaration = declaration
         self.attributes = attributes
         self._values: list[Any] = []
@@ -185,7 +187,8 @@ class Node(Operator):
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         op = vocabulary(device)
-        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs)
+        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs,
+                              self.version)  # fmt: skip
 
 
 _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the rule does not name"})()
@@ -216,15 +219,38 @@ class Recorder(Vocabulary["Tensor"]):
         if not training or not any(x is not None and x.requires_grad for x in every):
             from .tensor import Tensor
 
-            return [Tensor._of(y, device, False) for y in made]
-        declaration = _declaration(domain, op_type, self.opset)
-        node = Node(op_type, domain, declaration, below, self.opset)
-        ys = node.record(every, made, device, not why_not(declaration))
+            return [y if y is None else Tensor._of(y, device, False) for y in made]
+        return self._leave(
+            Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset), every, values, made, device
+        )
+
+    def _leave(self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device) -> list[Tensor]:
+        """The results, with the node as their creator."""
+        ys = node.record(xs, made, device, not why_not(node.declaration))
         if node.requires_grad:
             node.keep(values, made)
             for y in ys:
-                y.requires_grad = _floats(y)
+                if y is not None:
+                    y.requires_grad = _floats(y)
         return list(ys)
+
+    @property
+    def keeps_versions(self) -> bool:
+        return trace.current() is None
+
+    def call_version(
+        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Tensor]:
+        from .tensor import Tensor
+
+        device = next((x.device for x in inputs if x is not None), default_device)
+        values = [None if x is None else trace.value(x) for x in inputs]
+        made = vocabulary(device).call_version(meaning, values, attributes, wanted)
+        if not training or not any(x is not None and x.requires_grad for x in inputs):
+            return [y if y is None else Tensor._of(y, device, False) for y in made]
+        declaration = meaning.declaration
+        node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, meaning.version)
+        return self._leave(node, inputs, values, made, device)
 
     def constant(self, value: Any, dtype: Any = None) -> Tensor:
         from .tensor import Tensor

@@ -15,7 +15,7 @@ from ..errors import InvalidInput, Problem
 from ..graph import ABSENT, Graph, Node
 from ..operator import DOMAINS, schemas
 from ..reader import read
-from ..standing import FLOWS, MISSING, standing, takes_none, unwritable
+from ..standing import FLOWS, MISSING, standing, unwritable
 from ..vocabulary import LEAST_OPSET
 
 Key = tuple[int, int]
@@ -33,8 +33,8 @@ class TrainableReport:
     """What `trainable_report` found.
 
     trainable: the parameters with a gradient.  blocked: those without, and why.  problems: every node on a path from a
-    parameter to an output where the gradient ends, or where training would raise.  statistics: of BatchNormalization.
-    outputs: those that the parameters are asked for.
+    parameter to an output where the gradient ends, or where training would raise.  outputs: those that are differentiated.
+    statistics: of BatchNormalization.  settings: floats that say how and not what, as the ratio of a Dropout.
     """
 
     file: str
@@ -42,6 +42,7 @@ class TrainableReport:
     trainable: list[str] = field(default_factory=list)
     blocked: dict[str, str] = field(default_factory=dict)
     statistics: list[str] = field(default_factory=list)
+    settings: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -58,7 +59,7 @@ class TrainableReport:
         """The same as plain data."""
         return {
             "file": self.file, "good": self.good, "outputs": self.outputs, "trainable": self.trainable, "blocked": self.blocked,
-            "statistics": self.statistics, "problems": [vars(p) for p in self.problems],
+            "statistics": self.statistics, "settings": self.settings, "problems": [vars(p) for p in self.problems],
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -108,8 +109,11 @@ def trainable_report(model: Any, by: Sequence[str] | None = None, outputs: Seque
             report.blocked[name] = "no output depends on it"
         else:
             stops = [s for s in flow.stops if s.key in reached and s.outputs & useful]
+            if by is None and all(s.problem.code == CODES["not asked"] for s in stops):
+                report.settings.append(name)
+                continue
             report.blocked[name] = "every path ends: " + "; ".join(dict.fromkeys(f"{s.problem}" for s in stops))
-    reached = flow.after(set(asked.values()))
+    reached = flow.after({key for name, key in asked.items() if name not in report.settings})
     found = [s.problem for s in flow.stops if s.key in reached and s.outputs & useful]
     report.problems = sorted(dict.fromkeys(found), key=lambda p: list(CODES.values()).index(p.code))
     return report
@@ -188,8 +192,10 @@ class _Flow:
         captured = [(scope, outer) for g in node.graphs for outer, _ in g.captured]
         ends = {o for o in outs if o is not None}
         problem = self._problem(node, title)
-        through = problem is None and any(isinstance(g, Graph) for g in node.attributes.values()) and self._graphs(
-            scope, node, title, ins, outs
+        through = (
+            problem is None
+            and any(isinstance(g, Graph) for g in node.attributes.values())
+            and self._graphs(scope, node, title, ins, outs)
         )
         for i, key in enumerate(ins):
             if key is None:
@@ -232,7 +238,7 @@ class _Flow:
         domain, name, version = node.domain, node.op_type, node.meaning.version
         formal = schemas[domain, name][version].inputs
         parameter = formal[min(position, len(formal) - 1)].name
-        if not takes_none(domain, name, version, position) and parameter not in NOT_ASKED.get((domain, name), ()):
+        if parameter not in NOT_ASKED.get((domain, name), ()):
             return None
         text = f"the input {parameter!r} of {name}-{version} has no gradient"
         return Problem(text, CODES["not asked"], title, name, node.opset, version)
@@ -312,4 +318,3 @@ def _closure(start: set[Key], edges: dict[Key, set[Key]]) -> set[Key]:
                 seen.add(key)
                 pending.append(key)
     return seen
-

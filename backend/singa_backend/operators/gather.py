@@ -30,10 +30,12 @@ def _given_back(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
     """What was taken several times gathers the sum.  The axis goes to the front, where ScatterND adds whole slices."""
     rank, more = op.rank(x), op.rank(indices)
     axis %= rank
+    places = op.Unsqueeze(op.Cast(indices, to=7), [-1])
+    if axis == 0:
+        return op.ScatterND(op.zeros_like(x), places, dy, reduction="add")
     front = [axis, *(a for a in range(rank) if a != axis)]
     dy = op.Transpose(dy, perm=[*range(axis, axis + more), *range(axis), *range(axis + more, rank + more - 1)])
     zeros = op.Transpose(op.zeros_like(x), perm=front)
-    places = op.Unsqueeze(op.Cast(indices, to=7), [-1])
     return op.Transpose(op.ScatterND(zeros, places, dy, reduction="add"), perm=[front.index(a) for a in range(rank)])
 
 

@@ -214,6 +214,9 @@ def qlinear_matmul(
     return _quantized(xp, real, _per_column(y_zero_point))
 
 
+qlinear_matmul.no_gradient("zero: it rounds")
+
+
 def _quantized(xp: Xp, y: Array, zero: Array) -> Array:
     dtype = np.dtype(zero.dtype)
     if dtype in dtypes.FLOAT8:
@@ -291,7 +294,8 @@ def _einsum_back(op: Op, dy: V, result: str, xs: list[V], terms: list[str], i: i
             named += letter + fresh[k]
         else:
             fresh.append(letter)
-    spread, mine = max(free(t, v) for t, v in pairs), free(terms[i], x)
+    mine, others = free(terms[i], x), [free(t, v) for j, (t, v) in enumerate(zip(terms, xs, strict=True)) if j != i]
+    spread = max([*others, mine if "..." in result else 0], default=0)
     out = "..." * any("..." in t for t, _ in pairs) + "".join(c for c in fresh if c in named)
     g = op.Einsum(*(v for _, v in pairs), equation=",".join(t for t, _ in pairs) + "->" + out)
     if spread > mine:

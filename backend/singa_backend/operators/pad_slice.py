@@ -48,7 +48,15 @@ def slice_(xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[In
 
 @slice_.gradient
 def _(op: Op, dy: V, x: V, starts: V, ends: V, axes: V, steps: V) -> V:
-    """Each element goes back to its place: places are counted through the same slice."""
+    """Without steps a slice is undone by a frame of zeros.  Otherwise each element goes back to its place: places are counted
+    through the same slice."""
+    if steps is None:
+        starts = op.Cast(starts, to=7)
+        axes = op.Range(0, op.Size(starts), 1) if axes is None else op.Cast(axes, to=7)
+        size = op.Gather(op.Shape(x), axes)
+        front = op.Min(op.Max(op.Where(op.Less(starts, 0), op.Add(starts, size), starts), 0), size)
+        back = op.Sub(size, op.Add(front, op.Gather(op.Shape(dy), axes)))
+        return op.Pad(dy, op.Concat(front, back, axis=0), None, axes)
     count = op.Size(x)
     places = op.Slice(op.Reshape(op.Range(0, count, 1), op.Shape(x), allowzero=1), starts, ends, axes, steps)
     zeros = op.ConstantOfShape(op.Reshape(count, [1]), value=np.zeros(1, op.dtype(x)))

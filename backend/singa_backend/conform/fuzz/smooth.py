@@ -1,4 +1,4 @@
-"""Recipes for the judging of gradients, where those of the fuzzer would say little: graphs that bend and take values from outside."""
+"""Recipes for judging gradients where the fuzzer's would say little: graphs that bend and take values from outside."""
 
 from __future__ import annotations
 

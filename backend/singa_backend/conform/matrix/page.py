@@ -22,16 +22,14 @@ def to_json(rows: Iterable[Row], count: int, seed: int, entries: Sequence[ledger
     """The matrix as plain data, its rows in order.  unexplained: names of rows of which something is wrong without a reason."""
     ordered = sorted(rows, key=lambda r: r.key)
     unexplained = [r.name for r in ordered if not ledger.explain(r, entries)]
-    used = {
-        (e.operator, e.what, e.domain) for e in entries for r in ordered if e.what in ledger.states(r) and e.covers(r, e.what)
-    }
+    used = {e for e in entries for r in ordered if e.what in ledger.states(r) and e.covers(r, e.what)}
     return {
         "points": count,
         "seed": seed,
         "environment": environment("CPU") | {"onnxruntime": _version("onnxruntime")},
         "totals": totals(ordered),
         "unexplained": unexplained,
-        "unused": [f"{e.what} {e.operator}" for e in entries if (e.operator, e.what, e.domain) not in used],
+        "unused": [f"{e.what} {e.operator}" for e in entries if e not in used],
         "rows": [r.to_dict() for r in ordered],
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -71,11 +70,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        return (
-            f"{self.operator}-{self.version}"
-            if self.domain in ("", "ai.onnx")
-            else f"{self.domain}:{self.operator}-{self.version}"
-        )
+        return ("" if self.domain in ("", "ai.onnx") else f"{self.domain}:") + f"{self.operator}-{self.version}"
 
     @property
     def second(self) -> str:
@@ -96,7 +91,7 @@ class Row:
 
 
 def listed(select: str = "") -> list[Row]:
-    """A row for each schema version, as the declarations say, of those whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1")."""
+    """A row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as the declarations say."""
     load_all()
     rows = []
     for (domain, name), versions in sorted(schemas.items()):
@@ -123,11 +118,9 @@ def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracl
     if row.kind != FLOWS:
         row.verdict = row.kind
     if asks(row):
-        given = 0
-        limit = _DRAWN * count
-        for point in gradients.points(*row.key, seed=seed, count=limit, every=row.kind != FLOWS):
-            given += 1
-            _judge(row, point, np.random.default_rng([seed, given]), oracle)
+        drawn = gradients.points(*row.key, seed=seed, count=_DRAWN * count, every=row.kind != FLOWS)
+        for i, point in enumerate(drawn, 1):
+            _judge(row, point, np.random.default_rng([seed, i]), oracle)
             if row.agreed == count or row.wrong >= count:
                 break
         row.graph = None if not row.agreed else not any("graph" in s for s in row.says)
@@ -149,6 +142,8 @@ def _judge(row: Row, point: Point, rng: np.random.Generator, oracle: Oracle | No
     if bad:
         row.wrong += 1
         _say(row, f"{point.case.describe()} at opset {point.opset}: {bad[0].input} {bad[0].verdict}: {bad[0].detail}")
+        return
+    if not findings:  # nothing that ONNX has differentiated, and no gradient either
         return
     if any(f.verdict == "kink" for f in findings):
         row.kinks += 1
@@ -232,8 +227,3 @@ def _close(ours: Any, theirs: Any) -> bool:
         return False
     size = max(1e-2, float(np.abs(ours).max())) if ours.size else 1.0
     return not ours.size or bool(np.abs(ours.astype(np.float64) - theirs).max() <= ORT_TOLERANCE * size)
-
-
-def untried(rows: Sequence[Row]) -> list[Row]:
-    """The rows with a gradient that the second witness never confirmed."""
-    return [r for r in rows if r.kind == FLOWS and r.second != "agree"]
