@@ -26,7 +26,8 @@ _RANDOM = frozenset(
 )
 
 _RANKS = {
-    **dict.fromkeys(("Pad", "Slice", "Tile", "Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "Resize", "GridSample"), "same"),
+    **dict.fromkeys(("Pad", "Slice", "Tile", "Conv", "ConvTranspose", "Resize", "GridSample"), "same"),
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), "same"),
     "Reshape": "length", "ConstantOfShape": "length", "Expand": "larger",
 }  # fmt: skip
 """The rank of a result: that of the first input, the length of the vector that says its shape, or the larger of the two."""

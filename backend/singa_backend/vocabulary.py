@@ -334,7 +334,9 @@ class Eager(Vocabulary[Any]):
 
         return Builder(self.opset, outer=self).body(make, types)
 
-    def _with_graphs(self, domain: str, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Any]:
+    def _with_graphs(
+        self, domain: str, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int
+    ) -> list[Any]:
         """If, Loop, Scan: a model of this one node, whose inputs are also what its graphs take from outside."""
         from .executor import Executor
 
@@ -363,7 +365,7 @@ _executors: OrderedDict[tuple[Any, ...], tuple[Any, Any, list[str]]] = OrderedDi
 
 
 def _one_node(
-    op: Eager, op_type: str, present: tuple[bool, ...], attributes: dict[str, Any], outputs: int
+    op: Eager, domain: str, op_type: str, present: tuple[bool, ...], attributes: dict[str, Any], outputs: int
 ) -> tuple[Any, list[str]]:
     """The executor of a node with graphs, and the names of what they capture; the same graphs give the same one."""
     from .executor import Executor

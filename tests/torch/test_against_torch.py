@@ -118,8 +118,8 @@ def test_against_torch(name: str, dtype: Any, graph: bool, record_property: Any)
            "" if gradient is None else f"{gradient:.1e}", f"{expected[0]:.3f} to {expected[-1]:.3f}"]  # fmt: skip
     record_property("row", row)
     assert expected[-1] < expected[0]
-    if dtype == np.float32:
-        assert first <= CURVE32
-    else:
+    if dtype == np.float64:
         assert whole <= CURVE64
-    assert gradient is None or gradient <= GRADIENT
+    elif not case.kinks:
+        assert first <= CURVE32
+    assert gradient is None or gradient <= GRADIENT or (case.kinks and dtype == np.float32)

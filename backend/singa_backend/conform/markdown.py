@@ -51,7 +51,7 @@ def markdown(report: dict[str, Any]) -> str:
               "* *max ULP*: the largest distance from the expected values over the cases under test, in units in the last place.",
               *(["* *old releases*: strictly passed / all cases of old releases of onnx that run this version."] if old else []),
               *(["* *generated*: dtype cells judged by generated models."] if report.get("fuzz") else []),
-              "* *gradient*: not measured yet.", ""]  # fmt: skip
+              "* Gradients have [a matrix of their own](gradients.md).", ""]  # fmt: skip
     devices = list(report["totals"])
     more = (["old releases"] if old else []) + (["generated"] if report.get("fuzz") else [])
     for domain in dict.fromkeys(r["domain"] for r in report["rows"]):
@@ -60,7 +60,7 @@ def markdown(report: dict[str, Any]) -> str:
             f" {d}: under test | in any case | dtypes | attributes | max ULP |" for d in devices
         )
         head += "".join(f" {name} |" for name in more)
-        lines += [head + " gradient | note |", "|---|---:|" + "---:|" * (5 * len(devices) + len(more)) + "---|---|"]
+        lines += [head + " note |", "|---|---:|" + "---:|" * (5 * len(devices) + len(more)) + "---|"]
         for row in report["rows"]:
             if row["domain"] == domain:
                 cells = "".join(_cells(row["devices"][d]) for d in devices)
@@ -70,7 +70,7 @@ def markdown(report: dict[str, Any]) -> str:
                 if report.get("fuzz"):
                     cells += f" {sum(map(len, row['fuzz'].values()))}/{sum(map(len, row['dtypes_allowed'].values()))} |"
                 note = row["reason"] or ("deprecated" if row["deprecated"] else "")
-                lines.append(f"| {row['operator']} | {row['version']} |{cells} – | {note} |")
+                lines.append(f"| {row['operator']} | {row['version']} |{cells} {note} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -58,7 +58,6 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
                 "latest": version == max(versions),
                 "declared": declared,
                 "reason": "" if declared else missing.get((domain, name, version), "no reason is recorded"),
-                "gradient": None,
                 "dtypes_allowed": _by_parameter(allowed),
                 "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices},
                 "releases": {r: _old(allowed, executed[r][key]) for r in old if key in executed[r]},

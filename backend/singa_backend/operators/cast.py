@@ -12,7 +12,7 @@ from onnx import TensorProto
 from .. import dtypes
 from ..errors import OperatorError
 from ..limits import admit_bytes, count_bytes
-from ..operator import Array, Version, Xp, operator
+from ..operator import Array, Op, V, Version, Xp, operator
 
 _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 _INTEGERS = dtypes.SUB_BYTE_INTS | {np.dtype(f"{u}int{b}") for u in ("", "u") for b in (8, 16, 32, 64)}
@@ -202,6 +202,12 @@ def cast(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up"
     return convert(xp, x, dtypes.numpy_dtype(to), saturate=bool(saturate), round_mode=round_mode, version=version)
 
 
+@cast.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    """From float to float; what passes through another type has no gradient."""
+    return op.cast(dy, x) if dtypes.is_float(op.dtype(x)) else None
+
+
 @operator("Cast", 1, widen=False)
 def cast_1(xp: Xp, x: Array, *, to: str) -> Array:
     """The type was named, not numbered: FLOAT, INT64, ..."""
@@ -211,9 +217,20 @@ def cast_1(xp: Xp, x: Array, *, to: str) -> Array:
     return convert(xp, x, dtypes.numpy_dtype(code), version=1)
 
 
+@cast_1.composed
+def _(op: Op, x: V, to: str) -> V:
+    return op.Cast(x, to=dict(TensorProto.DataType.items())[to.upper()])
+
+
 @operator("CastLike", 15, 19, 21, 23, 24, 25, widen=False)
 def cast_like(xp: Xp, x: Array, target_type: Array, *, saturate: int = 1, round_mode: str = "up", version: Version = 25) -> Array:
     return convert(xp, x, np.dtype(target_type.dtype), saturate=bool(saturate), round_mode=round_mode, version=version)
+
+
+@cast_like.gradient
+def _(op: Op, dy: V, x: V) -> V:
+    """From float to float; what passes through another type has no gradient."""
+    return op.cast(dy, x) if dtypes.is_float(op.dtype(x)) else None
 
 
 def _bits(dtype: np.dtype[Any]) -> int:
@@ -240,3 +257,6 @@ def bit_cast(xp: Xp, x: Array, *, to: int) -> Array:
             return ((bits ^ sign).astype(np.int8) - np.int8(sign)).astype(target)
         return bits.view(target)
     return x.view(np.uint8) != 0 if target.kind == "b" else x.view(target)
+
+
+bit_cast.no_gradient("undefined: the bits of a number are no function that has one")

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import dtypes, limits
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Xp, operator
+from ..operator import Array, Host, Ints, Op, V, Xp, operator
 from ._common import axis_of, blank
 
 
@@ -31,6 +31,9 @@ def constant(
     return v if dtype is None else np.array(v, dtype)
 
 
+constant.no_gradient("constant")
+
+
 @operator("ConstantOfShape", 9, 20, 21, 23, 24, 25, widen=False)
 def constant_of_shape(xp: Xp, shape: Host[Ints], *, value: np.ndarray | None = None) -> Array:
     if any(d < 0 for d in shape):
@@ -44,6 +47,9 @@ def constant_of_shape(xp: Xp, shape: Host[Ints], *, value: np.ndarray | None = N
     return y
 
 
+constant_of_shape.no_gradient("constant")
+
+
 @operator("EyeLike", 9, 22, widen=False)
 def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
     if x.ndim != 2:
@@ -53,6 +59,9 @@ def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array
         raise OperatorError(f"EyeLike makes no {dtypes.onnx_name(made)}", code="SX406")
     limits.admit(x.shape, np.int64)
     return xp.eye(*x.shape, k=k).astype(made) if made in dtypes.HALVES else xp.eye(*x.shape, k=k, dtype=made)
+
+
+eye_like.no_gradient("constant")
 
 
 @operator("Range", 11, 27, widen=False)
@@ -82,6 +91,14 @@ def range_(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host
     return (a + i * step).astype(dtype)
 
 
+@range_.gradient
+def _(op: Op, dy: V, start: V, delta: V) -> tuple[V, V, V]:
+    """The limit says how many there are, not what they are."""
+    i = op.cast(op.Range(0, op.Squeeze(op.Shape(dy), [0]), 1), dy)
+    dstart, ddelta = op.ReduceSum(dy, keepdims=0), op.ReduceSum(op.Mul(dy, i), keepdims=0)
+    return op.Reshape(dstart, op.Shape(start)), None, op.Reshape(ddelta, op.Shape(delta))
+
+
 @operator("Trilu", 14, widen=False)
 def trilu(xp: Xp, x: Array, k: Host[int] = 0, *, upper: int = 1) -> Array:
     if x.ndim < 2:
@@ -89,6 +106,11 @@ def trilu(xp: Xp, x: Array, k: Host[int] = 0, *, upper: int = 1) -> Array:
     diagonal = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
     kept = diagonal >= k if upper else diagonal <= k
     return xp.where(kept, x, blank(xp, (1,), x.dtype))
+
+
+@trilu.gradient
+def _(op: Op, dy: V, k: V, upper: int) -> V:
+    return op.Trilu(dy, k if op.is_value(k) else None, upper=upper)
 
 
 def _one_hot(xp: Xp, i: Array, depth: int, values: Array, axis: int) -> Array:
@@ -116,7 +138,21 @@ def one_hot(xp: Xp, indices: Array, depth: Host[int], values: Array, *, axis: in
     return _one_hot(xp, xp.where(i < 0, i + depth, i), depth, values, axis)
 
 
+@one_hot.gradient
+def _(op: Op, dy: V, indices: V, depth: V, values: V, axis: int) -> tuple[V, V, V]:
+    hot = op.OneHot(indices, depth, op.constant([0, 1], op.dtype(dy)), axis=axis)
+    on = op.ReduceSum(op.Mul(dy, hot), keepdims=0)
+    return None, None, op.Concat(op.Reshape(op.Sub(op.ReduceSum(dy, keepdims=0), on), [1]), op.Reshape(on, [1]), axis=0)
+
+
 @operator("OneHot", 9, widen=False)
 def one_hot_9(xp: Xp, indices: Array, depth: Host[int], values: Array, *, axis: int = -1) -> Array:
     """Before opset 11 a negative index is no class."""
     return _one_hot(xp, _classes(xp, indices, depth), depth, values, axis)
+
+
+@one_hot_9.composed
+def _(op: Op, indices: V, depth: V, values: V, axis: int) -> V:
+    """A negative index is put where no class is."""
+    classes, i = op.Cast(op.Reshape(depth, [1]), to=7), op.Cast(indices, to=7)
+    return op.OneHot(op.Where(op.Less(i, 0), op.Squeeze(classes, [0]), i), classes, values, axis=axis)

@@ -23,10 +23,10 @@ def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
 
 @gather.gradient
 def _(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
-    return _given_back(op, dy, x, indices, axis)
+    return given_back(op, dy, x, indices, axis)
 
 
-def _given_back(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
+def given_back(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
     """What was taken several times gathers the sum.  The axis goes to the front, where ScatterND adds whole slices."""
     rank, more = op.rank(x), op.rank(indices)
     axis %= rank
@@ -240,8 +240,8 @@ def compress(xp: Xp, x: Array, condition: Array, *, axis: int | None = None) -> 
 def _(op: Op, dy: V, x: V, condition: V, axis: int | None) -> V:
     places = op.Squeeze(op.NonZero(condition), [0])
     if axis is not None:
-        return _given_back(op, dy, x, places, axis)
-    return op.Reshape(_given_back(op, dy, op.Reshape(x, [-1]), places, 0), op.Shape(x), allowzero=1)
+        return given_back(op, dy, x, places, axis)
+    return op.Reshape(given_back(op, dy, op.Reshape(x, [-1]), places, 0), op.Shape(x), allowzero=1)
 
 
 @operator("NonZero", 9, 13, widen=False)

@@ -17,3 +17,6 @@ def gradient(xp: Xp, *inputs: Any, xs: tuple[str, ...], y: str, zs: tuple[str, .
     The inputs behind them are what else that graph reads.
     """
     return tuple(gradient_of(Eager(device.of(xp)), between, inputs, len(xs)))
+
+
+gradient.no_gradient("undefined: it is differentiated through the graph that it names")

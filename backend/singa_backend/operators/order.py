@@ -6,8 +6,9 @@ import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Host, Xp, operator
+from ..operator import Array, Host, Op, V, Xp, operator
 from ._common import axis_of
+from .gather import given_back
 
 
 @operator("TopK", 11, 24)
@@ -30,6 +31,11 @@ def top_k(xp: Xp, x: Array, k: Host[int], *, axis: int = -1, largest: int = 1, s
         top = _sorted(xp, rows, bool(largest))[..., :k]
     top = xp.moveaxis(top, -1, axis).astype(np.int64)
     return xp.take_along_axis(x, top, axis=axis), top
+
+
+@top_k.gradient
+def _(op: Op, dy: V, ys: list[V], x: V, axis: int) -> V:
+    return op.ScatterElements(op.zeros_like(x), ys[1], dy, axis=axis)
 
 
 def _sorted(xp: Xp, x: Array, largest: bool) -> Array:
@@ -56,9 +62,21 @@ def top_k_10(xp: Xp, x: Array, k: Host[int], *, axis: int = -1) -> tuple[Array, 
     return top_k(xp, x, k, axis=axis)  # type: ignore[no-any-return]
 
 
+@top_k_10.composed
+def _(op: Op, x: V, k: V, axis: int) -> tuple[V, V]:
+    y, i = op.TopK(x, k, axis=axis, outputs=2)
+    return y, i
+
+
 @operator("TopK", 1)
 def top_k_1(xp: Xp, x: Array, *, axis: int = -1, k: int) -> tuple[Array, Array]:
     return top_k(xp, x, k, axis=axis)  # type: ignore[no-any-return]
+
+
+@top_k_1.composed
+def _(op: Op, x: V, axis: int, k: int) -> tuple[V, V]:
+    y, i = op.TopK(x, [k], axis=axis, outputs=2)
+    return y, i
 
 
 def _arg(xp: Xp, x: Array, pick: str, axis: int, keepdims: int, last: int) -> Array:
@@ -132,6 +150,17 @@ def unique(xp: Xp, x: Array, *, axis: int | None = None, sorted: int = 1) -> tup
     return xp.take(x, first, axis=axis), first, inverse, counts
 
 
+@unique.gradient
+def _(op: Op, dys: list[V], x: V, axis: int | None, sorted: int) -> V:
+    """To the first of equals, which is the one that was taken."""
+    if dys[0] is None:
+        return None
+    first = op.Unique(x, axis=axis, sorted=sorted, outputs=2)[1]
+    if axis is not None:
+        return given_back(op, dys[0], x, first, axis)
+    return op.Reshape(given_back(op, dys[0], op.Reshape(x, [-1]), first, 0), op.Shape(x), allowzero=1)
+
+
 # --- along a sequence -----------------------------------------------------------------------------------------------
 
 
@@ -147,6 +176,11 @@ def reverse_sequence(xp: Xp, x: Array, sequence_lens: Host[np.ndarray], *, batch
     source = xp.asarray(np.where(t < lens, lens - 1 - t, t))  # (batch, time)
     sample = xp.arange(batch)[:, None]
     return x[sample, source] if batch_axis == 0 else x[source.T, sample.T]
+
+
+@reverse_sequence.gradient
+def _(op: Op, dy: V, sequence_lens: V, batch_axis: int, time_axis: int) -> V:
+    return op.ReverseSequence(dy, sequence_lens, batch_axis=batch_axis, time_axis=time_axis)
 
 
 def _running(xp: Xp, x: Array, operation: str, axis: int, exclusive: int, reverse: int) -> Array:
@@ -166,9 +200,28 @@ def cum_sum(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: i
     return _running(xp, x, "cumsum", axis, exclusive, reverse)
 
 
+@cum_sum.gradient
+def _(op: Op, dy: V, axis: V, exclusive: int, reverse: int) -> V:
+    return op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse)
+
+
 @operator("CumProd", 26)
 def cum_prod(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: int = 0) -> Array:
     return _running(xp, x, "cumprod", axis, exclusive, reverse)
+
+
+@cum_prod.gradient
+def _(op: Op, dy: V, y: V, x: V, axis: V, exclusive: int, reverse: int) -> V:
+    """Before the first zero, dy y / x from there on; at it, the same with that zero left out; behind it, nothing."""
+    zero = op.Equal(x, 0)
+    zeros = op.CumSum(op.cast(zero, x), axis, reverse=reverse)
+    first = op.And(zero, op.Equal(zeros, 1))
+    without = op.CumProd(op.Where(first, 1, x), axis, exclusive=exclusive, reverse=reverse)
+
+    def behind(v: V) -> V:
+        return op.CumSum(op.Mul(dy, v), axis, exclusive=exclusive, reverse=1 - reverse)
+
+    return op.Where(op.Equal(zeros, 0), op.Div(behind(y), op.Where(zero, 1, x)), op.Where(first, behind(without), 0))
 
 
 # --- NonMaxSuppression ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import dtypes
 from ..errors import OperatorError
-from ..operator import Array, Version, Xp, operator
+from ..operator import Array, Op, V, Version, Xp, operator
 from ._common import axis_of
 from .cast import limits, to_float8, to_tiny_float
 
@@ -89,10 +89,18 @@ def quantize_linear(
     return to_float8(xp, q, target, bool(saturate)) if target in dtypes.FLOAT8 else to_tiny_float(xp, q, target, version)
 
 
+quantize_linear.no_gradient("zero")
+
+
 @operator("QuantizeLinear", 10, widen=False)
 def quantize_linear_10(xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None) -> Array:
     _scalar_only(y_scale)
     return quantize_linear(xp, x, y_scale, y_zero_point)
+
+
+@quantize_linear_10.composed
+def _(op: Op, x: V, y_scale: V, y_zero_point: V) -> V:
+    return op.QuantizeLinear(x, y_scale, y_zero_point)
 
 
 @operator("DequantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False)
@@ -116,10 +124,34 @@ def dequantize_linear(
     return (d.astype(np.float32) * scale).astype(target)
 
 
+@dequantize_linear.gradient
+def _(op: Op, dy: V, x: V, x_scale: V, x_zero_point: V, axis: int, block_size: int) -> tuple[V, V]:
+    """By the scale alone: x is quantized."""
+    steps = op.DequantizeLinear(x, op.full_like(x_scale, 1), x_zero_point, axis=axis, block_size=block_size)
+    d = op.Mul(op.cast(dy, steps), steps)
+    if not op.rank(x_scale):
+        return None, op.cast(op.ReduceSum(d, keepdims=0), x_scale)
+    axis %= op.rank(x)
+    if not block_size:
+        return None, op.cast(op.Reshape(op.ReduceSum(d, op.axes_but(x, axis), keepdims=0), op.Shape(x_scale)), x_scale)
+    # The last block may be smaller: it is filled up with zeros, and then each block is an axis of its own.
+    size, blocks = op.Shape(x, start=axis, end=axis + 1), op.Shape(x_scale, start=axis, end=axis + 1)
+    more = op.Sub(op.Mul(blocks, block_size), size)
+    full = op.Pad(d, op.Concat([0], more, axis=0), None, [axis])
+    shape = op.Shape(x)
+    parts = [op.Slice(shape, [0], [axis]), blocks, [block_size], op.Slice(shape, [axis + 1], [op.rank(x)])]
+    return None, op.cast(op.ReduceSum(op.Reshape(full, op.Concat(*parts, axis=0), allowzero=1), [axis + 1], keepdims=0), x_scale)
+
+
 @operator("DequantizeLinear", 10, widen=False)
 def dequantize_linear_10(xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None) -> Array:
     _scalar_only(x_scale)
     return dequantize_linear(xp, x, x_scale, x_zero_point)
+
+
+@dequantize_linear_10.composed
+def _(op: Op, x: V, x_scale: V, x_zero_point: V) -> V:
+    return op.DequantizeLinear(x, x_scale, x_zero_point)
 
 
 @operator("DynamicQuantizeLinear", 11)
@@ -131,3 +163,11 @@ def dynamic_quantize_linear(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     scale = (high - low) / x.dtype.type(255)
     zero = xp.rint(xp.fmin(xp.fmax(-low / scale, x.dtype.type(0)), x.dtype.type(255))).astype(np.uint8)
     return quantize_linear(xp, x, scale, zero), scale, zero
+
+
+@dynamic_quantize_linear.composed
+def _(op: Op, x: V) -> tuple[V, V, V]:
+    low, high = op.Min(op.ReduceMin(x, keepdims=0), 0), op.Max(op.ReduceMax(x, keepdims=0), 0)
+    scale = op.Div(op.Sub(high, low), 255)
+    zero = op.Cast(op.Clip(op.Round(op.Div(op.Neg(low), scale)), 0, 255), to=2)
+    return op.QuantizeLinear(x, scale, zero), scale, zero

@@ -58,11 +58,17 @@ def random_uniform(
     return _drawn(xp, _uniform(low, high), shape, _floats(dtypes.numpy_dtype(dtype)), seed)
 
 
+random_uniform.no_gradient("random")
+
+
 @operator("RandomNormal", 1, 22)
 def random_normal(
     xp: Xp, *, shape: Ints, mean: float = 0.0, scale: float = 1.0, dtype: int = TensorProto.FLOAT, seed: float | None = None
 ) -> Array:
     return _drawn(xp, _normal(mean, scale), shape, _floats(dtypes.numpy_dtype(dtype)), seed)
+
+
+random_normal.no_gradient("random")
 
 
 @operator("RandomUniformLike", 1, 22, widen=False)
@@ -73,6 +79,9 @@ def random_uniform_like(
     return _drawn(xp, _uniform(low, high), x.shape, _floats(dtypes.numpy_dtype(dtype) if dtype else x.dtype), seed)
 
 
+random_uniform_like.no_gradient("random")
+
+
 @operator("RandomNormalLike", 1, 22, widen=False)
 def random_normal_like(
     xp: Xp, x: Array, *, mean: float = 0.0, scale: float = 1.0, dtype: int | None = None, seed: float | None = None
@@ -81,11 +90,17 @@ def random_normal_like(
     return _drawn(xp, _normal(mean, scale), x.shape, _floats(dtypes.numpy_dtype(dtype) if dtype else x.dtype), seed)
 
 
+random_normal_like.no_gradient("random")
+
+
 @operator("Bernoulli", 15, 22, widen=False)
 def bernoulli(xp: Xp, x: Array, *, dtype: int | None = None, seed: float | None = None) -> Array:
     """1 with probability x, else 0: a uniform number in [0, 1) is below x."""
     draws = xp.from_host(_uniform(0.0, 1.0)(_stream(seed), x.shape))
     return (draws < x.astype(np.float64)).astype(dtypes.numpy_dtype(dtype) if dtype else x.dtype)
+
+
+bernoulli.no_gradient("random")
 
 
 @operator("Multinomial", 7, 22)

@@ -117,6 +117,9 @@ def tf_idf_vectorizer(
     return y[0] if x.ndim == 1 else y
 
 
+tf_idf_vectorizer.no_gradient("zero")
+
+
 def _count(codes: np.ndarray, grams: np.ndarray, size: int, skips: int) -> np.ndarray:
     """How often each n-gram stands in each row of codes below `size`: its items a fixed distance apart, 1 to skips + 1.
 

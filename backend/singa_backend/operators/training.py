@@ -39,6 +39,9 @@ def adagrad(
     return _flat(results)
 
 
+adagrad.no_gradient("undefined: the step of an optimizer is not differentiated")
+
+
 @operator("Adam", 1, domain=DOMAIN)
 def adam(
     xp: Xp, r: Array, t: Array, *inputs: Array, alpha: float = 0.9, beta: float = 0.999, epsilon: float = 1e-6,
@@ -56,6 +59,9 @@ def adam(
     return _flat(results)
 
 
+adam.no_gradient("undefined: the step of an optimizer is not differentiated")
+
+
 @operator("Momentum", 1, domain=DOMAIN)
 def momentum(
     xp: Xp, r: Array, t: Array, *inputs: Array, alpha: float, beta: float, mode: str, norm_coefficient: float
@@ -71,3 +77,6 @@ def momentum(
         step = g + alpha * v if mode == "nesterov" else v
         results.append((x - r.astype(x.dtype) * step, v))
     return _flat(results)
+
+
+momentum.no_gradient("undefined: the step of an optimizer is not differentiated")
