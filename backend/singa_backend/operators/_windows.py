@@ -143,19 +143,19 @@ def before(op: Op, x: V, y: V, kernel: V, strides: Ints, dilations: Ints, pads: 
     if auto_pad not in SAME:
         explicit_pads = tuple(pads) if pads and auto_pad != "VALID" else (0,) * 2 * len(strides)
         return op.constant(explicit_pads[: len(strides)], np.int64)
-    total = op.Max(op.Sub(_extent(op, cells(op, y), kernel, strides, dilations), cells(op, x)), [0])
+    total = op.Max(op.Sub(extent(op, cells(op, y), kernel, strides, dilations), cells(op, x)), [0])
     half = op.Div(total, 2)
     return half if auto_pad == "SAME_UPPER" else op.Sub(total, half)
 
 
-def _extent(op: Op, counts: V, kernel: V, strides: Ints, dilations: Ints) -> V:
+def extent(op: Op, counts: V, kernel: V, strides: Ints, dilations: Ints) -> V:
     """How many cells so many windows reach over."""
     return op.Add(op.Add(op.Mul(op.Sub(counts, 1), list(strides)), op.Mul(op.Sub(kernel, 1), list(dilations))), 1)
 
 
 def framed(op: Op, x: V, y: V, kernel: V, strides: Ints, dilations: Ints, begins: V) -> V:
     """x with zeros around it (or cells taken away) so that the windows of y reach over exactly all of it."""
-    after = op.Sub(op.Sub(_extent(op, cells(op, y), kernel, strides, dilations), cells(op, x)), begins)
+    after = op.Sub(op.Sub(extent(op, cells(op, y), kernel, strides, dilations), cells(op, x)), begins)
     return op.Pad(x, op.Concat([0, 0], begins, [0, 0], after, axis=0))
 
 

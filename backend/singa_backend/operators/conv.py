@@ -10,7 +10,22 @@ import numpy as np
 from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Ints, Op, V, Version, Xp, operator
-from ._windows import SAME, Windows, before, cells, explicit, framed, frames, pads_of, per_axis, spatial, split, unframed, windows
+from ._windows import (
+    SAME,
+    Windows,
+    before,
+    cells,
+    explicit,
+    extent,
+    framed,
+    frames,
+    pads_of,
+    per_axis,
+    spatial,
+    split,
+    unframed,
+    windows,
+)
 
 BLOCK, COLUMNS = 1 << 19, 128
 """About how many elements of windows are copied at a time, so that large images do not exhaust memory; and the fewest windows."""
@@ -90,12 +105,16 @@ def _(op: Op, dy: V, x: V, w: V, b: V, auto_pad: str, dilations: Ints | None, gr
         full = op.ConvTranspose(dy, w, group=group, strides=strides, dilations=dilations)
         dx = unframed(op, full, x, begins)
     if needs[1]:
-        seen = framed(op, x, dy, kernel, strides, dilations, begins)
-        samples, filters = _by_samples(op, seen, group), op.swap(dy, 0, 1)
-        dw = op.swap(op.Conv(samples, filters, group=group, strides=dilations, dilations=strides), 0, 1)
+        dw = _by_the_filters(op, framed(op, x, dy, kernel, strides, dilations, begins), dy, group, strides, dilations)
     if len(needs) > 2 and needs[2]:
         db = op.ReduceSum(dy, op.axes_but(dy, 1), keepdims=0)
     return dx, dw, db
+
+
+def _by_the_filters(op: Op, seen: V, dy: V, group: int, strides: Ints, dilations: Ints) -> V:
+    """sum over samples and windows o of dy[n, g, m, o] * seen[n, g, c, o * strides + j * dilations], as (g m) x c x j"""
+    samples, filters = _by_samples(op, seen, group), op.swap(dy, 0, 1)
+    return op.swap(op.Conv(samples, filters, group=group, strides=dilations, dilations=strides), 0, 1)
 
 
 def _in_groups(op: Op, x: V, group: int) -> V:
@@ -178,6 +197,30 @@ def causal_conv_with_state(xp: Xp, x: Array, w: Array, b: Array | None = None, p
     return y, seen[..., length:]
 
 
+@causal_conv_with_state.composed
+def _(op: Op, x: V, w: V, b: V, past_state: V, activation: str) -> tuple[V, V]:
+    channels, length = op.Shape(x, start=1, end=2), op.Shape(x, start=2)
+    before = op.Sub(op.Shape(w, start=2), 1)
+    if past_state is None:
+        state = op.Concat(op.Shape(x, end=1), channels, before, axis=0)
+        past_state = op.Expand(op.constant(0, op.dtype(x)), state)
+    seen = op.Concat(past_state, x, axis=2)
+    # Each channel is its own sample of one channel: how many groups there are need not be known.
+    taps = op.Squeeze(w, [1])
+    y = op.Einsum(_windows_of(op, seen, op.Squeeze(length, [0]), op.Shape(w, start=2)), taps, equation="nclk,ck->ncl")
+    if b is not None:
+        y = op.Add(y, op.Unsqueeze(b, [1]))
+    if activation != "none":
+        y = op.Mul(y, op.Sigmoid(y))
+    return y, op.Slice(seen, length, [2**62], [2])
+
+
+def _windows_of(op: Op, seen: V, length: V, k: V) -> V:
+    """The windows of k cells along the last axis, as ... x l x k."""
+    places = op.Add(op.Unsqueeze(op.Range(0, length, 1), [1]), op.Range(0, op.Squeeze(k, [0]), 1))
+    return op.Gather(seen, places, axis=2)
+
+
 # --- the adjoint: what a window reads there, it writes here ---------------------------------------------------------
 
 
@@ -204,6 +247,33 @@ def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_p
         part = (filters[offset] @ x).reshape(n, group * m, *sizes)
         y[(..., *(there for _, _, there in taps))] += part[(..., *(here for _, here, _ in taps))]
     return y if b is None else y + per_channel(b, group * m, y.ndim)
+
+
+@conv_transpose.gradient
+def _(op: Op, dy: V, x: V, w: V, auto_pad: str, dilations: Ints | None, group: int, output_padding: Ints | None,
+      output_shape: Ints | None, pads: Ints | None, strides: Ints | None, version: int,
+      needs: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
+    """By x, the convolution; by the filters, as for Conv with x and y exchanged."""
+    rank = op.rank(x) - 2
+    strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
+    kernel = cells(op, w)
+    if output_shape or auto_pad in SAME:
+        full = op.Add(extent(op, cells(op, x), kernel, strides, dilations), list(per_axis("", output_padding, rank, low=0)))
+        total = op.Max(op.Sub(full, cells(op, dy)), [0])
+        half = op.Div(total, 2)
+        more_at_end = (auto_pad == "SAME_UPPER") != (bool(output_shape) and version == 1)
+        begins = half if more_at_end else op.Sub(total, half)
+    else:
+        begins = before(op, x, dy, kernel, strides, dilations, pads, auto_pad)
+    seen = framed(op, dy, x, kernel, strides, dilations, begins)
+    dx = dw = db = None
+    if needs[0]:
+        dx = op.Conv(seen, w, group=group, strides=strides, dilations=dilations)
+    if needs[1]:
+        dw = _by_the_filters(op, seen, x, group, strides, dilations)
+    if len(needs) > 2 and needs[2]:
+        db = op.ReduceSum(dy, op.axes_but(dy, 1), keepdims=0)
+    return dx, dw, db
 
 
 def transposed(sizes: Ints, kernel: Ints, strides: Ints | None, pads: Ints | None, dilations: Ints | None, auto_pad: str,

@@ -146,6 +146,43 @@ def batch_normalization_7(
     return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, any(wanted[1:]), bool(spatial))
 
 
+@batch_normalization_7.composed
+def _(op: Op, x: V, scale: V, b: V, mean: V, var: V, epsilon: float, momentum: float, spatial: int,
+      wanted: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
+    return _normalized(op, x, (scale, b, mean, var), epsilon, momentum, any(wanted[1:]), bool(spatial))
+
+
+def _normalized(
+    op: Op, x: V, given: tuple[V, ...], epsilon: float, momentum: float, training: bool, spatial: bool
+) -> tuple[V, ...]:
+    """BatchNormalization of an old version, with the five outputs that it had in training."""
+    shape = op.Shape(x)
+    if not spatial:  # each element of a sample is a channel of its own
+        if op.rank(given[0]) == 1 and op.rank(x) > 2:  # one value for each channel, or for each element
+            elements = op.Reshape(op.ReduceProd(op.Slice(shape, [1], [op.rank(x)]), keepdims=1), [1])
+            repeats = op.Div(elements, op.Size(given[0]))
+            given = tuple(op.Reshape(op.Expand(op.Unsqueeze(v, [1]), op.Concat([1], repeats, axis=0)), [-1]) for v in given)
+        flat = tuple(op.Reshape(v, [-1]) for v in given)
+        x = op.Reshape(x, op.Concat(op.Slice(shape, [0], [1]), [-1], axis=0))
+    else:
+        flat = given
+    like = given[2]
+    if not training:
+        y = op.BatchNormalization(x, *flat, epsilon=epsilon)
+        return (op.Reshape(y, shape, allowzero=1),)
+    y, new_mean, new_var = op.BatchNormalization(x, *flat, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
+    axes = op.axes_but(x, 1)
+    now = op.ReduceMean(x, axes, keepdims=1)
+    centred = op.Sub(x, now)
+    statistics = (
+        new_mean,
+        new_var,
+        op.ReduceMean(x, axes, keepdims=0),
+        op.ReduceMean(op.Mul(centred, centred), axes, keepdims=0),
+    )
+    return op.Reshape(y, shape, allowzero=1), *(op.Reshape(s, op.Shape(like), allowzero=1) for s in statistics)
+
+
 @operator("BatchNormalization", 1, 6)
 def batch_normalization_1(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
@@ -154,6 +191,13 @@ def batch_normalization_1(
     """Before opset 7 a node was training unless it said otherwise."""
     _only_y(wanted, not is_test, "is_test=0")
     return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, not is_test, bool(spatial))
+
+
+@batch_normalization_1.composed
+def _(
+    op: Op, x: V, scale: V, b: V, mean: V, var: V, epsilon: float, momentum: float, is_test: int, spatial: int
+) -> tuple[V, ...]:
+    return _normalized(op, x, (scale, b, mean, var), epsilon, momentum, not is_test, bool(spatial))
 
 
 def _only_y(wanted: tuple[bool, ...], training: bool, switch: str) -> None:
@@ -171,6 +215,20 @@ def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon:
     return d * (scale / xp.sqrt(var + epsilon)) + b
 
 
+@instance_normalization.composed
+def _(op: Op, x: V, scale: V, b: V, epsilon: float) -> V:
+    wide = [-1, *[1] * (op.rank(x) - 2)]
+    y = _standard(op, x, list(range(2, op.rank(x))), epsilon)
+    return op.Add(op.Mul(y, op.Reshape(scale, wide)), op.Reshape(b, wide))
+
+
+def _standard(op: Op, x: V, axes: list[int], epsilon: float) -> V:
+    """x less its mean, over its deviation."""
+    centred = op.Sub(x, op.ReduceMean(x, axes, keepdims=1)) if axes else op.Sub(x, x)
+    var = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1) if axes else op.Mul(centred, centred)
+    return op.Div(centred, op.Sqrt(op.Add(var, epsilon)))
+
+
 @operator("GroupNormalization", 18, 21)
 def group_normalization(
     xp: Xp, x: Array, scale: Array, bias: Array, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1, version: Version
@@ -186,6 +244,19 @@ def group_normalization(
         y = normal * _per_channel(scale, groups, "scale") + _per_channel(bias, groups, "bias")
         return y.reshape(x.shape)
     return normal.reshape(x.shape) * _per_channel(scale, x, "scale") + _per_channel(bias, x, "bias")
+
+
+@group_normalization.composed
+def _(op: Op, x: V, scale: V, bias: V, num_groups: int, epsilon: float, version: int) -> V:
+    shape, rank = op.Shape(x), op.rank(x)
+    channels = op.Div(op.Shape(x, start=1, end=2), num_groups)
+    split = op.Concat(op.Shape(x, end=1), [num_groups], channels, op.Shape(x, start=2), axis=0)
+    y = _standard(op, op.Reshape(x, split, allowzero=1), list(range(2, rank + 1)), epsilon)
+    if version == 18:  # one scale and one bias a group
+        wide = [-1, *[1] * (rank - 1)]
+        return op.Reshape(op.Add(op.Mul(y, op.Reshape(scale, wide)), op.Reshape(bias, wide)), shape, allowzero=1)
+    wide = [-1, *[1] * (rank - 2)]
+    return op.Add(op.Mul(op.Reshape(y, shape, allowzero=1), op.Reshape(scale, wide)), op.Reshape(bias, wide))
 
 
 def _stashed(xp: Xp, x: Array, stash_type: int) -> Array:
@@ -246,11 +317,37 @@ def rms_normalization(xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon
     return (z / xp.sqrt(square + epsilon)).astype(x.dtype) * scale
 
 
+@rms_normalization.gradient
+def _(op: Op, dy: V, x: V, scale: V, axis: int, epsilon: float) -> tuple[V, V]:
+    axes = list(range(axis % op.rank(x), op.rank(x)))
+    inverse = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(x, x), axes, keepdims=1), epsilon)))
+    normal = op.Mul(x, inverse)
+    dnormal = op.Mul(op.cast(dy, x), op.cast(scale, x))
+    dx = op.Mul(inverse, op.Sub(dnormal, op.Mul(normal, op.ReduceMean(op.Mul(dnormal, normal), axes, keepdims=1))))
+    return dx, op.sum_to(op.Mul(dy, op.cast(normal, dy)), scale)
+
+
 @operator("MeanVarianceNormalization", 9, 13)
 def mean_variance_normalization(xp: Xp, x: Array, *, axes: Ints = (0, 2, 3)) -> Array:
     """The 1e-9 stands in ONNX's function body: a constant becomes zero."""
     d, _, var = _moments(x, axes_of(axes, x.ndim) if axes else tuple(range(x.ndim)))
     return d / (xp.sqrt(var) + 1e-9)
+
+
+@mean_variance_normalization.gradient
+def _(op: Op, dy: V, x: V, axes: Ints) -> V:
+    """Where the deviation is 0, it has no part in the gradient."""
+    over = list(axes) or list(range(op.rank(x)))
+    if not over:  # a scalar is its own mean
+        return op.zeros_like(x)
+    centred = op.Sub(x, op.ReduceMean(x, over, keepdims=1))
+    deviation = op.Sqrt(op.ReduceMean(op.Mul(centred, centred), over, keepdims=1))
+    below = op.Add(deviation, 1e-9)
+    flat = op.Equal(deviation, 0)
+    tilt = op.Div(
+        op.ReduceMean(op.Mul(dy, centred), over, keepdims=1), op.Mul(op.Mul(below, below), op.Where(flat, 1, deviation))
+    )
+    return op.Sub(op.Div(op.Sub(dy, op.ReduceMean(dy, over, keepdims=1)), below), op.Mul(centred, op.Where(flat, 0, tilt)))
 
 
 # --- by a norm
@@ -266,6 +363,16 @@ def lp_normalization(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     return xp.where(norm == 0, 0, x / norm)
 
 
+@lp_normalization.gradient
+def _(op: Op, dy: V, x: V, y: V, axis: int, p: int) -> V:
+    """Where the norm is 0, so is the gradient."""
+    norm = op.ReduceL1(x, [axis], keepdims=1) if p == 1 else op.ReduceL2(x, [axis], keepdims=1)
+    zero = op.Equal(norm, 0)
+    along = op.ReduceSum(op.Mul(dy, y), [axis], keepdims=1)
+    dx = op.Sub(dy, op.Mul(op.Sign(x) if p == 1 else y, along))
+    return op.Where(zero, 0, op.Div(dx, op.Where(zero, 1, norm)))
+
+
 @operator("LRN", 1, 13)
 def lrn(xp: Xp, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Array:
     """Squares are summed over `size` channels around each; of an even size one more lies behind than before."""
@@ -279,3 +386,22 @@ def lrn(xp: Xp, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75,
         source = slice(max(0, offset), max(0, channels - max(0, -offset)))
         total[:, into] += square[:, source]
     return x / (bias + (alpha / size) * total) ** beta
+
+
+@lrn.gradient
+def _(op: Op, dy: V, x: V, size: int, alpha: float, beta: float, bias: float) -> V:
+    """y = x s^-beta, where s sums squares over neighbours; each x is a neighbour of those it is summed for."""
+    s = op.Add(op.Mul(_neighbours(op, op.Mul(x, x), (size - 1) // 2, size // 2), alpha / size), bias)
+    beta_ = op.constant(-beta, op.dtype(x))
+    power = op.Pow(s, beta_)
+    back = _neighbours(op, op.Div(op.Mul(op.Mul(dy, x), power), s), size // 2, (size - 1) // 2)
+    return op.Sub(op.Mul(dy, power), op.Mul(op.Mul(x, back), 2 * alpha * beta / size))
+
+
+def _neighbours(op: Op, x: V, before: int, behind: int) -> V:
+    """The sum over so many channels before and behind each one."""
+    rank = op.rank(x)
+    total = op.CumSum(op.Pad(x, [0, before + 1, *[0] * (rank - 2), 0, behind, *[0] * (rank - 2)]), 1)
+    count = op.Shape(x, start=1, end=2)
+    high = op.Slice(total, [before + behind + 1], op.Add(count, before + behind + 1), [1])
+    return op.Sub(high, op.Slice(total, [0], count, [1]))

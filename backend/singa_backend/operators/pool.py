@@ -238,6 +238,18 @@ def max_unpool(xp: Xp, x: Array, index: Array, output_shape: Host[Ints] | None =
     return out
 
 
+@max_unpool.gradient
+def _(op: Op, dy: V, x: V, index: V, output_shape: V, kernel_shape: Ints, strides: Ints | None) -> V:
+    """Each cell takes what stands where it went; beyond what the pads take away nothing stands."""
+    if output_shape is not None:
+        rank = len(kernel_shape)
+        strides = per_axis("strides", strides, rank)
+        full = op.Add(op.Mul(op.Sub(cells(op, x), 1), list(strides)), list(kernel_shape))
+        dy = op.Slice(dy, [0] * rank, full, list(range(2, 2 + rank)))
+    taken = op.Gather(op.Reshape(dy, [-1]), op.Reshape(index, [-1]))
+    return op.Reshape(taken, op.Shape(x), allowzero=1)
+
+
 @operator("MaxRoiPool", 1, 22)
 def max_roi_pool(xp: Xp, x: Array, rois: Host[np.ndarray], *, pooled_shape: Ints, spatial_scale: float = 1.0) -> Array:
     """Each region (batch, x1, y1, x2, y2), ends included, cut into cells that share their borders; an empty cell holds 0.
