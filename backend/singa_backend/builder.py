@@ -16,9 +16,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, Valu
 
 from . import dtypes
 from .errors import UnsupportedModel
-from .operator import schema_version, schemas
+from .operator import declarations, schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
+PRIVATE = "ai.singa"
 _FOLD = 4096
 """Elements of a constant that is worked out when the graph is built."""
 _RANDOM = frozenset(
@@ -243,6 +244,8 @@ class Builder(Vocabulary[Symbol]):
         if version is None:
             return {}
         schema = schemas[domain, node.op_type][version]
+        if domain == PRIVATE:
+            return self._infer_private(node, symbols)
         scope: dict[str, TypeProto] = {}
         if any(a.HasField("g") for a in node.attribute):
             for name, value in self.captured.items():
@@ -263,6 +266,18 @@ class Builder(Vocabulary[Symbol]):
         except Exception:  # inference is a help; what it cannot tell stays unknown
             return {}
         return dict(found)
+
+    def _infer_private(self, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
+        """The types of a private operator's outputs: those of its composition."""
+        from .differentiate import compose
+
+        scratch = Builder(self.opset)
+        inputs = [
+            None if s is None else scratch.constant(s.value) if s.value is not None else scratch.input("x", s.type)
+            for s in symbols
+        ]
+        made = compose(scratch, declarations[PRIVATE, node.op_type][1], 1, inputs, {}, len(node.output))
+        return {n: y.type for n, y in zip(node.output, made, strict=True) if y.type is not None}
 
     def _rank(self, node: NodeProto, symbols: Sequence[Symbol | None], types: dict[str, TypeProto]) -> None:
         """ONNX's inference gives up a rank where a size is not known; the rank is known all the same."""

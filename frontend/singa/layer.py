@@ -37,6 +37,8 @@ class Linear(Layer):
     Raises InvalidInput for inputs that contradict `in`, or the weights.
     """
 
+    W: Tensor
+
     def __init__(self, out_features: int, *args: Any, bias: bool = True) -> None:
         super().__init__()
         if len(args) > 2:
@@ -58,9 +60,13 @@ class Linear(Layer):
             self._param("b", (self.out_features,), x)
 
     def _features(self, x: Tensor) -> Any:
-        if not x.shape:
+        """The number of features; a name or None where a graph leaves it open."""
+        shape = op.shape(x)
+        if shape is None:
+            return None
+        if not shape:
             raise InvalidInput("Linear takes inputs of shape (..., features); it was given a number", code="SX325")
-        return x.shape[-1]
+        return shape[-1]
 
     def _check(self, x: Tensor) -> None:
         features = self._features(x)
@@ -75,8 +81,6 @@ class Linear(Layer):
             return op.Gemm(x, self.W, self.b)  # type: ignore[no-any-return]
         y = op.MatMul(x, self.W)
         return y if self.b is None else op.Add(y, self.b)  # type: ignore[no-any-return]
-
-    W: Tensor
 
 
 class Gemm(Layer):
@@ -218,10 +222,7 @@ class Conv2d(Layer):
             self._param("b", (self.nb_kernels,), x)
 
     def forward(self, x: Tensor) -> Tensor:
-        channels = _images(self, x)[1]
-        if isinstance(channels, int) and channels != self.W.shape[1] * self.group:
-            what = f"{self._path() or 'Conv2d'} takes {self.W.shape[1] * self.group} channels; it was given shape {x.shape}"
-            raise InvalidInput(what, code="SX325")
+        _channels(self, _images(self, x), self.W.shape[1] * self.group)
         self._follow(x)
         y = op.Conv(
             x, self.W, self.b, kernel_shape=list(self.kernel_size), strides=list(self.stride), dilations=list(self.dilation),
@@ -230,12 +231,19 @@ class Conv2d(Layer):
         return op.Relu(y) if self.activation == "RELU" else y  # type: ignore[no-any-return]
 
 
-def _images(layer: Layer, x: Tensor) -> tuple[Any, ...]:
-    shape = x.shape
-    if len(shape) != 4:
+def _images(layer: Layer, x: Tensor) -> Any:
+    """The shape of images, None where a graph leaves it open; raises InvalidInput for another rank."""
+    shape = op.shape(x)
+    if shape is not None and len(shape) != 4:
         what = f"{layer._path() or type(layer).__name__} takes inputs of shape (N, channels, height, width); it was given {shape}"
         raise InvalidInput(what, code="SX325")
     return shape
+
+
+def _channels(layer: Layer, shape: Any, channels: int) -> None:
+    if shape is not None and isinstance(shape[1], int) and shape[1] != channels:
+        what = f"{layer._path() or type(layer).__name__} takes {channels} channels; it was given shape {shape}"
+        raise InvalidInput(what, code="SX325")
 
 
 class SeparableConv2d(Layer):
@@ -285,18 +293,20 @@ class BatchNorm2d(Layer):
         self.momentum = float(args[1]) if len(args) > 1 else momentum
 
     def initialize(self, x: Tensor) -> None:
-        if len(x.shape) < 2:
-            raise InvalidInput(f"BatchNorm2d takes inputs of shape (N, channels, ...); it was given {x.shape}", code="SX325")
-        self.channels = int(x.shape[1])
+        self.channels = int(self._shape(x)[1])
         self._param("scale", (self.channels,), x, value=1.0)
         self._param("bias", (self.channels,), x)
         self._statistic("running_mean", (self.channels,), x, 0.0)
         self._statistic("running_var", (self.channels,), x, 1.0)
 
+    def _shape(self, x: Tensor) -> Any:
+        shape = op.shape(x)
+        if shape is not None and len(shape) < 2:
+            raise InvalidInput(f"BatchNorm2d takes inputs of shape (N, channels, ...); it was given {shape}", code="SX325")
+        return shape
+
     def forward(self, x: Tensor) -> Tensor:
-        if len(x.shape) < 2 or (isinstance(x.shape[1], int) and x.shape[1] != self.scale.shape[0]):
-            what = f"{self._path() or 'BatchNorm2d'} takes {self.scale.shape[0]} channels; it was given shape {x.shape}"
-            raise InvalidInput(what, code="SX325")
+        _channels(self, self._shape(x), self.channels)
         self._follow(x)
         values = (x, self.scale, self.bias, self.running_mean, self.running_var)
         if not tape.training:

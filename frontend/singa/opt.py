@@ -217,7 +217,7 @@ class Optimizer:
 
     def make_states(self, name: str, p: Tensor) -> None:
         """Give a parameter its states, zeros, where it has none yet; raises InvalidInput where it has some of another shape."""
-        self._key(name, p)
+        name = self._key(name, p)
         self._settle(p.device)
         for kind, group in self._states.items():
             t = group.get(name)
@@ -299,6 +299,10 @@ class Optimizer:
                 group.pop(key, None)
         self._keys[id(p)] = (weakref.ref(p), key)
         return key
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies know parameters by their names alone."""
+        return {**self.__dict__, "_keys": {}}
 
     def _settle(self, device: Device) -> None:
         """The counter and the values lie where the parameters do."""

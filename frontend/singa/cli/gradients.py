@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 
 from singa_backend.conform import matrix
 from singa_backend.conform.matrix import page
@@ -94,12 +94,12 @@ def _installed(quiet: bool) -> bool:
 def _show(document: dict[str, Any], each: bool) -> None:
     t = document["totals"]
     if each:
-        table = Table("operator", "verdict", "by", "points", "kinks", "worst", "graph", "onnxruntime", "why")
+        table = Table(Column("operator", no_wrap=True), "verdict", "by", "points", "kinks", "worst", "graph", "onnxruntime")
         for r in document["rows"]:
             witness = ", ".join(f"{w} {n}" for w, n in r["witness"].items())
             graph = {True: "agrees", False: "differs", None: ""}[r["graph"]]
             table.add_row(f"{r['operator']}-{r['version']}", r["verdict"], r["how"], str(r["agreed"]), str(r["kinks"]),
-                          f"{r['worst']:.0e}", graph, witness, r["why"])  # fmt: skip
+                          f"{r['worst']:.0e}", graph, witness)  # fmt: skip
     else:
         table = Table("verdict", "operator versions", title="gradients")
         for verdict, count in t["verdicts"].items():

@@ -1,0 +1,76 @@
+"""Philox, the counter-based generator: random bits that are a function of a key and a place, equal on every device.
+
+Philox-4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .. import limits
+from ..operator import Array, Host, Ints, Op, V, Xp, operator
+from ..private import DOMAIN, schema
+
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD = (1 << 32) - 1
+
+schema(
+    "Philox", ["key: tensor(int64)", "shape: tensor(int64)"], ["bits: T"], types={"T": ["uint32"]},
+    doc="Random 32-bit words.  key: (seed, number of the draw).  shape: that of the result.  Word i of the flat result is word "
+        "i % 4 of the block whose counter is (i // 4, draw) under the key (seed).",
+)  # fmt: skip
+
+
+@operator("Philox", 1, domain=DOMAIN)
+def philox(xp: Xp, key: Host[np.ndarray], shape: Host[Ints]) -> Array:
+    """uint32 words of the given shape; key: the seed and the number of the draw, each a non-negative int64."""
+    seed, draw = (int(k) for k in key.reshape(-1))
+    count = math.prod(shape)
+    limits.admit((max(count, 1), 4), np.uint64)
+    blocks = xp.arange(-(-count // 4), dtype=np.int64).astype(np.uint64)
+    word, shift = xp.asarray(np.uint64(_WORD)), xp.asarray(np.uint64(32))
+    c = [blocks & word, blocks >> shift, *(xp.full(blocks.shape, part, dtype=np.uint64) for part in (draw & _WORD, draw >> 32 & _WORD))]
+    k = [seed & _WORD, seed >> 32 & _WORD]
+    for _ in range(_ROUNDS):
+        a, b = (c[i] * xp.asarray(np.uint64(m)) for i, m in zip((0, 2), _MULTIPLIERS, strict=True))
+        keys = [xp.asarray(np.uint64(v)) for v in k]
+        c = [(b >> shift) ^ c[1] ^ keys[0], b & word, (a >> shift) ^ c[3] ^ keys[1], a & word]
+        k = [(v + w) & _WORD for v, w in zip(k, _WEYL, strict=True)]
+    return xp.stack(c, axis=-1).reshape(-1)[:count].astype(np.uint32).reshape(shape)
+
+
+@philox.composed
+def _(op: Op, key: V, shape: V) -> V:
+    """In int64, where products of 32 by 16 bits never overflow; BitwiseXor is there from opset 18 on."""
+    count = op.ReduceProd(shape, keepdims=0)
+    blocks = op.Range(0, op.Div(op.Add(count, 3), 4), 1)
+    seed, draw = op.Gather(key, 0), op.Gather(key, 1)
+    zeros = op.Mul(blocks, 0)
+    c = [*_halves(op, blocks), *(op.Add(zeros, part) for part in _halves(op, draw))]
+    k = list(_halves(op, seed))
+    for _ in range(_ROUNDS):
+        (a_high, a_low), (b_high, b_low) = (_product(op, c[i], m) for i, m in zip((0, 2), _MULTIPLIERS, strict=True))
+        c = [op.BitwiseXor(op.BitwiseXor(b_high, c[1]), k[0]), b_low, op.BitwiseXor(op.BitwiseXor(a_high, c[3]), k[1]), a_low]
+        k = [op.Mod(op.Add(v, w), 1 << 32) for v, w in zip(k, _WEYL, strict=True)]
+    words = op.Reshape(op.Concat(*(op.Unsqueeze(v, [1]) for v in c), axis=1), [-1])
+    return op.Reshape(op.Cast(op.Slice(words, [0], op.Reshape(count, [1])), to=12), shape, allowzero=1)
+
+
+def _halves(op: Op, x: V) -> tuple[V, V]:
+    """The low and the high 32 bits."""
+    return op.Mod(x, 1 << 32), op.Div(x, 1 << 32)
+
+
+def _product(op: Op, x: V, m: int) -> tuple[V, V]:
+    """The high and the low 32 bits of a product of 32-bit words."""
+    upper, lower = op.Mul(x, m >> 16), op.Mul(x, m & 0xFFFF)
+    middle = op.Add(upper, op.Div(lower, 1 << 16))  # below 2**49
+    low = op.Add(op.Mul(op.Mod(middle, 1 << 16), 1 << 16), op.Mod(lower, 1 << 16))
+    return op.Div(middle, 1 << 16), low
+
+
+philox.no_gradient("random")
