@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from singa import layer, opt, tape
+from singa.device import Device, default_device
 from singa.model import Model
 from singa.tape import op
-from singa.tensor import Tensor
+from singa.tensor import Tensor, to_numpy
 from singa_backend.errors import InvalidInput, SonnxError
 
 SHAPES = {"w": (3, 4), "b": (5,), "s": (), "e": (2, 0)}
@@ -306,17 +307,18 @@ class Net(Model):
         return loss
 
 
-def curve(kind: Any, graph: bool, change: float | None = None) -> list[float]:
+def curve(kind: Any, graph: bool, change: float | None = None, dev: Device = default_device) -> list[float]:
     rng = np.random.default_rng(5)
     xs, ts = rng.normal(size=(10, 3, 5)).astype(np.float32), rng.normal(size=(10, 3, 2)).astype(np.float32)
     net = Net(kind())
-    net.compile([Tensor(data=xs[0])], is_train=True, use_graph=graph)
+    net.compile([Tensor(data=xs[0], device=dev)], is_train=True, use_graph=graph)
     net.set_params({n: rng.normal(size=p.shape) for n, p in net.get_params().items()})
     losses = []
     for i, (x, t) in enumerate(zip(xs, ts, strict=True)):
         if change is not None and i == 5:
             net.optimizer.lr = change
-        losses.append(net(Tensor(data=x), Tensor(data=t)).data.item())
+        losses.append(float(to_numpy(net(Tensor(data=x, device=dev), Tensor(data=t, device=dev)))))
+    net.optimizer.set_states(net.optimizer.get_states())
     assert not net.not_traceable
     return losses
 
@@ -328,6 +330,12 @@ def test_a_recorded_step_gives_the_numbers_of_the_tape(kind: Any) -> None:
 
 def test_a_rate_that_is_set_counts_in_the_graph() -> None:
     assert curve(opt.SGD, True, 0.01) == curve(opt.SGD, False, 0.01) != curve(opt.SGD, False)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_device_gives_the_same_numbers(kind: Any, graph: bool) -> None:
+    assert curve(kind, graph, dev=Device("STRICT")) == curve(kind, graph)
 
 
 # --- NaN

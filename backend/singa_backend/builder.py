@@ -111,7 +111,7 @@ class Builder(Vocabulary[Symbol]):
             value = value.raw
         if isinstance(value, Symbol):
             if not value.name:  # a constant that is used for the first time
-                return self._named(value)
+                self._named(value)
             if value.builder is not self:
                 self._capture(value.name, x, value.builder)
             return value
@@ -248,7 +248,7 @@ class Builder(Vocabulary[Symbol]):
             return self._infer_private(node, symbols)
         scope: dict[str, TypeProto] = {}
         if any(a.HasField("g") for a in node.attribute):
-            for name, value in self.captured.items():
+            for name, value in list(self.captured.items()):
                 type = self._type_of(value)
                 if type is not None:
                     scope[name] = type

@@ -119,7 +119,7 @@ class Imported:
             return tensor
         if dtypes.STRING in (declared.dtype, op.dtype(tensor)):
             raise InvalidInput(f"input {declared} was given a tensor of {dtypes.onnx_name(op.dtype(tensor))}", code="SX302")
-        return op.Cast(tensor, to=dtypes.onnx_code(declared.dtype))  # type: ignore[no-any-return]
+        return op.Cast(tensor, to=dtypes.onnx_code(declared.dtype))
 
     # --- the two operators that know about training
 

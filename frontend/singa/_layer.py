@@ -11,7 +11,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import tape, trace
+from . import random, tape, trace
 from .tape import Dummy, op
 from .tensor import Tensor
 
@@ -103,7 +103,7 @@ class Layer:
         while layer is not None and layer.__dict__["_parent"] is not None:
             parts.insert(0, layer.__dict__["_key"])
             layer = layer.__dict__["_parent"]
-        return self.sep.join(parts)
+        return Layer.sep.join(parts)
 
     def register_layers(self, *args: Any) -> None:
         """Register layers that stand in a list, as `<Class>_<index>`; or those of an OrderedDict, under its keys."""
@@ -133,7 +133,7 @@ class Layer:
             for name, t in ask(layer).items():
                 if id(t) not in seen:
                     seen.add(id(t))
-                    found[name if name not in found else f"{self._path(key)}{self.sep}{name}"] = t
+                    found[name if name not in found else f"{self._path(key)}{Layer.sep}{name}"] = t
         return found
 
     def set_params(self, parameters: Mapping[str, Any]) -> None:
@@ -188,13 +188,11 @@ class Layer:
         """Make a parameter: normal with a deviation, uniform within a bound, or a value; its dtype is that of `x`, or float32."""
         t = _like(x, shape)
         t.stores_grad = t.requires_grad = True
-        if (std or bound) and not hasattr(t, "gaussian"):  # TODO remove
-            generator = np.random.default_rng(len(name) + sum(shape))
-            t.data[...] = np.asarray(generator.normal(0, std, t.shape) if std else generator.uniform(-bound, bound, t.shape))
-        elif std:
-            t.gaussian(0.0, std)
+        if std:
+            trace.assign(t, random.normal(0.0, std, t.shape, t.device, op.dtype(t)).raw)
         elif bound:
-            t.uniform(-bound, bound)
+            drawn = random.uniform(t.shape, t.device, op.dtype(t))
+            trace.assign(t, op.Mul(op.Sub(drawn, 0.5), 2 * bound).raw)
         else:
             t.data[...] = value
         setattr(self, name, t)

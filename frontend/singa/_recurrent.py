@@ -11,7 +11,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import autograd
+from . import random, tape
 from ._layer import Layer
 from .tape import op
 from .tensor import Tensor
@@ -75,8 +75,8 @@ class RNN_Base(Layer):
         last: list[list[Tensor]] = [[] for _ in states]
         d = self.directions
         for i in range(self.num_layers):
-            if i and self.dropout:
-                x = autograd.dropout(x, ratio=self.dropout)
+            if i and self.dropout and tape.training:
+                x, _ = random.dropout(x, self.dropout)
             here = [s if s is None or self.num_layers == 1 else op.Slice(s, [i * d], [(i + 1) * d], [0]) for s in wide]
             y, *ends = run(i, x, *here)
             for group, end in zip(last, ends, strict=True):

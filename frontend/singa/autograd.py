@@ -1,14 +1,32 @@
-"""Operators of SINGA's API as functions and classes on tensors, and their gradients."""
+"""Operators of SINGA's API as functions and classes on tensors, and their gradients.
+
+    y = autograd.leakyrelu(x, a=0.1)              a function gives a Tensor (split: a tuple)
+    y = autograd.LeakyRelu(0.1)(x)[0]             a class takes the arguments that are no tensors, and gives a tuple
+
+Each is declared once, in ONNX's operators: so the tape holds ONNX nodes only.
+"""
 
 from __future__ import annotations
 
+import inspect
 import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
-from . import tape
+import numpy as np
+
+from singa_backend import dtypes
+from singa_backend.differentiate import Taped
+from singa_backend.errors import InvalidInput
+from singa_backend.vocabulary import Eager
+
+from . import random, tape, trace
 from .tape import Dummy, Operation, Operator, backward, gradients, infer_dependency
-
-__all__ = ["Dummy", "Operation", "Operator", "backward", "gradients", "infer_dependency"]
+from .tape import op as recorder
+from .tensor import Tensor, dtype_of
 
 
 class _Module(ModuleType):
@@ -24,3 +42,646 @@ class _Module(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Module
+
+
+class Formula(Operator):
+    """An operator that is written in ONNX's operators: calling it on tensors leaves their nodes on the tape."""
+
+    formula: Callable[..., Any]
+    options: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        if len(args) > len(self.options):
+            raise TypeError(
+                f"{type(self).__name__} takes {len(self.options)} arguments ({', '.join(self.options)}); {len(args)} were given"
+            )
+        given = dict(zip(self.options, args, strict=False))
+        unknown = [n for n in kwargs if n not in self.options or n in given]
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} does not take {unknown[0]!r}; it takes {', '.join(self.options) or 'nothing'}"
+            )
+        self.given = {**given, **kwargs}
+        self._tape: Any = None
+
+    def __call__(self, *xs: Any) -> tuple[Any, ...]:
+        """The results for these tensors, as a tuple; raises InvalidInput for what is no tensor."""
+        for x in xs:
+            if not isinstance(x, Tensor) and x is not None:
+                raise InvalidInput(f"{type(self).__name__} takes tensors; it was given a {type(x).__name__}", code="SX311")
+        made = type(self).formula(recorder, *xs, **self.given)
+        return made if isinstance(made, tuple) else (made,)
+
+    def forward(self, *xs: Any) -> Any:
+        """On arrays: the result, or a tuple of results."""
+        record = Taped(Eager())
+        variables = [record.variable(np.asarray(x)) for x in xs]
+        made = type(self).formula(record, *variables, **self.given)
+        ys = made if isinstance(made, tuple) else (made,)
+        self._tape = (record, variables, ys)
+        return ys[0].raw if len(ys) == 1 else tuple(y.raw for y in ys)
+
+    def backward(self, *dys: Any) -> Any:
+        """On arrays, after `forward`: the gradients of its inputs, one or a tuple."""
+        record, variables, ys = self._tape
+        found = record.gradients(ys, [np.asarray(d, y.raw.dtype) for d, y in zip(dys or (1.0,), ys, strict=False)], variables)
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+def formula(name: str, *order: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare an operator: `f(op, <tensors>, *, <options>)` makes the class `name` and gives the public function.
+
+    The function takes the tensors and then the options, or its arguments in the `order` given.
+    """
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        variadic = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+        tensors = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+        options = tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY)
+        names = list(order) or [*tensors, *options]
+        made = type(name, (Formula,), {"formula": staticmethod(function), "options": options, "__doc__": function.__doc__,
+                                       "__module__": __name__})  # fmt: skip
+        globals()[name] = made
+
+        def public(*args: Any, **kwargs: Any) -> Any:
+            if variadic:
+                return _one(made(**kwargs)(*args))
+            if len(args) > len(names):
+                raise TypeError(f"{function.__name__} takes {', '.join(names)}; {len(args)} arguments were given")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            chosen = {n: v for n, v in given.items() if n not in tensors}
+            return _one(made(**chosen)(*(given[n] for n in tensors if n in given)))
+
+        public.__name__ = public.__qualname__ = function.__name__
+        public.__doc__ = function.__doc__
+        __all__.extend([name, function.__name__])
+        return public
+
+    return declare
+
+
+def _one(results: tuple[Any, ...]) -> Any:
+    return results[0] if len(results) == 1 else results
+
+
+__all__ = [
+    "Dummy",
+    "Formula",
+    "Operation",
+    "Operator",
+    "axis_helper",
+    "back_broadcast",
+    "backward",
+    "gradients",
+    "infer_dependency",
+]
+
+# --- one tensor in, one out -------------------------------------------------------------------------------------------
+
+_UNARY = {
+    "ReLU": ("relu", "Relu"), "Sigmoid": ("sigmoid", "Sigmoid"), "Tanh": ("tanh", "Tanh"), "Sin": ("sin", "Sin"),
+    "Sinh": ("sinh", "Sinh"), "Cos": ("cos", "Cos"), "Cosh": ("cosh", "Cosh"), "Tan": ("tan", "Tan"), "Asin": ("asin", "Asin"),
+    "Asinh": ("asinh", "Asinh"), "Acos": ("acos", "Acos"), "Acosh": ("acosh", "Acosh"), "Atan": ("atan", "Atan"),
+    "Atanh": ("atanh", "Atanh"), "Abs": ("abs", "Abs"), "Exp": ("exp", "Exp"), "Log": ("log", "Log"), "Sqrt": ("sqrt", "Sqrt"),
+    "Sign": ("sign", "Sign"), "Ceil": ("ceil", "Ceil"), "Floor": ("floor", "Floor"), "Reciprocal": ("reciprocal", "Reciprocal"),
+    "Negative": ("negative", "Neg"), "Erf": ("erf", "Erf"), "SoftPlus": ("softplus", "Softplus"),
+    "SoftSign": ("softsign", "Softsign"), "Identity": ("identity", "Identity"), "Rounde": ("rounde", "Round"),
+    "NonZero": ("nonzero", "NonZero"), "Shape": ("shape", "Shape"),
+}  # fmt: skip
+_BINARY = {
+    "Add": ("add", "Add"), "Sub": ("sub", "Sub"), "Mul": ("mul", "Mul"), "Div": ("div", "Div"), "Pow": ("pow", "Pow"),
+    "Less": ("less", "Less"), "Greater": ("greater", "Greater"), "Equal": ("equal", "Equal"), "Matmul": ("matmul", "MatMul"),
+}  # fmt: skip
+_LOGICAL = {"And": ("_and", "And"), "Or": ("_or", "Or"), "Xor": ("_xor", "Xor")}
+
+
+def _declare_plain() -> None:
+    """The operators that are one ONNX operator without attributes."""
+    for name, (function, onnx) in _UNARY.items():
+        _plain(name, function, onnx, lambda onnx: lambda op, x: op.call(onnx, (x,), {}, 1)[0])
+    for name, (function, onnx) in _BINARY.items():
+        _plain(name, function, onnx, lambda onnx: lambda op, a, b: op.call(onnx, (a, b), {}, 1)[0])
+    for name, (function, onnx) in _LOGICAL.items():
+        _plain(name, function, onnx, lambda onnx: lambda op, a, b: op.call(onnx, (_true(op, a), _true(op, b)), {}, 1)[0])
+    _plain("Not", "_not", "Not", lambda onnx: lambda op, x: op.Not(_true(op, x)))
+
+
+def _plain(name: str, function: str, onnx: str, make: Callable[[str], Callable[..., Any]]) -> None:
+    body = make(onnx)
+    body.__name__, body.__doc__ = (
+        function,
+        f"ONNX's {onnx}, element by element." if onnx != "MatMul" else "ONNX's MatMul: NumPy's product of matrices.",
+    )
+    globals()[function] = formula(name)(body)
+
+
+def _true(op: Any, x: Any) -> Any:
+    """Truth values, of numbers whether they are not zero."""
+    return x if op.dtype(x) == np.bool_ else op.Cast(x, to=dtypes.onnx_code(np.bool_))
+
+
+_declare_plain()
+
+
+@formula("Round")
+def round(op: Any, x: Any) -> Any:
+    """To the nearest integer, halves away from zero; `rounde` takes halves to the even neighbour."""
+    return op.Mul(op.Sign(x), op.Floor(op.Add(op.Abs(x), 0.5)))
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+@formula("Elu")
+def elu(op: Any, x: Any, *, alpha: float = 1.0) -> Any:
+    """x where x > 0, else alpha (exp(x) - 1)."""
+    return op.Elu(x, alpha=alpha)
+
+
+@formula("SeLU")
+def selu(op: Any, x: Any, *, alpha: float = 1.67326, gamma: float = 1.0507) -> Any:
+    """gamma x where x > 0, else gamma alpha (exp(x) - 1)."""
+    return op.Selu(x, alpha=alpha, gamma=gamma)
+
+
+@formula("LeakyRelu")
+def leakyrelu(op: Any, x: Any, *, a: float = 0.01) -> Any:
+    """x where x >= 0, else a x."""
+    return op.LeakyRelu(x, alpha=a)
+
+
+@formula("HardSigmoid")
+def hardsigmoid(op: Any, x: Any, *, alpha: float = 0.2, gamma: float = 0.5) -> Any:
+    """max(0, min(1, alpha x + gamma))"""
+    return op.HardSigmoid(x, alpha=alpha, beta=gamma)
+
+
+@formula("PRelu")
+def prelu(op: Any, x: Any, slope: Any) -> Any:
+    """x where x >= 0, else slope x; the slope broadcasts to x."""
+    return op.PRelu(x, slope)
+
+
+@formula("Clip")
+def clip(op: Any, x: Any, *, min: float | None = None, max: float | None = None) -> Any:
+    """x within [min, max]."""
+    return op.Clip(x, min, max)
+
+
+@formula("SoftMax")
+def softmax(op: Any, x: Any, *, axis: int = 1) -> Any:
+    """Over all axes from `axis` on, as in opsets before 13: the rows of a matrix (product before the axis, product behind)."""
+    return op.Reshape(op.Softmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
+
+
+# --- several tensors --------------------------------------------------------------------------------------------------
+
+
+@formula("Sum")
+def sum(op: Any, *l: Any) -> Any:  # noqa: E741
+    """The sum of tensors, broadcast."""
+    return op.Sum(*l)
+
+
+@formula("Mean")
+def mean(op: Any, *l: Any) -> Any:  # noqa: E741
+    """The mean of tensors, element by element."""
+    return op.Mean(*l)
+
+
+@formula("Max")
+def max(op: Any, *l: Any) -> Any:  # noqa: E741
+    """The largest of tensors, element by element; those that are equal share the gradient."""
+    return op.Max(*l)
+
+
+@formula("Min")
+def min(op: Any, *l: Any) -> Any:  # noqa: E741
+    """The least of tensors, element by element; those that are equal share the gradient."""
+    return op.Min(*l)
+
+
+def add_all(*xs: Tensor) -> Any:
+    """The sum of tensors."""
+    return sum(*xs)
+
+
+@formula("Gemm")
+def gemm(
+    op: Any, A: Any, B: Any, C: Any = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0
+) -> Any:
+    """alpha A' B' + beta C"""
+    return op.Gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
+
+
+@formula("AddBias")
+def add_bias(op: Any, x: Any, b: Any, *, axis: int = 0) -> Any:
+    """A matrix plus a vector: to each row (axis 0), or to each column (axis 1)."""
+    if axis not in (0, 1):
+        raise InvalidInput(f"add_bias adds to rows (axis 0) or columns (axis 1), not along {axis}", code="SX333")
+    return op.Add(x, b if axis == 0 else op.Unsqueeze(b, [1]))
+
+
+@formula("CosSim")
+def cossim(op: Any, a: Any, b: Any) -> Any:
+    """The cosine of the angle between the rows of two matrices, of shape (N,)."""
+    dot = op.ReduceSum(op.Mul(a, b), [1], keepdims=0)
+    return op.Div(dot, op.Mul(op.ReduceL2(a, [1], keepdims=0), op.ReduceL2(b, [1], keepdims=0)))
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+@formula("Reshape")
+def reshape(op: Any, x: Any, *, shape: Sequence[int]) -> Any:
+    """The same values in another shape: 0 keeps a size, one -1 is worked out."""
+    return op.Reshape(x, shape if op.is_value(shape) else list(shape))
+
+
+@formula("Flatten")
+def flatten(op: Any, x: Any, *, axis: int = 1) -> Any:
+    """A matrix: the axes before `axis` are its rows."""
+    return op.Flatten(x, axis=axis)
+
+
+@formula("Transpose")
+def transpose(op: Any, x: Any, *, shape: Sequence[int] | None = None) -> Any:
+    """The axes in another order; backwards where none is given."""
+    return op.Transpose(x, perm=None if shape is None else list(shape))
+
+
+@formula("Squeeze")
+def squeeze(op: Any, x: Any, *, axis: Any = ()) -> Any:
+    """Without these axes of size 1; without all such axes where none is named."""
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    return op.Squeeze(x, axes or None)
+
+
+@formula("Unsqueeze")
+def unsqueeze(op: Any, x: Any, *, axis: Any) -> Any:
+    """With axes of size 1 at these places of the result."""
+    return op.Unsqueeze(x, [axis] if isinstance(axis, int) else list(axis))
+
+
+@formula("Concat")
+def _cat(op: Any, *xs: Any, axis: int = 0) -> Any:
+    return op.Concat(*xs, axis=axis)
+
+
+def cat(xs: Sequence[Tensor], axis: int = 0) -> Any:
+    """Tensors side by side along an axis."""
+    return _cat(*xs, axis=axis)
+
+
+@formula("Split")
+def split(op: Any, x: Any, *, axis: int, parts: Sequence[int] | None = None, num_output: int | None = None) -> Any:
+    """Pieces of these sizes along an axis, or `num_output` equal ones; a tuple."""
+    count = len(parts) if parts is not None else num_output
+    if not count:
+        raise InvalidInput("split needs the sizes of the parts, or how many there are", code="SX333")
+    made = op.call(
+        "Split",
+        [x, None if parts is None else list(parts)],
+        {"axis": axis, "num_outputs": None if parts is not None else count},
+        count,
+    )
+    return tuple(made)
+
+
+@formula("Slice")
+def slice(op: Any, x: Any, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None,
+          steps: Sequence[int] | None = None) -> Any:  # fmt: skip
+    """A part of x, as ONNX's Slice."""
+    return op.Slice(x, list(starts), list(ends), None if axes is None else list(axes), None if steps is None else list(steps))
+
+
+@formula("Tile")
+def tile(op: Any, x: Any, *, repeats: Any) -> Any:
+    """x repeated so often along each axis; fewer numbers than axes count for the last ones."""
+    times = [repeats] if isinstance(repeats, int) else list(repeats)
+    rank = op.rank(x)
+    if len(times) > rank:
+        x = op.Unsqueeze(x, list(range(len(times) - rank)))
+    return op.Tile(x, [1] * (rank - len(times)) + times)
+
+
+@formula("Expand")
+def expand(op: Any, x: Any, *, shape: Sequence[int]) -> Any:
+    """x broadcast to a shape."""
+    return op.Expand(x, shape if op.is_value(shape) else list(shape))
+
+
+@formula("Pad")
+def pad(op: Any, x: Any, *, mode: str = "constant", pads: Sequence[int], constant: float = 0.0) -> Any:
+    """A frame around x: first the sizes before each axis, then those behind; "constant", "reflect" or "edge"."""
+    return op.Pad(x, list(pads), constant if mode == "constant" else None, mode=mode)
+
+
+@formula("UpSample")
+def upsample(op: Any, x: Any, *, mode: str, scales: Sequence[float]) -> Any:
+    """x scaled along each axis, "nearest" or "linear", as ONNX's Upsample."""
+    factors = op.constant([float(s) for s in scales], np.float32)
+    return op.Resize(x, None, factors, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+
+
+@formula("DepthToSpace")
+def depth_to_space(op: Any, x: Any, *, blocksize: int, mode: str = "DCR") -> Any:
+    """Channels to blocks of space."""
+    return op.DepthToSpace(x, blocksize=blocksize, mode=mode)
+
+
+@formula("SpaceToDepth")
+def space_to_depth(op: Any, x: Any, *, blocksize: int, mode: str = "DCR") -> Any:
+    """Blocks of space to channels: the inverse of `depth_to_space` in the same mode."""
+    if mode == "DCR":
+        return op.SpaceToDepth(x, blocksize=blocksize)
+    n, c, h, w = (op.Shape(x, start=i, end=i + 1) for i in range(4))
+    b = [blocksize]
+    parts = op.Reshape(x, op.Concat(n, c, op.Div(h, blocksize), b, op.Div(w, blocksize), b, axis=0), allowzero=1)
+    moved = op.Transpose(parts, perm=[0, 1, 3, 5, 2, 4])
+    return op.Reshape(
+        moved, op.Concat(n, op.Mul(c, blocksize**2), op.Div(h, blocksize), op.Div(w, blocksize), axis=0), allowzero=1
+    )
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+@formula("Gather")
+def gather(op: Any, x: Any, *, axis: int, indices: Any) -> Any:
+    """What stands at these places along an axis; negative ones count from the end, others beyond it are an error."""
+    return op.Gather(x, _whole(op, indices), axis=axis)
+
+
+@formula("ScatterElements")
+def scatter_elements(op: Any, x: Any, indices: Any, updates: Any, *, axis: int = 0) -> Any:
+    """x with updates written at places along an axis."""
+    return op.ScatterElements(x, _whole(op, indices), updates, axis=axis)
+
+
+@formula("Where", "x", "y", "condition")
+def where(op: Any, x: Any, y: Any, *, condition: Any) -> Any:
+    """x where the condition holds, else y."""
+    condition = condition if op.is_value(condition) else op.constant(condition)
+    return op.Where(_true(op, condition), x, y)
+
+
+@formula("OneHot", "axis", "indices", "depth", "values")
+def onehot(op: Any, indices: Any, *, axis: int, depth: int, values: Any = (0.0, 1.0)) -> Any:
+    """values[1] at the class of each index along a new axis, values[0] elsewhere."""
+    values = values if op.is_value(values) else op.constant(values, np.float32)
+    return op.OneHot(_whole(op, indices), op.constant(int(depth), np.int64), values, axis=axis)
+
+
+@formula("Embedding")
+def embedding(op: Any, x: Any, w: Any) -> Any:
+    """The rows of w that x names."""
+    return op.Gather(w, _whole(op, x), axis=0)
+
+
+def _whole(op: Any, x: Any) -> Any:
+    """Indices as int64: SINGA's programs have them as floats too."""
+    if not op.is_value(x):
+        return op.constant(x, np.int64)
+    return x if op.dtype(x) in (np.int32, np.int64) else op.Cast(x, to=dtypes.onnx_code(np.int64))
+
+
+# --- conversion, reduction --------------------------------------------------------------------------------------------
+
+
+@formula("Cast")
+def cast(op: Any, x: Any, *, to: Any) -> Any:
+    """x in another dtype: a constant of `tensor`, or a NumPy dtype."""
+    return op.Cast(x, to=dtypes.onnx_code(dtype_of(to)))
+
+
+@formula("ConstantOfShape")
+def constant_of_shape(op: Any, x: Any, *, value: float = 0) -> Any:
+    """An array of the shape that x holds, filled; float32 for a float, int64 for an integer."""
+    return op.ConstantOfShape(_whole(op, x), value=np.array([value], np.float32 if isinstance(value, float) else np.int64))
+
+
+@formula("ReduceSum")
+def reduce_sum(op: Any, x: Any, *, axes: Sequence[int] | None = None, keepdims: int = 1) -> Any:
+    """The sum over axes, or over all."""
+    return op.ReduceSum(x, None if axes is None else list(axes), keepdims=keepdims)
+
+
+@formula("ReduceMean")
+def reduce_mean(op: Any, x: Any, *, axes: Sequence[int] | None = None, keepdims: int = 1) -> Any:
+    """The mean over axes, or over all."""
+    return op.ReduceMean(x, None if axes is None else list(axes), keepdims=keepdims)
+
+
+@formula("GlobalAveragePool")
+def globalaveragepool(op: Any, x: Any, *, data_format: str = "channels_first") -> Any:
+    """The mean over the spatial axes, which stay as ones."""
+    if data_format not in ("channels_first", "channels_last"):
+        raise InvalidInput(f"data_format is 'channels_first' or 'channels_last', not {data_format!r}", code="SX333")
+    rank = op.rank(x)
+    return op.ReduceMean(x, list(range(2, rank) if data_format == "channels_first" else range(1, rank - 1)), keepdims=1)
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+
+class Dropout(Operator):
+    """In training, a share `ratio` of x is dropped and the rest divided by 1 - ratio; else x."""
+
+    def __init__(self, seed: int = 0, ratio: float = 0.5) -> None:
+        super().__init__()
+        self.ratio = ratio
+
+    def __call__(self, *xs: Tensor) -> tuple[Tensor, ...]:
+        return (recorder.Identity(xs[0]) if not tape.training else random.dropout(xs[0], self.ratio)[0],)
+
+
+def dropout(x: Tensor, seed: int = 0, ratio: float = 0.5) -> Tensor:
+    """x in inference; in training x mask / (1 - ratio), the mask from the stream of x's device.
+
+    seed: kept for old programs, whose second argument it is; the stream is seeded by `device.SetRandSeed`.
+    """
+    if isinstance(seed, float) and 0 < seed < 1:
+        warnings.warn(f"the second argument of dropout is its seed; write ratio={seed}", UserWarning, stacklevel=2)
+    if not 0 <= ratio < 1:
+        raise InvalidInput(f"the ratio of dropout lies in [0, 1); it is {ratio}", code="SX333")
+    return Dropout(seed, ratio)(x)[0]
+
+
+# --- losses: of shape (1,) --------------------------------------------------------------------------------------------
+
+
+@formula("SoftMaxCrossEntropy")
+def softmax_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
+    """The mean over rows of -sum (t / sum t) log softmax(x).
+
+    x: (N, C) scores.  t: class numbers (N,), or one-hot or soft labels (N, C).
+    Raises InvalidInput for labels of another shape, or class numbers outside [0, C).
+    """
+    _matrix(op, x, "the scores")
+    if op.rank(t) == 1 or (op.rank(t) == 2 and op.shape(t)[1] == 1 != op.shape(x)[1]):
+        _check_classes(op, x, t)
+        ids = op.Reshape(_whole(op, t), [-1])
+        return op.Reshape(op.SoftmaxCrossEntropyLoss(x, ids), [1])
+    _same_shape(op, x, t)
+    t = op.cast(t, x)
+    share = op.Div(t, op.ReduceSum(t, [1], keepdims=1))
+    return _mean_over_rows(op, op.Neg(op.Mul(share, op.LogSoftmax(x, axis=1))), x)
+
+
+@formula("MeanSquareError")
+def mse_loss(op: Any, x: Any, *, t: Any) -> Any:
+    """The mean of (x - t)^2 over all elements; equal shapes."""
+    _same_shape(op, x, t)
+    d = op.Sub(x, op.cast(t, x))
+    return op.Reshape(op.ReduceMean(op.Mul(d, d), keepdims=0), [1])
+
+
+@formula("CrossEntropy")
+def cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
+    """-sum t log x over rows; x: (N, C) probabilities, t: labels of the same shape."""
+    _same_shape(op, x, t)
+    return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), op.Log(x))), x)
+
+
+@formula("BinaryCrossEntropy")
+def binary_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
+    """-sum [t log(x + 1e-4) + (1 - t) log(1.0001 - x)] over rows; x: probabilities, t: labels of the same shape."""
+    _same_shape(op, x, t)
+    t = op.cast(t, x)
+    each = op.Add(op.Mul(t, op.Log(op.Add(x, 1e-4))), op.Mul(op.Sub(1, t), op.Log(op.Sub(1.0001, x))))
+    return _mean_over_rows(op, op.Neg(each), x)
+
+
+@formula("RankingLoss")
+def ranking_loss(op: Any, pos: Any, neg: Any, *, M: float = 0.2) -> Any:
+    """The mean of max(0, M - pos + neg)."""
+    return op.Reshape(op.ReduceMean(op.Relu(op.Add(op.Sub(neg, pos), M)), keepdims=0), [1])
+
+
+def _mean_over_rows(op: Any, each: Any, x: Any) -> Any:
+    rows = op.cast(op.Shape(x, start=0, end=1), x)
+    return op.Div(op.Reshape(op.ReduceSum(each, keepdims=0), [1]), rows)
+
+
+def _matrix(op: Any, x: Any, what: str) -> None:
+    if op.rank(x) != 2:
+        raise InvalidInput(f"{what} have shape {op.shape(x)}; a row for each sample is needed, (N, C)", code="SX334")
+
+
+def _same_shape(op: Any, x: Any, t: Any) -> None:
+    """Raises InvalidInput where sizes that are known differ."""
+    a, b = op.shape(x), op.shape(t)
+    if len(a) != len(b) or any(isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(a, b, strict=True)):
+        raise InvalidInput(f"the outputs have shape {a} and the targets {b}; they must be equal", code="SX334")
+
+
+def _check_classes(op: Any, x: Any, t: Any) -> None:
+    rows, classes = op.shape(x)
+    count = op.shape(t)[0]
+    if isinstance(rows, int) and isinstance(count, int) and rows != count:
+        raise InvalidInput(f"there are {rows} rows of scores and {count} labels", code="SX334")
+    if trace.current() is not None or not isinstance(t, Tensor):
+        return
+    values = np.asarray(t.device.backend.get(t.data)).reshape(-1)
+    if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and (values != np.floor(values)).any()):
+        raise InvalidInput(
+            f"class numbers are whole numbers, not {dtypes.onnx_name(values.dtype)} like {values[:3].tolist()}", code="SX335"
+        )
+    if values.size and not (values.min() >= 0 and values.max() < classes):
+        what = f"the labels go from {values.min()} to {values.max()}; the scores have {classes} classes"
+        raise InvalidInput(what, code="SX335", hint="class numbers begin at 0")
+
+
+# --- by handle --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ConvHandle:
+    """How a convolution goes: strides, ONNX's pads (all begins, then all ends), dilations, groups."""
+
+    strides: tuple[int, ...] = (1, 1)
+    pads: tuple[int, ...] = (0, 0, 0, 0)
+    dilations: tuple[int, ...] = (1, 1)
+    group: int = 1
+
+
+@dataclass
+class BatchNormHandle:
+    """factor: the weight of the new batch in the running statistics; epsilon: what is added to the variance."""
+
+    factor: float = 0.9
+    epsilon: float = 1e-5
+
+
+@dataclass
+class PoolingHandle:
+    """How a pooling goes: the window, its strides, ONNX's pads, and whether the maximum or the mean is taken."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...] = (0, 0, 0, 0)
+    is_max: bool = True
+
+
+def conv2d(handle: ConvHandle, x: Tensor, W: Tensor, b: Tensor | None = None, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
+    """x (N, C, H, W) convolved with filters (M, C / group, kh, kw), plus b (M,); odd_padding is left, right, top, bottom."""
+    pads = _odd(handle.pads, odd_padding)
+    return recorder.Conv(x, W, b, strides=handle.strides, pads=pads, dilations=handle.dilations, group=handle.group)
+
+
+def pooling_2d(handle: PoolingHandle, x: Tensor, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
+    """The maximum or the mean of windows of x (N, C, H, W); padding never wins and never counts."""
+    pool = recorder.MaxPool if handle.is_max else recorder.AveragePool
+    return pool(x, kernel_shape=handle.kernel, strides=handle.strides, pads=_odd(handle.pads, odd_padding))
+
+
+def _odd(pads: Sequence[int], odd: Sequence[int]) -> list[int]:
+    left, right, top, bottom = odd
+    return [p + o for p, o in zip(pads, (top, left, bottom, right), strict=True)]
+
+
+def batchnorm_2d(
+    handle: BatchNormHandle, x: Tensor, scale: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor
+) -> Any:
+    """x normalized by channel: in training with the statistics of the batch, which then enter the running ones."""
+    if not tape.training:
+        return recorder.BatchNormalization(x, scale, bias, running_mean, running_var, epsilon=handle.epsilon)
+    y, mean, var = recorder.BatchNormalization(x, scale, bias, running_mean, running_var, epsilon=handle.epsilon,
+                                               momentum=1 - handle.factor, training_mode=1, outputs=3)  # fmt: skip
+    with tape.no_tape():
+        for old, new in ((running_mean, mean), (running_var, var)):
+            trace.assign(old, new.raw)
+    return y
+
+
+# --- for operators of users -------------------------------------------------------------------------------------------
+
+
+def axis_helper(y_shape: Sequence[int], x_shape: Sequence[int]) -> tuple[int, ...]:
+    """The axes along which an array of shape x_shape was spread to become one of y_shape."""
+    more = len(y_shape) - len(x_shape)
+    return (*range(more), *(more + i for i, n in enumerate(x_shape) if n == 1 and y_shape[more + i] != 1))
+
+
+def back_broadcast(y_shape: Sequence[int], x_shape: Sequence[int], x: Any) -> Any:
+    """The sum of an array of shape y_shape over what broadcasting added to x_shape."""
+    if tuple(y_shape) == tuple(x_shape):
+        return x
+    axes = axis_helper(y_shape, x_shape)
+    return x.sum(axis=axes, keepdims=True).reshape(tuple(x_shape))
+
+
+_LAYERS = ("Linear", "Conv2d", "SeparableConv2d", "BatchNorm2d", "Pooling2d", "MaxPool2d", "AvgPool2d", "MaxPool1d", "AvgPool1d",
+           "RNN_Base", "RNN", "LSTM")  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """The layers that SINGA's older programs look for here."""
+    if name in _LAYERS:
+        from . import layer
+
+        return getattr(layer, name)
+    raise AttributeError(f"module 'singa.autograd' has no attribute {name!r}")

@@ -19,7 +19,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import autograd, tape, trace
+from . import autograd, random, tape, trace
 from ._layer import Layer
 from ._recurrent import LSTM, RNN, CudnnRNN, RNN_Base
 from .tape import op
@@ -208,6 +208,8 @@ class Conv2d(Layer):
         self.padding, self.pad_mode = padding, pad_mode
         self.group, self.bias, self.activation = group, bias, activation
         self.attributes = _window(padding, pad_mode)
+        pads = self.attributes.get("pads", (0, 0, 0, 0))
+        self.handle = autograd.ConvHandle(self.stride, tuple(pads), self.dilation, group)
         self.b: Tensor | None = None
 
     def initialize(self, x: Tensor) -> None:
@@ -291,6 +293,7 @@ class BatchNorm2d(Layer):
         if len(args) > 2:
             raise TypeError(f"BatchNorm2d takes (channels, momentum), not {len(args)} arguments")
         self.momentum = float(args[1]) if len(args) > 1 else momentum
+        self.handle = autograd.BatchNormHandle(self.momentum, self.epsilon)
 
     def initialize(self, x: Tensor) -> None:
         self.channels = int(self._shape(x)[1])
@@ -337,6 +340,8 @@ class Pooling2d(Layer):
         self.stride = self.kernel_size if stride is None else _pair("stride", stride)
         self.padding, self.is_max, self.pad_mode = padding, is_max, pad_mode
         self.attributes = _window(padding, pad_mode)
+        pads = self.attributes.get("pads", (0, 0, 0, 0))
+        self.handle = autograd.PoolingHandle(self.kernel_size, self.stride, tuple(pads), is_max)
 
     def forward(self, x: Tensor) -> Tensor:
         _images(self, x)
@@ -422,27 +427,27 @@ class SoftMax(Layer):
     """Along the axes from 1 on, taken as one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return autograd.softmax(x)
+        return autograd.softmax(x)  # type: ignore[no-any-return]
 
 
 class SoftMaxCrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return autograd.softmax_cross_entropy(x, t)
+        return autograd.softmax_cross_entropy(x, t)  # type: ignore[no-any-return]
 
 
 class MeanSquareError(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return autograd.mse_loss(x, t)
+        return autograd.mse_loss(x, t)  # type: ignore[no-any-return]
 
 
 class CrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return autograd.cross_entropy(x, t)
+        return autograd.cross_entropy(x, t)  # type: ignore[no-any-return]
 
 
 class BinaryCrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return autograd.binary_cross_entropy(x, t)
+        return autograd.binary_cross_entropy(x, t)  # type: ignore[no-any-return]
 
 
 class Dropout(Layer):
@@ -453,7 +458,7 @@ class Dropout(Layer):
         self.ratio = ratio
 
     def forward(self, x: Tensor) -> Tensor:
-        return autograd.dropout(x, ratio=self.ratio)
+        return random.dropout(x, self.ratio)[0] if tape.training else x
 
 
 class Cat(Layer):

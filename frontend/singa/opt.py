@@ -9,7 +9,7 @@ sgd.step()                                         the same by hand
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,8 +61,7 @@ class ExponentialDecay(DecayScheduler):
         quotient = op.Div(_double(step), float(self.decay_steps))
         if self.staircase:
             quotient = op.Floor(quotient)
-        rate = op.constant([self.decay_rate], np.float64)
-        return op.Mul(op.Pow(rate, quotient), float(self.init_value))
+        return op.Mul(op.Pow(np.float64(self.decay_rate), quotient), float(self.init_value))
 
 
 class Optimizer:
@@ -88,6 +87,7 @@ class Optimizer:
         self._states: dict[str, dict[str, Tensor]] = {kind: {} for kind in self.kinds}
         self._loaded: set[str] = set()
         self._keys: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._shared: dict[Any, Tensor] | None = None
         self._settled: Device | None = None
         self._values["lr"] = Tensor(data=np.zeros(1, self.dtype), requires_grad=False, name="lr_value")
         self.lr = lr
@@ -124,13 +124,22 @@ class Optimizer:
                 if isinstance(value, Tensor):
                     trace.assign(target, op.Reshape(op.cast(value, target), [1]).raw)
                 else:
-                    trace.assign(target, op.Expand(op.constant(value, self.dtype), [1]).raw)
+                    trace.assign(target, op.full_like(target, float(value)).raw)
 
     def _value(self, name: str, like: Tensor) -> Any:
         """A hyperparameter: a number, or a 0-d Tensor in the dtype of `like`."""
         if name in self._values:
-            return op.cast(op.Squeeze(self._values[name], [0]), like)
+            return self._once(name, like, lambda: op.cast(op.Squeeze(self._values[name], [0]), like))
         return float(self._schedules[name].init_value)
+
+    def _once(self, what: str, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """What all parameters of one dtype share in a step."""
+        if self._shared is None:
+            return make()
+        key = (what, op.dtype(like))
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
 
     def _is(self, name: str, number: float) -> bool:
         schedule = self._schedules[name]
@@ -139,7 +148,7 @@ class Optimizer:
     def _less(self, name: str, like: Tensor) -> Any:
         """One minus a hyperparameter."""
         value = self._value(name, like)
-        return op.Sub(op.cast(op.constant(1.0), like), value) if isinstance(value, Tensor) else 1.0 - value
+        return op.Sub(1.0, value) if isinstance(value, Tensor) else 1.0 - value
 
     # --- a step
 
@@ -164,8 +173,12 @@ class Optimizer:
             )
         for p, g in pairs:
             self._fits(self._key(p.name, p), p, g)
-        for p, g in pairs:
-            self.apply(p.name, p, g)
+        self._shared = {}
+        try:
+            for p, g in pairs:
+                self.apply(p.name, p, g)
+        finally:
+            self._shared = None
 
     def apply(self, param_name: str, param_value: Tensor, param_grad: Tensor) -> None:
         """Update a parameter in place.
@@ -415,10 +428,14 @@ class Adam(Optimizer):
 
     def _bias(self, name: str, p: Tensor) -> Tensor:
         """1 - beta ** t, in float64: in float32, 1 - 0.999 has five digits."""
-        t = op.Add(_double(op.Squeeze(self.step_counter, [0])), 1.0)
-        beta = self._value(name, t)
-        power = op.Pow(beta if isinstance(beta, Tensor) else op.constant(beta, np.float64), t)
-        return op.cast(op.Sub(op.constant(1.0, np.float64), power), p)
+
+        def make() -> Tensor:
+            t = op.Add(_double(op.Squeeze(self.step_counter, [0])), 1.0)
+            beta = self._value(name, t)
+            power = op.Pow(beta if isinstance(beta, Tensor) else np.float64(beta), t)
+            return op.cast(op.Sub(1.0, power), p)
+
+        return self._once(f"1 - {name}**t", p, make)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

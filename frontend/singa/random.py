@@ -27,7 +27,8 @@ def _bits(shape: Any, device: Device) -> Tensor:
         sizes = shape if isinstance(shape, Tensor) else op.constant(list(shape), np.int64)
         words = op.Philox(state, sizes, domain=DOMAIN)
         trace.assign(state, op.Add(state, [0, 1]).raw)
-    return Tensor._of(words.raw, device, False)
+    drawn = words.raw if trace.current() is not None else device.backend.put(words.raw)  # the state lies on the host
+    return Tensor._of(drawn, device, False)
 
 
 def uniform(shape: Any, device: Device | None = None, dtype: Any = np.float32) -> Tensor:
@@ -74,9 +75,13 @@ def dropout(x: Tensor, ratio: Any) -> tuple[Tensor, Tensor]:
     """
     with tape.no_tape():
         drawn = uniform(op.Shape(x), x.device)
-        share = op.cast(ratio, drawn) if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
+        share: Any
+        grown: Any
+        if isinstance(ratio, Tensor):
+            share, grown = op.cast(ratio, drawn), op.Div(1, op.Sub(1, op.cast(ratio, x)))
+        else:
+            share, grown = np.float32(ratio), 1 / (1 - ratio) if ratio < 1 else 0.0
         mask = op.Not(op.Less(drawn, share))
-        grown = op.Div(1, op.Sub(1, op.cast(share, x)))
     return op.Mul(x, op.Mul(op.cast(mask, x), grown)), mask
 
 

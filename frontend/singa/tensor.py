@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from singa_backend.builder import Symbol
 from singa_backend.errors import InvalidInput
 
 from . import device as devices
-from . import trace
+from . import tape, trace
 from .device import Device
 from .tape import Dummy, Operator, op
 
@@ -115,8 +116,337 @@ class Tensor:
         if isinstance(self._data, Symbol) or (current is not None and id(self) in current.assigned):
             raise trace.NotTraceable("the values of a tensor are not known while its step is recorded as a graph")
 
+    def is_dummy(self) -> bool:
+        """Whether no operator made it."""
+        return self._creator is None or isinstance(self._creator, Dummy)
+
+    def ndim(self) -> int:
+        return op.rank(self)
+
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def is_empty(self) -> bool:
+        return 0 in self.shape
+
+    def is_transpose(self) -> bool:
+        """Whether the storage is not in the order of the axes."""
+        return not self.data.flags.c_contiguous
+
+    def memsize(self) -> int:
+        """Bytes of the elements."""
+        return self.size() * int(op.dtype(self).itemsize)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
     def __repr__(self) -> str:
         return f"<Tensor {self.name!r} {op.dtype(self)}{list(self.shape)} on {self.device.backend}>"
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # --- NumPy, DLPack
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.device.backend.get(self.data)
+        return np.array(array, dtype) if copy or dtype is not None else array
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.data.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.data.__dlpack_device__()
+
+    def __float__(self) -> float:
+        return float(self._single())
+
+    def __int__(self) -> int:
+        return int(self._single())
+
+    def __bool__(self) -> bool:
+        return bool(self._single())
+
+    def _single(self) -> Any:
+        if self.size() != 1:
+            raise InvalidInput(f"a tensor of shape {self.shape} is no single number", code="SX336")
+        return self.device.backend.get(self.data).reshape(())[()]
+
+    # --- new tensors
+
+    def reshape(self, shape: Any) -> Tensor:
+        return op.Reshape(self, [shape] if isinstance(shape, int) else list(shape))  # type: ignore[no-any-return]
+
+    def transpose(self, axes: Sequence[int] | None = None) -> Tensor:
+        """The axes in another order; backwards where none is given."""
+        return op.Transpose(self, perm=None if axes is None else list(axes))  # type: ignore[no-any-return]
+
+    def T(self) -> Tensor:
+        """The transpose."""
+        return self.transpose()
+
+    def contiguous(self) -> Tensor:
+        """The same values, stored in the order of the axes."""
+        return Tensor(
+            data=self.device.backend.xp.ascontiguousarray(self.data), device=self.device, requires_grad=self.requires_grad
+        )
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
+        """Each element (or each slice along an axis) so many times, as NumPy's repeat."""
+        return repeat(self, repeats, axis)
+
+    def clone(self) -> Tensor:
+        """A tensor with storage of its own."""
+        made = Tensor(data=self.data.copy(), device=self.device, requires_grad=self.requires_grad, stores_grad=self.stores_grad)
+        made.name = self.name
+        return made
+
+    deepcopy = clone
+
+    def copy(self) -> Tensor:
+        """A tensor that shares this one's storage."""
+        made = Tensor._of(self.data, self.device, self.requires_grad)
+        made.stores_grad, made.name = self.stores_grad, self.name
+        return made
+
+    def as_type(self, dtype: Any) -> Tensor:
+        """The values in another dtype."""
+        return op.Cast(self, to=dtypes.onnx_code(dtype_of(dtype)))  # type: ignore[no-any-return]
+
+    def l1(self) -> float:
+        """The mean of the absolute values."""
+        return float(np.abs(to_numpy(self)).mean())
+
+    def l2(self) -> float:
+        """The root of the sum of the squares, over the number of elements."""
+        return float(np.sqrt(np.square(to_numpy(self).astype(np.float64)).sum()) / max(1, self.size()))
+
+    # --- in place
+
+    def to_type(self, dtype: Any) -> Tensor:
+        """Change the dtype of this tensor."""
+        self.data = self.device.backend.put(self.device.backend.get(self.data).astype(dtype_of(dtype)))
+        return self
+
+    def to_device(self, device: Device) -> Tensor:
+        """Move this tensor to a device."""
+        value = self.device.backend.get(self.data)
+        self.device = devices.resolve(device)
+        self._data = self.device.backend.put(value)
+        return self
+
+    def to_host(self) -> Tensor:
+        """Move this tensor to the CPU."""
+        return self.to_device(devices.default_device)
+
+    def set_value(self, x: Any, inplace: bool = True) -> Tensor:
+        """Fill with a number."""
+        target = self if inplace else self.clone()
+        with tape.no_tape():
+            trace.assign(target, op.Expand(op.constant(x, op.dtype(target)), op.Shape(target)).raw)
+        return target
+
+    def reset_like(self, t: Tensor) -> Tensor:
+        """Zeros of the shape, dtype and device of another tensor."""
+        self.device = t.device
+        self.data = t.device.backend.put(np.zeros(t.shape, op.dtype(t)))
+        return self
+
+    def copy_from_numpy(self, array: Any, offset: int = 0) -> None:
+        """Write an array's values, in order, from an offset on; its shape need not be this one's.
+
+        Raises InvalidInput where there are more than fit, or fewer without an offset.
+        """
+        array = np.asarray(array)
+        if offset + array.size > self.size() or (not offset and array.size != self.size()):
+            raise InvalidInput(f"{array.size} values at {offset} do not fill a tensor of shape {self.shape}", code="SX337")
+        if array.size == self.size():
+            self.data[...] = self.device.backend.put(np.ascontiguousarray(array.reshape(self.shape), op.dtype(self)))
+            return
+        flat = self.data.reshape(-1)
+        flat[offset : offset + array.size] = self.device.backend.put(array.reshape(-1).astype(op.dtype(self)))
+
+    def copy_data(self, t: Tensor) -> None:
+        """Write another tensor's values."""
+        self.copy_from_numpy(to_numpy(t))
+
+    def copy_from(self, t: Any, offset: int = 0) -> None:
+        """Write the values of a tensor or an array."""
+        self.copy_from_numpy(to_numpy(t) if isinstance(t, Tensor) else t, offset)
+
+    def bernoulli(self, p: float, inplace: bool = True) -> Tensor:
+        """Fill with ones, with probability p, and zeros."""
+        return self._filled("bernoulli", (p,), inplace)
+
+    def gaussian(self, mean: float, std: float, inplace: bool = True) -> Tensor:
+        """Fill with normally distributed numbers."""
+        return self._filled("normal", (mean, std), inplace)
+
+    def uniform(self, low: float, high: float, inplace: bool = True) -> Tensor:
+        """Fill with numbers of [low, high)."""
+        return self._filled("uniform", (low, high), inplace)
+
+    def _filled(self, how: str, numbers: tuple[float, ...], inplace: bool) -> Tensor:
+        from . import random
+
+        target = self if inplace else self.clone()
+        dtype = op.dtype(target)
+        with tape.no_tape():
+            if how == "uniform":
+                low, high = numbers
+                drawn = random.uniform(target.shape, target.device, np.float64 if dtype == np.float64 else np.float32)
+                value = op.Cast(op.Add(op.Mul(drawn, float(high - low)), float(low)), to=dtypes.onnx_code(dtype))
+            elif how == "normal":
+                value = random.normal(*numbers, target.shape, target.device, dtype)
+            else:
+                value = random.bernoulli(*numbers, target.shape, target.device, dtype)
+            trace.assign(target, value.raw)
+        return target
+
+    def add_column(self, v: Tensor) -> Tensor:
+        return self._with(op.Add(self, op.Unsqueeze(v, [1])))
+
+    def add_row(self, v: Tensor) -> Tensor:
+        return self._with(op.Add(self, v))
+
+    def div_column(self, v: Tensor) -> Tensor:
+        return self._with(op.Div(self, op.Unsqueeze(v, [1])))
+
+    def div_row(self, v: Tensor) -> Tensor:
+        return self._with(op.Div(self, v))
+
+    def mult_column(self, v: Tensor) -> Tensor:
+        return self._with(op.Mul(self, op.Unsqueeze(v, [1])))
+
+    def mult_row(self, v: Tensor) -> Tensor:
+        return self._with(op.Mul(self, v))
+
+    def _with(self, value: Tensor) -> Tensor:
+        trace.assign(self, op.cast(value, self).raw)
+        return self
+
+    # --- operators
+
+    def __getitem__(self, keys: Any) -> Tensor:
+        """Integers and slices; an integer keeps its axis, with size 1: t[-1, :] of a (5, 7) is (1, 7)."""
+        keys = keys if isinstance(keys, tuple) else (keys,)
+        if Ellipsis in keys:
+            at = keys.index(Ellipsis)
+            keys = (*keys[:at], *[slice(None)] * (self.ndim() - len(keys) + 1), *keys[at + 1 :])
+        if len(keys) > self.ndim():
+            raise InvalidInput(f"{len(keys)} indices for a tensor of shape {self.shape}", code="SX338")
+        starts, ends, axes, steps = [], [], [], []
+        for axis, (key, n) in enumerate(zip(keys, self.shape, strict=False)):
+            if isinstance(key, slice) and key == slice(None):
+                continue
+            if isinstance(key, (int, np.integer)):
+                if not -n <= key < n:
+                    raise InvalidInput(f"index {key} is outside axis {axis} of a tensor of shape {self.shape}", code="SX338")
+                key = slice(int(key), int(key) + 1 or None)
+            if not isinstance(key, slice):
+                raise InvalidInput(f"a tensor is indexed by integers and slices, not by a {type(key).__name__}", code="SX338")
+            start, stop, step = key.indices(n)
+            starts.append(start)
+            ends.append(stop if stop >= 0 else -n - 1)
+            axes.append(axis)
+            steps.append(step)
+        return op.Slice(self, starts, ends, axes, steps) if axes else op.Identity(self)  # type: ignore[no-any-return]
+
+    def __add__(self, x: Any) -> Tensor:
+        return _binary("Add", self, x)
+
+    def __sub__(self, x: Any) -> Tensor:
+        return _binary("Sub", self, x)
+
+    def __mul__(self, x: Any) -> Tensor:
+        return _binary("Mul", self, x)
+
+    def __truediv__(self, x: Any) -> Tensor:
+        return _binary("Div", _float(self), _float(x))
+
+    def __floordiv__(self, x: Any) -> Tensor:
+        return op.Cast(op.Floor(self.__truediv__(x)), to=dtypes.onnx_code(op.dtype(self)))  # type: ignore[no-any-return]
+
+    def __pow__(self, x: Any) -> Tensor:
+        return op.Pow(self, x)  # type: ignore[no-any-return]
+
+    def __matmul__(self, x: Any) -> Tensor:
+        return op.MatMul(self, x)  # type: ignore[no-any-return]
+
+    def __neg__(self) -> Tensor:
+        return op.Neg(self)  # type: ignore[no-any-return]
+
+    def __abs__(self) -> Tensor:
+        return op.Abs(self)  # type: ignore[no-any-return]
+
+    def __radd__(self, x: Any) -> Tensor:
+        return _binary("Add", x, self)
+
+    def __rsub__(self, x: Any) -> Tensor:
+        return _binary("Sub", x, self)
+
+    def __rmul__(self, x: Any) -> Tensor:
+        return _binary("Mul", x, self)
+
+    def __rtruediv__(self, x: Any) -> Tensor:
+        return _binary("Div", _float(x), _float(self))
+
+    def __iadd__(self, x: Any) -> Tensor:
+        return self._in_place("Add", x)
+
+    def __isub__(self, x: Any) -> Tensor:
+        return self._in_place("Sub", x)
+
+    def __imul__(self, x: Any) -> Tensor:
+        return self._in_place("Mul", x)
+
+    def __itruediv__(self, x: Any) -> Tensor:
+        return self._in_place("Div", x)
+
+    def _in_place(self, name: str, x: Any) -> Tensor:
+        with tape.no_tape():
+            return self._with(_binary(name, self, x))
+
+    def __lt__(self, x: Any) -> Tensor:
+        return _compared("Less", self, x)
+
+    def __le__(self, x: Any) -> Tensor:
+        return _compared("LessOrEqual", self, x)
+
+    def __gt__(self, x: Any) -> Tensor:
+        return _compared("Greater", self, x)
+
+    def __ge__(self, x: Any) -> Tensor:
+        return _compared("GreaterOrEqual", self, x)
+
+    def __eq__(self, x: Any) -> Any:
+        return False if x is None else _compared("Equal", self, x)
+
+
+def _float(x: Any) -> Any:
+    """Integers as float32: a quotient is no integer."""
+    if isinstance(x, Tensor):
+        return x if dtypes.is_float(op.dtype(x)) else op.Cast(x, to=dtypes.onnx_code(np.float32))
+    return float(x) if isinstance(x, (int, np.integer)) else x
+
+
+def _binary(name: str, a: Any, b: Any) -> Tensor:
+    """An operator of two tensors, or of a tensor and a number; an int32 tensor with a Python float becomes float32."""
+    if isinstance(b, float) and isinstance(a, Tensor) and not dtypes.is_float(op.dtype(a)):
+        a = _float(a)
+    if isinstance(a, float) and isinstance(b, Tensor) and not dtypes.is_float(op.dtype(b)):
+        b = _float(b)
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and op.dtype(a) != op.dtype(b):
+        common = np.promote_types(op.dtype(a), op.dtype(b))
+        common = np.dtype(np.float32) if common == np.float64 and np.float64 not in (op.dtype(a), op.dtype(b)) else common
+        a, b = (t if op.dtype(t) == common else op.Cast(t, to=dtypes.onnx_code(common)) for t in (a, b))
+    return op.call(name, (a, b), {}, 1)[0]
+
+
+def _compared(name: str, a: Tensor, b: Any) -> Tensor:
+    """1 where it holds, 0 elsewhere, in the dtype of the first tensor."""
+    with tape.no_tape():
+        return op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))  # type: ignore[no-any-return]
 
 
 PlaceHolder = Tensor
@@ -133,9 +463,10 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     Raises InvalidInput for what is none of these.
     """
     if isinstance(dtype, int) and not isinstance(dtype, bool) and dtype in _CODES:
-        return np.dtype(_CODES[dtype])
+        found: np.dtype[Any] = np.dtype(_CODES[dtype])
+        return found
     if isinstance(dtype, str) and dtype in ("int", "float"):
-        return np.dtype(np.int32 if dtype == "int" else np.float32)
+        dtype = np.int32 if dtype == "int" else np.float32
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -150,9 +481,17 @@ def code_of(dtype: np.dtype[Any]) -> Any:
     return next((code for code, known in _CODES.items() if np.dtype(known) == dtype), dtype)
 
 
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
 def from_numpy(array: Any, dev: Device | None = None) -> Tensor:
     """A tensor that holds a copy of an array, in its dtype."""
     return Tensor(data=np.array(array), device=dev)
+
+
+def from_dlpack(x: Any) -> Tensor:
+    """A tensor on the storage of whatever speaks DLPack on the host."""
+    return Tensor(data=np.from_dlpack(x))
 
 
 def to_numpy(t: Tensor) -> Any:
@@ -160,4 +499,233 @@ def to_numpy(t: Tensor) -> Any:
     return np.array(t.device.backend.get(t.data))
 
 
-__all__ = [name for name in dir() if not name.startswith("_") and name not in ("annotations", "Any", "itertools", "np", "tape")]
+def to_host(t: Tensor) -> Tensor:
+    """A copy on the CPU."""
+    return Tensor(data=to_numpy(t), requires_grad=t.requires_grad)
+
+
+def zeros(shape: Any, device: Device | None = None, dtype: Any = float32) -> Tensor:
+    return Tensor(shape, device, dtype)
+
+
+def ones(shape: Any, device: Device | None = None, dtype: Any = float32) -> Tensor:
+    return Tensor(shape, device, dtype).set_value(1)
+
+
+def zeros_like(t: Tensor) -> Tensor:
+    return Tensor._of(op.full_like(t, 0).raw, t.device, True)
+
+
+def ones_like(t: Tensor) -> Tensor:
+    return Tensor._of(op.full_like(t, 1).raw, t.device, True)
+
+
+def random(shape: Any, device: Device | None = None) -> Tensor:
+    """float32 numbers of [0, 1)."""
+    return Tensor(shape, device).uniform(0.0, 1.0)
+
+
+def product(shape: Sequence[int]) -> int:
+    """The number of elements of a shape."""
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def sizeof(dtype: Any) -> int:
+    """Bytes of an element."""
+    return int(dtype_of(dtype).itemsize)
+
+
+def contiguous(t: Tensor) -> Tensor:
+    return t.contiguous()
+
+
+def reshape(t: Tensor, shape: Any) -> Tensor:
+    return t.reshape(shape)
+
+
+def transpose(t: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    return t.transpose(axes)
+
+
+def copy_data_to_from(dst: Tensor, src: Tensor, size: int, dst_offset: int = 0, src_offset: int = 0) -> None:
+    """Write `size` values of one tensor into another, both from an offset on; raises InvalidInput beyond either's end."""
+    if dst_offset + size > dst.size() or src_offset + size > src.size():
+        raise InvalidInput(f"{size} values do not lie in tensors of {dst.size()} and {src.size()} elements", code="SX337")
+    dst.data.reshape(-1)[dst_offset : dst_offset + size] = src.data.reshape(-1)[src_offset : src_offset + size]
+
+
+def copy_from_numpy(data: Any, array: Any) -> None:
+    """Write an array's values into the storage of a tensor, `t.data`."""
+    target = data if not isinstance(data, Tensor) else data.data
+    if target.size != np.asarray(array).size:
+        raise InvalidInput(f"{np.asarray(array).size} values do not fill {target.size} elements", code="SX337")
+    target[...] = np.asarray(array).reshape(target.shape)
+
+
+def _unary(onnx: str, doc: str) -> Any:
+    def function(t: Tensor) -> Tensor:
+        return op.call(onnx, (t,), {}, 1)[0]
+
+    function.__doc__ = doc
+    return function
+
+
+abs = _unary("Abs", "The absolute values.")
+exp = _unary("Exp", "e to the power of each element.")
+ceil = _unary("Ceil", "Rounded up.")
+log = _unary("Log", "The natural logarithm.")
+sigmoid = _unary("Sigmoid", "1 / (1 + exp(-t))")
+sign = _unary("Sign", "-1, 0 or 1.")
+sqrt = _unary("Sqrt", "The square root.")
+tanh = _unary("Tanh", "The hyperbolic tangent.")
+
+
+def square(t: Tensor) -> Tensor:
+    """Each element times itself."""
+    return op.Mul(t, t)  # type: ignore[no-any-return]
+
+
+def _into(value: Tensor, out: Tensor | None) -> Tensor:
+    if out is None:
+        return value
+    return out._with(value)
+
+
+def sum(t: Tensor, axis: int | None = None, out: Tensor | None = None) -> Any:
+    """The sum along an axis, or of all elements, then as a Python float."""
+    if axis is None and out is None:
+        return float(to_numpy(t).sum())
+    return _into(op.ReduceSum(t, None if axis is None else [axis], keepdims=0), out)
+
+
+def pow(t: Tensor, x: Any, out: Tensor | None = None) -> Tensor:
+    """Each element to the power of a number or of another tensor's element."""
+    return _into(op.Pow(t, x), out)
+
+
+def average(t: Tensor, axis: int | None = None) -> Any:
+    """The mean along an axis; of all elements, as a Python float."""
+    if axis is None:
+        return float(to_numpy(t).mean())
+    return op.ReduceMean(t, [axis], keepdims=0)
+
+
+def softmax(t: Tensor, out: Tensor | None = None) -> Tensor:
+    """Of each row."""
+    return _into(op.Softmax(t, axis=-1), out)
+
+
+def lt(t: Tensor, x: Any) -> Any:
+    return t < x
+
+
+def le(t: Tensor, x: Any) -> Any:
+    return t <= x
+
+
+def gt(t: Tensor, x: Any) -> Any:
+    return t > x
+
+
+def ge(t: Tensor, x: Any) -> Any:
+    return t >= x
+
+
+def eq(t: Tensor, x: Any) -> Any:
+    return t == x
+
+
+def add(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
+    return _into(_binary("Add", lhs, rhs), ret)
+
+
+def sub(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
+    return _into(_binary("Sub", lhs, rhs), ret)
+
+
+def eltwise_mult(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
+    return _into(_binary("Mul", lhs, rhs), ret)
+
+
+def div(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
+    return _into(_binary("Div", _float(lhs), _float(rhs)), ret)
+
+
+def mult(A: Tensor, B: Tensor, C: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
+    """A B; with C, alpha A B + beta C is written into C."""
+    product_ = op.MatMul(A, B)
+    if alpha != 1.0:
+        product_ = op.Mul(product_, alpha)
+    if C is None:
+        return product_  # type: ignore[no-any-return]
+    return C._with(op.Add(product_, op.Mul(C, beta)) if beta else product_)
+
+
+def einsum(ops: str, *args: Tensor) -> Tensor:
+    """An Einstein sum, as NumPy's."""
+    return op.Einsum(*args, equation=ops)  # type: ignore[no-any-return]
+
+
+def tensordot(A: Tensor, B: Tensor, axes: Any = 2) -> Tensor:
+    """The sum of products over the last `axes` axes of A and the first of B, or over the axes listed for each."""
+    a, b = (list(range(A.ndim() - axes, A.ndim())), list(range(axes))) if isinstance(axes, int) else (
+        [v] if isinstance(v, int) else list(v) for v in axes)  # fmt: skip
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    first = [next(letters) for _ in range(A.ndim())]
+    second = [next(letters) for _ in range(B.ndim())]
+    for i, j in zip(a, b, strict=True):
+        second[j] = first[i]
+    summed = {first[i] for i in a}
+    kept = [c for c in (*first, *second) if c not in summed]
+    return einsum(f"{''.join(first)},{''.join(second)}->{''.join(kept)}", A, B)
+
+
+def repeat(t: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
+    """Each element (or each slice along an axis) so many times, as NumPy's repeat."""
+    if axis is None:
+        t, axis = t.reshape([-1]), 0
+    places = np.repeat(np.arange(t.shape[axis]), repeats)
+    return op.Gather(t, places, axis=axis)  # type: ignore[no-any-return]
+
+
+def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
+    """y += alpha x"""
+    with tape.no_tape():
+        return y._with(op.Add(y, op.Mul(x, alpha)))
+
+
+def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Tensors side by side along an axis."""
+    return op.Concat(*tensors, axis=axis)  # type: ignore[no-any-return]
+
+
+def bernoulli(p: float, t: Tensor) -> Tensor:
+    return t.bernoulli(p)
+
+
+def gaussian(mean: float, std: float, t: Tensor) -> Tensor:
+    return t.gaussian(mean, std)
+
+
+def uniform(low: float, high: float, t: Tensor) -> Tensor:
+    return t.uniform(low, high)
+
+
+def add_column(alpha: float, v: Tensor, beta: float, M: Tensor) -> Tensor:
+    """M = alpha v + beta M, v added to each column."""
+    return M._with(op.Add(op.Mul(op.Unsqueeze(v, [1]), alpha), op.Mul(M, beta)))
+
+
+def add_row(alpha: float, v: Tensor, beta: float, M: Tensor) -> Tensor:
+    """M = alpha v + beta M, v added to each row."""
+    return M._with(op.Add(op.Mul(v, alpha), op.Mul(M, beta)))
+
+
+def sum_columns(M: Tensor) -> Tensor:
+    """The sum of the columns: one value a row."""
+    return op.ReduceSum(M, [1], keepdims=0)  # type: ignore[no-any-return]
+
+
+def sum_rows(M: Tensor) -> Tensor:
+    """The sum of the rows: one value a column."""
+    return op.ReduceSum(M, [0], keepdims=0)  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ from singa_backend.errors import InvalidInput
 
 from . import autograd, tape, trace
 from .device import default_device
+from .opt import SGD
 from .tensor import Tensor, dtype_of
 from .trace import Trace
 
@@ -44,13 +45,12 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
     Sizes that the model leaves open stay open.
     Raises InvalidInput, UnsupportedModel where something has no gradient, NotTraceable where a step reads values in Python.
     """
-    from . import opt
     from .model import Model
     from .sonnx import SONNXModel
 
     if not isinstance(model, Model):
         model = SONNXModel(model)
-    optimizer = optimizer if optimizer is not None else opt.SGD(lr=0.1)
+    optimizer = optimizer if optimizer is not None else SGD(lr=0.1)
     compute = _loss(loss)
     record = Trace(tape.op.opset if opset is None else _checked(opset))
     before = (model.training, tape.training)

@@ -14,10 +14,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from onnx import ModelProto, defs, helper
+from onnx import ModelProto, NodeProto, TypeProto, defs, helper
 
 from .. import dtypes, operator, vocabulary
-from ..builder import Builder
+from ..builder import Builder, Symbol
 from ..device import Device
 from ..differentiate import Taped, Var, replay
 from ..errors import SonnxError
@@ -123,12 +123,31 @@ def in_double(domain: str, name: str) -> Iterator[None]:
         wider = tuple((a or (0,)) if b == np.float32 else b for a, b in zip(alike, types.bound, strict=True))
         return replace(types, bound=wider)
 
-    with patch.object(operator, "_types", following):
+    infer = Builder._infer
+
+    def inferred(self: Builder, node: NodeProto, symbols: Sequence[Symbol | None], d: str) -> dict[str, TypeProto]:
+        """ONNX's inference may refuse float64 here: then it is asked about float32."""
+        found = infer(self, node, symbols, d)
+        if found or (d, node.op_type) != (domain, name):
+            return found
+        single = [s and replace(s, type=_retyped(s.type, np.float64, np.float32)) for s in symbols]
+        return {n: _retyped(t, np.float32, np.float64) for n, t in infer(self, node, single, d).items()}
+
+    with patch.object(operator, "_types", following), patch.object(Builder, "_infer", inferred):
         vocabulary._meaning.cache_clear()
         try:
             yield
         finally:
             vocabulary._meaning.cache_clear()
+
+
+def _retyped(type: Any, old: Any, new: Any) -> Any:
+    """A tensor type of another element type."""
+    made = TypeProto()
+    made.CopyFrom(type)
+    if made.tensor_type.elem_type == dtypes.onnx_code(old):
+        made.tensor_type.elem_type = dtypes.onnx_code(new)
+    return made
 
 
 def _single_only(schema: Any) -> bool:
@@ -144,7 +163,9 @@ def _type(x: Any) -> Any:
 
 def _dot(y: Any, dy: Any) -> float:
     if isinstance(y, list):
-        return sum(_dot(a, b) for a, b in zip(y, dy, strict=True))
+        return sum(_dot(a, b) for a, b in zip(y, dy, strict=True)) if len(y) == len(dy) else np.nan
+    if y.shape != dy.shape:  # a value that says how many was moved: the forward jumps
+        return np.nan
     return float((y.astype(np.float64) * dy).sum())
 
 

@@ -109,7 +109,7 @@ def trainable_report(model: Any, by: Sequence[str] | None = None, outputs: Seque
             report.blocked[name] = "no output depends on it"
         else:
             stops = [s for s in flow.stops if s.key in reached and s.outputs & useful]
-            if by is None and all(s.problem.code == CODES["not asked"] for s in stops):
+            if by is None and stops and all(s.problem.code == CODES["not asked"] for s in stops):
                 report.settings.append(name)
                 continue
             report.blocked[name] = "every path ends: " + "; ".join(dict.fromkeys(f"{s.problem}" for s in stops))
@@ -191,7 +191,7 @@ class _Flow:
             return
         captured = [(scope, outer) for g in node.graphs for outer, _ in g.captured]
         ends = {o for o in outs if o is not None}
-        problem = self._problem(node, title)
+        problem = self._problem(node, title) or self._whole(node, title, outs)
         through = (
             problem is None
             and any(isinstance(g, Graph) for g in node.attributes.values())
@@ -228,6 +228,14 @@ class _Flow:
                 return None
             text, code = f"a gradient is written in opset {self.opset}: {old}", CODES["unwritable"]
         return Problem(text, code, title, name, node.opset, version)
+
+    def _whole(self, node: Node, title: str, outs: Sequence[Key | None]) -> Problem | None:
+        """A node that may give floats and gives none here: a Cast to integers."""
+        if node.meaning is None or not outs or any(self.floats(o) for o in outs if o is not None):
+            return None
+        names = ", ".join(dict.fromkeys(dtypes.onnx_name(self.types[o]) for o in outs if o is not None))
+        text = f"{node.op_type}-{node.meaning.version} has no gradient here: it gives {names}"
+        return Problem(text, CODES["no gradient"], title, node.op_type, node.opset, node.meaning.version)
 
     def _refused(self, node: Node, title: str, position: int) -> Problem | None:
         """Why an input of a node that has a gradient has none."""

@@ -206,9 +206,9 @@ def hard_swish(xp: Xp, x: Array) -> Array:
 
 @hard_swish.gradient
 def _(op: Op, dy: V, x: V) -> V:
-    """At -3 it is -1/2 and at 3 it is 3/2, the slopes inside."""
+    """At -3 it is 0, and at 3 it is 1."""
     inside = op.Mul(dy, op.Add(op.Div(x, 3), 0.5))
-    return op.Where(op.Less(x, -3), 0, op.Where(op.Greater(x, 3), dy, inside))
+    return op.Where(op.LessOrEqual(x, -3), 0, op.Where(op.GreaterOrEqual(x, 3), dy, inside))
 
 
 # --- exponential below zero -------------------------------------------------------------------------------------------

@@ -33,7 +33,11 @@ def philox(xp: Xp, key: Host[np.ndarray], shape: Host[Ints]) -> Array:
     limits.admit((max(count, 1), 4), np.uint64)
     blocks = xp.arange(-(-count // 4), dtype=np.int64).astype(np.uint64)
     word, shift = xp.asarray(np.uint64(_WORD)), xp.asarray(np.uint64(32))
-    c = [blocks & word, blocks >> shift, *(xp.full(blocks.shape, part, dtype=np.uint64) for part in (draw & _WORD, draw >> 32 & _WORD))]
+    c = [
+        blocks & word,
+        blocks >> shift,
+        *(xp.full(blocks.shape, part, dtype=np.uint64) for part in (draw & _WORD, draw >> 32 & _WORD)),
+    ]
     k = [seed & _WORD, seed >> 32 & _WORD]
     for _ in range(_ROUNDS):
         a, b = (c[i] * xp.asarray(np.uint64(m)) for i, m in zip((0, 2), _MULTIPLIERS, strict=True))

@@ -9,7 +9,8 @@ import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Host, Xp, operator
+from ..operator import Array, Host, Op, V, Xp, operator
+from ._recurrence import DIRECTIONS, Activation, activation, biases, parts, recurrence
 
 Floats = tuple[float, ...]
 Strings = tuple[str, ...]
@@ -52,6 +53,11 @@ def _activations(xp: Xp, names: Sequence[str], alphas: Floats | None, betas: Flo
             raise OperatorError(f"activation {name!r} was asked for; there are {', '.join(_PARAMETERS)}", code="SX404")
     if clip is not None and clip < 0:
         raise OperatorError(f"clip {clip} is negative", code="SX404")
+    return [_activation(xp, *three, clip) for three in _with_parameters(names, alphas, betas)]
+
+
+def _with_parameters(names: Sequence[str], alphas: Floats | None, betas: Floats | None) -> list[tuple[str, float, float]]:
+    """Each activation with its alpha and beta, 0 where it has none."""
     values: list[list[float]] = []
     for which, given in enumerate((alphas or (), betas or ())):
         each = len(given) == len(names)
@@ -66,7 +72,7 @@ def _activations(xp: Xp, names: Sequence[str], alphas: Floats | None, betas: Flo
             else:
                 row.append(left.pop(0) if left else default)
         values.append(row)
-    return [_activation(xp, *three, clip) for three in zip(names, values[0], values[1], strict=True)]
+    return list(zip(names, values[0], values[1], strict=True))
 
 
 # --- the walk through time ------------------------------------------------------------------------------------------
@@ -210,6 +216,29 @@ def rnn(
     return layer.run([layer.initial("initial_h", initial_h)], cell)
 
 
+@rnn.composed
+def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
+      activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str,
+      layout: int) -> tuple[V, ...]:  # fmt: skip
+    functions = _composed(activations, ("Tanh",), direction, activation_alpha, activation_beta, clip)
+
+    def cell(d: int) -> tuple[V, Any]:
+        (f,), recur = functions[d], op.swap(op.Gather(r, d, axis=0), 0, 1)
+        wb, rb = biases(op, b, d)
+        return op.add(wb, rb), lambda inner, xt, state: [f(inner, inner.Add(xt, inner.MatMul(state[0], recur)))]
+
+    return recurrence(op, x, w, r, sequence_lens, [initial_h], direction, layout, cell)
+
+
+def _composed(names: Strings | None, defaults: Strings, direction: str, alphas: Floats | None, betas: Floats | None,
+              clip: float | None) -> list[list[Activation]]:  # fmt: skip
+    """The activations of each direction, in ONNX's vocabulary."""
+    n, directions = len(defaults), len(DIRECTIONS[direction])
+    chosen = [name.lower() for name in (names if names is not None else defaults * directions)[: n * directions]]
+    made = [activation(*three, clip) for three in _with_parameters(chosen, alphas, betas)]
+    return [made[n * d : n * d + n] for d in range(directions)]
+
+
 # --- GRU ------------------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +287,37 @@ def gru(
     return layer.run([layer.initial("initial_h", initial_h)], cell)
 
 
+@gru.composed
+def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
+      activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, layout: int,
+      linear_before_reset: int) -> tuple[V, ...]:  # fmt: skip
+    functions = _composed(activations, ("Sigmoid", "Tanh"), direction, activation_alpha, activation_beta, clip)
+
+    def cell(d: int) -> tuple[V, Any]:
+        f, g = functions[d]
+        rz, rr, rh = (op.swap(part, 0, 1) for part in parts(op, op.Gather(r, d, axis=0), 3, 0))
+        wb, rb = biases(op, b, d)
+        hidden = None
+        if rb is not None:
+            bz, br, hidden = parts(op, rb, 3, 0)
+            wb = op.Add(wb, op.Concat(bz, br, op.zeros_like(hidden) if linear_before_reset else hidden, axis=0))
+
+        def step(inner: Op, xt: V, state: list[V]) -> list[V]:
+            (h,) = state
+            xz, xr, xh = parts(inner, xt, 3, 1)
+            z, reset = f(inner, inner.Add(xz, inner.MatMul(h, rz))), f(inner, inner.Add(xr, inner.MatMul(h, rr)))
+            if linear_before_reset:
+                recurrent = inner.Mul(reset, inner.add(inner.MatMul(h, rh), hidden))
+            else:
+                recurrent = inner.MatMul(inner.Mul(reset, h), rh)
+            new = g(inner, inner.Add(xh, recurrent))
+            return [inner.Add(inner.Mul(inner.Sub(1, z), new), inner.Mul(z, h))]
+
+        return wb, step
+
+    return recurrence(op, x, w, r, sequence_lens, [initial_h], direction, layout, cell)
+
+
 @operator("GRU", 1)
 def gru_1(
     xp: Xp,
@@ -282,6 +342,16 @@ def gru_1(
         activations=activations, clip=clip, direction=direction, hidden_size=hidden_size,
     )  # fmt: skip
     return result
+
+
+@gru_1.composed
+def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
+      activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, hidden_size: int | None,
+      wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
+    direction = "forward" if direction == "foward" else direction
+    attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations,
+                  "clip": clip, "direction": direction, "hidden_size": hidden_size}  # fmt: skip
+    return list(op.call("GRU", [x, w, r, b, sequence_lens, initial_h], attributes, len(wanted)))
 
 
 # --- LSTM -----------------------------------------------------------------------------------------------------------
@@ -337,3 +407,31 @@ def lstm(
         return wb + rb, step
 
     return layer.run([layer.initial("initial_h", initial_h), layer.initial("initial_c", initial_c)], cell)
+
+
+@lstm.composed
+def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, initial_c: V, p: V, activation_alpha: Floats | None,
+      activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, input_forget: int,
+      layout: int) -> tuple[V, ...]:  # fmt: skip
+    functions = _composed(activations, ("Sigmoid", "Tanh", "Tanh"), direction, activation_alpha, activation_beta, clip)
+
+    def cell(d: int) -> tuple[V, Any]:
+        f, g, h = functions[d]
+        recur = op.swap(op.Gather(r, d, axis=0), 0, 1)
+        wb, rb = biases(op, b, d)
+        pi, po, pf = (None, None, None) if p is None else parts(op, op.Gather(p, d, axis=0), 3, 0)
+
+        def see(inner: Op, gate: V, peephole: V, c: V) -> V:
+            return gate if peephole is None else inner.Add(gate, inner.Mul(peephole, c))
+
+        def step(inner: Op, xt: V, state: list[V]) -> list[V]:
+            before, c = state
+            i, o, forget, new = parts(inner, inner.Add(xt, inner.MatMul(before, recur)), 4, 1)
+            i = f(inner, see(inner, i, pi, c))
+            forget = inner.Sub(1, i) if input_forget else f(inner, see(inner, forget, pf, c))
+            c = inner.Add(inner.Mul(forget, c), inner.Mul(i, g(inner, new)))
+            return [inner.Mul(f(inner, see(inner, o, po, c)), h(inner, c)), c]
+
+        return op.add(wb, rb), step
+
+    return recurrence(op, x, w, r, sequence_lens, [initial_h, initial_c], direction, layout, cell)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import limits
 from ..differentiate import back, run
-from ..dtypes import is_float
+from ..dtypes import is_float, onnx_code
 from ..errors import OperatorError
 from ..graph import Graph
 from ..operator import Array, Host, Ints, Op, Run, V, Xp, operator
@@ -152,6 +154,16 @@ def _(op: Op, dys: list[V], ys: list[V], values: list[V], body: Body, num_scan_i
     return grads
 
 
+@scan_9.composed
+def _(op: Op, values: list[V], body: Body, num_scan_inputs: int, scan_input_axes: Ints | None,
+      scan_input_directions: Ints | None, scan_output_axes: Ints | None, scan_output_directions: Ints | None,
+      wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
+    attributes = {"body": body, "num_scan_inputs": num_scan_inputs, "scan_input_axes": scan_input_axes,
+                  "scan_input_directions": scan_input_directions, "scan_output_axes": scan_output_axes,
+                  "scan_output_directions": scan_output_directions}  # fmt: skip
+    return list(op.call("Scan", values, attributes, len(wanted)))
+
+
 @operator("Scan", 8, widen=False)
 def scan_8(xp: Xp, sequence_lens: Host[Ints] | None = None, *values: Array, body: Graph, directions: Ints | None = None,
            num_scan_inputs: int, run: Run) -> tuple[Array, ...]:  # fmt: skip
@@ -199,3 +211,31 @@ def _padded(xp: Xp, y: Array, length: int) -> Array:
         return y
     rest = zeros_of(xp, (length - len(y), *y.shape[1:]), y.dtype)
     return namespace_of(xp, y).concatenate([y, rest], 0)
+
+
+@scan_8.composed
+def _(op: Op, sequence_lens: V, values: list[V], body: Body, directions: Ints | None, num_scan_inputs: int,
+      wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
+    """A Scan over the samples, whose body scans one of them; what lies behind its length is cut off, and put back as zeros."""
+    states, xs = _parts(values, num_scan_inputs)
+    n, scans = len(states), len(wanted) - len(states)
+    backward = list(_flags("directions", directions, len(xs)))
+    lens = [] if sequence_lens is None else [op.Cast(sequence_lens, to=onnx_code(np.int64))]
+
+    def sample(inner: Op, *here: V) -> list[V]:
+        state, x = list(here[:n]), list(here[n : n + len(xs)])
+        if lens:
+            length = inner.Unsqueeze(here[n + len(xs)], [0])
+            longest = inner.Shape(x[0], start=0, end=1)
+            x = [inner.Slice(v, [0], length, [0]) for v in x]
+        attributes = {"body": body, "num_scan_inputs": len(x), "scan_input_directions": backward}
+        made = list(inner.call("Scan", [*state, *x], attributes, n + scans))
+        if lens:
+            behind = inner.Sub(longest, length)
+            made[n:] = [inner.Pad(y, inner.Concat([0], behind, axis=0), None, [0]) for y in made[n:]]
+        return made
+
+    slices = [op.type(v, drop=[0]) for v in (*states, *xs, *lens)]
+    # The states of the samples are scanned too: they are no states of the walk over the samples.
+    graph = op.graph(sample, slices)
+    return list(op.call("Scan", [*states, *xs, *lens], {"body": graph, "num_scan_inputs": len(slices)}, n + scans))
