@@ -121,13 +121,12 @@ class Builder(Vocabulary[Symbol]):
                 assert symbol is not None
                 self._capture(symbol.name, x, symbol.builder)
                 return symbol
-            if id(value) not in self._adopted:
+            if id(x) not in self._adopted:
                 name = f"outer_{next(_outer)}"  # two graphs of one node must not call different values the same
                 symbol = Symbol(self.name(name), self, self.outer.type(value))
-                self._adopted[id(value)] = (value, symbol)
-            _, symbol = self._adopted[id(value)]
-            self._note(symbol.name, x)
-            return symbol
+                self._adopted[id(x)] = (x, symbol)
+                self.captured[symbol.name] = x
+            return self._adopted[id(x)][1]
         raise TypeError(f"{type(x).__name__} is no value of a graph")
 
     def _capture(self, name: str, value: Any, owner: Builder) -> None:

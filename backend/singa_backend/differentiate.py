@@ -124,6 +124,7 @@ class Var:
 
     raw: Any
     active: bool
+    tape: Any = None
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class Taped(Vocabulary[Var]):
 
     def variable(self, raw: Any, active: bool = True) -> Var:
         """A value of the vocabulary below, as one of this tape."""
-        return Var(raw, active and self.differentiable(raw))
+        return Var(raw, active and self.differentiable(raw), self)
 
     def differentiable(self, raw: Any) -> bool:
         """Whether a value is of floats."""
@@ -158,11 +159,22 @@ class Taped(Vocabulary[Var]):
         bodies = [v for v in attributes.values() if isinstance(v, Body)]
         raw = arguments(self.op, domain, op_type, [_raw(x) for x in inputs])
         values = [x if isinstance(x, Var) else None if v is None else Var(v, False) for x, v in zip(inputs, raw, strict=True)]
-        captured = [v if isinstance(v, Var) else Var(v, False) for b in bodies for v in b.captured.values()]
-        below = {n: _lowered(v) if isinstance(v, Body) else v for n, v in attributes.items()}
+        captured = [self._own(v) or Var(v, False) for b in bodies for v in b.captured.values()]
+        below = {n: self._lowered(v) if isinstance(v, Body) else v for n, v in attributes.items()}
         made = self.op.call(op_type, raw, below, outputs, domain)
         version = schema_version(domain, op_type, self.opset if domain == "" else 1 << 30)
         return self._note(declarations[domain, op_type][version or 1], version, below, [*values, *captured], made)
+
+    def _own(self, value: Any) -> Var | None:
+        """The variable of this tape that a value is, or that it wraps: an inner tape may have wrapped it once more."""
+        while isinstance(value, Var) and value.tape is not self:
+            value = value.raw
+        return value if isinstance(value, Var) else None
+
+    def _lowered(self, body: Body) -> Body:
+        """A body whose captured values are those of the vocabulary below."""
+        captured = {n: v if (own := self._own(v)) is None else own.raw for n, v in body.captured.items()}
+        return Body(body.proto, body.opset, captured)
 
     def _note(self, declaration: Declaration, version: int | None, attributes: dict[str, Any], inputs: list[Var | None],
               made: Sequence[Any]) -> list[Var]:  # fmt: skip
@@ -230,13 +242,6 @@ class Taped(Vocabulary[Var]):
 
 def _raw(x: Any) -> Any:
     return x.raw if isinstance(x, Var) else x
-
-
-def _lowered(body: Body) -> Body:
-    """A body whose captured values are those of the vocabulary below."""
-    if not any(isinstance(v, Var) for v in body.captured.values()):
-        return body
-    return Body(body.proto, body.opset, {n: _raw(v) for n, v in body.captured.items()})
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------

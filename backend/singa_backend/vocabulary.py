@@ -342,9 +342,16 @@ class Eager(Vocabulary[Any]):
 
         executor, names = _one_node(self, domain, op_type, tuple(v is not None for v in inputs), attributes, outputs)
         captured = {n: v for b in attributes.values() if isinstance(b, Body) for n, v in b.captured.items()}
-        values = [*(v for v in inputs if v is not None), *(captured[n] for n in names)]
+        values = [*(v for v in inputs if v is not None), *(_unwrapped(captured[n]) for n in names)]
         assert isinstance(executor, Executor)
         return executor.run(executor.graph, values)
+
+
+def _unwrapped(value: Any) -> Any:
+    """The array itself: a tape may have wrapped what a graph captured."""
+    while hasattr(value, "raw"):
+        value = value.raw
+    return value
 
 
 _made: Callable[[Callable[[], Any]], Any] = lambda make: make()  # noqa: E731

@@ -24,10 +24,12 @@ def _bits(shape: Any, device: Device) -> Tensor:
     """uint32 words; `shape` is a Tensor of int64, or sizes."""
     state = device.stream()
     with tape.no_tape():
+        if isinstance(shape, Tensor) and trace.current() is None:
+            shape = shape.device.backend.get(shape.data).tolist()  # the state lies on the host, and so must this
         sizes = shape if isinstance(shape, Tensor) else op.constant(list(shape), np.int64)
         words = op.Philox(state, sizes, domain=DOMAIN)
         trace.assign(state, op.Add(state, [0, 1]).raw)
-    drawn = words.raw if trace.current() is not None else device.backend.put(words.raw)  # the state lies on the host
+    drawn = words.raw if trace.current() is not None else device.backend.put(words.raw)
     return Tensor._of(drawn, device, False)
 
 

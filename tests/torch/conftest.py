@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-HEAD = ("net", "dtype", "runs as", "loss, 10 steps", "loss, 50 steps", "gradient", "last loss")
+HEAD = ("net", "dtype", "runs as", "loss, 10 steps", "loss, 50 steps", "gradient", "loss")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
