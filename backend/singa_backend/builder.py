@@ -165,6 +165,9 @@ class Builder(Vocabulary[Symbol]):
         dims = type.tensor_type.shape.dim
         return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
 
+    def known(self, x: Symbol) -> np.ndarray | None:
+        return self._plain(x).value
+
     def type_of(self, x: Symbol) -> TypeProto | None:
         """All that is known of a value's type."""
         return self._type_of(x)

@@ -111,7 +111,10 @@ def _through_composition(op: Vocabulary[Any], declaration: Declaration, version:
                          attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:  # fmt: skip
     tape = Taped(op)
     values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, needs, strict=True)]
-    made = compose(tape, declaration, version, values, attributes, outputs)
+    captured = iter(values[len(inputs) - sum(len(v.captured) for v in attributes.values() if isinstance(v, Body)) :])
+    own = {n: Body(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Body) else v
+           for n, v in attributes.items()}  # fmt: skip
+    made = compose(tape, declaration, version, values, own, outputs)
     return tape.gradients([v if isinstance(v, Var) else tape.variable(v, False) for v in made], dys, values)
 
 
@@ -232,6 +235,9 @@ class Taped(Vocabulary[Var]):
 
     def shape(self, x: Any) -> tuple[int | str | None, ...] | None:
         return self.op.shape(_raw(x))
+
+    def known(self, x: Any) -> np.ndarray | None:
+        return self.op.known(_raw(x))
 
     def type(self, x: Any, drop: Sequence[int] = (), add: int = 0) -> TypeProto:
         return self.op.type(_raw(x), drop, add)

@@ -110,6 +110,10 @@ class Vocabulary(ABC, Generic[T]):
 
         return function
 
+    def known(self, x: T) -> np.ndarray | None:
+        """The value of a tensor where it is known while the graph is built: a rule may save work by it, and needs no more."""
+        return None
+
     # --- what most rules need
 
     def rank(self, x: T) -> int:
@@ -325,6 +329,9 @@ class Eager(Vocabulary[Any]):
 
     def is_sequence(self, x: Any) -> bool:
         return isinstance(x, list)
+
+    def known(self, x: Any) -> np.ndarray | None:
+        return np.asarray(self.device.get(x))
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return tuple(x.shape)

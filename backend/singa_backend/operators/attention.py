@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..differentiate import compose
 from ..dtypes import NARROW_FLOATS, numpy_dtype
 from ..errors import OperatorError
-from ..operator import Array, Xp, operator
+from ..operator import Array, Op, V, Xp, operator
 
 Round = Callable[[Array], Array]
 
@@ -98,6 +99,25 @@ def attention_23(
     return outputs
 
 
+@attention_23.composed
+def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, is_causal: int, kv_num_heads: int | None,
+      q_num_heads: int | None, qk_matmul_output_mode: int, scale: float | None, softcap: float, softmax_precision: int | None,
+      wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
+    """A mask of one column holds for all keys."""
+    if attn_mask is not None and op.rank(attn_mask):
+        keys = op.Shape(k, start=op.rank(k) - 2, end=op.rank(k) - 1)
+        if past_key is not None:
+            keys = op.Add(keys, op.Shape(past_key, start=2, end=3))
+        attn_mask = op.Expand(
+            attn_mask, op.Concat([1] * (op.rank(attn_mask) - 1), keys, axis=0) if op.rank(attn_mask) > 1 else keys
+        )
+    attributes = {"is_causal": is_causal, "kv_num_heads": kv_num_heads, "q_num_heads": q_num_heads, "scale": scale,
+                  "qk_matmul_output_mode": qk_matmul_output_mode, "softcap": softcap, "left_window_size": -1,
+                  "right_window_size": -1, "softmax_precision": softmax_precision}  # fmt: skip
+    values = [q, k, v, attn_mask, past_key, past_value]
+    return compose(op, attention, 25, values, attributes, len(wanted))
+
+
 @operator("Attention", 24, 25, widen=False)
 def attention(
     xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None, past_key: Array | None = None,
@@ -172,6 +192,88 @@ def attention(
     if flat:
         y = y.transpose(0, 2, 1, 3).reshape(batch, queries, heads * v.shape[3])
     return y, k, v, shown.astype(q.dtype)
+
+
+@attention.composed
+def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, nonpad_kv_seqlen: V, is_causal: int,
+      kv_num_heads: int | None, left_window_size: int, q_num_heads: int | None, qk_matmul_output_mode: int,
+      right_window_size: int, scale: float | None, softcap: float, softmax_precision: int | None) -> tuple[V, ...]:  # fmt: skip
+    flat = op.rank(q) == 3
+    if flat:
+        q, k, v = (_split_heads(op, x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads)))
+    offset: V = op.constant(0, np.int64)
+    if past_key is not None:
+        offset = op.Squeeze(op.Shape(past_key, start=2, end=3), [0])
+        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+    dtype = op.dtype(q)
+    if scale is None:
+        root_q: V = op.Reciprocal(op.Sqrt(op.Sqrt(op.cast(op.Squeeze(op.Shape(q, start=3), [0]), q))))
+        root_k = root_q
+    else:
+        root_q, root_k = (op.constant(r, dtype) for r in root_of_scale(scale, 1, dtype))
+    scores = op.MatMul(op.Mul(q, root_q), op.swap(for_each_query_head(op, op.Mul(k, root_k), q)))
+    shown = scores
+    if softcap:
+        scores = op.Mul(op.Tanh(op.Div(scores, softcap)), softcap)
+        shown = scores if qk_matmul_output_mode == 1 else shown
+    queries, keys = (op.Squeeze(op.Shape(x, start=2, end=3), [0]) for x in (q, k))
+    never = op.constant(-np.inf, dtype)
+    bias = None if attn_mask is None else _composed_bias(op, attn_mask, keys, never)
+    if nonpad_kv_seqlen is not None:
+        lengths = op.Unsqueeze(nonpad_kv_seqlen, [1, 2, 3])
+        offset = op.Sub(lengths, queries)
+    position = op.Add(op.Unsqueeze(op.Range(0, queries, 1), [1]), offset)
+    key = op.Range(0, keys, 1)
+    forbidden = [op.Greater(key, position)] if is_causal else []
+    forbidden += [op.Less(key, op.Sub(position, left_window_size))] if left_window_size >= 0 else []
+    forbidden += [op.Greater(key, op.Add(position, right_window_size))] if right_window_size >= 0 else []
+    forbidden += [op.GreaterOrEqual(key, lengths)] if nonpad_kv_seqlen is not None else []
+    for where in forbidden:
+        bias = op.add(bias, op.Where(where, never, op.constant(0, dtype)))
+    nothing = None
+    if bias is not None:
+        scores = op.Add(scores, bias)
+        nothing = op.Equal(op.ReduceMax(op.Expand(bias, op.Shape(scores)), [-1], keepdims=1), never)
+    shown = scores if qk_matmul_output_mode == 2 else shown
+    # A query that may see no key gets zeros; it is kept out of the softmax, which would be NaN there.
+    safe = scores if nothing is None else op.Where(nothing, 0, scores)
+    weights = op.cast(op.Softmax(safe if softmax_precision is None else op.Cast(safe, to=softmax_precision), axis=-1), q)
+    weights = weights if nothing is None else op.Where(nothing, 0, weights)
+    shown = weights if qk_matmul_output_mode == 3 else shown
+    y = op.MatMul(weights, op.cast(for_each_query_head(op, v, q), q))
+    if flat:
+        y = op.Transpose(y, perm=[0, 2, 1, 3])
+        y = op.Reshape(
+            y, op.Concat(op.Shape(y, end=2), op.Mul(op.Shape(y, start=2, end=3), op.Shape(y, start=3)), axis=0), allowzero=1
+        )
+    return y, k, v, shown
+
+
+def _split_heads(op: Op, x: V, heads: int | None) -> V:
+    """(batch, length, heads * size) as (batch, heads, length, size)."""
+    shape = op.Concat(op.Shape(x, end=2), [heads], op.Div(op.Shape(x, start=2), heads), axis=0)
+    return op.Transpose(op.Reshape(x, shape, allowzero=1), perm=[0, 2, 1, 3])
+
+
+def for_each_query_head(op: Op, x: V, q: V) -> V:
+    """Keys or values with each head as often as query heads share it."""
+    mine, theirs = (op.shape(v) for v in (x, q))
+    if mine is not None and theirs is not None and isinstance(mine[1], int) and mine[1] == theirs[1]:
+        return x
+    batch, heads, rest = op.Shape(x, end=1), op.Shape(x, start=1, end=2), op.Shape(x, start=2)
+    all_heads = op.Shape(q, start=1, end=2)
+    shape = op.Concat(batch, heads, op.Div(all_heads, heads), rest, axis=0)
+    return op.Reshape(op.Expand(op.Unsqueeze(x, [2]), shape), op.Concat(batch, all_heads, rest, axis=0), allowzero=1)
+
+
+def _composed_bias(op: Op, mask: V, keys: V, never: V) -> V:
+    """What a mask adds to the scores; the keys that a short one does not reach are forbidden."""
+    bias = op.Where(mask, op.constant(0, op.dtype(never)), never) if op.dtype(mask) == np.bool_ else op.cast(mask, never)
+    rank = op.rank(mask)
+    if not rank:
+        return bias
+    missing = op.Unsqueeze(op.Sub(keys, op.Squeeze(op.Shape(mask, start=rank - 1), [0])), [0])
+    return op.Pad(bias, op.Concat([0] * (2 * rank - 1), missing, axis=0), never)
 
 
 def _bias(xp: Xp, mask: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from .. import limits
+from ..differentiate import run as run_body
+from ..dtypes import onnx_code
 from ..errors import OperatorError
 from ..graph import Graph
-from ..operator import Array, Run, Xp, operator
-from .attention import by_kv_head, check_heads, precision, root_of_scale, rounding, softmax, wide
+from ..operator import Array, Op, Run, V, Xp, operator
+from ..vocabulary import Body
+from .attention import by_kv_head, check_heads, for_each_query_head, precision, root_of_scale, rounding, softmax, wide
 
 
 @operator("FlexAttention", 1, domain="ai.onnx.preview", widen=False)
@@ -43,3 +46,23 @@ def flex_attention(
     probs = modified(probs, prob_mod, "prob_mod")
     y = rounding(dtype)(by_kv_head(wide(probs), kv_heads) @ wide(v.astype(dtype)))
     return y.astype(q.dtype).reshape(batch, heads, queries, v.shape[3])
+
+
+@flex_attention.composed
+def _(op: Op, q: V, k: V, v: V, prob_mod: Body | None, scale: float | None, score_mod: Body | None,
+      softmax_precision: int | None) -> V:  # fmt: skip
+    if scale is None:
+        root_q: V = op.Reciprocal(op.Sqrt(op.Sqrt(op.cast(op.Squeeze(op.Shape(q, start=3), [0]), q))))
+        root_k = root_q
+    else:
+        root_q, root_k = (op.constant(r, op.dtype(q)) for r in root_of_scale(scale, 1, op.dtype(q)))
+    scores = op.MatMul(op.Mul(q, root_q), op.swap(for_each_query_head(op, op.Mul(k, root_k), q)))
+    dtype = precision(softmax_precision, np.dtype(np.float64 if op.dtype(q) == np.float64 else np.float32))
+    code = onnx_code(dtype)
+
+    def modified(x: V, body: Body | None) -> V:
+        x = op.Cast(x, to=code)
+        return x if body is None else run_body(op, body, [x, *body.captured.values()])[0]
+
+    probs = modified(op.Softmax(modified(scores, score_mod), axis=-1), prob_mod)
+    return op.cast(op.MatMul(probs, op.Cast(for_each_query_head(op, v, q), to=code)), q)

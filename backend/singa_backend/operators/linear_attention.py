@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Xp, operator
+from ..operator import Array, Op, V, Xp, operator
 
 _RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
 """Update rule -> does it decay the state, does it write only what the state does not hold yet."""
@@ -68,3 +68,44 @@ def linear_attention(
     out = out * (scale or (1 / math.sqrt(size) if size else 1.0))
     y = out.reshape(batch, time, heads * size_v).astype(query.dtype)
     return y, state.astype((query if past_state is None else past_state).dtype)
+
+
+@linear_attention.composed
+def _(op: Op, query: V, key: V, value: V, past_state: V, decay: V, beta: V, kv_num_heads: int, q_num_heads: int, scale: float,
+      update_rule: str) -> tuple[V, V]:  # fmt: skip
+    """A Scan over the tokens; what it sees is (time, batch, heads, ...)."""
+
+    def tokens(x: V, heads: int) -> V:
+        shape = op.Concat(op.Shape(x, end=2), [heads], op.Div(op.Shape(x, start=2), heads), axis=0)
+        return op.Transpose(op.Reshape(x, shape, allowzero=1), perm=[1, 0, 2, 3])
+
+    group = q_num_heads // kv_num_heads
+    q, k, v = tokens(query, q_num_heads), tokens(key, kv_num_heads), tokens(value, kv_num_heads)
+    size = op.Shape(k, start=3)
+    q = op.Reshape(q, op.Concat(op.Shape(q, end=2), [kv_num_heads, group], size, axis=0), allowzero=1)
+    state = past_state
+    if state is None:
+        state = op.Expand(op.constant(0, op.dtype(query)),
+                          op.Concat(op.Shape(k, start=1, end=2), [kv_num_heads], size, op.Shape(v, start=3), axis=0))  # fmt: skip
+    xs = [q, k, v]
+    if decay is not None:
+        xs.append(op.Unsqueeze(op.Exp(tokens(decay, kv_num_heads)), [4]))
+    if beta is not None:
+        xs.append(op.Unsqueeze(op.Transpose(beta, perm=[1, 0, 2]), [3]))
+
+    def step(inner: Op, state: V, q: V, k: V, v: V, *rest: V) -> list[V]:
+        parts = iter(rest)
+        if decay is not None:
+            state = inner.Mul(state, next(parts))
+        if beta is not None:
+            seen = inner.Squeeze(inner.MatMul(inner.Unsqueeze(k, [2]), state), [2])
+            v = inner.Mul(next(parts), inner.Sub(v, seen))
+        state = inner.Add(state, inner.Mul(inner.Unsqueeze(k, [3]), inner.Unsqueeze(v, [2])))
+        return [state, inner.MatMul(q, state)]
+
+    graph = op.graph(step, [op.type(state), *(op.type(x, drop=[0]) for x in xs)])
+    state, out = op.call("Scan", [state, *xs], {"body": graph, "num_scan_inputs": len(xs)}, 2)
+    factor = op.constant(scale, op.dtype(query)) if scale else op.Reciprocal(op.Sqrt(op.cast(op.Squeeze(size, [0]), query)))
+    out = op.Transpose(op.Mul(out, factor), perm=[1, 0, 2, 3, 4])
+    width = op.Mul(op.Shape(v, start=3), q_num_heads)
+    return op.Reshape(out, op.Concat(op.Shape(query, end=2), width, axis=0), allowzero=1), state

@@ -12,7 +12,7 @@ import numpy as np
 from .. import limits
 from ..dtypes import NARROW_FLOATS
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Version, Xp, operator
+from ..operator import Array, Host, Ints, Op, V, Version, Xp, operator
 from ._common import axes_of
 
 Floats = tuple[float, ...]
@@ -275,6 +275,51 @@ def resize(
     )  # fmt: skip
 
 
+@resize.gradient
+def _(op: Op, dy: V, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Ints | None, coordinate_transformation_mode: str,
+      cubic_coeff_a: float, exclude_outside: int, keep_aspect_ratio_policy: str, mode: str, nearest_mode: str) -> V:  # fmt: skip
+    """Each axis is multiplied by a matrix, which is what resizing makes of the identity; dy is multiplied by it from behind."""
+    rank = op.rank(x)
+    along = [a % rank for a in axes] if axes is not None else list(range(rank))
+    cropped = coordinate_transformation_mode == "tf_crop_and_resize"
+    if sizes is not None and keep_aspect_ratio_policy != "stretch":
+        return _by_one_matrix(op, dy, x, along, lambda identity, axes: op.Resize(
+            identity, roi, None, sizes, axes=axes, antialias=antialias, cubic_coeff_a=cubic_coeff_a, exclude_outside=exclude_outside,
+            coordinate_transformation_mode=coordinate_transformation_mode, keep_aspect_ratio_policy=keep_aspect_ratio_policy,
+            mode=mode, nearest_mode=nearest_mode))  # fmt: skip
+    known = op.known(scales) if sizes is None else None
+    for i, axis in enumerate(along):
+        old, new = (None if s is None else s[axis] for s in (op.shape(x), op.shape(dy)))
+        if not cropped and isinstance(old, int) and old == new and (sizes is not None or (known is not None and known[i] == 1)):
+            continue  # nothing happens along this axis
+        size = op.Shape(x, start=axis, end=axis + 1)
+        identity = op.EyeLike(op.Expand(op.constant(0, op.dtype(x)), op.Concat(size, size, axis=0)))
+        matrix = op.Resize(
+            identity, op.Gather(roi, [i, i + len(along)], axis=0) if cropped else None,
+            None if sizes is not None else op.Slice(scales, [i], [i + 1], [0]),
+            None if sizes is None else op.Shape(dy, start=axis, end=axis + 1), axes=[0], antialias=antialias,
+            coordinate_transformation_mode=coordinate_transformation_mode, cubic_coeff_a=cubic_coeff_a,
+            exclude_outside=exclude_outside, mode=mode, nearest_mode=nearest_mode,
+        )  # fmt: skip
+        dy = op.swap(op.MatMul(op.swap(dy, axis, -1), matrix), axis, -1)
+    return dy
+
+
+def _by_one_matrix(op: Op, dy: V, x: V, along: Sequence[int], resized: Callable[[V, list[int]], V]) -> V:
+    """Where the axes share a scale: all of them as one axis, and the matrix of that."""
+    rest = [a for a in range(op.rank(x)) if a not in along]
+    olds = op.Gather(op.Shape(x), list(along), axis=0)
+    count = op.ReduceProd(olds, keepdims=1)
+    identity = op.EyeLike(op.Expand(op.constant(0, op.dtype(x)), op.Concat(count, count, axis=0)))
+    matrix = resized(op.Reshape(identity, op.Concat(count, olds, axis=0)), list(range(1, 1 + len(along))))
+    last = op.Transpose(dy, perm=[*rest, *along])
+    kept = op.Gather(op.Shape(x), rest, axis=0) if rest else op.constant(np.zeros(0), np.int64)
+    rows = op.Reshape(last, op.Concat(kept, op.ReduceProd(op.Gather(op.Shape(dy), list(along), axis=0), keepdims=1), axis=0))
+    back = op.MatMul(rows, op.swap(op.Reshape(matrix, op.Concat(count, [-1], axis=0))))
+    order = [*rest, *along]
+    return op.Transpose(op.Reshape(back, op.Concat(kept, olds, axis=0)), perm=[order.index(a) for a in range(op.rank(x))])
+
+
 def _by_scales(xp: Xp, x: Array, scales: Sequence[float], mode: str, rounding: Callable[[Span], Kernel]) -> Array:
     if len(scales) != x.ndim:
         raise OperatorError(f"{len(scales)} scales were given for {x.ndim} axes", code="SX404")
@@ -290,11 +335,32 @@ def resize_10(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") 
     return _by_scales(xp, x, scales, mode, lambda span: np.floor if span.scale >= 1 else np.ceil)
 
 
+@resize_10.composed
+def _(op: Op, x: V, scales: V, mode: str) -> V:
+    """What is enlarged rounds down, and then what is shrunk rounds up."""
+    one = op.constant(1, op.dtype(scales))
+    larger, smaller = op.Max(scales, one), op.Min(scales, one)
+    if mode != "nearest":
+        return _upsampled(op, x, scales, mode)
+    y = _upsampled(op, x, larger, mode)
+    return op.Resize(y, None, smaller, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="ceil")
+
+
+def _upsampled(op: Op, x: V, scales: V, mode: str) -> V:
+    return op.Resize(x, None, scales, mode="nearest" if mode == "nearest" else "linear",
+                     coordinate_transformation_mode="asymmetric", nearest_mode="floor")  # fmt: skip
+
+
 @operator("Upsample", 9, 10, widen=False)
 def upsample(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") -> Array:
     if any(s < 1 for s in scales):
         raise OperatorError(f"Upsample's scales are 1 or more; they are {tuple(scales)}", code="SX404")
     return _by_scales(xp, x, scales, mode, lambda _: np.floor)
+
+
+@upsample.composed
+def _(op: Op, x: V, scales: V, mode: str) -> V:
+    return _upsampled(op, x, scales, mode)
 
 
 @operator("Upsample", 7, widen=False)
@@ -303,9 +369,19 @@ def upsample_7(xp: Xp, x: Array, *, scales: Floats, mode: str = "nearest") -> Ar
     return upsample(xp, x, scales, mode=mode)
 
 
+@upsample_7.composed
+def _(op: Op, x: V, scales: Floats, mode: str) -> V:
+    return _upsampled(op, x, op.constant(scales, np.float32), mode)
+
+
 @operator("Upsample", 1, widen=False)
 def upsample_1(xp: Xp, x: Array, *, height_scale: float, width_scale: float, mode: str = "nearest") -> Array:
     """Before opset 7 the input was an image, N x C x H x W."""
     if x.ndim != 4:
         raise OperatorError(f"Upsample-1 takes 4 axes; there are {x.ndim}", code="SX404")
     return upsample(xp, x, (1.0, 1.0, height_scale, width_scale), mode=mode)
+
+
+@upsample_1.composed
+def _(op: Op, x: V, height_scale: float, width_scale: float, mode: str) -> V:
+    return _upsampled(op, x, op.constant([1, 1, height_scale, width_scale], np.float32), mode)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..errors import OperatorError
-from ..operator import Array, Xp, operator
+from ..operator import Array, Op, V, Xp, operator
 
 
 @operator("RotaryEmbedding", 23)
@@ -58,3 +60,31 @@ def rotary_embedding(
     else:
         turned = xp.concatenate([real, imaginary], axis=-1)
     return xp.concatenate([turned, rest], axis=-1).reshape(shape)
+
+
+@rotary_embedding.composed
+def _(op: Op, x: V, cos: V, sin: V, position_ids: V, interleaved: int, num_heads: int | None, rotary_embedding_dim: int) -> V:
+    shape, heads = op.Shape(x), 1
+    if op.rank(x) == 3:
+        heads = 2
+        x = op.Reshape(
+            x, op.Concat(op.Shape(x, end=2), [num_heads], op.Div(op.Shape(x, start=2), num_heads), axis=0), allowzero=1
+        )
+    dim = op.constant([rotary_embedding_dim], np.int64) if rotary_embedding_dim else op.Shape(x, start=3)
+    half = op.Div(dim, 2)
+    if position_ids is not None:
+        cos, sin = op.Gather(cos, position_ids, axis=0), op.Gather(sin, position_ids, axis=0)
+    cos, sin = (op.Unsqueeze(op.Slice(c, [0], half, [-1]), [heads]) for c in (cos, sin))
+    turning, rest = op.Slice(x, [0], dim, [3]), op.Slice(x, dim, [2**62], [3])
+    if interleaved:
+        a, b = op.Slice(turning, [0], [2**62], [3], [2]), op.Slice(turning, [1], [2**62], [3], [2])
+    else:
+        a, b = op.Slice(turning, [0], half, [3]), op.Slice(turning, half, [2**62], [3])
+    real, imaginary = op.Sub(op.Mul(cos, a), op.Mul(sin, b)), op.Add(op.Mul(sin, a), op.Mul(cos, b))
+    if interleaved:
+        turned = op.Reshape(
+            op.Concat(op.Unsqueeze(real, [4]), op.Unsqueeze(imaginary, [4]), axis=4), op.Shape(turning), allowzero=1
+        )
+    else:
+        turned = op.Concat(real, imaginary, axis=3)
+    return op.Reshape(op.Concat(turned, rest, axis=3), shape, allowzero=1)
