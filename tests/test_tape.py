@@ -211,22 +211,21 @@ def test_values_cannot_be_read_while_a_step_is_recorded() -> None:
 def test_control_flow_on_tensors(branch: bool) -> None:
     from onnx import helper
 
-    from singa_backend.differentiate import as_body, visit
+    from singa_backend.differentiate import visit
 
     w = leaf([2.0, 3.0])
     info = [helper.make_tensor_value_info(n, 11, [2]) for n in ("y", "z")]
     then = helper.make_graph([helper.make_node("Mul", ["w", "w"], ["y"])], "then", [], info[:1])
     other = helper.make_graph([helper.make_node("Neg", ["w"], ["z"])], "else", [], info[1:])
     node = helper.make_node("If", ["c"], ["out"], then_branch=then, else_branch=other)
-    proto = helper.make_graph([node], "g", [helper.make_tensor_value_info("c", 9, []), helper.make_tensor_value_info("w", 11, [2])],
-                              [helper.make_tensor_value_info("out", 11, [2])])  # fmt: skip
+    feeds = [helper.make_tensor_value_info("c", 9, []), helper.make_tensor_value_info("w", 11, [2])]
+    proto = helper.make_graph([node], "g", feeds, [helper.make_tensor_value_info("out", 11, [2])])
     graph = Graph.from_onnx(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 21)]))
     frame: list[Any] = [None] * graph.size
     for slot, value in zip(graph.input_slots, (Tensor(data=np.array(branch), requires_grad=False), w), strict=True):
         frame[slot] = value
     graph.walk(frame, lambda n, values, here: visit(op, n, values, here))
     y = frame[graph.output_slots[0]]
-    assert as_body is not None
     found = grads(op.Reshape(op.ReduceSum(y), [1]))["w"].tolist()
     assert found == ([4.0, 6.0] if branch else [-1.0, -1.0])
 

@@ -240,7 +240,7 @@ def arguments(op: Vocabulary[T], domain: str, op_type: str, inputs: Sequence[Any
     for i, x in enumerate(inputs):
         which = formal(i)
         if x is None or op.is_value(x) or (isinstance(x, list) and not x and None in kinds[which]):
-            values.append(x)  # type: ignore[arg-type]  # an empty list, where a sequence may stand, is one
+            values.append(x)  # an empty list, where a sequence may stand, is one
             continue
         if which in bound:
             dtype: Any = op.dtype(bound[which])

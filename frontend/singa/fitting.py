@@ -39,9 +39,9 @@ def fit(model: Any, x: Any, y: Any, *, epochs: int = 1, batch_size: int = 32, se
     xs = list(x) if isinstance(x, (list, tuple)) else [x]
     count = len(y)
     if not count or any(len(a) != count for a in xs):
-        raise InvalidInput(f"the inputs hold {', '.join(str(len(a)) for a in xs)} samples, the targets {count}", code="SX325")
+        raise InvalidInput(f"the inputs hold {', '.join(str(len(a)) for a in xs)} samples, the targets {count}", code="SX342")
     if epochs < 1 or batch_size < 1:
-        raise InvalidInput(f"epochs={epochs} and batch_size={batch_size} must be 1 or more", code="SX325")
+        raise InvalidInput(f"epochs={epochs} and batch_size={batch_size} must be 1 or more", code="SX342")
     rng = np.random.default_rng(seed)
     history = History()
     for epoch in range(epochs):
@@ -56,7 +56,7 @@ def fit(model: Any, x: Any, y: Any, *, epochs: int = 1, batch_size: int = 32, se
             if progress is not None:
                 progress(f"epoch {epoch + 1}/{epochs}, loss {value:.4g}")
             if stop_at_nan and not np.isfinite(value):
-                raise InvalidInput(f"the loss of step {len(history.losses)} is {value}", code="SX326",
+                raise InvalidInput(f"the loss of step {len(history.losses)} is {value}", code="SX343",
                                    hint="lower the learning rate; `sonnx compare` finds the first node with NaN")  # fmt: skip
         if validation is not None and evaluate is not None:
             history.validation.append(evaluate(predict(model, validation[0], batch_size), validation[1]))

@@ -191,18 +191,18 @@ class Model(Layer):
                 with np.load(io.BytesIO(pack.read("tensor_dict.npz")), allow_pickle=False) as stored:
                     arrays = {n: _restored(stored[n], attributes[n]["dtype"]) for n in stored.files}
         except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
-            raise InvalidInput(f"{os.fspath(fpath)} is no file of states: {error}", code="SX320") from None
+            raise InvalidInput(f"{os.fspath(fpath)} is no file of states: {error}", code="SX340") from None
         mine = self.get_states()
         model = {n: a for n, a in arrays.items() if attributes[n]["state_type"] == 0}
         lacking, unknown = sorted(set(mine) - set(model)), sorted(set(model) - set(mine))
         if lacking or unknown:
             parts = [f"it lacks {', '.join(lacking)}"] * bool(lacking) + [f"it has {', '.join(unknown)} besides"] * bool(unknown)
-            raise InvalidInput(f"the states are those of another model: {'; '.join(parts)}", code="SX321",
+            raise InvalidInput(f"the states are those of another model: {'; '.join(parts)}", code="SX341",
                                hint="compile the model first, so that its parameters exist")  # fmt: skip
         for name, a in model.items():
             if tuple(a.shape) != tuple(mine[name].shape):
                 raise InvalidInput(
-                    f"the state {name!r} has shape {tuple(a.shape)}; the model's has {mine[name].shape}", code="SX321"
+                    f"the state {name!r} has shape {tuple(a.shape)}; the model's has {mine[name].shape}", code="SX341"
                 )
         self.set_states({n: Tensor(data=a) for n, a in model.items()})
         return {n: Tensor(data=a, name=n) for n, a in arrays.items() if attributes[n]["state_type"] == 1}

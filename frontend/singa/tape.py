@@ -116,7 +116,7 @@ class Operator:
                 if y is not None:
                     y.creator = self
                 self.y_id2idx[id(y)] = i
-        return ys
+        return ys  # type: ignore[no-any-return]
 
     def output_name(self, idx: int) -> str:
         return f"{self.name}:{idx}"
@@ -217,9 +217,7 @@ class Recorder(Vocabulary["Tensor"]):
         values = [*raw, *(trace.value(v) for v in captured)]
         every = [*tensors, *captured]
         if not training or not any(x is not None and x.requires_grad for x in every):
-            from .tensor import Tensor
-
-            return [y if y is None else Tensor._of(y, device, False) for y in made]
+            return _wrapped(made, device)
         return self._leave(
             Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset), every, values, made, device
         )
@@ -241,13 +239,12 @@ class Recorder(Vocabulary["Tensor"]):
     def call_version(
         self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Tensor]:
-        from .tensor import Tensor
 
         device = next((x.device for x in inputs if x is not None), default_device)
         values = [None if x is None else trace.value(x) for x in inputs]
         made = vocabulary(device).call_version(meaning, values, attributes, wanted)
         if not training or not any(x is not None and x.requires_grad for x in inputs):
-            return [y if y is None else Tensor._of(y, device, False) for y in made]
+            return _wrapped(made, device)
         declaration = meaning.declaration
         node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, meaning.version)
         return self._leave(node, inputs, values, made, device)
@@ -273,6 +270,13 @@ class Recorder(Vocabulary["Tensor"]):
 
     def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
         return vocabulary().graph(make, types)
+
+
+def _wrapped(values: Sequence[Any], device: Device) -> list[Any]:
+    """Values as tensors that no operator made; None stays None."""
+    from .tensor import Tensor
+
+    return [v if v is None else Tensor._of(v, device, False) for v in values]
 
 
 def _is_tensor(x: Any) -> bool:

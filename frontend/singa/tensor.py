@@ -187,9 +187,7 @@ class Tensor:
 
     def contiguous(self) -> Tensor:
         """The same values, stored in the order of the axes."""
-        return Tensor(
-            data=self.device.backend.xp.ascontiguousarray(self.data), device=self.device, requires_grad=self.requires_grad
-        )
+        return Tensor(data=self.data.copy(order="C"), device=self.device, requires_grad=self.requires_grad)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
         """Each element (or each slice along an axis) so many times, as NumPy's repeat."""
@@ -290,16 +288,15 @@ class Tensor:
         from . import random
 
         target = self if inplace else self.clone()
-        dtype = op.dtype(target)
+        dtype, a, b = op.dtype(target), numbers[0], numbers[-1]
         with tape.no_tape():
             if how == "uniform":
-                low, high = numbers
                 drawn = random.uniform(target.shape, target.device, np.float64 if dtype == np.float64 else np.float32)
-                value = op.Cast(op.Add(op.Mul(drawn, float(high - low)), float(low)), to=dtypes.onnx_code(dtype))
+                value = op.Cast(op.Add(op.Mul(drawn, float(b - a)), float(a)), to=dtypes.onnx_code(dtype))
             elif how == "normal":
-                value = random.normal(*numbers, target.shape, target.device, dtype)
+                value = random.normal(a, b, target.shape, target.device, dtype)
             else:
-                value = random.bernoulli(*numbers, target.shape, target.device, dtype)
+                value = random.bernoulli(a, target.shape, target.device, dtype)
             trace.assign(target, value.raw)
         return target
 

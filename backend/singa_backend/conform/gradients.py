@@ -44,6 +44,8 @@ NOT_ASKED: dict[tuple[str, str], frozenset[str]] = {
     ("", "SoftmaxCrossEntropyLoss"): frozenset({"weights"}),
     ("", "NegativeLogLikelihoodLoss"): frozenset({"weight"}),
     ("", "Dropout"): frozenset({"ratio"}),
+    ("", "Resize"): frozenset({"scales", "roi"}),
+    ("", "Upsample"): frozenset({"scales"}),
     ("", "Tile"): frozenset({"tiles", "axis"}),  # Tile-1: counts, as floats
     ("", "Split"): frozenset({"split"}),  # Split-1: sizes, as floats
 }

@@ -283,10 +283,15 @@ def _(op: Op, dy: V, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: In
     along = [a % rank for a in axes] if axes is not None else list(range(rank))
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
     if sizes is not None and keep_aspect_ratio_policy != "stretch":
-        return _by_one_matrix(op, dy, x, along, lambda identity, axes: op.Resize(
-            identity, roi, None, sizes, axes=axes, antialias=antialias, cubic_coeff_a=cubic_coeff_a, exclude_outside=exclude_outside,
-            coordinate_transformation_mode=coordinate_transformation_mode, keep_aspect_ratio_policy=keep_aspect_ratio_policy,
-            mode=mode, nearest_mode=nearest_mode))  # fmt: skip
+
+        def resized(identity: V, axes: list[int]) -> V:
+            return op.Resize(
+                identity, roi if cropped else None, None, sizes, axes=axes, antialias=antialias, cubic_coeff_a=cubic_coeff_a,
+                exclude_outside=exclude_outside, coordinate_transformation_mode=coordinate_transformation_mode,
+                keep_aspect_ratio_policy=keep_aspect_ratio_policy, mode=mode, nearest_mode=nearest_mode,
+            )  # fmt: skip
+
+        return _by_one_matrix(op, dy, x, along, resized)
     known = op.known(scales) if sizes is None else None
     for i, axis in enumerate(along):
         old, new = (None if s is None else s[axis] for s in (op.shape(x), op.shape(dy)))

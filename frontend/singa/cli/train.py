@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,13 @@ def train(model: Path, data: Path, validation: Path | None, target: str, loss: s
     place = resolve(device)
     place.SetRandSeed(seed)
     tuned = Tuned(str(model), place)
-    rule: Any = {
+    rules: dict[str, Callable[[], Any]] = {
         "sgd": lambda: opt.SGD(lr=lr, momentum=momentum, weight_decay=weight_decay),
         "adam": lambda: opt.Adam(lr=lr, weight_decay=weight_decay),
         "rmsprop": lambda: opt.RMSProp(lr=lr, weight_decay=weight_decay),
         "adagrad": lambda: opt.AdaGrad(lr=lr, weight_decay=weight_decay),
-    }[optimizer]()
+    }
+    rule = rules[optimizer]()
     for pattern in freeze:
         tuned.freeze(pattern)
     xs, y = _arrays(data, tuned, target)
