@@ -236,6 +236,11 @@ class Builder(Vocabulary[Symbol]):
                 code = s.type.tensor_type.elem_type
                 bound.setdefault(parameter.type_str, helper.make_tensor_type_proto(code, None))
         formal = [schema.outputs[min(i, len(schema.outputs) - 1)] for i in range(len(node.output))]
+        first = next(iter(bound.values()), None)
+        if first is not None and dtypes.is_float(dtypes.numpy_dtype(first.tensor_type.elem_type)):
+            for constraint in schema.type_constraints:  # a state without a past has the type of what it begins with
+                if all("float" in t or "double" in t for t in constraint.allowed_type_strs):
+                    bound.setdefault(constraint.type_param_str, first)
         return {
             n: bound[p.type_str] for n, p in zip(node.output, formal, strict=True) if p.type_str in bound and p.is_homogeneous
         }
