@@ -299,10 +299,11 @@ def _(op: Op, dy: V, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: In
             continue  # nothing happens along this axis
         size = op.Shape(x, start=axis, end=axis + 1)
         identity = op.EyeLike(op.Expand(op.constant(0, op.dtype(x)), op.Concat(size, size, axis=0)))
+        both = op.Gather(roi, [i, i + len(along)], axis=0) if cropped else None
         matrix = op.Resize(
-            identity, op.Gather(roi, [i, i + len(along)], axis=0) if cropped else None,
-            None if sizes is not None else op.Slice(scales, [i], [i + 1], [0]),
-            None if sizes is None else op.Shape(dy, start=axis, end=axis + 1), axes=[0], antialias=antialias,
+            identity, op.Concat(op.Slice(both, [0], [1]), [0.0], op.Slice(both, [1], [2]), [1.0], axis=0) if cropped else None,
+            None if sizes is not None else op.Concat(op.Slice(scales, [i], [i + 1], [0]), [1.0], axis=0),
+            None if sizes is None else op.Concat(op.Shape(dy, start=axis, end=axis + 1), size, axis=0), antialias=antialias,
             coordinate_transformation_mode=coordinate_transformation_mode, cubic_coeff_a=cubic_coeff_a,
             exclude_outside=exclude_outside, mode=mode, nearest_mode=nearest_mode,
         )  # fmt: skip
