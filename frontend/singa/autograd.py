@@ -646,14 +646,20 @@ def _odd(pads: Sequence[int], odd: Sequence[int]) -> list[int]:
 def batchnorm_2d(
     handle: BatchNormHandle, x: Tensor, scale: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor
 ) -> Any:
-    """x normalized by channel: in training with the statistics of the batch, which then enter the running ones."""
+    """x normalized by channel: in training with the statistics of the batch, which then enter the running ones.
+
+    running = (1 - factor) running + factor batch, with the unbiased variance.
+    """
+    values = (x, scale, bias, running_mean, running_var)
     if not tape.training:
-        return recorder.BatchNormalization(x, scale, bias, running_mean, running_var, epsilon=handle.epsilon)
-    y, mean, var = recorder.BatchNormalization(x, scale, bias, running_mean, running_var, epsilon=handle.epsilon,
-                                               momentum=1 - handle.factor, training_mode=1, outputs=3)  # fmt: skip
+        return recorder.BatchNormalization(*values, epsilon=handle.epsilon)
+    y, mean, variance = recorder.BatchNormalization(*values, epsilon=handle.epsilon, momentum=0.0, training_mode=1, outputs=3)
     with tape.no_tape():
-        for old, new in ((running_mean, mean), (running_var, var)):
-            trace.assign(old, new.raw)
+        n = recorder.cast(recorder.Div(recorder.Size(x), recorder.Size(mean)), mean)
+        unbiased = recorder.Mul(variance, recorder.Div(n, recorder.Max(recorder.Sub(n, 1), 1)))
+        for running, batch in ((running_mean, mean), (running_var, unbiased)):
+            new = recorder.Add(recorder.Mul(running, 1 - handle.factor), recorder.Mul(batch, handle.factor))
+            trace.assign(running, recorder.cast(new, running).raw)
     return y
 
 

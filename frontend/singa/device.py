@@ -36,6 +36,10 @@ class Device:
     def __repr__(self) -> str:
         return f"<Device {self.backend}>"
 
+    def __deepcopy__(self, memo: Any) -> Device:
+        """A device is one thing: a copied model lives where the model does."""
+        return self
+
     def id(self) -> int:
         """-1 for the CPU, else the ordinal of the GPU."""
         return self.backend.device_id if self.backend.type == "CUDA" else -1

@@ -1,0 +1,190 @@
+"""Tensors: what SINGA's documents say of them, beside NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from singa import device, initializer, tensor
+from singa.tensor import Tensor
+from singa_backend.errors import InvalidInput
+
+F = np.float32
+
+
+def t(*shape: int, dtype: Any = F) -> Tensor:
+    return tensor.from_numpy(np.arange(np.prod(shape), dtype=dtype).reshape(shape))
+
+
+def test_a_new_tensor_is_zeros_on_the_cpu() -> None:
+    x = Tensor((2, 3))
+    assert (x.shape, x.dtype, x.device.id(), x.is_dummy(), x.stores_grad, x.requires_grad) == ((2, 3), 0, -1, True, False, True)
+    assert x.data.tolist() == [[0] * 3] * 2
+    assert tensor.PlaceHolder is Tensor
+    assert x.name.startswith("Dummy#")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.bool_, np.float16, np.int32, np.uint8])
+def test_dtypes_are_kept(dtype: Any) -> None:
+    assert tensor.from_numpy(np.ones(2, dtype)).data.dtype == dtype
+
+
+def test_scalars_and_empty_tensors() -> None:
+    assert (tensor.from_numpy(np.array(2.0)) + 1).data == 3
+    empty = Tensor((0, 3))
+    assert empty.is_empty()
+    assert (empty * 2).shape == (0, 3)
+
+
+def test_data_is_the_live_storage() -> None:
+    x = t(2, 2)
+    x.data[0, 0] = 9
+    assert (x + 0).data[0, 0] == 9
+    y = x.copy()
+    y.data[1, 1] = 7
+    assert x.data[1, 1] == 7
+    assert x.clone().data is not x.data
+
+
+@pytest.mark.parametrize(("key", "shape"), [
+    ((-1, slice(None)), (1, 7)), (0, (1, 7)), ((slice(1, 3), slice(None, None, 2)), (2, 4)), ((..., 1), (5, 1)),
+    (slice(None, None, -1), (5, 7)), ((slice(0, 0),), (0, 7)),
+])  # fmt: skip
+def test_an_integer_keeps_its_axis(key: Any, shape: tuple[int, ...]) -> None:
+    x = t(5, 7)
+    found = x[key]
+    assert found.shape == shape
+    wide = tuple(slice(k, k + 1 or None) if isinstance(k, int) else k for k in (key if isinstance(key, tuple) else (key,)))
+    np.testing.assert_array_equal(found.data, x.data[wide])
+
+
+@pytest.mark.parametrize("key", [5, -6, (0, 0, 0), "a", [1, 2]])
+def test_wrong_indices_are_named(key: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        t(5, 7)[key]
+    assert caught.value.code == "SX338"
+
+
+def test_operators_are_numpys() -> None:
+    a, b = t(2, 3) + 1, t(2, 3) * 2 + 1
+    x, y = a.data, b.data
+    for found, want in [
+        (a + b, x + y), (a - b, x - y), (a * b, x * y), (a / b, x / y), (2 - a, 2 - x), (3 / a, 3 / x), (a // b, x // y),
+        (-a, -x), (a**2, x**2), (a @ b.T(), x @ y.T),
+    ]:  # fmt: skip
+        np.testing.assert_allclose(found.data, want, rtol=1e-6)
+    for found, want in [(a < b, x < y), (a <= 2, x <= 2), (a > b, x > y), (a >= b, x >= y), (a == b, x == y)]:
+        assert found.data.dtype == F
+        assert np.array_equal(found.data, want)
+    assert (a == None) is False  # noqa: E711
+    with pytest.raises(TypeError):
+        hash(a)
+
+
+def test_in_place_operators_keep_the_storage() -> None:
+    x = t(3)
+    storage = x.data
+    x += 1
+    x *= 2
+    x -= 1
+    x /= 3
+    assert x.data is storage
+    np.testing.assert_allclose(storage, (np.arange(3) * 2 + 1) / 3, rtol=1e-6)
+
+
+def test_an_int32_tensor_with_a_float_is_float32() -> None:
+    x = t(3, dtype=np.int32)
+    assert (x * 1.5).data.dtype == F
+    assert (x + x).data.dtype == np.int32
+    assert (x / 2).data.tolist() == [0, 0.5, 1]
+
+
+def test_copying() -> None:
+    x = Tensor((2, 2))
+    x.copy_from_numpy(np.array([1, 2, 3, 4]))
+    assert x.data.tolist() == [[1, 2], [3, 4]]
+    x.copy_from_numpy(np.array([9]), offset=3)
+    assert x.data[1, 1] == 9
+    with pytest.raises(InvalidInput) as caught:
+        x.copy_from_numpy(np.zeros(5))
+    assert caught.value.code == "SX337"
+    y = Tensor((4,))
+    tensor.copy_data_to_from(y, x, 2, 1, 2)
+    assert y.data.tolist() == [0, 3, 9, 0]
+
+
+def test_functions_beside_numpy() -> None:
+    x = t(2, 3) + 1
+    v = x.data.copy()
+    for found, want in [
+        (tensor.abs(-x), v), (tensor.exp(x), np.exp(v)), (tensor.log(x), np.log(v)), (tensor.sqrt(x), np.sqrt(v)),
+        (tensor.square(x), v * v), (tensor.tanh(x), np.tanh(v)), (tensor.sum(x, 0), v.sum(0)), (tensor.average(x, 1), v.mean(1)),
+        (tensor.einsum("ij,kj->ik", x, x), v @ v.T), (tensor.tensordot(x, x.T(), 1), v @ v.T),
+        (tensor.repeat(x, 2, 1), v.repeat(2, 1)),
+        (tensor.concatenate([x, x], 1), np.concatenate([v, v], 1)), (tensor.softmax(x).data.sum(1), np.ones(2)),
+        (tensor.mult(x, x.T()), v @ v.T), (tensor.sum_rows(x), v.sum(0)), (tensor.sum_columns(x), v.sum(1)),
+        (tensor.pow(x, 2.0), v**2), (tensor.reshape(x, (3, 2)), v.reshape(3, 2)), (tensor.transpose(x), v.T),
+    ]:  # fmt: skip
+        np.testing.assert_allclose(np.asarray(found), want, rtol=1e-5)
+    assert tensor.sum(x) == v.sum()
+    assert tensor.average(x) == v.mean()
+    tensor.axpy(2.0, x, x)
+    np.testing.assert_allclose(x.data, 3 * v)
+
+
+def test_rows_and_columns() -> None:
+    m, row, column = t(2, 3), t(3), t(2)
+    tensor.add_row(2.0, row, 1.0, m)
+    tensor.add_column(1.0, column, 1.0, m)
+    np.testing.assert_array_equal(m.data, np.arange(6).reshape(2, 3) + 2 * np.arange(3) + np.arange(2)[:, None])
+
+
+def test_arrays_in_and_out() -> None:
+    x = t(3)
+    assert np.asarray(x).tolist() == [0, 1, 2]
+    assert np.from_dlpack(x).tolist() == [0, 1, 2]
+    assert tensor.from_dlpack(np.ones(2)).data.tolist() == [1, 1]
+    assert float(t(1)) == 0
+    with pytest.raises(InvalidInput):
+        float(t(2))
+    with pytest.raises(InvalidInput) as caught:
+        Tensor((2,), dtype="no such dtype")
+    assert caught.value.code == "SX316"
+
+
+def test_random_fills_are_seeded() -> None:
+    device.default_device.SetRandSeed(4)
+    a = Tensor((50_000,)).gaussian(1.0, 2.0).data
+    device.default_device.SetRandSeed(4)
+    assert np.array_equal(a, Tensor((50_000,)).gaussian(1.0, 2.0).data)
+    assert abs(a.mean() - 1) < 0.05
+    assert abs(a.std() - 2) < 0.05
+    u = Tensor((50_000,)).uniform(-2.0, 3.0).data
+    assert -2 <= u.min() < -1.9 < 2.9 < u.max() <= 3
+    assert set(np.unique(Tensor((100,)).bernoulli(0.5).data)) == {0, 1}
+
+
+@pytest.mark.parametrize(("name", "shape", "std"), [
+    ("lecun_normal", (200, 100), (1 / 200) ** 0.5), ("he_normal", (200, 100), (2 / 200) ** 0.5),
+    ("glorot_normal", (200, 100), (2 / 300) ** 0.5), ("lecun_uniform", (200, 100), (3 / 200 / 3) ** 0.5),
+    ("he_uniform", (200, 100), (6 / 200 / 3) ** 0.5), ("glorot_uniform", (200, 100), (6 / 300 / 3) ** 0.5),
+    ("he_normal", (40, 20, 3, 3), (2 / 180) ** 0.5), ("glorot_normal", (40, 20, 3, 3), (2 / 540) ** 0.5),
+    ("xavier", (200, 100), (6 / 300 / 3) ** 0.5), ("glorot", (200, 100), (2 / 300) ** 0.5),
+    ("msra", (200, 100), (2 / 200) ** 0.5),
+])  # fmt: skip
+def test_start_values(name: str, shape: tuple[int, ...], std: float) -> None:
+    x = getattr(initializer, name)(Tensor(shape)).data
+    assert abs(x.std() / std - 1) < 0.03
+    assert abs(x.mean()) < 0.05 * std + 1e-3
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4)])
+def test_orthogonal_and_eye(shape: tuple[int, int]) -> None:
+    q = initializer.orthogonal(Tensor(shape), 2.0).data.astype(np.float64)
+    small = q @ q.T if shape[0] <= shape[1] else q.T @ q
+    np.testing.assert_allclose(small, 4 * np.eye(min(shape)), atol=1e-5)
+    assert np.array_equal(initializer.eye(Tensor(shape)).data, np.eye(*shape))
+    with pytest.raises(InvalidInput):
+        initializer.orthogonal(Tensor((2, 2, 2)))
