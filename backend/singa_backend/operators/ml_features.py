@@ -10,7 +10,8 @@ import numpy as np
 
 from .. import dtypes, limits
 from ..errors import OperatorError
-from ..operator import Array, Ints, Xp, operator
+from ..operator import Array, Ints, Op, V, Xp, operator
+from .gather import given_back
 from .ml_linear import ML, Floats, Strings
 
 
@@ -25,6 +26,13 @@ def array_feature_extractor(xp: Xp, x: Array, y: Array) -> Array:
     return xp.take(x, xp.indices(y.reshape(-1), x.shape[-1], negative=False), axis=-1)
 
 
+@array_feature_extractor.gradient
+def _(op: Op, dy: V, x: V, y: V) -> V:
+    """The columns that were taken; of a vector, ONNX makes one row."""
+    wide = op.Reshape(dy, op.Concat(op.Shape(x, end=op.rank(x) - 1), op.Shape(dy, start=op.rank(dy) - 1), axis=0), allowzero=1)
+    return given_back(op, op.cast(wide, x), x, op.Reshape(y, [-1]), -1)
+
+
 @operator("Binarizer", 1, domain=ML)
 def binarizer(xp: Xp, x: Array, *, threshold: float = 0.0) -> Array:
     if x.dtype.kind != "f" and math.isfinite(threshold):
@@ -33,6 +41,9 @@ def binarizer(xp: Xp, x: Array, *, threshold: float = 0.0) -> Array:
         if not info.min <= threshold < info.max:
             return xp.full_like(x, threshold < info.min)
     return (x > threshold).astype(x.dtype)
+
+
+binarizer.no_gradient("zero")
 
 
 @operator("FeatureVectorizer", 1, domain=ML)
@@ -77,6 +88,13 @@ def imputer(
     return xp.where(xp.isnan(x) if math.isnan(replaced_value_float) else x == replaced_value_float, filled, x)
 
 
+@imputer.gradient
+def _(op: Op, dy: V, x: V, replaced_value_float: float) -> V:
+    """What was put in does not depend on x."""
+    gone = op.IsNaN(x) if math.isnan(replaced_value_float) else op.Equal(x, replaced_value_float)
+    return op.Where(gone, 0, op.cast(dy, x))
+
+
 @operator("Normalizer", 1, domain=ML)
 def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
     """Rows divided by their maximum (with its sign), the sum of their magnitudes, or their length; not by 0."""
@@ -104,6 +122,11 @@ def scaler(xp: Xp, x: Array, *, offset: Floats | None = None, scale: Floats | No
     if offset:
         x = x - _per_feature(xp, "offset", offset, x, x.dtype)
     return x * _per_feature(xp, "scale", scale, x, x.dtype) if scale else x
+
+
+@scaler.gradient
+def _(op: Op, dy: V, x: V, scale: Floats | None) -> V:
+    return op.Mul(op.cast(dy, x), op.constant(scale or (1.0,), op.dtype(x)))
 
 
 # --- categories
@@ -176,6 +199,9 @@ def label_encoder(
     return look_up(x, keys, values, default, dtype)
 
 
+label_encoder.no_gradient("zero")
+
+
 @operator("OneHotEncoder", 1, domain=ML, host=True)
 def one_hot_encoder(
     xp: Xp, x: Array, *, cats_int64s: Ints | None = None, cats_strings: Strings | None = None, zeros: int = 1
@@ -194,3 +220,6 @@ def one_hot_encoder(
     if not zeros and (at < 0).any():
         raise OperatorError(f"{x[at < 0].flat[0]!r} is no category, and zeros=0 allows no other", code="SX404")
     return (at[..., None] == np.arange(len(cats))).astype(np.float32)
+
+
+one_hot_encoder.no_gradient("zero")

@@ -47,6 +47,9 @@ def cast_map(xp: Xp, x: Map, *, cast_to: str = "TO_FLOAT", map_form: str = "DENS
     return y
 
 
+cast_map.no_gradient("undefined: a map is no tensor")
+
+
 @operator("DictVectorizer", 1, domain=ML, host=True)
 def dict_vectorizer(xp: Xp, x: Map, *, int64_vocabulary: Ints | None = None, string_vocabulary: Strings | None = None) -> Array:
     """The map's values in the order of the vocabulary; zero, or an empty string, for a key that it lacks."""
@@ -60,6 +63,9 @@ def dict_vectorizer(xp: Xp, x: Map, *, int64_vocabulary: Ints | None = None, str
         if k in x:
             y[i] = x[k]
     return y
+
+
+dict_vectorizer.no_gradient("undefined: a map is no tensor")
 
 
 def _dtype(values: list[Any]) -> Any:
@@ -78,3 +84,6 @@ def zip_map(xp: Xp, x: Array, *, classlabels_int64s: Ints | None = None, classla
         raise OperatorError(f"x has shape {x.shape}; it must be [N, {len(keys)}], a column for each key", code="SX404")
     limits.admit_bytes(x.size * 100, f"{len(x)} maps of {len(keys)} entries")
     return [dict(zip(keys, row, strict=True)) for row in x.reshape(-1, len(keys)).tolist()]
+
+
+zip_map.no_gradient("undefined: a map is no tensor")

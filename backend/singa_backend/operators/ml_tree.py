@@ -250,6 +250,9 @@ def tree_ensemble_regressor(
     return transform(xp, y if base is None else y + xp.asarray(base), post_transform)
 
 
+tree_ensemble_regressor.no_gradient("zero")
+
+
 @operator("TreeEnsembleClassifier", 1, 3, 5, domain=ML, host=True)
 def tree_ensemble_classifier(
     xp: Xp, x: Array, *, classlabels_int64s: Ints | None = None, classlabels_strings: Strings | None = None,
@@ -303,6 +306,9 @@ def tree_ensemble_classifier(
     return labels[z.argmax(axis=1)], transform(xp, z, post_transform).astype(np.float32)
 
 
+tree_ensemble_classifier.no_gradient("zero")
+
+
 # --- TreeEnsemble: nodes and leaves by their places
 
 
@@ -352,6 +358,9 @@ def tree_ensemble(
     count = max(leaf_targetids, default=0) + 1 if n_targets is None else n_targets
     y = derived(make).aggregate(xp, matrix(xp, x), count, _AGGREGATES[aggregate_function])
     return transform(xp, y, TRANSFORMS[post_transform])
+
+
+tree_ensemble.no_gradient("zero")
 
 
 def _wide(a: np.ndarray) -> np.ndarray:
