@@ -64,7 +64,7 @@ def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[An
         if declaration.composition is None:
             reason = why_not(declaration)
             text = REASONS.get(reason.partition(":")[0], "nobody has declared one")
-            raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX801", operator=declaration.name)
+            raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
         return _through_composition(
             op, declaration, version or declaration.versions[-1], inputs, len(outputs), attributes, dys, needs
         )
@@ -319,7 +319,7 @@ def apply(op: Vocabulary[Any], meaning: Meaning, inputs: Sequence[Any], attribut
     if declaration.composition is None:
         raise UnsupportedModel(
             f"{name}-{meaning.version} cannot be written in opset {op.opset}",
-            code="SX802",
+            code="SX206",
             operator=name,
             version=meaning.version,
         )
