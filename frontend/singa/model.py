@@ -237,7 +237,7 @@ class Step:
 
     def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = _tensors((args, kwargs))
-        self.device = tensors[0].device if tensors else default_device
+        self.device = next((t.device for t in tensors if not t._loose), default_device)
         record = Trace(tape.op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
@@ -258,15 +258,19 @@ class Step:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph on these arguments; writes what it assigns, and gives what the step gives."""
         inputs = {id(t): t for t in _tensors((args, kwargs))}
-        values = [t._data for t in inputs.values()] + [t._data for t in self._reads]
+        values = [self._here(t) for t in (*inputs.values(), *self._reads)]
         made = self._executor.run(self.graph, values, budget=limits.Budget(self._limits, memory=self.device.backend.memory))
         taken = {id(v) for v in values}
         made = [v.copy() if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
         n = len(made) - len(self._writes)
         for t, new in zip(self._writes, made[n:], strict=True):
-            t._data[...] = new
+            t._data[...] = new if t.device is self.device else t.device.backend.put(self.device.backend.get(new))
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
         return _replaced(self._result, results)
+
+    def _here(self, t: Tensor) -> Any:
+        """A tensor's value on the device of the step: the random state, and what was made of constants, lie on the host."""
+        return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -35,6 +35,9 @@ class Tensor:
     _fixed = False
     """Whether this is a constant of a model: part of a graph that is recorded, never an input of it."""
 
+    _loose = False
+    """Whether this was made of constants alone, by an operator: it follows the tensors that it meets to their device."""
+
     def __init__(self, shape: Any = (), device: Device | None = None, dtype: Any = float32, data: Any = None,
                  requires_grad: bool = True, stores_grad: bool = False, creator: Operator | None = None,
                  name: str | None = None) -> None:  # fmt: skip
