@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,16 @@ class Imported:
             (self.statistics if name in running else self.parameters)[name] = tensor
             states[k] = (slot, own)  # the executor computes with the same storage
             self.rep._fixed.add(id(own))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Imported:
+        """The same graph with parameters and statistics of its own."""
+        made = Imported.__new__(Imported)
+        memo[id(self)] = made
+        made.__dict__.update(self.__dict__)
+        made.parameters = copy.deepcopy(self.parameters, memo)
+        made.statistics = copy.deepcopy(self.statistics, memo)
+        made.rep = self.rep.with_states({name: t._data for name, t in made.tensors().items()})
+        return made
 
     @property
     def graph(self) -> Graph:

@@ -48,6 +48,14 @@ class Model(Layer):
         self.not_traceable = ""
         """Why the steps of this model do not become a graph; empty where they do."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """An independent model in the same mode, at the same point of its training where it holds its optimizer."""
+        memo[id(self._steps)] = OrderedDict()  # a recorded step is bound to this model's tensors: the copy records its own
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_steps": OrderedDict()}
+
     # --- modes
 
     def compile(self, inputs: Sequence[Tensor], is_train: bool = True, use_graph: bool = False, sequential: bool = False) -> None:

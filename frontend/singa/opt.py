@@ -8,6 +8,7 @@ sgd.step()                                         the same by hand
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -314,8 +315,20 @@ class Optimizer:
         return key
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies know parameters by their names alone."""
+        """Pickles know parameters by their names alone."""
         return {**self.__dict__, "_keys": {}}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """An optimizer with states of its own, for parameters of the same names, or for those that were copied with it."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for name, value in self.__getstate__().items():
+            made.__dict__[name] = copy.deepcopy(value, memo)
+        for known, key in self._keys.values():
+            p = memo.get(id(known()))
+            if isinstance(p, Tensor):
+                made._keys[id(p)] = (weakref.ref(p), key)
+        return made
 
     def _settle(self, device: Device) -> None:
         """The counter and the values lie where the parameters do."""
