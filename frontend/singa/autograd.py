@@ -634,7 +634,7 @@ class PoolingHandle:
 
 
 def conv2d(handle: ConvHandle, x: Tensor, W: Tensor, b: Tensor | None = None, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
-    """x (N, C, H, W) convolved with filters (M, C / group, kh, kw), plus b (M,); odd_padding is left, right, top, bottom."""
+    """x (N, C, H, W) convolved with filters (M, C / group, kh, kw), plus b (M,); odd_padding is top, bottom, left, right."""
     pads = _odd(handle.pads, odd_padding)
     return recorder.Conv(x, W, b, strides=handle.strides, pads=pads, dilations=handle.dilations, group=handle.group)
 
@@ -646,7 +646,7 @@ def pooling_2d(handle: PoolingHandle, x: Tensor, odd_padding: Sequence[int] = (0
 
 
 def _odd(pads: Sequence[int], odd: Sequence[int]) -> list[int]:
-    left, right, top, bottom = odd
+    top, bottom, left, right = odd  # as `utils.get_padding_shape` gives it: axis by axis
     return [p + o for p, o in zip(pads, (top, left, bottom, right), strict=True)]
 
 

@@ -23,6 +23,7 @@ from singa_backend.executor import Executor
 from singa_backend.graph import Graph
 
 from . import tape, trace
+from ._reach import watching
 from .device import default_device
 from .layer import Layer
 from .tensor import Tensor, code_of, dtype_of
@@ -45,6 +46,7 @@ class Model(Layer):
         self.graph_mode = False
         self.sequential = False
         self._steps: OrderedDict[Any, Step | None] = OrderedDict()
+        self._checked = False
         self.not_traceable = ""
         """Why the steps of this model do not become a graph; empty where they do."""
 
@@ -75,6 +77,7 @@ class Model(Layer):
             self.training = before
         self.train(is_train)
         self.graph(use_graph, sequential)
+        self._checked = False
 
     def train(self, mode: bool = True) -> None:
         """Calling the model trains it from here on; with mode=False, it infers."""
@@ -98,10 +101,25 @@ class Model(Layer):
         raise NotImplementedError(f"{type(self).__name__} has no train_one_batch")
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        """`train_one_batch` in training, `forward` else."""
+        """`train_one_batch` in training, `forward` else.
+
+        The first step of training names parameters that are not frozen and get no gradient, in a NoGradientWarning; it raises
+        InvalidInput where none gets one.
+        """
         tape.training = self.training
         if not self.training:
             return self.forward(*input, **kwargs)
+        if not self._checked:
+            with watching(self.get_params) as reach:
+                result = self._step(input, kwargs)
+            warning = reach.check()
+            if warning is not None:
+                warnings.warn(warning, stacklevel=2)
+            self._checked = reach.played
+            return result
+        return self._step(input, kwargs)
+
+    def _step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.graph_mode or self.not_traceable:
             return self.train_one_batch(*input, **kwargs)
         return self._graph_step(input, kwargs)
@@ -121,7 +139,7 @@ class Model(Layer):
                 step = self._steps[key] = Step(self.train_one_batch, input, kwargs)
             except NotTraceable as error:
                 self.not_traceable = error.message
-                warnings.warn(f"this model's steps stay on the tape: {error.message}", UserWarning, stacklevel=3)
+                warnings.warn(f"this model's steps stay on the tape: {error.message}", UserWarning, stacklevel=4)
                 return self.train_one_batch(*input, **kwargs)
         return step.run(input, kwargs)
 

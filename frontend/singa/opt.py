@@ -18,7 +18,8 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import tape, trace
+from . import _reach, tape, trace
+from ._reach import nothing_trains
 from .device import Device
 from .tape import Dummy, Operator, op
 from .tensor import Tensor, dtype_of, float32
@@ -156,8 +157,8 @@ class Optimizer:
     def __call__(self, loss: Tensor) -> None:
         """Backward from a loss of one element, an update of every parameter, and a step of the counter.
 
-        Raises InvalidInput where `backward` does, for loaded states of another model, and with `check_nan` for a NaN; then
-        nothing has changed.
+        Raises InvalidInput where `backward` does, where no parameter gets a gradient, for loaded states of another model, and
+        with `check_nan` for a NaN; then nothing has changed.
         """
         self.call(loss)
         self.step()
@@ -167,6 +168,8 @@ class Optimizer:
         if self.check_nan:
             _refuse_nan(loss)
         pairs = list(tape.backward(loss))
+        if not pairs:
+            raise nothing_trains(_reach.current())
         if self._loaded and pairs and not any(self._key(p.name, p) in self._loaded for p, _ in pairs):
             have, want = _some(self._loaded), _some(p.name for p, _ in pairs)
             raise InvalidInput(

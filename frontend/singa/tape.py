@@ -23,7 +23,8 @@ from singa_backend.errors import InvalidInput
 from singa_backend.operator import Declaration, Meaning, declarations, load_all, schema_version
 from singa_backend.vocabulary import Body, Eager, Vocabulary, arguments
 
-from . import trace
+from . import _reach, trace
+from ._reach import nothing_trains
 from .device import Device, default_device
 
 if TYPE_CHECKING:
@@ -375,11 +376,16 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
 
     y: a tensor of one element.  dy: its gradient, an array, a Tensor or a number; 1 when absent.
     Each parameter is given once, as soon as its gradient is complete, in an order that is always the same.
-    Raises InvalidInput where `y` has more elements, or no tape leads to it.
+    Raises InvalidInput where `y` has more elements, no tape leads to it, or nothing on it takes a gradient.
     """
     from .tensor import Tensor
 
+    reach = _reach.current()
+    if reach is not None:
+        reach.played = True
     if not y.requires_grad or isinstance(y.creator, Dummy):
+        if training:
+            raise nothing_trains(reach)
         raise InvalidInput(
             "no tape leads to this tensor",
             code="SX313",
@@ -422,6 +428,8 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
         for creator, x in with_leaf:
             g = found.pop(creator, [None])[0]
             if g is not None:
+                if reach is not None:
+                    reach.found.add(id(x))
                 yield x, Tensor._of(g, x.device, False)
 
 
