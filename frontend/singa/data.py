@@ -1,0 +1,219 @@
+"""Batches of images out of a list file, made in a background thread while the model trains.
+
+    data = ImageBatchIter("train.txt", 32, lambda path: tool.load(path).random_crop((96, 96)).flip().get(), image_folder="images")
+    data.start()
+    x, y = data.next()          float32 (32, 3, 96, 96) and int32 (32,)
+    data.end()
+
+A line of the file is a path, the delimiter, and the class number: `cat/1.png 3`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from singa_backend.errors import InvalidInput
+
+__all__ = ["ImageBatchIter"]
+
+_BLINK = 0.05  # seconds until a waiting thread looks whether the other is still there
+
+
+class ImageBatchIter:
+    """Batches without end: when all images have been, they come again, in a new order where they are shuffled.
+
+    img_list_file: lines of path, delimiter, class number.  image_folder: what the paths are relative to.
+    image_transform: a function from a path to a list of images (Pillow's, or arrays (3, H, W)), which all have its class number.
+    capacity: how many batches wait at most.  delimeter: SINGA's spelling of `delimiter`.
+    seed: of the order; when absent it is drawn from Python's `random` at `start`, so `random.seed` decides.
+    timeout: how many seconds `next` waits at most.
+    Raises InvalidInput for a list that cannot be read, is empty, or has a line without a class number.
+    """
+
+    def __init__(
+        self,
+        img_list_file: str | os.PathLike[str],
+        batch_size: int,
+        image_transform: Callable[[str], Any],
+        shuffle: bool = True,
+        delimiter: str = " ",
+        image_folder: str | os.PathLike[str] | None = None,
+        capacity: int = 10,
+        *,
+        delimeter: str | None = None,
+        seed: int | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        if batch_size < 1 or capacity < 1:
+            raise InvalidInput(f"batch_size={batch_size} and capacity={capacity} must be 1 or more", code="SX349")
+        self.img_list_file = img_list_file
+        self.batch_size = batch_size
+        self.image_transform = image_transform
+        self.shuffle = shuffle
+        self.delimiter = delimiter if delimeter is None else delimeter
+        self.image_folder = image_folder
+        self.capacity = capacity
+        self.seed = seed
+        self.timeout = timeout
+        self._items = _listed(Path(img_list_file), self.delimiter, image_folder)
+        self.num_samples = len(self._items)
+        self._work: _Work | None = None
+
+    def start(self) -> None:
+        """Begin to make batches; begins anew where they are being made already."""
+        self.end()
+        seed = random.getrandbits(64) if self.seed is None else self.seed
+        samples = _Samples(self._items, self.image_transform, self.shuffle, random.Random(seed))
+        self._work = _Work(samples, self.batch_size, self.capacity)
+        weakref.finalize(self, self._work.stop.set)
+
+    def next(self) -> tuple[np.ndarray, np.ndarray]:
+        """The next batch: images, float32 (batch, 3, H, W), and class numbers, int32 (batch,).
+
+        Raises what `image_transform` raised, and InvalidInput before `start`, for images of several sizes, and where no batch
+        comes within `timeout` seconds.
+        """
+        if self._work is None:
+            raise InvalidInput("no batches are being made", code="SX349", hint="call start() before next()")
+        return self._work.take(self.timeout)
+
+    def end(self) -> None:
+        """Stop making batches.  Returns at once, also when the transform of an image does not."""
+        if self._work is not None:
+            self._work.stop.set()
+            self._work.thread.join(timeout=1.0)
+            self._work = None
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        while True:
+            yield self.next()
+
+    def __enter__(self) -> ImageBatchIter:
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.end()
+
+
+def _listed(path: Path, delimiter: str, folder: Any) -> list[tuple[str, int]]:
+    """The paths and class numbers of a list file."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"the list of images {path} cannot be read: {error}", code="SX349") from None
+    items = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        name, found, label = line.strip().rpartition(delimiter)
+        try:
+            items.append((os.path.join(folder or "", name.strip()), int(label)))
+        except ValueError:
+            found = ""
+        if not found:
+            raise InvalidInput(f"{path}:{number} is not `path{delimiter}class number`: {line!r}", code="SX349",
+                               hint="the delimiter is the fifth argument")  # fmt: skip
+    if not items:
+        raise InvalidInput(f"the list of images {path} is empty", code="SX349")
+    return items
+
+
+class _Samples:
+    """Images and class numbers without end, and what a batch of them is."""
+
+    def __init__(
+        self, items: Sequence[tuple[str, int]], transform: Callable[[str], Any], shuffle: bool, rng: random.Random
+    ) -> None:
+        self.items, self.transform, self.shuffle, self.rng = items, transform, shuffle, rng
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, int, str]]:
+        while True:
+            order = list(self.items)
+            if self.shuffle:
+                self.rng.shuffle(order)
+            count = 0
+            for path, label in order:
+                made = self.transform(path)
+                for img in made if isinstance(made, (list, tuple)) else [made]:
+                    count += 1
+                    yield _pixels(img, path), label, path
+            if not count:
+                raise InvalidInput(f"image_transform made no image of any of the {len(order)} in the list", code="SX349")
+
+
+def _pixels(img: Any, path: str) -> np.ndarray:
+    if hasattr(img, "convert"):
+        return np.asarray(img.convert("RGB"), np.float32).transpose(2, 0, 1)
+    if isinstance(img, np.ndarray):
+        return img.astype(np.float32)
+    raise InvalidInput(f"image_transform gave a {type(img).__name__} for {path}", code="SX349",
+                       hint="it gives a list of Pillow images, or of arrays (3, H, W)")  # fmt: skip
+
+
+def _batch(samples: Sequence[tuple[np.ndarray, int, str]]) -> tuple[np.ndarray, np.ndarray]:
+    first, _, begun = samples[0]
+    for pixels, _, path in samples:
+        if pixels.shape != first.shape:
+            what = f"images of one batch have shapes {first.shape} ({begun}) and {pixels.shape} ({path})"
+            raise InvalidInput(what, code="SX349", hint="let image_transform crop them to one size")
+    return np.stack([s[0] for s in samples]), np.array([s[1] for s in samples], np.int32)
+
+
+class _Work:
+    """A thread that makes batches; it does not know the iterator, which may go before it."""
+
+    def __init__(self, samples: _Samples, batch_size: int, capacity: int) -> None:
+        self.stop = threading.Event()
+        self.waiting: queue.Queue[Any] = queue.Queue(capacity)
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=_make, args=(samples, batch_size, self.waiting, self.stop), daemon=True)
+        self.thread.start()
+
+    def take(self, timeout: float) -> tuple[np.ndarray, np.ndarray]:
+        deadline = time.monotonic() + timeout
+        while self.error is None:
+            try:
+                made = self.waiting.get(timeout=_BLINK)
+            except queue.Empty:
+                if self.stop.is_set() or not self.thread.is_alive():
+                    raise InvalidInput("batches are no longer being made", code="SX349", hint="call start() again") from None
+                if time.monotonic() > deadline:
+                    raise InvalidInput(f"no batch came within {timeout:g} seconds", code="SX349",
+                                       hint="image_transform takes long, or hangs; timeout= allows more") from None  # fmt: skip
+                continue
+            if not isinstance(made, BaseException):
+                return made  # type: ignore[no-any-return]
+            self.error = made
+        raise self.error
+
+
+def _make(samples: _Samples, batch_size: int, waiting: queue.Queue[Any], stop: threading.Event) -> None:
+    """Put batches, and at last the error that ends them."""
+    try:
+        source = takewhile(lambda _: not stop.is_set(), samples)
+        while not stop.is_set():
+            taken = list(islice(source, batch_size))
+            if not stop.is_set():  # else there may be too few
+                _put(waiting, stop, _batch(taken))
+    except BaseException as error:
+        _put(waiting, stop, error)
+
+
+def _put(waiting: queue.Queue[Any], stop: threading.Event, made: Any) -> None:
+    while not stop.is_set():
+        with suppress(queue.Full):
+            waiting.put(made, timeout=_BLINK)
+            return

@@ -1,0 +1,155 @@
+"""Parameters in one file, by name; kept for old programs: `Model.save_states` and `load_states` are what to use.
+
+    with Snapshot("net.snapshot", True) as out:
+        out.write("conv.W", w)
+    params = Snapshot("net.snapshot", False).read()
+
+The file is a zip of .npy members, and is read without pickling.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from singa_backend import dtypes
+from singa_backend.errors import InvalidInput
+
+from .tensor import Tensor
+
+__all__ = ["Snapshot"]
+
+_MEMBER = ".npy"
+
+
+class Snapshot:
+    """A file of tensors.
+
+    f: its path.  mode: True or "w" to write it anew, False or "r" to read it.  buffer_size: kept for old programs.
+    What is written appears whole or not at all, under its name, when the snapshot is closed: by `close`, at the end of `with`
+    (not where that ends in an error), when nobody holds it any more, when the program ends, or when it is read in this process.
+    Raises InvalidInput for another mode, and where the file cannot be made.
+    """
+
+    def __init__(self, f: str | os.PathLike[str], mode: bool | str, buffer_size: int = 10) -> None:
+        warnings.warn("Snapshot is deprecated: use Model.save_states and load_states", DeprecationWarning, stacklevel=2)
+        if mode not in (True, False, "w", "r"):
+            raise InvalidInput(f"the mode of a snapshot is True (write) or False (read), not {mode!r}", code="SX350")
+        self.path = Path(os.path.abspath(f))
+        self.mode = mode in (True, "w")
+        self.buffer_size = buffer_size
+        self._writer: _Writer | None = None
+        if self.mode:
+            self._writer = _open[_key(self.path)] = _Writer(self.path)
+            self._closes = weakref.finalize(self, self._writer.publish)
+
+    def write(self, param_name: str, param_val: Tensor) -> None:
+        """Add a tensor.
+
+        Raises InvalidInput for a name that is taken, a value that is no tensor of numbers, or a snapshot that is read.
+        """
+        if self._writer is None:
+            raise InvalidInput(f"{self.path} was opened to be read, or is closed", code="SX350", hint="open it with mode=True")
+        if not isinstance(param_val, Tensor):
+            raise InvalidInput(f"{param_name!r} is a {type(param_val).__name__}, not a Tensor", code="SX350")
+        self._writer.add(param_name, param_val.device.backend.get(param_val.data))
+
+    def read(self) -> dict[str, Tensor]:
+        """Every tensor by its name, on the CPU; raises InvalidInput for a file that is no snapshot."""
+        if self.mode:
+            raise InvalidInput(f"{self.path} was opened to be written", code="SX350", hint="open it with mode=False")
+        writer = _open.get(_key(self.path))
+        if writer is not None:
+            writer.publish()
+        try:
+            with zipfile.ZipFile(self.path) as pack:
+                return {name: Tensor(data=array, name=name) for name, array in (_read(pack, i) for i in pack.infolist())}
+        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise InvalidInput(f"{self.path} is no snapshot: {error}", code="SX350") from None
+
+    def close(self) -> None:
+        """Finish the file; more than once does no harm."""
+        if self._writer is not None:
+            self._closes()
+            self._writer = None
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is not None and self._writer is not None:
+            self._writer.discard()
+        self.close()
+
+
+class _Writer:
+    """A file in the making, beside its place; it does not know the snapshot, which may go before it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names: set[str] = set()
+        self._begin("w")
+
+    def _begin(self, mode: Any) -> None:
+        try:
+            handle, self.temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+            os.close(handle)
+            if mode == "a":
+                shutil.copyfile(self.path, self.temporary)
+            self.pack: zipfile.ZipFile | None = zipfile.ZipFile(self.temporary, mode)
+        except OSError as error:
+            raise InvalidInput(f"{self.path} cannot be written: {error}", code="SX350") from None
+
+    def add(self, name: str, array: Any) -> None:
+        if name in self.names or "\0" in name:
+            raise InvalidInput(f"the name {name!r} is taken, or is none", code="SX350")
+        if isinstance(array, list) or array.dtype == dtypes.STRING:
+            raise InvalidInput(f"{name!r} holds no numbers", code="SX350")
+        if self.pack is None:  # it has been read meanwhile
+            self._begin("a")
+        assert self.pack is not None
+        info = zipfile.ZipInfo(name + _MEMBER)
+        info.comment = dtypes.onnx_name(array.dtype).encode()
+        plain = array.dtype.type.__module__ == "numpy"
+        with self.pack.open(info, "w", force_zip64=True) as out:
+            stored = np.ascontiguousarray(array if plain else array.view(f"u{array.dtype.itemsize}")).reshape(array.shape)
+            np.lib.format.write_array(out, stored, allow_pickle=False)
+        self.names.add(name)
+
+    def publish(self) -> None:
+        if self.pack is not None:
+            self.pack.close()
+            self.pack = None
+            os.replace(self.temporary, self.path)
+
+    def discard(self) -> None:
+        if self.pack is not None:
+            self.pack.close()
+            self.pack = None
+            os.unlink(self.temporary)
+
+
+_open: weakref.WeakValueDictionary[str, _Writer] = weakref.WeakValueDictionary()
+
+
+def _key(path: Path) -> str:
+    return os.path.realpath(path)
+
+
+def _read(pack: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[str, Any]:
+    dtype = dtypes.from_type_string(f"tensor({info.comment.decode()})")
+    if dtype is None or not info.filename.endswith(_MEMBER):
+        raise ValueError(f"its member {info.filename!r} is no tensor")
+    with pack.open(info) as stored:
+        array = np.lib.format.read_array(stored, allow_pickle=False)
+    if array.dtype != dtype and array.dtype != f"u{dtype.itemsize}":
+        raise ValueError(f"its member {info.filename!r} holds {array.dtype}, not {dtype}")
+    return info.filename.removesuffix(_MEMBER), array if array.dtype == dtype else array.view(dtype)
