@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from onnx import checker, helper, numpy_helper
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+MODELS = Path(__file__).parent / "models"
 
 
 def run(*command: str, folder: Path) -> str:
@@ -32,6 +35,39 @@ def test_an_example(command: tuple[str, ...], tmp_path: Path) -> None:
     assert last < 0.8 * first
     if command[0] == "retrain.py":
         checker.check_model(onnx.load(tmp_path / "retrained.onnx"), full_check=True)
+
+
+def test_inference(tmp_path: Path) -> None:
+    """Beside a model with test data, the outputs are compared; the values are those of the framework that exported it."""
+    for name in ("mobilenetv2-script-17", "gpt2-script-17"):
+        command = [str(EXAMPLES / "inference.py"), str(MODELS / f"{name}.onnx"), "--batches", "2"]
+        assert "logits: shape (1, " in run(*command, folder=tmp_path)
+    assert "output: shape (1, 4)" in run(str(EXAMPLES / "inference.py"), folder=tmp_path)
+    data = tmp_path / "test_data_set_0"
+    data.mkdir()
+    shutil.copy(MODELS / "mobilenetv2-script-17.onnx", tmp_path / "model.onnx")
+    held = np.load(MODELS / "mobilenetv2.npz")
+    command = [str(EXAMPLES / "inference.py"), "model.onnx", "--batches", "2"]
+    for shift in (0.0, 0.01):
+        for name, array in (("input_0", held["x0_0"]), ("output_0", held["y0_0"] + np.float32(shift))):
+            (data / f"{name}.pb").write_bytes(numpy_helper.from_array(array).SerializeToString())
+        if not shift:
+            assert "the outputs are those of" in run(*command, folder=tmp_path)
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode and "not almost equal to 4 decimals" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--no-graph",)], ids=["graph", "tape"])
+def test_save_as_onnx(options: tuple[str, ...], tmp_path: Path) -> None:
+    text = run(str(EXAMPLES / "save_as_onnx.py"), "--steps", "60", "--output", "net.onnx", *options, folder=tmp_path)
+    first, last = map(float, re.findall(r"loss ([\d.]+) -> ([\d.]+)", text)[0])
+    assert last < 0.6 * first
+    proto = onnx.load(tmp_path / "net.onnx")
+    assert {"conv1.W", "bn1.running_mean", "linear2.b"} <= {t.name for t in proto.graph.initializer}
+    differences = dict(re.findall(r"(read again|in onnxruntime): the largest difference is (\S+)", text))
+    assert float(differences["read again"]) == 0
+    assert ("in onnxruntime" in differences) == (find_spec("onnxruntime") is not None)
+    assert float(differences.get("in onnxruntime", 0)) < 1e-4
 
 
 def linear(folder: Path) -> Path:

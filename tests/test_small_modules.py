@@ -503,8 +503,8 @@ def test_what_a_snapshot_refuses(tmp_path: Path) -> None:
     out.write("x", x)
     bad: list[Any] = [
         lambda: out.write("x", x), lambda: out.write("y", np.ones(2)),
-        lambda: out.write("y", Tensor(data=np.array(["a"], object))), out.read, lambda: kept(tmp_path / "other", "a"), lambda: kept(tmp_path / "no" / "net", True),
-        kept(tmp_path / "missing", False).read,
+        lambda: out.write("y", Tensor(data=np.array(["a"], object))), out.read, lambda: kept(tmp_path / "other", "a"),
+        lambda: kept(tmp_path / "no" / "net", True), kept(tmp_path / "missing", False).read,
     ]  # fmt: skip
     out.close()
     out.close()
