@@ -55,11 +55,12 @@ def feature_vectorizer(xp: Xp, *x: Array, inputdimensions: Ints | None = None) -
     sizes = inputdimensions or [m.shape[1] for m in matrices]
     if len(sizes) != len(x) or min(sizes, default=0) < 0:
         raise OperatorError(f"inputdimensions {tuple(sizes)} do not fit {len(x)} inputs", code="SX404")
-    y = xp.zeros((matrices[0].shape[0], sum(sizes)), np.float32)
+    dtype = x[0].dtype if x[0].dtype.kind == "f" else np.dtype(np.float32)
+    y = xp.zeros((matrices[0].shape[0], sum(sizes)), dtype)
     at = 0
     for m, size in zip(matrices, sizes, strict=True):
         width = min(size, m.shape[1])
-        y[:, at : at + width] = m[:, :width].astype(np.float32)
+        y[:, at : at + width] = m[:, :width]
         at += size
     return y
 

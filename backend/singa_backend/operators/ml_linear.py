@@ -120,10 +120,10 @@ def linear_classifier(
         if labels is not None:
             # Untransformed, and as a probability, the other class has what is left of 1; as a margin the opposite.
             z = xp.concatenate([1 - z if post_transform in ("NONE", "PROBIT") else -z, z], axis=1)
-        return y, transform(xp, z, post_transform).astype(np.float32)
+        return y, transform(xp, z, post_transform)
     if labels is None or len(labels) != scores:
         raise OperatorError(f"{scores} scores for {0 if labels is None else len(labels)} class labels", code="SX404")
-    return labels[z.argmax(axis=1)], transform(xp, z, post_transform).astype(np.float32)
+    return labels[z.argmax(axis=1)], transform(xp, z, post_transform)
 
 
 @linear_classifier.composed
