@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import warnings
@@ -86,6 +87,13 @@ class SingaRep(BackendRep):
     @property
     def states(self) -> dict[str, np.ndarray]:
         return self.graph.states
+
+    def with_states(self, values: dict[str, Any]) -> SingaRep:
+        """The same model with these device values, by name, as initializers; the graph is shared."""
+        made = copy.copy(self)
+        made._executor = self._executor.with_states(values)
+        made._fixed = self._fixed | {id(a) for a in values.values()}
+        return made
 
     def run(self, inputs: Any, *, last_layers: int = -1, aux_output: Sequence[str] = (), limits: Limits | None = None,
             cancel: Flag | None = None, **kwargs: Any) -> Outputs:  # fmt: skip

@@ -71,6 +71,15 @@ def of(xp: arrays.Namespace) -> Device:
     return Device("CUDA", int(xp.module.cuda.Device().id))
 
 
+def holding(value: Any) -> Device:
+    """The device on which an array lies."""
+    if isinstance(value, arrays.StrictArray):
+        return Device("STRICT")
+    if hasattr(value, "__cuda_array_interface__"):
+        return Device("CUDA", int(value.device.id))
+    return Device("CPU")
+
+
 @cache
 def _namespace(type: str, device_id: int) -> arrays.Namespace:
     if type == "CPU" and device_id == 0:

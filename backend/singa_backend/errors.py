@@ -9,6 +9,8 @@
     ├── ResourceExhausted    memory, nesting or another bound of this machine     (SX6..)
     └── MissingDependency    an optional package is not installed                 (SX7..)
 
+and one warning, NoGradientWarning (SX346), of parameters that do not train.
+
 Each says what was asked, what there is and what to do, and carries the same facts as fields for tools:
 a stable ``code``, ``node``, ``operator``, ``opset``, ``version``, ``dtypes``, ``shapes`` and ``hint``.
 """
@@ -126,6 +128,22 @@ class InvalidInput(SonnxError):
     """What was fed to a model, or asked of it, does not fit its declared inputs and outputs."""
 
     default_code = "SX300"
+
+
+class NoGradientWarning(UserWarning):
+    """A training step gives some parameters no gradient: they stay as they are.
+
+    parameters: their names.  hint: how to freeze them, or where to look.
+    """
+
+    code: ClassVar[str] = "SX346"
+
+    def __init__(self, message: str, parameters: Sequence[str], hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.parameters, self.hint = message, tuple(parameters), hint
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}\n  hint: {self.hint}"
 
 
 class OperatorError(SonnxError):

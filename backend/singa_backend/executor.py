@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,15 @@ class Executor:
             for node in graph.nodes:
                 for inner in node.graphs:
                     self._place(inner)
+
+    def with_states(self, values: dict[str, Any]) -> Executor:
+        """An executor of the same graph that holds these device values, by name, as initializers of the main graph."""
+        made = copy.copy(self)
+        made.observer = None
+        names = dict(self.graph.state_slots)
+        mine = self._states[id(self.graph)]
+        made._states = {**self._states, id(self.graph): [(slot, values.get(names[slot], array)) for slot, array in mine]}
+        return made
 
     def run(self, graph: Graph, inputs: Sequence[Any], overrides: dict[str, Any] | None = None,
             budget: limits.Budget | None = None) -> list[Any]:  # fmt: skip

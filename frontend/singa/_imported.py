@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ _STATISTICS = (3, 4)
 class Imported:
     """A model whose main graph's float initializers are Tensors under their ONNX names.
 
-    parameters: those that train.  An exponent of Pow is frozen at first: by it, a negative base has no gradient.
+    parameters: those that train.  Frozen at first are exponents of Pow, because by them a negative base has no gradient, and
+        what nodes only read on the host, such as the ratio of a Dropout: it says how, not what.
     statistics: the running means and variances of BatchNormalization.
     One initializer is one Tensor however many nodes use it: tied weights stay tied.
     Raises what `SingaBackend.prepare` raises.
@@ -41,7 +43,7 @@ class Imported:
             n for node in graph.nodes if (node.domain, node.op_type) == ("", "BatchNormalization")
             for i in _STATISTICS if i < len(node.input_names) for n in [node.input_names[i]]
         }  # fmt: skip
-        exponents = {node.input_names[1] for node in graph.nodes if (node.domain, node.op_type) == ("", "Pow")}
+        still = {node.input_names[1] for node in graph.nodes if (node.domain, node.op_type) == ("", "Pow")} | _settings(graph)
         self._modal = any(_asks_for_training(node) for node in graph.all_nodes())
         self.parameters: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}
@@ -55,12 +57,22 @@ class Imported:
                 constant._fixed = True
                 self._constants[name] = constant
                 continue
-            trains = name not in running and name not in exponents
+            trains = name not in running and name not in still
             own = array.copy()  # what a file is read into cannot be written, and belongs to the file
             tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
             (self.statistics if name in running else self.parameters)[name] = tensor
             states[k] = (slot, own)  # the executor computes with the same storage
             self.rep._fixed.add(id(own))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Imported:
+        """The same graph with parameters and statistics of its own."""
+        made = Imported.__new__(Imported)
+        memo[id(self)] = made
+        made.__dict__.update(self.__dict__)
+        made.parameters = copy.deepcopy(self.parameters, memo)
+        made.statistics = copy.deepcopy(self.statistics, memo)
+        made.rep = self.rep.with_states({name: t._data for name, t in made.tensors().items()})
+        return made
 
     @property
     def graph(self) -> Graph:
@@ -161,6 +173,18 @@ class Imported:
             ratio = ratio if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
             return list(op.Dropout(x, ratio, True, seed=node.attributes["seed"], outputs=2))[: len(node.outputs)]
         return list(random.dropout(x, ratio))[: len(node.outputs)]
+
+
+def _settings(graph: Graph) -> set[str]:
+    """The initializers that nodes read on the host and nowhere else."""
+    slots, used = dict(graph.state_slots), set(graph.output_slots)
+    read: set[int] = set()
+    for node in graph.nodes:
+        used.update(outer for inner in node.graphs for outer, _ in inner.captured)
+        declared = () if node.meaning is None else node.meaning.declaration.inputs
+        for i, slot in enumerate(node.inputs):
+            (read if i < len(declared) and declared[i].host is not None else used).add(slot)
+    return {name for slot, name in slots.items() if slot in read - used}
 
 
 def _asks_for_training(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -55,6 +56,22 @@ class Layer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A layer that shares nothing with this one: weights that are tied are tied in the copy, names and states stay.
+
+        Of a layer within a model that layer alone is copied, without the model; its parameters keep their full names until
+        it is assigned to a layer.
+        """
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        parent = self.__dict__["_parent"]
+        whole = parent is None or id(parent) in memo
+        for name, value in self.__dict__.items():
+            made.__dict__[name] = copy.deepcopy(value, memo) if whole or name != "_parent" else None
+        if not whole:
+            made.__dict__["_key"] = self._path()
+        return made
+
     # --- what it consists of
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -100,8 +117,8 @@ class Layer:
         """The full name of this layer, or of something in it."""
         parts = list(last)
         layer: Any = self
-        while layer is not None and layer.__dict__["_parent"] is not None:
-            parts.insert(0, layer.__dict__["_key"])
+        while layer is not None:
+            parts[:0] = [layer.__dict__["_key"]] * bool(layer.__dict__["_key"])
             layer = layer.__dict__["_parent"]
         return Layer.sep.join(parts)
 

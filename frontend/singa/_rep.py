@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -68,6 +69,12 @@ class SingaRep(singa_backend.SingaRep):
         self.__dict__.update(imported.rep.__dict__)
         self.imported = imported
         self.is_graph = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SingaRep:
+        """The same graph with parameters of its own."""
+        made = SingaRep(copy.deepcopy(self.imported, memo))
+        made.is_graph = self.is_graph
+        return made
 
     @property
     def dev(self) -> Device:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
+from singa_backend.device import holding
 from singa_backend.differentiate import Taped
 from singa_backend.errors import InvalidInput
 from singa_backend.vocabulary import Eager
@@ -75,8 +76,9 @@ class Formula(Operator):
 
     def forward(self, *xs: Any) -> Any:
         """On arrays: the result, or a tuple of results."""
-        record = Taped(Eager())
-        variables = [record.variable(np.asarray(x)) for x in xs]
+        device = next((d for d in map(holding, xs) if not d.is_host), None)
+        record = Taped(Eager(device))
+        variables = [record.variable(x if hasattr(x, "dtype") else np.asarray(x)) for x in xs]
         made = type(self).formula(record, *variables, **self.given)
         ys = made if isinstance(made, tuple) else (made,)
         self._tape = (record, variables, ys)
@@ -85,7 +87,12 @@ class Formula(Operator):
     def backward(self, *dys: Any) -> Any:
         """On arrays, after `forward`: the gradients of its inputs, one or a tuple."""
         record, variables, ys = self._tape
-        found = record.gradients(ys, [np.asarray(d, y.raw.dtype) for d, y in zip(dys or (1.0,), ys, strict=False)], variables)
+        here = holding(ys[0].raw)
+        given = [
+            d.astype(y.raw.dtype) if here.xp.isarray(d) else here.put(np.asarray(d, y.raw.dtype))
+            for d, y in zip(dys or (1.0,), ys, strict=False)
+        ]
+        found = record.gradients(ys, given, variables)
         return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -627,7 +634,7 @@ class PoolingHandle:
 
 
 def conv2d(handle: ConvHandle, x: Tensor, W: Tensor, b: Tensor | None = None, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
-    """x (N, C, H, W) convolved with filters (M, C / group, kh, kw), plus b (M,); odd_padding is left, right, top, bottom."""
+    """x (N, C, H, W) convolved with filters (M, C / group, kh, kw), plus b (M,); odd_padding is top, bottom, left, right."""
     pads = _odd(handle.pads, odd_padding)
     return recorder.Conv(x, W, b, strides=handle.strides, pads=pads, dilations=handle.dilations, group=handle.group)
 
@@ -639,7 +646,7 @@ def pooling_2d(handle: PoolingHandle, x: Tensor, odd_padding: Sequence[int] = (0
 
 
 def _odd(pads: Sequence[int], odd: Sequence[int]) -> list[int]:
-    left, right, top, bottom = odd
+    top, bottom, left, right = odd  # as `utils.get_padding_shape` gives it: axis by axis
     return [p + o for p, o in zip(pads, (top, left, bottom, right), strict=True)]
 
 

@@ -40,6 +40,9 @@ class Device:
         """A device is one thing: a copied model lives where the model does."""
         return self
 
+    def __reduce__(self) -> Any:
+        return resolve, (str(self.backend),)
+
     def id(self) -> int:
         """-1 for the CPU, else the ordinal of the GPU."""
         return self.backend.device_id if self.backend.type == "CUDA" else -1

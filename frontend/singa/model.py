@@ -23,6 +23,7 @@ from singa_backend.executor import Executor
 from singa_backend.graph import Graph
 
 from . import tape, trace
+from ._reach import watching
 from .device import default_device
 from .layer import Layer
 from .tensor import Tensor, code_of, dtype_of
@@ -45,8 +46,17 @@ class Model(Layer):
         self.graph_mode = False
         self.sequential = False
         self._steps: OrderedDict[Any, Step | None] = OrderedDict()
+        self._checked = False
         self.not_traceable = ""
         """Why the steps of this model do not become a graph; empty where they do."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """An independent model in the same mode, at the same point of its training where it holds its optimizer."""
+        memo[id(self._steps)] = OrderedDict()  # a recorded step is bound to this model's tensors: the copy records its own
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_steps": OrderedDict()}
 
     # --- modes
 
@@ -67,6 +77,7 @@ class Model(Layer):
             self.training = before
         self.train(is_train)
         self.graph(use_graph, sequential)
+        self._checked = False
 
     def train(self, mode: bool = True) -> None:
         """Calling the model trains it from here on; with mode=False, it infers."""
@@ -90,10 +101,25 @@ class Model(Layer):
         raise NotImplementedError(f"{type(self).__name__} has no train_one_batch")
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        """`train_one_batch` in training, `forward` else."""
+        """`train_one_batch` in training, `forward` else.
+
+        The first step of training names parameters that are not frozen and get no gradient, in a NoGradientWarning; it raises
+        InvalidInput where none gets one.
+        """
         tape.training = self.training
         if not self.training:
             return self.forward(*input, **kwargs)
+        if not self._checked:
+            with watching(self.get_params) as reach:
+                result = self._step(input, kwargs)
+            warning = reach.check()
+            if warning is not None:
+                warnings.warn(warning, stacklevel=2)
+            self._checked = reach.played
+            return result
+        return self._step(input, kwargs)
+
+    def _step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.graph_mode or self.not_traceable:
             return self.train_one_batch(*input, **kwargs)
         return self._graph_step(input, kwargs)
@@ -113,7 +139,7 @@ class Model(Layer):
                 step = self._steps[key] = Step(self.train_one_batch, input, kwargs)
             except NotTraceable as error:
                 self.not_traceable = error.message
-                warnings.warn(f"this model's steps stay on the tape: {error.message}", UserWarning, stacklevel=3)
+                warnings.warn(f"this model's steps stay on the tape: {error.message}", UserWarning, stacklevel=4)
                 return self.train_one_batch(*input, **kwargs)
         return step.run(input, kwargs)
 
@@ -237,7 +263,7 @@ class Step:
 
     def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = _tensors((args, kwargs))
-        self.device = tensors[0].device if tensors else default_device
+        self.device = next((t.device for t in tensors if not t._loose), default_device)
         record = Trace(tape.op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
@@ -258,15 +284,19 @@ class Step:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph on these arguments; writes what it assigns, and gives what the step gives."""
         inputs = {id(t): t for t in _tensors((args, kwargs))}
-        values = [t._data for t in inputs.values()] + [t._data for t in self._reads]
+        values = [self._here(t) for t in (*inputs.values(), *self._reads)]
         made = self._executor.run(self.graph, values, budget=limits.Budget(self._limits, memory=self.device.backend.memory))
         taken = {id(v) for v in values}
         made = [v.copy() if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
         n = len(made) - len(self._writes)
         for t, new in zip(self._writes, made[n:], strict=True):
-            t._data[...] = new
+            t._data[...] = new if t.device is self.device else t.device.backend.put(self.device.backend.get(new))
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
         return _replaced(self._result, results)
+
+    def _here(self, t: Tensor) -> Any:
+        """A tensor's value on the device of the step: the random state, and what was made of constants, lie on the host."""
+        return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
 
 
 def _tensors(value: Any) -> list[Tensor]:

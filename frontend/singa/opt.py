@@ -8,6 +8,7 @@ sgd.step()                                         the same by hand
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,7 +18,8 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import tape, trace
+from . import _reach, tape, trace
+from ._reach import nothing_trains
 from .device import Device
 from .tape import Dummy, Operator, op
 from .tensor import Tensor, dtype_of, float32
@@ -155,8 +157,8 @@ class Optimizer:
     def __call__(self, loss: Tensor) -> None:
         """Backward from a loss of one element, an update of every parameter, and a step of the counter.
 
-        Raises InvalidInput where `backward` does, for loaded states of another model, and with `check_nan` for a NaN; then
-        nothing has changed.
+        Raises InvalidInput where `backward` does, where no parameter gets a gradient, for loaded states of another model, and
+        with `check_nan` for a NaN; then nothing has changed.
         """
         self.call(loss)
         self.step()
@@ -166,6 +168,8 @@ class Optimizer:
         if self.check_nan:
             _refuse_nan(loss)
         pairs = list(tape.backward(loss))
+        if not pairs:
+            raise nothing_trains(_reach.current())
         if self._loaded and pairs and not any(self._key(p.name, p) in self._loaded for p, _ in pairs):
             have, want = _some(self._loaded), _some(p.name for p, _ in pairs)
             raise InvalidInput(
@@ -314,8 +318,20 @@ class Optimizer:
         return key
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies know parameters by their names alone."""
+        """Pickles know parameters by their names alone."""
         return {**self.__dict__, "_keys": {}}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """An optimizer with states of its own, for parameters of the same names, or for those that were copied with it."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for name, value in self.__getstate__().items():
+            made.__dict__[name] = copy.deepcopy(value, memo)
+        for known, key in self._keys.values():
+            p = memo.get(id(known()))
+            if isinstance(p, Tensor):
+                made._keys[id(p)] = (weakref.ref(p), key)
+        return made
 
     def _settle(self, device: Device) -> None:
         """The counter and the values lie where the parameters do."""

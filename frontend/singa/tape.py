@@ -23,7 +23,8 @@ from singa_backend.errors import InvalidInput
 from singa_backend.operator import Declaration, Meaning, declarations, load_all, schema_version
 from singa_backend.vocabulary import Body, Eager, Vocabulary, arguments
 
-from . import trace
+from . import _reach, trace
+from ._reach import nothing_trains
 from .device import Device, default_device
 
 if TYPE_CHECKING:
@@ -87,8 +88,10 @@ class Operator:
         for x in xs:
             if not hasattr(x, "stores_grad"):
                 raise InvalidInput(f"{self.name} takes tensors; it was given a {type(x).__name__}", code="SX311")
-        device = xs[0].device if xs else default_device
-        results = self.forward(*(x.data for x in xs))
+        device = next((x.device for x in xs if not x._loose), default_device)
+        for x in xs:
+            _same_device(device, device if x._loose else x.device, self.name)
+        results = self.forward(*(_value_on(device, x) for x in xs))
         values = results if isinstance(results, tuple) else (results,)
         return self.record(list(xs), values, device)
 
@@ -206,18 +209,18 @@ class Recorder(Vocabulary["Tensor"]):
     def call(
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Tensor]:
-        device = next((x.device for x in inputs if _is_tensor(x)), default_device)
-        op = vocabulary(device)
-        raw = arguments(op, domain, op_type, [trace.value(x) if _is_tensor(x) else x for x in inputs])
         bodies = [v for v in attributes.values() if isinstance(v, Body)]
-        below = {n: _lowered(v) if isinstance(v, Body) else v for n, v in attributes.items()}
-        made = op.call(op_type, raw, below, outputs, domain)
-        tensors = [x if _is_tensor(x) else None for x in inputs]
         captured = [v for b in bodies for v in b.captured.values()]
-        values = [*raw, *(trace.value(v) for v in captured)]
+        tensors = [x if _is_tensor(x) else None for x in inputs]
         every = [*tensors, *captured]
+        device = _meeting(every, op_type, domain, self.opset)
+        op = vocabulary(device)
+        raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
+        below = {n: _lowered(v, device) if isinstance(v, Body) else v for n, v in attributes.items()}
+        made = op.call(op_type, raw, below, outputs, domain)
+        values = [*raw, *(_value_on(device, v) for v in captured)]
         if not training or not any(x is not None and x.requires_grad for x in every):
-            return _wrapped(made, device)
+            return _wrapped(made, device, every)
         return self._leave(
             Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset), every, values, made, device
         )
@@ -239,12 +242,11 @@ class Recorder(Vocabulary["Tensor"]):
     def call_version(
         self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Tensor]:
-
-        device = next((x.device for x in inputs if x is not None), default_device)
-        values = [None if x is None else trace.value(x) for x in inputs]
+        device = _meeting(inputs, meaning.declaration.name, meaning.declaration.domain, self.opset)
+        values = [_value_on(device, x) for x in inputs]
         made = vocabulary(device).call_version(meaning, values, attributes, wanted)
         if not training or not any(x is not None and x.requires_grad for x in inputs):
-            return _wrapped(made, device)
+            return _wrapped(made, device, inputs)
         declaration = meaning.declaration
         node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, meaning.version)
         return self._leave(node, inputs, values, made, device)
@@ -253,7 +255,7 @@ class Recorder(Vocabulary["Tensor"]):
         from .tensor import Tensor
 
         tensor = Tensor._of(np.asarray(value, dtype), default_device, False)
-        tensor._fixed = True
+        tensor._fixed = tensor._loose = True
         return tensor
 
     def is_value(self, x: Any) -> bool:
@@ -272,11 +274,54 @@ class Recorder(Vocabulary["Tensor"]):
         return vocabulary().graph(make, types)
 
 
-def _wrapped(values: Sequence[Any], device: Device) -> list[Any]:
-    """Values as tensors that no operator made; None stays None."""
+def _wrapped(values: Sequence[Any], device: Device, xs: Sequence[Tensor | None]) -> list[Any]:
+    """Values as tensors that no operator made; None stays None.  What is computed of constants alone is as loose as they."""
     from .tensor import Tensor
 
-    return [v if v is None else Tensor._of(v, device, False) for v in values]
+    loose = trace.current() is None and all(x is None or x._loose for x in xs)
+    tensors = [v if v is None else Tensor._of(v, device, False) for v in values]
+    for t in tensors if loose else ():
+        if t is not None:
+            t._loose = True
+    return tensors
+
+
+# --- devices: an operator computes where its tensors lie, and constants follow them
+
+
+def _meeting(xs: Sequence[Tensor | None], op_type: str, domain: str, opset: int) -> Device:
+    """The device of the tensors; that of the constants among them where there are only such.
+
+    What an operator reads on the host, such as a shape, may lie anywhere.  Raises InvalidInput where others lie on two devices.
+    """
+    lie = [(i, x.device) for i, x in enumerate(xs) if x is not None and not x._loose]
+    if not lie:
+        return next((x.device for x in xs if x is not None and x.device is not default_device), default_device)
+    device = lie[0][1]
+    if trace.current() is not None or all(d is device for _, d in lie):
+        return device
+    declaration = _declaration(domain, op_type, opset)
+    read = {i for i, declared in enumerate(declaration.inputs) if declared.host is not None}
+    rest = [d for i, d in lie if i not in read] or [d for _, d in lie]
+    if not declaration.host:
+        for d in rest:
+            _same_device(rest[0], d, op_type)
+    return rest[0]
+
+
+def _same_device(a: Device, b: Device, where: str) -> None:
+    if a is not b and str(a.backend) != str(b.backend):
+        raise InvalidInput(f"{where} was given tensors on {a.backend} and on {b.backend}", code="SX344",
+                           hint="move one: x.to_device(dev)")  # fmt: skip
+
+
+def _value_on(device: Device, x: Any) -> Any:
+    """What to compute with; constants, and arrays of the host, come along to the device."""
+    if not _is_tensor(x):
+        return device.backend.put(x) if isinstance(x, np.ndarray) and trace.current() is None else x
+    if x._loose and x.device is not device and trace.current() is None:
+        return device.backend.put(x.device.backend.get(x._data))
+    return trace.value(x)
 
 
 def _is_tensor(x: Any) -> bool:
@@ -290,8 +335,8 @@ def _floats(y: Tensor) -> bool:
         return False
 
 
-def _lowered(body: Body) -> Body:
-    return Body(body.proto, body.opset, {n: trace.value(v) for n, v in body.captured.items()})
+def _lowered(body: Body, device: Device) -> Body:
+    return Body(body.proto, body.opset, {n: _value_on(device, v) for n, v in body.captured.items()})
 
 
 @lru_cache(maxsize=4096)
@@ -331,11 +376,16 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
 
     y: a tensor of one element.  dy: its gradient, an array, a Tensor or a number; 1 when absent.
     Each parameter is given once, as soon as its gradient is complete, in an order that is always the same.
-    Raises InvalidInput where `y` has more elements, or no tape leads to it.
+    Raises InvalidInput where `y` has more elements, no tape leads to it, or nothing on it takes a gradient.
     """
     from .tensor import Tensor
 
+    reach = _reach.current()
+    if reach is not None:
+        reach.played = True
     if not y.requires_grad or isinstance(y.creator, Dummy):
+        if training:
+            raise nothing_trains(reach)
         raise InvalidInput(
             "no tape leads to this tensor",
             code="SX313",
@@ -378,13 +428,15 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
         for creator, x in with_leaf:
             g = found.pop(creator, [None])[0]
             if g is not None:
+                if reach is not None:
+                    reach.found.add(id(x))
                 yield x, Tensor._of(g, x.device, False)
 
 
 def _start(first: Vocabulary[Any], y: Tensor, dy: Any) -> Any:
-    value = trace.value(dy) if _is_tensor(dy) else dy
-    if not first.is_value(value):
-        value = first.constant(value, op.dtype(y))
+    if _is_tensor(dy) and not dy._loose and trace.current() is None:
+        _same_device(y.device, dy.device, "backward")
+    value = _value_on(y.device, dy) if _is_tensor(dy) else first.constant(dy, op.dtype(y))
     return first.call("Expand", (first.cast(value, trace.value(y)), first.call("Shape", (trace.value(y),), {}, 1)[0]), {}, 1)[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,9 @@ class Tensor:
 
     _fixed = False
     """Whether this is a constant of a model: part of a graph that is recorded, never an input of it."""
+
+    _loose = False
+    """Whether this was made of constants alone, by an operator: it follows the tensors that it meets to their device."""
 
     def __init__(self, shape: Any = (), device: Device | None = None, dtype: Any = float32, data: Any = None,
                  requires_grad: bool = True, stores_grad: bool = False, creator: Operator | None = None,
@@ -145,6 +149,26 @@ class Tensor:
         return f"<Tensor {self.name!r} {op.dtype(self)}{list(self.shape)} on {self.device.backend}>"
 
     __hash__ = None  # type: ignore[assignment]
+
+    # --- copies and pickles: the values and what is said of them, never the tape
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A leaf with a storage of its own on the same device; tensors that share one share it in the copy too."""
+        self._known()
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        if id(self._data) not in memo:
+            memo[id(self._data)] = [v.copy() for v in self._data] if isinstance(self._data, list) else self._data.copy()
+        made.__dict__.update({n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n not in ("_data", "_creator")})
+        made._data, made._creator = memo[id(self._data)], None
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_data": self.device.backend.get(self.data), "_creator": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Raises DeviceUnavailable where the tensor lay on a device that this machine has not."""
+        self.__dict__.update(state, _data=state["device"].backend.put(state["_data"]))
 
     # --- NumPy, DLPack
 

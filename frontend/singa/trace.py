@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
@@ -57,11 +58,12 @@ class Trace:
         if isinstance(tensor._data, Symbol):
             return tensor._data
         if tensor._fixed:
-            return self.builder.constant(tensor._data)
+            return self.builder.constant(tensor.device.backend.get(tensor._data))
         return self.bind(tensor, tensor.name or "state")
 
     def assign(self, tensor: Tensor, symbol: Symbol) -> None:
         """From here on the tensor is this value; it is written back when the graph has run."""
+        tensor._fixed = False  # what is written is no constant
         if not isinstance(tensor._data, Symbol):
             self.value(tensor)
             self.assigned[id(tensor)] = tensor
@@ -98,4 +100,5 @@ def assign(tensor: Tensor, new: Any) -> None:
     if trace is not None:
         trace.assign(tensor, new)
     elif new is not tensor._data:
-        tensor._data[...] = new
+        tensor._fixed = False
+        tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new

@@ -8,6 +8,7 @@ value of now as the initializer; its outputs are the loss and, for each of the l
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from . import autograd, tape, trace
+from ._reach import watching
 from .device import default_device
 from .opt import SGD
 from .tensor import Tensor, dtype_of
@@ -73,7 +75,11 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             y = made[output] if isinstance(made, (list, tuple)) else made
             goal = Tensor._of(record.builder.input("target", _target(y, target, loss)), y.device, False)
             value = compute(y, goal)
-            optimizer(value)
+            with watching(model.get_params) as reach:
+                optimizer(value)
+            warning = reach.check()
+            if warning is not None:
+                warnings.warn(warning, stacklevel=2)
             named = {id(t): s.name for t, s in record.inputs}
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]
