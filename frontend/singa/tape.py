@@ -208,14 +208,14 @@ class Recorder(Vocabulary["Tensor"]):
     ) -> list[Tensor]:
         device = next((x.device for x in inputs if _is_tensor(x)), default_device)
         op = vocabulary(device)
-        raw = arguments(op, domain, op_type, [trace.value(x) if _is_tensor(x) else x for x in inputs])
+        raw = arguments(op, domain, op_type, [_value(x) for x in inputs])
         bodies = [v for v in attributes.values() if isinstance(v, Body)]
         below = {n: _lowered(v) if isinstance(v, Body) else v for n, v in attributes.items()}
         made = op.call(op_type, raw, below, outputs, domain)
         tensors = [x if _is_tensor(x) else None for x in inputs]
         captured = [v for b in bodies for v in b.captured.values()]
-        values = [*raw, *(trace.value(v) for v in captured)]
-        every = [*tensors, *captured]
+        values = [*raw, *(_value(v) for v in captured)]
+        every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
         if not training or not any(x is not None and x.requires_grad for x in every):
             return _wrapped(made, device)
         return self._leave(
@@ -268,6 +268,11 @@ class Recorder(Vocabulary["Tensor"]):
     def shape(self, x: Tensor) -> tuple[int | str | None, ...] | None:
         return vocabulary(x.device).shape(trace.value(x))
 
+    def known(self, x: Tensor) -> np.ndarray | None:
+        """While a step is recorded, what its graph knows; without one, every value may change from call to call."""
+        current = trace.current()
+        return None if current is None else current.builder.known(current.value(x))
+
     def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
         return vocabulary().graph(make, types)
 
@@ -291,7 +296,12 @@ def _floats(y: Tensor) -> bool:
 
 
 def _lowered(body: Body) -> Body:
-    return Body(body.proto, body.opset, {n: trace.value(v) for n, v in body.captured.items()})
+    return Body(body.proto, body.opset, {n: _value(v) for n, v in body.captured.items()})
+
+
+def _value(x: Any) -> Any:
+    """What is computed with in place of a tensor; a body in a recorded step may also capture a constant of the graph itself."""
+    return trace.value(x) if _is_tensor(x) else x
 
 
 @lru_cache(maxsize=4096)
