@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, checker, helper, numpy_helper
+from onnx import ModelProto, checker, helper, numpy_helper, parser
 
 from singa import autograd, layer, opt, sonnx, tape, tensor
 from singa.model import Model
@@ -390,6 +390,54 @@ def test_prepare_takes_tensors_and_shows_layers() -> None:
     node, operator = rep.layers[2]
     assert node.getattr("alpha", 5) == 5
     assert np.array_equal(operator(tensor.from_numpy(np.array([-1.0, 2.0], F)))[0].data, [0, 2])
+
+
+BRANCHES = """<ir_version: 8, opset_import: ["": 17]> net (float[n, 1, 2, 2] x, bool c) => (float[n, 1, 1, 1] y)
+<float[1, 1, 1, 1] w> {
+    a = Conv (x, w)
+    s = If (c) <then_branch = doubled () => (float[n, 1, 2, 2] t) { two = Constant <value_float = 2.0> () t = Mul (a, two) },
+                else_branch = kept () => (float[n, 1, 2, 2] e) { e = Identity (a) }>
+    size = Shape (s)
+    axis = Constant <value_ints = [1]> ()
+    one = Constant <value_int = 1> ()
+    channels = Gather (size, axis)
+    single = Equal (channels, one)
+    flat = If (single) <then_branch = squeezed () => (float[n, h, k] u) { u = Squeeze (s, axis) },
+                        else_branch = whole () => (float[n, q, h, k] v) { v = Identity (s) }>
+    z = Unsqueeze (flat, axis)
+    y = AveragePool <kernel_shape = [2, 2]> (z)
+}"""
+
+
+@pytest.mark.parametrize("doubled", [True, False])
+def test_branches_train_on_the_tape_and_as_a_graph(doubled: bool) -> None:
+    """A branch that uses a constant, and one that exporters write, whose ranks differ: a recorded step takes it when it knows."""
+
+    class Branching(Tuned):
+        def train_one_batch(self, x: Tensor, c: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.forward(x, c)[0]
+            loss = autograd.mse_loss(y, t)
+            self.rule(loss)
+            return y, loss
+
+    proto = parser.parse_model(BRANCHES)
+    proto.graph.initializer.append(numpy_helper.from_array(np.full((1, 1, 1, 1), 0.5, F), "w"))
+    x = np.arange(12, dtype=F).reshape(3, 1, 2, 2) / 4
+    found = []
+    for use_graph in (False, True):
+        m = Branching(proto)
+        m.rule = opt.SGD(lr=0.01)
+        m.train()
+        m.graph(use_graph)
+        batch = [Tensor(data=d, requires_grad=False) for d in (x, np.array(doubled), np.ones((3, 1, 1, 1), F))]
+        found.append([float(m(*batch)[1].data[0]) for _ in range(4)])
+        assert not m.not_traceable
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    mean, factor, w = x.mean((1, 2, 3)), 1 + doubled, 0.5  # the same by hand: y = factor * w * mean
+    for seen in found[0]:
+        off = factor * w * mean - 1
+        assert seen == pytest.approx((off**2).mean(), rel=1e-5)
+        w -= 0.01 * (2 * off * factor * mean).mean()
 
 
 @pytest.mark.parametrize("name", ["bert-script-17", "mobilenetv2-script-17", "unet-script-11", "vit-dynamo-23"])

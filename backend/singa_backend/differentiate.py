@@ -286,6 +286,10 @@ def visit(op: Vocabulary[Any], node: Node, inputs: list[Any], frame: list[Any], 
     assert node.meaning is not None
     if node.between is not None:
         return gradient_of(op, node.between, inputs, len(node.attributes["xs"]))
+    if (node.domain, node.op_type) == ("", "If") and (taken := op.known(inputs[0])) is not None and taken.size == 1:
+        # Exporters ask in the graph whether a size is 1 and squeeze; the ranks behind are known only when that is decided.
+        branch = node.attributes["then_branch" if taken.item() else "else_branch"]
+        return replay(op, branch, [], captured=[frame[outer] for outer, _ in branch.captured], visitor=visitor)
     attributes = {n: v for n, v in node.attributes.items() if n in node.given or isinstance(v, Graph)}
     for name, value in attributes.items():
         if isinstance(value, Graph):

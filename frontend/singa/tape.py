@@ -212,7 +212,7 @@ class Recorder(Vocabulary["Tensor"]):
         bodies = [v for v in attributes.values() if isinstance(v, Body)]
         captured = [v for b in bodies for v in b.captured.values()]
         tensors = [x if _is_tensor(x) else None for x in inputs]
-        every = [*tensors, *captured]
+        every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
         device = _meeting(every, op_type, domain, self.opset)
         op = vocabulary(device)
         raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
@@ -269,6 +269,11 @@ class Recorder(Vocabulary["Tensor"]):
 
     def shape(self, x: Tensor) -> tuple[int | str | None, ...] | None:
         return vocabulary(x.device).shape(trace.value(x))
+
+    def known(self, x: Tensor) -> np.ndarray | None:
+        """While a step is recorded, what its graph knows; without one, every value may change from call to call."""
+        current = trace.current()
+        return None if current is None else current.builder.known(current.value(x))
 
     def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
         return vocabulary().graph(make, types)

@@ -55,13 +55,30 @@ def feature_vectorizer(xp: Xp, *x: Array, inputdimensions: Ints | None = None) -
     sizes = inputdimensions or [m.shape[1] for m in matrices]
     if len(sizes) != len(x) or min(sizes, default=0) < 0:
         raise OperatorError(f"inputdimensions {tuple(sizes)} do not fit {len(x)} inputs", code="SX404")
-    y = xp.zeros((matrices[0].shape[0], sum(sizes)), np.float32)
+    dtype = x[0].dtype if x[0].dtype.kind == "f" else np.dtype(np.float32)
+    y = xp.zeros((matrices[0].shape[0], sum(sizes)), dtype)
     at = 0
     for m, size in zip(matrices, sizes, strict=True):
         width = min(size, m.shape[1])
-        y[:, at : at + width] = m[:, :width].astype(np.float32)
+        y[:, at : at + width] = m[:, :width]
         at += size
     return y
+
+
+@feature_vectorizer.gradient
+def _(op: Op, dy: V, x: list[V], inputdimensions: Ints | None) -> tuple[V, ...]:
+    """Each input gets back its columns, and zeros for those that were cut off."""
+    found, at = [], op.constant([0], np.int64)
+    for i, v in enumerate(x):
+        rank = op.rank(v)
+        own = op.Shape(v, start=rank - 1)
+        size = own if inputdimensions is None else op.constant([inputdimensions[i]], np.int64)
+        end = op.Add(at, size)
+        mine = op.Slice(dy, at, op.Add(at, op.Min(size, own)), [1])
+        mine = op.Pad(mine, op.Concat([0, 0, 0], op.Max(op.Sub(own, size), 0), axis=0))
+        found.append(op.cast(mine if rank == 2 else op.Squeeze(mine, [0]), v))
+        at = end
+    return tuple(found)
 
 
 def _per_feature(xp: Xp, name: str, values: Sequence[float], x: Array, dtype: Any) -> Array:
@@ -112,6 +129,17 @@ def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
     else:
         d = xp.sqrt((x * x).sum(axis=-1, keepdims=True))
     return x / xp.where(d == 0, 1, d).astype(x.dtype)
+
+
+@normalizer.composed
+def _(op: Op, x: V, norm: str) -> V:
+    """Equal maxima share the gradient."""
+    x = x if op.dtype(x).kind == "f" else op.Cast(x, to=11)
+    if norm == "MAX":
+        d = op.ReduceMax(x, [-1], keepdims=1)
+    else:
+        d = (op.ReduceL1 if norm == "L1" else op.ReduceL2)(x, [-1], keepdims=1)
+    return op.Cast(op.Div(x, op.Where(op.Equal(d, 0), 1, d)), to=1)
 
 
 @operator("Scaler", 1, domain=ML)

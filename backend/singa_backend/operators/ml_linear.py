@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Ints, Xp, operator
+from ..operator import Array, Ints, Op, V, Xp, operator
 
 ML = "ai.onnx.ml"
 Floats = tuple[float, ...]
@@ -35,6 +35,25 @@ def transform(xp: Xp, z: Array, name: str) -> Array:
     return xp.where(total == 0, np.float32(0.5).astype(z.dtype), e / total)
 
 
+def transform_in_parts(op: Op, z: V, name: str) -> V:
+    """`transform` in ONNX's operators."""
+    if name == "NONE":
+        return z
+    if name == "LOGISTIC":
+        return op.Sigmoid(z)
+    if name == "PROBIT":
+        x = op.Sub(op.Mul(z, 2), 1)
+        log = op.Log(op.Mul(op.Sub(1, x), op.Add(1, x)))
+        v = op.Add(op.Div(log, 2), 2 / (np.pi * 0.147))
+        return op.Mul(op.Sign(x), op.Sqrt(op.Mul(op.Sub(op.Sqrt(op.Sub(op.Mul(v, v), op.Div(log, 0.147))), v), 2)))
+    if name == "SOFTMAX":
+        return op.Softmax(z, axis=1)
+    top = op.ReduceMax(z, [1], keepdims=1)
+    e = op.Where(op.Greater(op.Abs(z), 1e-7), op.Exp(op.Sub(z, top)), op.Mul(z, op.Exp(op.Neg(top))))
+    total = op.ReduceSum(e, [1], keepdims=1)
+    return op.Where(op.Equal(total, 0), 0.5, op.Div(e, total))
+
+
 def _probit(xp: Xp, p: Array) -> Array:
     """The inverse of the normal distribution, by Winitzki's formula for the inverse error function with a = 0.147.
 
@@ -52,6 +71,12 @@ def matrix(xp: Xp, x: Array) -> Array:
         raise OperatorError(f"x has shape {x.shape}; it must be [N, F] or [F]", code="SX404")
     x = x.reshape(1, -1) if x.ndim == 1 else x
     return x if x.dtype.kind == "f" else x.astype(np.float64)
+
+
+def matrix_in_parts(op: Op, x: V) -> V:
+    """`matrix` in ONNX's operators."""
+    x = op.Unsqueeze(x, [0]) if op.rank(x) == 1 else x
+    return x if op.dtype(x).kind == "f" else op.Cast(x, to=11)
 
 
 def class_labels(ints: Ints | None, strings: Strings | None) -> np.ndarray | None:
@@ -74,6 +99,12 @@ def _scores(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None, c
     return z + xp.asarray(np.array(intercepts, x.dtype)) if intercepts else z
 
 
+def _scores_in_parts(op: Op, x: V, coefficients: Floats, intercepts: Floats | None, count: int) -> V:
+    x = matrix_in_parts(op, x)
+    z = op.MatMul(x, op.constant(np.array(coefficients).reshape(count, -1).T, op.dtype(x)))
+    return op.Add(z, list(intercepts)) if intercepts else z
+
+
 @operator("LinearClassifier", 1, domain=ML, host=True)
 def linear_classifier(
     xp: Xp, x: Array, *, coefficients: Floats, intercepts: Floats | None = None, multi_class: int = 0,
@@ -89,10 +120,27 @@ def linear_classifier(
         if labels is not None:
             # Untransformed, and as a probability, the other class has what is left of 1; as a margin the opposite.
             z = xp.concatenate([1 - z if post_transform in ("NONE", "PROBIT") else -z, z], axis=1)
-        return y, transform(xp, z, post_transform).astype(np.float32)
+        return y, transform(xp, z, post_transform)
     if labels is None or len(labels) != scores:
         raise OperatorError(f"{scores} scores for {0 if labels is None else len(labels)} class labels", code="SX404")
-    return labels[z.argmax(axis=1)], transform(xp, z, post_transform).astype(np.float32)
+    return labels[z.argmax(axis=1)], transform(xp, z, post_transform)
+
+
+@linear_classifier.composed
+def _(op: Op, x: V, coefficients: Floats, intercepts: Floats | None, post_transform: str, classlabels_ints: Ints | None,
+      classlabels_strings: Strings | None) -> tuple[V, V]:  # fmt: skip
+    labels = class_labels(classlabels_ints, classlabels_strings)
+    # How many scores there are is written in the intercepts, or follows from the labels; without either there is one.
+    count = len(intercepts or ()) or (1 if labels is None else len(labels))
+    z = _scores_in_parts(op, x, coefficients, intercepts, count)
+    if count == 1 and (labels is None or len(labels) == 2):
+        names = np.array([0, 1], np.int64) if labels is None else labels
+        y = op.Gather(op.constant(names), op.Cast(op.Greater(op.Squeeze(z, [1]), 0), to=7))
+        if labels is not None:
+            z = op.Concat(op.Sub(1, z) if post_transform in ("NONE", "PROBIT") else op.Neg(z), z, axis=1)
+        return y, op.Cast(transform_in_parts(op, z, post_transform), to=1)
+    y = op.Gather(op.constant(labels), op.ArgMax(z, axis=1, keepdims=0))
+    return y, op.Cast(transform_in_parts(op, z, post_transform), to=1)
 
 
 @operator("LinearRegressor", 1, domain=ML)
@@ -101,3 +149,8 @@ def linear_regressor(
     post_transform: str = "NONE", targets: int = 1,
 ) -> Array:  # fmt: skip
     return transform(xp, _scores(xp, x, coefficients or (), intercepts, targets), post_transform)
+
+
+@linear_regressor.composed
+def _(op: Op, x: V, coefficients: Floats | None, intercepts: Floats | None, post_transform: str, targets: int) -> V:
+    return transform_in_parts(op, _scores_in_parts(op, x, coefficients or (), intercepts, targets), post_transform)

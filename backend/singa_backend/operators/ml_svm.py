@@ -6,8 +6,8 @@ import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
-from ..operator import Array, Ints, Xp, operator
-from .ml_linear import ML, Floats, Strings, class_labels, matrix, transform
+from ..operator import Array, Ints, Op, V, Xp, operator
+from .ml_linear import ML, Floats, Strings, class_labels, matrix, matrix_in_parts, transform, transform_in_parts
 
 
 def _kernel(xp: Xp, x: Array, s: Array, kind: str, params: Floats | None) -> Array:
@@ -49,6 +49,28 @@ def svm_regressor(
     if rho:
         z = z + rho[0]
     return xp.where(z > 0, 1.0, -1.0) if one_class else transform(xp, z, post_transform)
+
+
+@svm_regressor.composed
+def _(op: Op, x: V, coefficients: Floats, support_vectors: Floats | None, n_supports: int, rho: Floats | None, kernel_type: str,
+      kernel_params: Floats | None, one_class: int, post_transform: str) -> V:  # fmt: skip
+    x = op.Cast(matrix_in_parts(op, x), to=11)
+    z = x
+    if n_supports > 0:
+        s = np.array(support_vectors, np.float64).reshape(n_supports, -1)
+        gamma, coef0, degree = (*(kernel_params or ()), 0.0, 0.0, 0.0)[:3]
+        if kernel_type == "RBF":
+            apart = op.Sub(op.Unsqueeze(x, [1]), op.constant(s, np.float64))
+            z = op.Exp(op.Mul(op.ReduceSum(op.Mul(apart, apart), [2], keepdims=0), -gamma))
+        else:
+            z = op.MatMul(x, op.constant(s.T, np.float64))
+            if kernel_type != "LINEAR":
+                z = op.Add(op.Mul(z, gamma), coef0)
+                z = op.Pow(z, degree) if kernel_type == "POLY" else op.Tanh(z)
+    z = op.MatMul(z, op.constant(np.array(coefficients, np.float64).reshape(-1, 1), np.float64))
+    z = op.Add(z, rho[0]) if rho else z
+    z = op.Where(op.Greater(z, 0), 1.0, op.constant(-1, np.float64)) if one_class else transform_in_parts(op, z, post_transform)
+    return op.Cast(z, to=1)
 
 
 @operator("SVMClassifier", 1, domain=ML, host=True)

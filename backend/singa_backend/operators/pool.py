@@ -250,42 +250,6 @@ def _(op: Op, dy: V, x: V, index: V, output_shape: V, kernel_shape: Ints, stride
     return op.Reshape(taken, op.Shape(x), allowzero=1)
 
 
-@operator("MaxRoiPool", 1, 22)
-def max_roi_pool(xp: Xp, x: Array, rois: Host[np.ndarray], *, pooled_shape: Ints, spatial_scale: float = 1.0) -> Array:
-    """Each region (batch, x1, y1, x2, y2), ends included, cut into cells that share their borders; an empty cell holds 0.
-
-    Corners are rounded half away from zero, and a region has at least one cell.
-    """
-    if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2 or min(pooled_shape) < 1:
-        raise OperatorError(f"x must be N x C x H x W, rois R x 5, pooled_shape 2 sizes; there are {x.shape}, {rois.shape} and "
-                            f"{tuple(pooled_shape)}", code="SX404")  # fmt: skip
-    y = xp.zeros((len(rois), x.shape[1], *pooled_shape), dtype=x.dtype)
-    scaled = rois[:, 1:].astype(np.float64) * spatial_scale
-    if not np.isfinite(scaled).all() or not np.isfinite(rois[:, 0]).all():
-        raise OperatorError("a region is not finite", code="SX404")
-    corners = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int64)
-    limits.check_rounds(len(rois) * math.prod(pooled_shape))
-    for r, (x1, y1, x2, y2) in zip(limits.rounds(len(rois)), corners.tolist(), strict=True):
-        batch = int(rois[r, 0])
-        if not 0 <= batch < x.shape[0]:
-            raise OperatorError(f"region {r} is of image {batch}; there are {x.shape[0]}", code="SX401")
-        across = roi_bins(x1, x2, pooled_shape[1], x.shape[3])
-        for i, (top, bottom) in enumerate(roi_bins(y1, y2, pooled_shape[0], x.shape[2])):
-            if top < bottom:
-                rows = x[batch, :, top:bottom].max(axis=1)
-                for j, (left, right) in enumerate(across):
-                    if left < right:
-                        y[r, :, i, j] = rows[:, left:right].max(axis=1)
-    return y
-
-
-def roi_bins(low: int, high: int, count: int, size: int) -> list[tuple[int, int]]:
-    """The interval [low, high] in `count` bins, each from the floor of its start to the ceiling of its end, within the image."""
-    length = max(high - low + 1, 1)
-    ends = ((low + i * length // count, low - (-(i + 1) * length // count)) for i in range(count))
-    return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in ends]
-
-
 # --- norms ----------------------------------------------------------------------------------------------------------
 
 

@@ -317,13 +317,16 @@ def _by_one_matrix(op: Op, dy: V, x: V, along: Sequence[int], resized: Callable[
     olds = op.Gather(op.Shape(x), list(along), axis=0)
     count = op.ReduceProd(olds, keepdims=1)
     identity = op.EyeLike(op.Expand(op.constant(0, op.dtype(x)), op.Concat(count, count, axis=0)))
-    matrix = resized(op.Reshape(identity, op.Concat(count, olds, axis=0)), list(range(1, 1 + len(along))))
+    matrix = resized(op.Reshape(identity, op.Concat(count, olds, axis=0), allowzero=1), list(range(1, 1 + len(along))))
     last = op.Transpose(dy, perm=[*rest, *along])
     kept = op.Gather(op.Shape(x), rest, axis=0) if rest else op.constant(np.zeros(0), np.int64)
-    rows = op.Reshape(last, op.Concat(kept, op.ReduceProd(op.Gather(op.Shape(dy), list(along), axis=0), keepdims=1), axis=0))
-    back = op.MatMul(rows, op.swap(op.Reshape(matrix, op.Concat(count, [-1], axis=0))))
+    news = op.ReduceProd(op.Gather(op.Shape(dy), list(along), axis=0), keepdims=1)
+    rows = op.Reshape(last, op.Concat(kept, news, axis=0), allowzero=1)
+    back = op.MatMul(rows, op.swap(op.Reshape(matrix, op.Concat(count, news, axis=0), allowzero=1)))
     order = [*rest, *along]
-    return op.Transpose(op.Reshape(back, op.Concat(kept, olds, axis=0)), perm=[order.index(a) for a in range(op.rank(x))])
+    return op.Transpose(
+        op.Reshape(back, op.Concat(kept, olds, axis=0), allowzero=1), perm=[order.index(a) for a in range(op.rank(x))]
+    )
 
 
 def _by_scales(xp: Xp, x: Array, scales: Sequence[float], mode: str, rounding: Callable[[Span], Kernel]) -> Array:

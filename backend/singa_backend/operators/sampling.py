@@ -1,4 +1,4 @@
-"""Sampling at places between the pixels: grids, affine grids, regions of interest."""
+"""Sampling at places between the pixels: grids and affine grids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from .. import limits
 from ..dtypes import NARROW_FLOATS
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Xp, operator
+from ..operator import Array, Host, Ints, Op, V, Xp, operator
+from ._sampling import grid_taps, length, read
 from .resize import saturated
 
 # --- GridSample -----------------------------------------------------------------------------------------------------
@@ -112,6 +113,24 @@ def grid_sample(
     return y if work == dtype else saturated(xp, y, dtype)
 
 
+@grid_sample.composed
+def in_parts(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
+    """The nearest pixel does not change with the grid: its gradient is 0, as in PyTorch."""
+    rank = op.rank(x) - 2
+    sizes = [length(op, x, axis + 2) for axis in range(rank)]
+    axes = []
+    for axis, size in enumerate(sizes):
+        at = op.Flatten(op.Gather(grid, rank - 1 - axis, axis=-1), axis=1)
+        extent = op.cast(op.Sub(size, 1) if align_corners else size, at)
+        scaled = op.Mul(op.Add(at, 1), extent)
+        at = op.Div(scaled, 2) if align_corners else op.Div(op.Sub(scaled, 1), 2)
+        axes.append(grid_taps(op, at, size, _MODES[mode], padding_mode, bool(align_corners)))
+    ends = op.Shape(x, end=2)
+    pixels = op.Reshape(x, op.Concat(ends, op.ReduceProd(op.Shape(x, start=2), keepdims=1), axis=0), allowzero=1)
+    places = op.Shape(grid, start=1, end=rank + 1)
+    return op.Reshape(read(op, pixels, axes, sizes), op.Concat(ends, places, axis=0), allowzero=1)
+
+
 @operator("GridSample", 16, widen=False)
 def grid_sample_16(
     xp: Xp, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
@@ -120,6 +139,14 @@ def grid_sample_16(
     if x.ndim != 4:
         raise OperatorError(f"GridSample-16 takes 4 axes; there are {x.ndim}", code="SX404")
     return grid_sample(xp, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
+
+
+@grid_sample_16.composed
+def _(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
+    """The modes were renamed."""
+    if op.opset < 20:
+        return in_parts(op, x, grid, align_corners, mode, padding_mode)
+    return op.GridSample(x, grid, align_corners=align_corners, mode=_MODES[mode], padding_mode=padding_mode)
 
 
 @operator("AffineGrid", 20)
@@ -133,9 +160,9 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
     lengths = size[2:]
     limits.admit((size[0], *lengths, rank + 1), np.float64)
     lines = []
-    for length in lengths:
-        steps = 2 * xp.arange(length, dtype=np.float64) + 1 - length
-        lines.append(steps / max(length - 1, 1) if align_corners else steps / max(length, 1))
+    for count in lengths:
+        steps = 2 * xp.arange(count, dtype=np.float64) + 1 - count
+        lines.append(steps / max(count - 1, 1) if align_corners else steps / max(count, 1))
     # x runs along the last axis: its coordinate comes first.
     places = [*reversed(xp.meshgrid(*lines, indexing="ij")), xp.ones(lengths, np.float64)]
     homogeneous = xp.stack(places, axis=-1).reshape(-1, rank + 1)
@@ -143,124 +170,13 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
     return grid.reshape(size[0], *lengths, rank).astype(theta.dtype)
 
 
-# --- RoiAlign -------------------------------------------------------------------------------------------------------
-
-_CHUNK = 1 << 22
-"""How many values are sampled at a time."""
-
-
-def _bilinear(start: np.ndarray, length: np.ndarray, bins: int, count: int, size: int) -> tuple[np.ndarray, ...]:
-    """Along one axis: `count` places in each bin of each region, as two indices, two weights, and whether they count.
-
-    One pixel beyond the border still counts, as the border.
-    """
-    step = length / bins / max(count, 1)
-    at = start[:, None] + (np.arange(bins * count) + 0.5) * step[:, None]
-    inside = (at >= -1) & (at <= size)
-    at = np.clip(np.where(inside, at, 0), 0, size - 1)
-    low = np.floor(at).astype(np.int64)
-    t = at - low
-    return low, np.minimum(low + 1, size - 1), 1 - t, t, inside
-
-
-@operator("RoiAlign", 16, 22)
-def roi_align(
-    xp: Xp,
-    x: Array,
-    rois: Host[np.ndarray],
-    batch_indices: Host[np.ndarray],
-    *,
-    coordinate_transformation_mode: str = "half_pixel",
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-) -> Array:
-    if mode not in ("avg", "max") or coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
-        raise OperatorError(f"RoiAlign has no mode {mode!r} with {coordinate_transformation_mode!r}", code="SX404")
-    if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 4 or batch_indices.shape != rois.shape[:1]:
-        shapes = f"{tuple(x.shape)}, {rois.shape} and {batch_indices.shape}"
-        raise OperatorError(f"RoiAlign takes N x C x H x W, R x 4 and R; the shapes are {shapes}", code="SX404")
-    if output_height < 1 or output_width < 1 or sampling_ratio < 0:
-        raise OperatorError("output_height and output_width are 1 or more, sampling_ratio is 0 or more", code="SX404")
-    n, c, height, width = x.shape
-    outside = (batch_indices < 0) | (batch_indices >= n)
-    if outside.any():
-        raise OperatorError(f"batch index {batch_indices[outside][0]} is outside [0, {n})", code="SX401")
-    y = xp.zeros((len(rois), c, output_height, output_width), x.dtype)
-    if y.size == 0 or x.size == 0:
-        return y
-    boxes = rois.astype(np.float64) * spatial_scale
-    if not np.isfinite(boxes).all():
-        raise OperatorError("a region of interest is not finite", code="SX404")
-    aligned = coordinate_transformation_mode == "half_pixel"
-    left, top = boxes[:, 0] - 0.5 * aligned, boxes[:, 1] - 0.5 * aligned
-    wide, high = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-    if not aligned:  # then a region has at least one pixel
-        wide, high = np.maximum(wide, 1), np.maximum(high, 1)
-    if sampling_ratio:
-        counts = np.full((len(rois), 2), sampling_ratio)
-    else:
-        needed = np.maximum(np.ceil(np.stack([high / output_height, wide / output_width], axis=1)), 0)
-        limits.admit_bytes(int(needed.max(initial=0)), "the samples of a region")
-        counts = needed.astype(np.int64)
-    pixels = xp.moveaxis(x, 1, -1)
-    for rows, columns in np.unique(counts, axis=0).tolist():
-        if not rows or not columns:
-            continue  # a region without extent: nothing is sampled, and the average of nothing is 0
-        limits.admit((output_height * rows, output_width * columns, c), np.float64)
-        group = np.flatnonzero((counts == (rows, columns)).all(axis=1))
-        size = max(1, _CHUNK // (c * rows * columns * output_height * output_width))
-        for some in (group[i : i + size] for i in range(0, len(group), size)):
-            down = _bilinear(top[some], high[some], output_height, rows, height)
-            across = _bilinear(left[some], wide[some], output_width, columns, width)
-            y[xp.asarray(some)] = _pool(xp, pixels, batch_indices[some], down, across, rows, columns, mode)
-    return y
-
-
-def _pool(
-    xp: Xp, pixels: Array, batch: np.ndarray, down: tuple[np.ndarray, ...], across: tuple[np.ndarray, ...],
-    rows: int, columns: int, mode: str,
-) -> Array:  # fmt: skip
-    """Bins of some regions: R x C x bins down x bins across.
-
-    The text wants the greatest of the interpolated values; ONNX's case has held, in every release, the greatest of
-    the four weighted pixels that would be added for one.  The case is what models were checked against.
-    """
-    y0, y1, hy, ly, within = (xp.asarray(a[:, :, None]) for a in down)
-    x0, x1, hx, lx, beside = (xp.asarray(a[:, None, :]) for a in across)
-    image = xp.asarray(batch[:, None, None])
-    terms = [
-        pixels[image, i, j] * (v * w)[..., None].astype(pixels.dtype)
-        for i, v in ((y0, hy), (y1, ly))
-        for j, w in ((x0, hx), (x1, lx))
-    ]
-    if mode == "max":
-        total = xp.maximum(xp.maximum(terms[0], terms[1]), xp.maximum(terms[2], terms[3]))
-    else:
-        total = terms[0] + terms[1] + terms[2] + terms[3]
-    total = xp.where((within & beside)[..., None], total, 0)
-    r, tall, broad, c = total.shape
-    bins = total.reshape(r, tall // rows, rows, broad // columns, columns, c)
-    return xp.moveaxis(bins.mean(axis=(2, 4)) if mode == "avg" else bins.max(axis=(2, 4)), -1, 1)
-
-
-@operator("RoiAlign", 10)
-def roi_align_10(
-    xp: Xp,
-    x: Array,
-    rois: Host[np.ndarray],
-    batch_indices: Host[np.ndarray],
-    *,
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-) -> Array:
-    """Before opset 16 coordinates were not shifted by half a pixel."""
-    return roi_align(
-        xp, x, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", mode=mode, output_height=output_height,
-        output_width=output_width, sampling_ratio=sampling_ratio, spatial_scale=spatial_scale,
-    )  # fmt: skip
+@affine_grid.gradient
+def _(op: Op, dy: V, theta: V, size: V, align_corners: int) -> V:
+    """The grid is the base grid, with a 1 behind each place, times theta turned over."""
+    rank = op.rank(dy) - 2
+    identity = op.constant(np.eye(rank, rank + 1)[None], op.dtype(dy))
+    base = op.AffineGrid(identity, op.Concat([1], op.Slice(size, [1], [rank + 2]), axis=0), align_corners=align_corners)
+    count = op.ReduceProd(op.Shape(base, end=rank + 1), keepdims=1)
+    base = op.Reshape(base, op.Concat(count, [rank], axis=0), allowzero=1)
+    flat = op.swap(op.Reshape(dy, op.Concat(op.Shape(dy, end=1), count, [rank], axis=0), allowzero=1))
+    return op.cast(op.Concat(op.MatMul(flat, base), op.ReduceSum(flat, [2], keepdims=1), axis=2), theta)

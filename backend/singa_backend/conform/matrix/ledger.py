@@ -6,6 +6,7 @@ domain = ""                         # the main domain if not given
 versions = [7]                      # all if not given
 what = "few"                        # few: too few points; differs: onnxruntime gives something else; missing: no rule
 why = "..."
+sometimes = true                    # it depends on the run: nobody is told that the entry explains nothing any more
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..cases import ConformanceError, held
 from .row import Row
 
 WHAT = ("few", "differs", "missing")
-_KEYS = {"operator", "domain", "versions", "what", "why"}
+_KEYS = {"operator", "domain", "versions", "what", "why", "sometimes"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Entry:
     why: str
     domain: str = ""
     versions: tuple[int, ...] = ()
+    sometimes: bool = False
 
     def covers(self, row: Row, what: str) -> bool:
         return (
@@ -52,7 +54,9 @@ def read(path: Path | None = None) -> list[Entry]:
             raise ConformanceError(f"{where} has the unknown keys {', '.join(sorted(extra))}", code="SX822")
         if raw.get("what") not in WHAT or not raw.get("why") or not raw.get("operator"):
             raise ConformanceError(f"{where} needs an operator, a what of {', '.join(WHAT)}, and a why", code="SX822")
-        entries.append(Entry(raw["operator"], raw["what"], raw["why"], raw.get("domain", ""), tuple(raw.get("versions", ()))))
+        versions = tuple(raw.get("versions", ()))
+        sometimes = bool(raw.get("sometimes", False))
+        entries.append(Entry(raw["operator"], raw["what"], raw["why"], raw.get("domain", ""), versions, sometimes))
     return entries
 
 

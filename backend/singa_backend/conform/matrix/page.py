@@ -29,7 +29,7 @@ def to_json(rows: Iterable[Row], count: int, seed: int, entries: Sequence[ledger
         "environment": environment("CPU") | {"onnxruntime": _version("onnxruntime")},
         "totals": totals(ordered),
         "unexplained": unexplained,
-        "unused": [f"{e.what} {e.operator}" for e in entries if e not in used],
+        "unused": [f"{e.what} {e.operator}" for e in entries if e not in used and not e.sometimes],
         "rows": [r.to_dict() for r in ordered],
     }
 

@@ -1,0 +1,107 @@
+"""Models from other frameworks (tests/frameworks): beside what the framework computed, beside onnxruntime, and in training.
+
+The error of an output is max|ours - theirs| / max|theirs|, infinite where dtype, shape or any integer differs; the bound is 1e-4.
+The frameworks' own outputs are stored beside the models at two batch sizes, so that no framework is needed here.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from singa import autograd, opt, sonnx, tape
+from singa.tensor import Tensor
+from singa_backend.conform import foreign
+from singa_backend.oracle import Oracle
+
+FRAMEWORKS = Path(__file__).parent / "frameworks"
+TABLE = tomllib.loads((FRAMEWORKS / "rows.toml").read_text())
+FOLDERS = list(TABLE["versions"])
+STORED = {f"{folder}-{m.name}": m for folder in FOLDERS for m in foreign.stored(FRAMEWORKS / folder)}
+F = np.float32
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    if find_spec("onnxruntime") is None:
+        pytest.skip("onnxruntime is not installed")
+    with Oracle("onnxruntime") as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def stop_training() -> Iterator[None]:
+    yield
+    tape.training = False
+
+
+def test_the_table_is_complete() -> None:
+    rows = TABLE["row"]
+    assert Counter(r["framework"] for r in rows) == {"PyTorch": 16, "TensorFlow": 10}
+    assert len({(r["framework"], r["model"]) for r in rows}) == len(rows)
+    listed = [f for r in rows for f in r["files"]]
+    assert all(r["files"] for r in rows)
+    there = sorted(p.relative_to(FRAMEWORKS).as_posix() for p in FRAMEWORKS.rglob("*.onnx"))
+    assert sorted(listed) == there == sorted(f"{k.replace('-', '/', 1)}.onnx" for k in STORED)
+    assert sum(p.stat().st_size for p in FRAMEWORKS.rglob("*") if p.is_file()) < 6_000_000
+
+
+def test_both_exporters_of_pytorch_and_two_opsets_of_tensorflow() -> None:
+    ends: dict[str, set[str]] = {}
+    for row in TABLE["row"]:
+        ends.setdefault(row["framework"], set()).add(" ".join(sorted(f.partition("-")[2] for f in row["files"])))
+    assert ends == {"PyTorch": {"dynamo-18.onnx script-12.onnx"}, "TensorFlow": {"tf2onnx-11.onnx tf2onnx-17.onnx"}}
+
+
+@pytest.mark.parametrize("device", ["CPU", "STRICT"])
+@pytest.mark.parametrize("name", STORED)
+def test_beside_what_the_framework_computed(name: str, device: str) -> None:
+    model = onnx.load(STORED[name].path)
+    assert {len(next(iter(inputs.values()))) for inputs, _ in STORED[name].data} == {1, 3}
+    for inputs, expected in STORED[name].data:
+        found = foreign.beside_stored(name, model, inputs, expected, device=device)
+        assert found.good, found.to_dict()
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_every_value_beside_onnxruntime(name: str, oracle: Oracle) -> None:
+    for inputs, _ in STORED[name].data:
+        found = foreign.beside_onnxruntime(name, onnx.load(STORED[name].path), inputs, oracle)
+        assert found.good, found.to_dict()
+
+
+class Fitted(sonnx.SONNXModel):
+    """An imported net under mean squares."""
+
+    rule: Any = None
+
+    def train_one_batch(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.forward(x)[0]
+        loss = autograd.mse_loss(y, t)
+        self.rule(loss)
+        return y, loss
+
+
+@pytest.mark.parametrize("name", [n for n in STORED if not n.startswith("sklearn-")])
+def test_it_trains_from_the_file(name: str) -> None:
+    """Each image learns the scores of the one before it: the loss falls, and every kernel moves."""
+    inputs, (y, *_) = STORED[name].data[1]
+    m = Fitted(str(STORED[name].path))
+    m.rule = opt.Adam(lr=1e-3 if m.imported.statistics else 3e-4)  # where the exporter folded the batch norms, small steps go far
+    x = Tensor(data=next(iter(inputs.values())), requires_grad=False)
+    t = Tensor(data=np.roll(y, 1, axis=0).astype(F), requires_grad=False)
+    before = {n: p.data.copy() for n, p in m.get_params().items() if p.data.ndim > 1}
+    m.train()
+    m.graph(True)
+    losses = [float(m(x, t)[1].data[0]) for _ in range(16)]
+    assert not m.not_traceable
+    assert np.isfinite(losses).all() and losses[-1] < 0.95 * losses[0], losses
+    assert [n for n, b in before.items() if np.array_equal(b, m.get_params()[n].data)] == []
