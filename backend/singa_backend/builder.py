@@ -29,9 +29,9 @@ _RANDOM = frozenset(
 _RANKS = {
     **dict.fromkeys(("Pad", "Slice", "Tile", "Conv", "ConvTranspose", "Resize", "GridSample"), "same"),
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), "same"),
-    "Reshape": "length", "ConstantOfShape": "length", "Expand": "larger",
+    "Reshape": "length", "ConstantOfShape": "length", "Expand": "larger", "Range": "vector",
 }  # fmt: skip
-"""The rank of a result: that of the first input, the length of the vector that says its shape, or the larger of the two."""
+"""The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1."""
 
 _outer = count()
 
@@ -69,6 +69,10 @@ class Builder(Vocabulary[Symbol]):
         self._made: set[str] = set()
         self._adopted: dict[int, tuple[Any, Symbol]] = {}
         self._eager = Eager(opset=opset)
+
+    @property
+    def builds(self) -> bool:
+        return True
 
     # --- values
 
@@ -191,7 +195,7 @@ class Builder(Vocabulary[Symbol]):
         while values and values[-1] is None:
             values.pop()
         attributes = {n: v for n, v in attributes.items() if v is not None}
-        known = self._fold(op_type, values, attributes, outputs, domain)
+        known = None if domain else self.folded(op_type, values, attributes, outputs, self._eager)
         if known is not None:
             return [known]
         bodies = [v for v in attributes.values() if isinstance(v, Body)]
@@ -293,6 +297,9 @@ class Builder(Vocabulary[Symbol]):
         found = types[node.output[0]]
         if found.WhichOneof("value") != "tensor_type" or found.tensor_type.HasField("shape"):
             return
+        if _RANKS[node.op_type] == "vector":
+            found.CopyFrom(helper.make_tensor_type_proto(found.tensor_type.elem_type, [None]))
+            return
         first = self.shape(symbols[0])
         vector = self.shape(symbols[-1]) if symbols[-1] is not None and len(symbols) > 1 else first
         length = vector[0] if vector and isinstance(vector[0], int) else None
@@ -302,11 +309,12 @@ class Builder(Vocabulary[Symbol]):
             elem = found.tensor_type.elem_type
             found.CopyFrom(helper.make_tensor_type_proto(elem, [None] * max(r for r in ranks if r is not None)))
 
-    def _fold(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> Symbol | None:
-        """What is known already: a shape, and any small result of constants."""
+    def folded(
+        self, op_type: str, values: Sequence[Any], attributes: dict[str, Any], outputs: int, eager: Eager
+    ) -> Symbol | None:
+        """What is known already: a shape, and any small result of constants, which `eager` works out."""
         if (
-            domain
-            or outputs != 1
+            outputs != 1
             or (not values and op_type != "Constant")
             or op_type in _RANDOM
             or any(isinstance(v, Body) for v in attributes.values())
@@ -327,10 +335,29 @@ class Builder(Vocabulary[Symbol]):
         if op_type == "ConstantOfShape" and int(np.prod(values[0].value)) > _FOLD:
             return None
         try:
-            result = self._eager.call(op_type, [None if v is None else v.value for v in values], attributes, 1)[0]
+            result = eager.call(op_type, [None if v is None else v.value for v in values], attributes, 1)[0]
         except Exception:  # the node stays, and says so when it runs
             return None
         return self.constant(result) if isinstance(result, np.ndarray) and result.size <= _FOLD else None
+
+    def rename(self, first: int, symbols: Sequence[Any], wishes: Sequence[str], node: str = "") -> None:
+        """Give values that the nodes from number `first` on have made the names that they are wished to have.
+
+        A value that was there before (a constant, the result of an equal call) and one whose name is taken keep their names.
+        node: the name of the one that makes the first of them.
+        """
+        recent = self.nodes[first:]
+        makers = {n: p for p in recent for n in p.output}
+        for i, (symbol, wish) in enumerate(zip(symbols, wishes, strict=False)):
+            if not isinstance(symbol, Symbol) or symbol.name not in makers or not wish or symbol.builder is not self:
+                continue
+            old, new = symbol.name, wish if wish == symbol.name else self.name(wish)
+            for p in recent:
+                _rename(p, old, new)
+            makers[old].name = (node if i == 0 else "") or makers[old].name
+            self._made.discard(old)
+            self._made.add(new)
+            symbol.name = new
 
     # --- graphs
 
@@ -350,7 +377,9 @@ class Builder(Vocabulary[Symbol]):
             symbol = self._adopt(value if self.is_value(value) else self.constant(value))
             assert symbol is not None
             wish = names[i] if names else None
-            if wish is not None or symbol.name not in self._made or any(symbol is f for f in finished):
+            if wish and wish != symbol.name and not any(symbol is f for f in finished) and self.outer is None:
+                self.rename(0, [symbol], [wish])
+            if (wish and wish != symbol.name) or symbol.name not in self._made or any(symbol is f for f in finished):
                 name = self.name(wish or "y")
                 self.nodes.append(helper.make_node("Identity", [symbol.name], [name], name=name))
                 self._made.add(name)
@@ -378,14 +407,36 @@ class Builder(Vocabulary[Symbol]):
         for domain in sorted(domains - {""}):
             newest = max((v for (d, _), vs in schemas.items() if d == domain for v in vs), default=1)
             imports.append(helper.make_opsetid(domain, 1 if domain == DOMAIN else newest))
-        return helper.make_model(
-            graph, opset_imports=imports, functions=private, ir_version=_ir_version(self.opset), producer_name="sonnx"
+        model = helper.make_model(graph, opset_imports=imports, functions=private, producer_name="sonnx")
+        finish(model)
+        return model
+
+
+def finish(model: ModelProto) -> None:
+    """Give a model the least IR version that holds it; before IR version 4 every initializer is an input too."""
+    model.ir_version = least_ir_version(model)
+    if model.ir_version < 4:
+        there = {v.name for v in model.graph.input}
+        model.graph.input.extend(
+            helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer if t.name not in there
         )
 
 
-def _ir_version(opset: int) -> int:
-    """The least IR version that goes with an opset."""
-    return max(10, helper.find_min_ir_version_for([helper.make_opsetid("", opset)], ignore_unknown=True))
+def least_ir_version(model: ModelProto) -> int:
+    """The least IR version that holds what is in a model: its opsets, functions, and element types."""
+    least = helper.find_min_ir_version_for([o for o in model.opset_import if o.domain in ("", "ai.onnx.ml")], ignore_unknown=True)
+    least = max(least, 8 if model.functions else 3)
+    codes = {t.data_type for t in model.graph.initializer}
+    codes |= {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output) if v.type.HasField("tensor_type")}
+    return max([least, *(_IR_OF_TYPE.get(c, 0) for c in codes)])
+
+
+_IR_OF_TYPE: dict[int, int] = {
+    TensorProto.BFLOAT16: 4, **dict.fromkeys((TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2,
+    TensorProto.FLOAT8E5M2FNUZ), 9), TensorProto.UINT4: 10, TensorProto.INT4: 10, TensorProto.FLOAT4E2M1: 11,
+    TensorProto.FLOAT8E8M0: 12, TensorProto.UINT2: 13, TensorProto.INT2: 13,
+}  # fmt: skip
+"""The IR version with which an element type came."""
 
 
 def _tensor_type(dtype: Any, shape: Sequence[Any] | None) -> TypeProto:
@@ -427,6 +478,21 @@ def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> 
             )
         value = int(value)
     return helper.make_attribute(name, value, attr_type=code or None)
+
+
+def _rename(node: NodeProto, old: str, new: str) -> None:
+    """Call a value otherwise where a node, or a graph within it, reads or makes it."""
+    for names in (node.input, node.output):
+        for k, n in enumerate(names):
+            if n == old:
+                names[k] = new
+    for a in node.attribute:
+        if a.HasField("g"):
+            for inner in a.g.node:
+                _rename(inner, old, new)
+            for info in a.g.output:
+                if info.name == old:
+                    info.name = new
 
 
 def _reads(node: NodeProto) -> set[str]:

@@ -23,7 +23,7 @@ from onnx import GraphProto, TypeProto, helper
 
 from . import dtypes
 from .errors import UnsupportedModel
-from .graph import ABSENT, Graph, Node
+from .graph import ABSENT, Graph, Node, Value
 from .operator import REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
 from .vocabulary import Body, Vocabulary, arguments, newest, same_attributes
 
@@ -194,6 +194,10 @@ class Taped(Vocabulary[Var]):
     def keeps_versions(self) -> bool:
         return self.op.keeps_versions
 
+    @property
+    def builds(self) -> bool:
+        return self.op.builds
+
     def call_version(
         self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Var]:
@@ -286,7 +290,7 @@ def visit(op: Vocabulary[Any], node: Node, inputs: list[Any], frame: list[Any], 
     assert node.meaning is not None
     if node.between is not None:
         return gradient_of(op, node.between, inputs, len(node.attributes["xs"]))
-    if (node.domain, node.op_type) == ("", "If") and (taken := op.known(inputs[0])) is not None and taken.size == 1:
+    if op.builds and (node.domain, node.op_type) == ("", "If") and (taken := op.known(inputs[0])) is not None and taken.size == 1:
         # Exporters ask in the graph whether a size is 1 and squeeze; the ranks behind are known only when that is decided.
         branch = node.attributes["then_branch" if taken.item() else "else_branch"]
         return replay(op, branch, [], captured=[frame[outer] for outer, _ in branch.captured], visitor=visitor)
@@ -336,17 +340,12 @@ def as_body(op: Vocabulary[Any], graph: Graph, captured: Sequence[Any]) -> Body:
     def make(inner: Vocabulary[Any], *inputs: Any) -> list[Any]:
         return replay(inner, graph, inputs, captured=captured)
 
-    return op.graph(make, [_declared(v) for v in graph.inputs])
+    return op.graph(make, [declared_type(v) for v in graph.inputs])
 
 
-def _declared(value: Any) -> TypeProto | None:
+def declared_type(value: Value) -> TypeProto | None:
     """The type of a graph's input as far as the file says it."""
-    if value.dtype is None or value.kind in ("map", ""):
-        return None
-    tensor = helper.make_tensor_type_proto(dtypes.onnx_code(value.dtype), value.shape)
-    if value.kind == "sequence":
-        return helper.make_sequence_type_proto(tensor)
-    return helper.make_optional_type_proto(tensor) if value.kind == "optional" else tensor
+    return None if value.dtype is None or value.kind in ("map", "") else value.type
 
 
 def graph_of(body: Body) -> Graph:

@@ -28,16 +28,18 @@ class Value:
     kind: "tensor", "sequence", "optional", "map" or "" where the file does not say.
     dtype: of a tensor, of the elements of a sequence or an optional, or of a map's values; None where the file does not say.
     shape: ints, names of unknown sizes, or None for a nameless one; None where the rank is unknown.
+    type: all of that as the file says it.
     """
 
     name: str
     kind: str = ""
     dtype: np.dtype[Any] | None = None
     shape: tuple[int | str | None, ...] | None = None
+    type: TypeProto | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_proto(cls, info: ValueInfoProto) -> Value:
-        return cls(info.name, *_type(info.type))
+        return cls(info.name, *_type(info.type), info.type)
 
     def __str__(self) -> str:
         dims = "" if self.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"

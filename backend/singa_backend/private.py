@@ -65,15 +65,16 @@ def functions(graph: GraphProto, opset: int) -> list[FunctionProto]:
 @lru_cache(maxsize=256)
 def _function(name: str, opset: int) -> FunctionProto:
     """A private operator's composition as a function.  It has no attributes: what varies is an input."""
-    from .builder import Builder
     from .differentiate import compose
+    from .writer import Writer
 
     declaration, form = declarations[DOMAIN, name][1], schemas[DOMAIN, name][1]
-    builder = Builder(opset)
+    writer = Writer(opset)
+    builder = writer.builder
     allowed = {c.type_param_str: c.allowed_type_strs for c in form.type_constraints}
     inputs = [builder.input(p.name, _type(allowed.get(p.type_str, [p.type_str]))) for p in form.inputs]
     names = [p.name for p in form.outputs]
-    graph = builder.proto(name, builder.finish(compose(builder, declaration, 1, inputs, {}, len(names)), names))
+    graph = builder.proto(name, builder.finish(compose(writer, declaration, 1, inputs, {}, len(names)), names))
     constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer]
     imports = [helper.make_opsetid("", opset)]
     return helper.make_function(DOMAIN, name, [s.name for s in inputs], names, [*constants, *graph.node], imports)

@@ -67,6 +67,11 @@ class Vocabulary(ABC, Generic[T]):
         """Whether operators of any version run as they are: what computes at once does not need one opset."""
         return False
 
+    @property
+    def builds(self) -> bool:
+        """Whether calls write a graph, so that what is known now is known whenever it runs."""
+        return False
+
     def call_version(
         self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[T]:

@@ -237,7 +237,11 @@ class Recorder(Vocabulary["Tensor"]):
 
     @property
     def keeps_versions(self) -> bool:
-        return trace.current() is None
+        return True
+
+    @property
+    def builds(self) -> bool:
+        return trace.current() is not None
 
     def call_version(
         self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]

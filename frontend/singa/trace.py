@@ -15,8 +15,9 @@ import numpy as np
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
-from singa_backend.builder import Builder, Symbol
+from singa_backend.builder import Symbol
 from singa_backend.errors import SonnxError
+from singa_backend.writer import Writer
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -36,7 +37,7 @@ class Trace:
     """
 
     def __init__(self, opset: int) -> None:
-        self.builder = Builder(opset)
+        self.builder = Writer(opset)
         self.inputs: list[tuple[Tensor, Symbol]] = []
         self.assigned: dict[int, Tensor] = {}
         self._bound: dict[int, Symbol] = {}

@@ -62,7 +62,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             for name, p in model.get_params().items():
                 if p.stores_grad:
                     optimizer.make_states(name, p)
-        with trace.recording(record), _opset(record.builder.opset):
+        with trace.recording(record):
             xs = [Tensor._of(record.builder.input(n, t), model_device(model), False) for n, t in _declared(model, inputs)]
             for name, t in model.get_states().items():
                 record.bind(t, name)
@@ -104,7 +104,7 @@ def export(model: Any, inputs: Sequence[Tensor] | None = None, *, opset: int | N
     before = (model.training, tape.training)
     model.eval()
     try:
-        with trace.recording(record), _opset(record.builder.opset):
+        with trace.recording(record):
             xs = [Tensor._of(record.builder.input(n, t), model_device(model), False) for n, t in _declared(model, inputs)]
             first = len(record.builder.inputs)
             made = model.forward(*xs)
@@ -145,21 +145,6 @@ def _checked(opset: int) -> int:
     if not 18 <= opset <= tape.op.opset:
         raise InvalidInput(f"a training step is written in an opset of [18, {tape.op.opset}], not {opset}", code="SX323")
     return opset
-
-
-def _opset(opset: int) -> Any:
-    """The context in which operators on tensors are those of this opset."""
-    import contextlib
-
-    @contextlib.contextmanager
-    def within() -> Any:
-        before, tape.op.opset = tape.op.opset, opset
-        try:
-            yield
-        finally:
-            tape.op.opset = before
-
-    return within()
 
 
 def model_device(model: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .. import limits
+from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Op, V, Xp, operator
 
@@ -73,7 +73,13 @@ def linear_attention(
 @linear_attention.composed
 def _(op: Op, query: V, key: V, value: V, past_state: V, decay: V, beta: V, kv_num_heads: int, q_num_heads: int, scale: float,
       update_rule: str) -> tuple[V, V]:  # fmt: skip
-    """A Scan over the tokens; what it sees is (time, batch, heads, ...)."""
+    """A Scan over the tokens; what it sees is (time, batch, heads, ...).  Half floats are widened, and rounded once."""
+    half, half_state = query, query if past_state is None else past_state
+    if op.dtype(query) in dtypes.NARROW_FLOATS:
+        query, key, value, past_state, decay, beta = (
+            None if x is None else op.Cast(x, to=dtypes.onnx_code(np.float32))
+            for x in (query, key, value, past_state, decay, beta)
+        )
 
     def tokens(x: V, heads: int) -> V:
         shape = op.Concat(op.Shape(x, end=2), [heads], op.Div(op.Shape(x, start=2), heads), axis=0)
@@ -108,4 +114,5 @@ def _(op: Op, query: V, key: V, value: V, past_state: V, decay: V, beta: V, kv_n
     factor = op.constant(scale, op.dtype(query)) if scale else op.Reciprocal(op.Sqrt(op.cast(op.Squeeze(size, [0]), query)))
     out = op.Transpose(op.Mul(out, factor), perm=[1, 0, 2, 3, 4])
     width = op.Mul(op.Shape(v, start=3), q_num_heads)
-    return op.Reshape(out, op.Concat(op.Shape(query, end=2), width, axis=0), allowzero=1), state
+    y = op.Reshape(out, op.Concat(op.Shape(query, end=2), width, axis=0), allowzero=1)
+    return op.cast(y, half), op.cast(state, half_state)

@@ -1,0 +1,486 @@
+"""ONNX's operators in their newest form, written at any opset from 7 on: what has no older form is composed, or refused by name.
+
+A `Writer` takes the calls that rules, layers and graphs make, all in the form of the newest opset, and adds nodes of the opset
+that a file asks for.  A call is written, in this order,
+
+1. as it is, where the older version of the operator knows its inputs, attributes and element types;
+2. with inputs turned into the attributes that they were (axes, sizes, bounds), where their values are known;
+3. by a rule of older.py, where the meaning changed;
+4. composed of other operators, by its declaration or by ONNX's function body, each of them written in the same way.
+
+Where none of these works `Unwritable` names the operator and the least opset that holds this call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, ModelProto, TypeProto, helper
+
+from . import dtypes
+from .builder import Builder, Symbol
+from .differentiate import compose, declared_type, replay, visit
+from .errors import UnsupportedModel
+from .graph import Graph
+from .operator import REQUIRED, Declaration, Meaning, Rule, declarations, load_all, schema_version, schemas
+from .vocabulary import Body, Eager, Vocabulary, arguments, newest
+
+LEAST = 7
+"""The least opset that can be written: before it broadcasting was another one."""
+
+
+class Unwritable(UnsupportedModel):
+    """An operator that an opset cannot express.  `operator` names it, `least` is the least opset that can (None: none)."""
+
+    default_code = "SX206"
+    least: int | None = None
+
+
+class Writer(Vocabulary[Symbol]):
+    """The newest vocabulary, written into a `Builder` of an older opset (`target`)."""
+
+    def __init__(self, target: int, builder: Builder | None = None) -> None:
+        load_all()
+        self.opset = newest("")
+        self.target = target
+        self.builder = builder or Builder(target)
+        self._depth = 0
+        self._eager = Eager(opset=self.opset)
+        self.warnings: list[str] = []
+
+    # --- what the builder says
+
+    @property
+    def builds(self) -> bool:
+        return True
+
+    def input(self, name: str, type: TypeProto | None) -> Symbol:
+        return self.builder.input(name, type)
+
+    @property
+    def inputs(self) -> list[Symbol]:
+        return self.builder.inputs
+
+    def model(self, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None) -> ModelProto:
+        return self.builder.model(name, outputs, names)
+
+    def constant(self, value: Any, dtype: Any = None) -> Symbol:
+        return self.builder.constant(value, dtype)
+
+    def is_value(self, x: Any) -> bool:
+        return self.builder.is_value(x)
+
+    def dtype(self, x: Symbol) -> np.dtype[Any]:
+        return self.builder.dtype(x)
+
+    def is_sequence(self, x: Symbol) -> bool:
+        return self.builder.is_sequence(x)
+
+    def shape(self, x: Symbol) -> tuple[int | str | None, ...] | None:
+        return self.builder.shape(x)
+
+    def known(self, x: Symbol) -> np.ndarray | None:
+        return self.builder.known(x)
+
+    def type_of(self, x: Symbol) -> TypeProto | None:
+        return self.builder.type_of(x)
+
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+        inner = Builder(self.target, outer=self.builder)
+
+        def written(builder: Any, *xs: Any) -> Sequence[Any]:
+            writer = Writer(self.target, builder)
+            writer.warnings = self.warnings
+            return make(writer, *xs)
+
+        return inner.body(written, types)
+
+    # --- calls
+
+    @property
+    def keeps_versions(self) -> bool:
+        return True
+
+    def call_version(
+        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Symbol]:
+        """A call in the form of an older version stays as it is where that version, or one like it, is the target's."""
+        declaration, name, domain = meaning.declaration, meaning.declaration.name, meaning.declaration.domain
+        given = {n: v for n, v in attributes.items() if v is not None}
+        there = self._version(domain, name)
+        current = schema_version(domain, name, self.opset)
+        if domain or (there == meaning.version and (there != current or (name, there) not in rules())):
+            return self.builder.call(name, inputs, given, len(wanted), domain)
+        versioned = "version" in declaration.services.values()
+        renumbered = there is not None and meaning.version < there and there != current and not versioned
+        if renumbered and declarations["", name].get(there or 0) is declaration:
+            return self.older(name, inputs, given, outputs=len(wanted))
+        same = current is not None and declarations[domain, name].get(current) is declaration and not _deprecated(name, current)
+        if same and not (versioned and declaration.composition is not None):
+            return self.call(name, inputs, given, len(wanted), domain)
+        if declaration.composition is None:
+            raise Unwritable(f"{name}-{meaning.version} has no newer form", operator=name, version=meaning.version)
+        return compose(self, declaration, meaning.version, inputs, given, len(wanted))
+
+    def call(
+        self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
+    ) -> list[Symbol]:
+        """The outputs of an operator in its newest form; raises Unwritable."""
+        values = arguments(self, domain, op_type, inputs)
+        while values and values[-1] is None:
+            values.pop()
+        given = {n: v for n, v in attributes.items() if v is not None}
+        if domain or (self.target == self.opset and (op_type, self._version("", op_type)) not in rules()):
+            return self.builder.call(op_type, values, given, outputs, domain)
+        self._depth += 1
+        try:
+            return self._written(op_type, values, given, outputs)
+        except Unwritable as error:
+            if self._depth > 1:
+                raise
+            raise self._refusal(op_type, values, given, outputs, error) from None
+        finally:
+            self._depth -= 1
+
+    def _written(self, name: str, values: list[Any], given: dict[str, Any], outputs: int) -> list[Symbol]:
+        known = self.builder.folded(name, values, given, outputs, self._eager)
+        if known is not None:
+            return [known]
+        current = schema_version("", name, self.opset)
+        assert current is not None
+        declaration = declarations["", name][current]
+        version = self._version("", name)
+        reasons: list[Unwritable] = []
+        if version is not None:
+            try:
+                rule = rules().get((name, version))
+                if rule is not None:
+                    made = rule(self, _by_name(declaration, values, given, outputs))
+                    made = list(made) if isinstance(made, (tuple, list)) else [made]
+                    if len(made) >= outputs:
+                        return made[:outputs]
+                    raise Unwritable(f"{name}-{version} has fewer outputs", operator=name)
+                return self.older(name, *self._form(declaration, version, values, given), outputs=outputs)
+            except Unwritable as error:
+                reasons.append(error)
+        if declaration.composition is not None:
+            try:
+                return self._typed(name, values, given, compose(self, declaration, current, values, given, outputs))
+            except Unwritable as error:
+                reasons.append(error)
+        body = _function(name, current, given, tuple(_bytes(self.type_of(v)) if v is not None else b"" for v in values), outputs)
+        if body is not None:
+            padded = [*values, *[None] * (len(body.inputs) - len(values))]
+            return self._typed(name, values, given, list(replay(self, body, padded))[:outputs])
+        if reasons:
+            raise reasons[0]
+        raise Unwritable(f"opset {self.target} has no {name}", operator=name)
+
+    def _typed(self, name: str, values: list[Any], given: dict[str, Any], made: list[Symbol]) -> list[Symbol]:
+        """What is made of several operators has the type that the one would have: inference may lose a rank on the way."""
+        if any(isinstance(y, Symbol) and not _has_rank(y.type) for y in made) and not any(
+            isinstance(v, Body) for v in given.values()
+        ):
+            scratch = Builder(self.opset)
+            inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
+            for y, whole in zip(made, scratch.call(name, inputs, given, len(made)), strict=True):
+                if isinstance(y, Symbol) and not _has_rank(y.type) and whole.type is not None and y.name:
+                    y.type = whole.type
+        return made
+
+    def older(self, name: str, inputs: Sequence[Any], attributes: dict[str, Any], *, outputs: int = 1) -> list[Symbol]:
+        """A node in the form that the target's version of the operator has.
+
+        Raises Unwritable where that version does not take these element types.
+        """
+        values = [v if v is None or self.is_value(v) else self.constant(v) for v in inputs]
+        version = self._version("", name)
+        if version is None:
+            raise Unwritable(f"opset {self.target} has no {name}", operator=name)
+        schema = schemas["", name][version]
+        allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        if outputs > schema.max_output:
+            raise Unwritable(f"{name}-{version} has {schema.max_output} outputs", operator=name)
+        for i, v in enumerate(values):
+            if v is None:
+                continue
+            if i >= len(schema.inputs) and not _variadic(schema):
+                raise Unwritable(f"{name}-{version} has {len(schema.inputs)} inputs", operator=name)
+            parameter = schema.inputs[min(i, len(schema.inputs) - 1)]
+            takes = allowed.get(parameter.type_str, [parameter.type_str])
+            has = _type_string(self.type_of(v))
+            if has and has not in takes:
+                raise Unwritable(f"{name}-{version} does not take {has} as {parameter.name}", operator=name)
+        for key in ("to", "dtype"):
+            if isinstance(attributes.get(key), int) and attributes[key]:
+                wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(attributes[key]))})"
+                makes = allowed.get(schema.outputs[0].type_str, [])
+                if makes and wanted not in makes:
+                    raise Unwritable(f"{name}-{version} does not make {wanted}", operator=name)
+        for i, parameter in enumerate(schema.inputs):
+            if parameter.option == parameter.option.Single and (i >= len(values) or values[i] is None):
+                raise Unwritable(f"{name}-{version} needs {parameter.name}", operator=name)
+        unknown = sorted(set(attributes) - set(schema.attributes))
+        if unknown:
+            raise Unwritable(f"{name}-{version} has no attribute {', '.join(unknown)}", operator=name)
+        gives = allowed.get(schema.outputs[-1].type_str, []) if schema.outputs else []
+        for body in (v for v in attributes.values() if isinstance(v, Body)):
+            for info in body.proto.output:
+                has = _type_string(info.type)
+                if gives and has.startswith(("seq", "optional")) and has not in gives:
+                    raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
+        made = self.builder.call(name, values, attributes, outputs)
+        for y, parameter in zip(made, [*schema.outputs, *[schema.outputs[-1]] * outputs], strict=False):
+            gives, has = allowed.get(parameter.type_str, [parameter.type_str]), _type_string(self.type_of(y))
+            if has and has not in gives:
+                raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
+        return made
+
+    def _form(
+        self, declaration: Declaration, version: int, values: list[Any], given: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Inputs and attributes as an older version takes them: what became an input is an attribute there."""
+        name = declaration.name
+        old, new = schemas["", name][version], schemas["", name][declaration.versions[-1]]
+        places = [p.name for p in old.inputs]
+        attributes = dict(given)
+        inputs = list(values)
+        if len(new.inputs) > len(old.inputs) and not _variadic(new):
+            for parameter, value in list(zip(new.inputs, values, strict=False))[len(places) :]:
+                if value is None:
+                    continue
+                if parameter.name not in old.attributes:
+                    if not self._is_default(declaration, parameter.name, value):
+                        raise Unwritable(f"{name}-{version} has no {parameter.name}", operator=name)
+                    continue
+                array = self.value(value, f"{parameter.name} of {name}")
+                attributes[parameter.name] = array.tolist()
+            inputs = inputs[: len(places)]
+        for key, value in list(attributes.items()):
+            if key not in old.attributes:
+                if key == "dilations" and all(d == 1 for d in value):
+                    del attributes[key]
+                    continue
+                default = declaration.attributes.get(key, REQUIRED)
+                if isinstance(value, Body) or default is REQUIRED or not _same(value, default):
+                    raise Unwritable(f"{name}-{version} has no attribute {key}", operator=name)
+                del attributes[key]
+        for key, default in declaration.attributes.items():  # defaults may have been others
+            theirs = old.attributes.get(key)
+            if key not in attributes and theirs is not None and default is not REQUIRED and default is not None:
+                value = helper.get_attribute_value(theirs.default_value) if theirs.default_value.name else None
+                if value is None or not _same(value.decode() if isinstance(value, bytes) else value, default):
+                    attributes[key] = default
+        return inputs, attributes
+
+    def _is_default(self, declaration: Declaration, name: str, value: Symbol) -> bool:
+        default = next((i.default for i in declaration.inputs if i.name == name), REQUIRED)
+        known = self.known(value)
+        return default not in (REQUIRED, None) and known is not None and bool(np.all(known == default))
+
+    # --- for the rules of older.py
+
+    def value(self, x: Symbol, what: str) -> np.ndarray:
+        """A value that must be known when the file is written; raises Unwritable."""
+        known = self.known(x)
+        if known is None:
+            raise Unwritable(f"{what} is computed by the model, and opset {self.target} wants a constant")
+        return known
+
+    def rank(self, x: Symbol) -> int:
+        return self.rank_of(x, "a value")
+
+    def rank_of(self, x: Symbol, what: str) -> int:
+        shape = self.shape(x)
+        if shape is None:
+            raise Unwritable(f"the rank of {what} is not known, and opset {self.target} needs it")
+        return len(shape)
+
+    def _version(self, domain: str, name: str) -> int | None:
+        """The version that the target opset means, None where it has none or only a deprecated one."""
+        version = schema_version(domain, name, self.target if domain == "" else 1 << 30)
+        return None if version is None or (domain == "" and _deprecated(name, version)) else version
+
+    def _refusal(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, error: Unwritable) -> Unwritable:
+        """The error that names the operator and the least opset in which this very call can be written."""
+        least = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, values, given, outputs)), None)
+        hint = f"opset {least} is the least that can" if least else "no opset can"
+        found = Unwritable(f"{name} cannot be written in opset {self.target}: {error.message}; {hint}", operator=name)
+        found.least = least
+        return found
+
+
+def rules() -> dict[tuple[str, int], Rule]:
+    """The rules of older.py, by operator and version."""
+    from .older import RULES
+
+    return RULES
+
+
+def _fits(opset: int, writer: Writer, name: str, values: list[Any], given: dict[str, Any], outputs: int) -> bool:
+    """Whether a call can be written in another opset."""
+    if any(isinstance(v, Body) for v in given.values()):
+        version = schema_version("", name, opset)
+        return version is not None  # its graphs were written for this opset; their nodes speak for themselves
+    scratch = Writer(opset)
+    scratch._depth = 1  # no search within the search
+    inputs: list[Any] = []
+    for v in values:
+        known = None if v is None else writer.known(v)
+        inputs.append(
+            None if v is None else scratch.constant(known) if known is not None else scratch.input("x", writer.type_of(v))
+        )
+    try:
+        scratch.call(name, inputs, given, outputs)
+    except Unwritable:
+        return False
+    return True
+
+
+def convert(graph: Graph, opset: int, name: str = "main") -> ModelProto:
+    """A graph at another opset: every node in the form that the opset has; raises Unwritable.
+
+    Initializers keep their names and stay overridable only where the graph has them as inputs.
+    """
+    writer = Writer(opset)
+    inputs = [writer.input(v.name, declared_type(v)) for v in graph.inputs]
+    states = {n: writer.builder.initializer(n, a, fold=True) for n, a in graph.states.items()}
+    outputs = replay(writer, graph, inputs, states, visitor=named_visit)
+    for symbol, declared in zip(outputs, graph.outputs, strict=True):
+        said = declared_type(declared)
+        if said is not None and isinstance(symbol, Symbol) and not _has_rank(symbol.type):
+            symbol.type = said
+    return writer.model(name, outputs, [v.name for v in graph.outputs])
+
+
+def named_visit(op: Vocabulary[Any], node: Any, inputs: list[Any], frame: list[Any]) -> list[Any]:
+    """Do what a node does, and give its results the names that they have in the file; errors name the node."""
+    builder = getattr(op, "builder", op)
+    before = len(builder.nodes) if isinstance(builder, Builder) else 0
+    try:
+        made = visit(op, node, inputs, frame)
+    except Unwritable as error:
+        raise error.locate(node=node.name) from None
+    if isinstance(builder, Builder):
+        builder.rename(before, made, node.output_names, node.name)
+    return made
+
+
+def _has_rank(type: TypeProto | None) -> bool:
+    return type is not None and (type.WhichOneof("value") != "tensor_type" or type.tensor_type.HasField("shape"))
+
+
+def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
+    from .differentiate import _known
+
+    return {**_known(declaration, values, given), "outputs": outputs, "wanted": (True,) * outputs}
+
+
+def _deprecated(name: str, version: int) -> bool:
+    return bool(schemas["", name][version].deprecated)
+
+
+def _variadic(schema: Any) -> bool:
+    return bool(schema.inputs) and schema.inputs[-1].option == schema.inputs[-1].option.Variadic
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    a, b = (list(v) if isinstance(v, (tuple, list, np.ndarray)) else v for v in (a, b))
+    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b))
+
+
+def _bytes(type: TypeProto | None) -> bytes:
+    return b"" if type is None else type.SerializeToString()
+
+
+def _type_string(type: TypeProto | None) -> str:
+    """ONNX's name of a type, empty where it is not known."""
+    if type is None:
+        return ""
+    kind = type.WhichOneof("value")
+    if kind == "tensor_type":
+        code = type.tensor_type.elem_type
+        return f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})" if code else ""
+    if kind == "sequence_type":
+        inner = _type_string(type.sequence_type.elem_type)
+        return f"seq({inner})" if inner else ""
+    if kind == "optional_type":
+        inner = _type_string(type.optional_type.elem_type)
+        return f"optional({inner})" if inner else ""
+    return ""
+
+
+def _function(name: str, version: int, given: dict[str, Any], types: tuple[bytes, ...], outputs: int) -> Graph | None:
+    """ONNX's own function body of a call, as a graph; None where it has none."""
+    if any(isinstance(v, Body) for v in given.values()):
+        return None
+    node = helper.make_node(name, [f"x{i}" if t else "" for i, t in enumerate(types)], [f"y{i}" for i in range(outputs)])
+    for key, value in given.items():
+        from .builder import _attribute
+
+        node.attribute.append(_attribute("", name, newest(""), key, value))
+    for key, attribute in schemas["", name][version].attributes.items():  # a body refers to defaults too
+        if key not in given and attribute.default_value.name:
+            node.attribute.append(attribute.default_value)
+    return _body(name, version, node.SerializeToString(), types)
+
+
+@lru_cache(maxsize=512)
+def _body(name: str, version: int, node: bytes, types: tuple[bytes, ...]) -> Graph | None:
+    schema: Any = schemas["", name][version]
+    if schema.has_function:
+        data = schema.get_function_with_opset_version(min(schema.function_opset_versions))
+    elif schema.has_context_dependent_function:
+        try:
+            least = min(schema.context_dependent_function_opset_versions)
+            data = schema.get_context_dependent_function_with_opset_version(least, node, list(types))
+        except Exception:  # it has a body for some types only
+            return None
+    else:
+        return None
+    function = FunctionProto.FromString(data) if isinstance(data, bytes) else data
+    if not function.node:
+        return None
+    return _graph_of(function, node, types)
+
+
+def _graph_of(function: FunctionProto, node: bytes, types: Iterable[bytes]) -> Graph | None:
+    """The body with this node's attributes: a model whose only node calls it, read, and the function's graph taken out."""
+    from onnx import NodeProto
+
+    call = NodeProto.FromString(node)
+    call.domain = "body"
+    copy = FunctionProto()
+    copy.CopyFrom(function)
+    copy.domain, copy.name = "body", call.op_type
+    made = {n for inner in copy.node for n in inner.output} | set(copy.input)
+    here = [k for k, n in enumerate(copy.output[: len(call.output)]) if n in made]
+    if here != list(range(len(call.output))):  # a body need not make every optional output
+        return None
+    del copy.output[len(call.output) :]
+    known = {*copy.attribute, *(a.name for a in copy.attribute_proto)}
+    kept = [a for a in call.attribute if a.name in known]
+    del call.attribute[:]
+    call.attribute.extend(kept)
+    infos = []
+    for name, data in zip(call.input, types, strict=True):
+        info = helper.make_empty_tensor_value_info(name)
+        if data:
+            info.type.CopyFrom(TypeProto.FromString(data))
+        infos.append(info)
+    graph = helper.make_graph(
+        [call], "call", [i for i in infos if i.name], [helper.make_empty_tensor_value_info(n) for n in call.output]
+    )
+    imports = [
+        helper.make_opsetid("body", 1),
+        *([] if any(o.domain == "" for o in copy.opset_import) else [helper.make_opsetid("", 21)]),
+    ]
+    imports += [o for o in copy.opset_import if o.domain != "body"]
+    model = helper.make_model(graph, functions=[copy], opset_imports=imports)
+    read = Graph.from_onnx(model)
+    return read.nodes[0].function
