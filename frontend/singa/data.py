@@ -90,7 +90,7 @@ class ImageBatchIter:
         return self._work.take(self.timeout)
 
     def end(self) -> None:
-        """Stop making batches.  Returns at once, also when the transform of an image does not."""
+        """Stop making batches.  Returns within a second, also when the transform of an image does not return."""
         if self._work is not None:
             self._work.stop.set()
             self._work.thread.join(timeout=1.0)
