@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import zipfile
@@ -312,6 +313,34 @@ def test_last_layers(last_layers: int, output: str) -> None:
     x = data()[0]
     want = SingaBackend.prepare(chain()).run([x.data], aux_output=[output])[output]
     assert np.array_equal(m.forward(x, last_layers=last_layers)[0].data, want)
+
+
+def test_constants_are_the_weights_of_a_file_without_initializers() -> None:
+    """But for a bound (no axes) and a scale (read on the host); a file with initializers keeps its constants as they are."""
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["": 13]> net (float[n, 4, 2] x) => (float[n, 4, 6] y) {
+        w = Constant <value: tensor = float[2, 3] {1, 2, 3, 4, 5, 6}> ()
+        low = Constant <value: tensor = float {0.5}> ()
+        scales = Constant <value: tensor = float[3] {1, 1, 2}> ()
+        h = MatMul (x, w)
+        c = Clip (h, low)
+        y = Resize <mode = "nearest"> (c, , scales)
+    }""")
+    m = Tuned(proto)
+    assert list(m.get_params()) == ["w"] and sonnx.trainable_report(proto).trainable == ["w"]
+    x = np.random.default_rng(2).random((5, 4, 2)).astype(F)
+    m.eval()
+    assert np.array_equal(m(Tensor(data=x))[0].data, SingaBackend.run_model(proto, [x])[0])
+    m.get_params()["w"].data[...] *= 2
+    doubled = np.maximum(x @ np.array([[2, 4, 6], [8, 10, 12]], F), 0.5).repeat(2, axis=2)
+    np.testing.assert_allclose(m(Tensor(data=x))[0].data, doubled, rtol=1e-6)
+    written = {t.name: numpy_helper.to_array(t) for t in sonnx.export(m).graph.initializer}
+    assert np.array_equal(written["w"], [[2, 4, 6], [8, 10, 12]])
+    assert [n.op_type for n in proto.graph.node].count("Constant") == 3, "the model that was given is as it was"
+    other = copy.deepcopy(m)
+    other.get_params()["w"].data[...] = 0
+    assert m.get_params()["w"].data.any() and np.unique(other(Tensor(data=x))[0].data) == F(0.5)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(1, F), "unused"))
+    assert list(Tuned(proto).get_params()) == ["unused"]
 
 
 def test_tied_weights_stay_tied() -> None:

@@ -171,6 +171,25 @@ class Graph:
         chosen = tuple(declared.get(name, Value(name)) for name in outputs)
         return replace(self, nodes=tuple(nodes), outputs=chosen)
 
+    def with_weights(self) -> Graph:
+        """This graph, or where no initializer is of floats, one whose constants of floats are: some exporters write weights so.
+
+        A constant without axes (the bound of a Clip), and one that is read on the host (the scales of a Resize), stays.
+        """
+        if any(dtypes.is_float(x.dtype) for x in self.states.values()):
+            return self
+        settings = {
+            name for n in self.nodes if n.meaning and (declared := n.meaning.declaration.inputs)
+            for i, name in enumerate(n.input_names) if declared[min(i, len(declared) - 1)].host is not None
+        }  # fmt: skip
+        weights = {
+            n.output_names[0]: value for n in self.nodes if (n.domain, n.op_type) == ("", "Constant")
+            if isinstance(value := n.attributes.get("value"), np.ndarray) and value.ndim and dtypes.is_float(value.dtype)
+            if n.output_names[0] not in settings
+        }  # fmt: skip
+        kept = tuple(n for n in self.nodes if not set(n.output_names) & set(weights))
+        return replace(self, nodes=kept, states={**self.states, **weights}) if weights else self
+
     def all_nodes(self) -> Iterator[Node]:
         """Every node, those of subgraphs and functions included (a function's body once)."""
         seen: set[int] = set()

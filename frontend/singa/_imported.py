@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from singa_backend import SingaBackend, dtypes
-from singa_backend.backend import _select
+from singa_backend.backend import SingaRep, _select
 from singa_backend.differentiate import visit
 from singa_backend.errors import InvalidInput
 from singa_backend.graph import Graph, Node, Value
@@ -26,7 +26,7 @@ _STATISTICS = (3, 4)
 
 
 class Imported:
-    """A model whose main graph's float initializers are Tensors under their ONNX names.
+    """A model whose main graph's float initializers are Tensors under their ONNX names; its float constants, where it has none.
 
     parameters: those that train.  Frozen at first are exponents of Pow, because by them a negative base has no gradient, and
         what nodes only read on the host, such as the ratio of a Dropout: it says how, not what.
@@ -38,7 +38,9 @@ class Imported:
     def __init__(self, model: Any, device: Any = None, **kwargs: Any) -> None:
         self.device: Device = resolve_device(device)
         self.rep = SingaBackend.prepare(model, self.device.backend, **kwargs)
-        graph = self.graph
+        graph = self.graph.with_weights()
+        if graph is not self.graph:
+            self.rep = SingaRep(graph, self.device.backend, self.rep.limits)
         running = {
             n for node in graph.nodes if (node.domain, node.op_type) == ("", "BatchNormalization")
             for i in _STATISTICS if i < len(node.input_names) for n in [node.input_names[i]]

@@ -64,6 +64,7 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
 class SONNXModel(Model):
     """An ONNX model as a trainable `Model`: every float initializer of its main graph is a parameter under its ONNX name.
 
+    Where a file has none, its Constants of floats are: older exporters of PaddlePaddle write every weight so.
     onnx_model: a ModelProto, bytes or a path.  device: a Device, None for the CPU.
     BatchNormalization and Dropout train or infer as the model's mode says, whatever mode the file was written in.
     Write `train_one_batch` and `set_optimizer` in a subclass; layers that are added train beside the imported parameters.

@@ -73,7 +73,8 @@ class TrainableReport:
 def trainable_report(model: Any, by: Sequence[str] | None = None, outputs: Sequence[str] | None = None) -> TrainableReport:
     """What blocks the gradients of a model (a ModelProto, bytes, a path or a Graph), all at once; nothing is executed.
 
-    by: the float initializers or inputs to differentiate by; all float initializers when absent.
+    by: the float initializers or inputs to differentiate by; all float initializers when absent, or where there are none,
+    the float constants that `SONNXModel` trains in their place.
     outputs: the values that the loss is made of; all outputs of the graph when absent.
     Raises InvalidModel or UnsupportedModel when it cannot be read, InvalidInput for a name that it does not have.
     """
@@ -81,7 +82,7 @@ def trainable_report(model: Any, by: Sequence[str] | None = None, outputs: Seque
         graph, file = model, model.name
     else:
         proto, folder = load_model(model)
-        graph, file = read(proto, folder), Path(model).name if folder is not None else proto.graph.name
+        graph, file = read(proto, folder).with_weights(), Path(model).name if folder is not None else proto.graph.name
     ends = list(outputs) if outputs is not None else [v.name for v in graph.outputs]
     for name in (*(by or ()), *ends):
         if name not in graph.slots:

@@ -1,0 +1,56 @@
+"""Makes tests/frameworks/paddle: 25 kinds of nets at reduced width and depth, exported from PaddlePaddle by paddle2onnx.
+
+    tox -e frameworks-paddle         # tests/frameworks/paddle; PaddlePaddle is needed here and nowhere else
+    tox -e frameworks-paddle26       # tests/frameworks/paddle26: PaddlePaddle 2.6, for what the newer pair writes wrong
+
+The nets, with seeded random weights, are those of nets_paddle.py.  All files are NET-paddle2onnx-12.onnx.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ["POLYGRAPHY_AUTOINSTALL_DEPS"] = "0"  # what folds constants for paddle2onnx would fetch what it misses
+
+import onnx
+import paddle
+from common import export_all, images, keep_data, keep_model
+from nets_paddle import NETS, net
+
+SCALES = "(Unimplemented) the 0th elementwise MUST be ir::FloatAttribute"
+UNWRITTEN = {
+    "darknet": "LeakyRelu gets the alpha 0", "unet_nearest": SCALES, "unet_halves": SCALES, "unet_asymmetric": SCALES,
+    "unet_corners": SCALES, "unet_bicubic": SCALES,
+}  # fmt: skip
+"""What paddle2onnx 2.1.0 writes wrong, or not at all, and what it says then; 1.3.1 with PaddlePaddle 2.6 writes it."""
+BOTH = ("vit", "shufflenetv2", "unet_transposed")
+"""What both write, and how differently: the older one makes constants of weights, and computes shapes otherwise."""
+
+
+def export(name: str, folder: Path) -> Iterator[Path]:
+    """Write the data of a net and its file."""
+    size = NETS[name][1]
+    batches = images(size)
+    with paddle.no_grad():
+        found = [net(name)(paddle.to_tensor(x)) for x in batches]
+    outputs = [[y.numpy() for y in (ys if isinstance(ys, (list, tuple)) else [ys])] for ys in found]
+    data = folder / f"{name}.npz"
+    keep_data(data, [[x] for x in batches], outputs)
+    yield data
+    with tempfile.TemporaryDirectory() as scratch, paddle.utils.unique_name.guard():
+        spec = paddle.static.InputSpec([None, 3, size, size], "float32", "image")
+        paddle.onnx.export(net(name), f"{scratch}/net", input_spec=[spec], opset_version=12)
+        model = onnx.load(f"{scratch}/net.onnx")
+    path = folder / f"{name}-paddle2onnx-12.onnx"
+    keep_model(path, model)
+    yield path
+
+
+if __name__ == "__main__":
+    if paddle.__version__.startswith("2."):
+        export_all(__doc__, "paddle26", [*UNWRITTEN, *BOTH], export)
+    else:
+        export_all(__doc__, "paddle", [n for n in NETS if n not in UNWRITTEN], export)
