@@ -48,7 +48,7 @@ def fold_constants(net: Net) -> int:
 
 def _may_name(net: Net) -> bool:
     """Whether a constant can stand in the place of an output: the checker wants outputs of subgraphs made by nodes."""
-    return net.outer is None and not net.is_function and net.edit.ir_version >= 4
+    return net.outer is None and not net.in_function and net.edit.ir_version >= 4
 
 
 def _become(net: Net, name: str, value: np.ndarray) -> None:

@@ -85,7 +85,8 @@ class Node:
             if value is None:
                 self.attributes.pop(name, None)
             else:
-                self.attributes[name] = helper.make_attribute(name, value)
+                empty = AttributeProto.INTS if isinstance(value, (list, tuple)) and not value else None
+                self.attributes[name] = helper.make_attribute(name, value, attr_type=empty)
 
     def input(self, i: int) -> str:
         """The name of an input, "" where it is absent."""
@@ -105,7 +106,7 @@ class Net:
 
     def __init__(self, edit: Edit, proto: GraphProto | FunctionProto, outer: Net | None, opsets: dict[str, int]) -> None:
         self.edit, self.proto, self.outer, self.opsets = edit, proto, outer, opsets
-        self.is_function = isinstance(proto, FunctionProto)
+        self.in_function: bool = outer.in_function if outer else isinstance(proto, FunctionProto)
         self.inputs: list[str] = [i if isinstance(i, str) else i.name for i in proto.input]
         self.outputs: list[str] = [o if isinstance(o, str) else o.name for o in proto.output]
         self.initializers: dict[str, TensorProto] = {}
@@ -292,15 +293,21 @@ class Net:
         return node
 
     def add_constant(self, array: np.ndarray, like: str = "constant") -> str:
-        """A new constant: an initializer, or a Constant node where there can be none (functions, IR versions below 4)."""
+        """A new constant: an initializer, in functions a Constant node.
+
+        Before IR version 4 an initializer had to be listed as an input too, which those of the main graph only can be.
+        """
         name = self.edit.fresh(like)
         tensor = numpy_helper.from_array(np.asarray(array), name)
-        self.types[name] = Type(tensor.data_type, tuple(array.shape))
-        if not self.is_function and self.edit.ir_version >= 4:
-            self.initializers[name] = tensor
-        else:
-            self.insert(Node("Constant", [], [name], {"value": helper.make_attribute("value", tensor)}),
-                        before=self.nodes[0] if self.nodes else None)  # fmt: skip
+        net = self.edit.main if self.edit.ir_version < 4 and not self.in_function else self
+        net.types[name] = Type(tensor.data_type, tuple(array.shape))
+        if self.in_function:
+            first = self.nodes[0] if self.nodes else None
+            self.insert(Node("Constant", [], [name], {"value": helper.make_attribute("value", tensor)}), before=first)
+            return name
+        net.initializers[name] = tensor
+        if self.edit.ir_version < 4:
+            net.inputs.append(name)
         return name
 
     def sort(self) -> None:
@@ -402,7 +409,8 @@ class Net:
 
     def snapshot(self) -> Callable[[], None]:
         """What brings this graph, and those within it, back to where they are now."""
-        mine = (list(self.nodes), dict(self.initializers), dict(self.sparse), list(self.outputs), dict(self.retyped))
+        mine = (list(self.nodes), dict(self.initializers), dict(self.sparse), dict(self.retyped))
+        names = (list(self.inputs), list(self.outputs))
         parts = [(n, n.op_type, list(n.inputs), list(n.outputs), dict(n.attributes)) for n in self.nodes]
         types = None if self.edit._inferred is None else dict(self.types)
         inner = [g.snapshot() for n in self.nodes for g in n.graphs.values()]
@@ -410,8 +418,8 @@ class Net:
         def restore() -> None:
             for back in inner:
                 back()
-            nodes, initializers, sparse, outputs, retyped = mine
-            self.nodes, self.outputs = list(nodes), list(outputs)
+            nodes, initializers, sparse, retyped = mine
+            self.nodes, self.inputs, self.outputs = list(nodes), *map(list, names)
             self.initializers, self.sparse, self.retyped = dict(initializers), dict(sparse), dict(retyped)
             for node, op_type, ins, outs, attributes in parts:
                 node.op_type, node.inputs, node.outputs, node.attributes = op_type, list(ins), list(outs), dict(attributes)

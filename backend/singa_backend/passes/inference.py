@@ -70,6 +70,8 @@ def skeleton(net: Net) -> GraphProto:
     graph = GraphProto(name="g")
     assert isinstance(net.proto, GraphProto)
     for info in net.proto.input:
+        if info.name not in net.inputs:
+            continue
         copy = graph.input.add()
         copy.CopyFrom(info)
         if net.outer is not None and copy.type.HasField("tensor_type"):

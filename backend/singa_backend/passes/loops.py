@@ -121,7 +121,8 @@ def _scan_output(net: Net, loop: Node, body: Net, i: int) -> int:
         inner = body.edit.fresh(source)
         body.insert(Node("Identity", [source], [inner]), after=maker)
     body.outputs[at] = inner
-    sizes = None if kind.shape is None else [d if isinstance(d, int) else None for d in kind.shape]
+    shape = (None,) * len(perm) if kind.shape is None else kind.shape
+    sizes = [d if isinstance(d, int) else None for d in shape]
     body.retyped[at] = helper.make_tensor_type_proto(kind.dtype, sizes)
     body.remove(node)
     stacked = net.edit.fresh(out + "_stacked")

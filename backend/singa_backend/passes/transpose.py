@@ -36,7 +36,8 @@ def _attempt(net: Net, node: Node) -> bool:
     readers = net.users(node.outputs[0])
     if p is None or not any(r.op_type in MOVABLE and r.plain and not r.graphs for r in readers):
         return False
-    before, restore = _cost(net), net.snapshot()
+    wide = net.edit.ir_version < 4 and not net.in_function  # there new constants are of the main graph
+    before, restore = _cost(net), (net.edit.main if wide else net).snapshot()
     if _sink(net, node) and _cost(net) < before:
         return True
     restore()

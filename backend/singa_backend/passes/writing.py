@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from onnx import FunctionProto, GraphProto, NodeProto
+from onnx import FunctionProto, GraphProto, NodeProto, helper
 
 from .editing import Edit, Net, Node
 from .inference import node_proto
@@ -68,9 +68,14 @@ def _graph(net: Net, proto: GraphProto) -> None:
                 now[name] = tensor = tensors[-1]
             kept.append(tensor)
         _arrange(tensors, kept)
-    if net.outer is None and net.edit.ir_version < 4 and len(net.inputs) < len(proto.input):
-        names = set(net.inputs)  # an initializer that is gone was listed here because it had to be
-        _arrange(proto.input, [i for i in proto.input if i.name in names])
+    if net.inputs != [i.name for i in proto.input]:  # before IR version 4: initializers come and go, and are listed here
+        listed = {i.name: i for i in proto.input}
+        for name in net.inputs:
+            if name not in listed:
+                tensor = net.initializers[name]
+                proto.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+                listed[name] = proto.input[-1]
+        _arrange(proto.input, [listed[name] for name in net.inputs])
     for i, name in enumerate(net.outputs):
         if proto.output[i].name != name:
             proto.output[i].name = name
