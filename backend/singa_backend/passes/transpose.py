@@ -25,9 +25,10 @@ def optimize_transpose(net: Net) -> int:
     return count + sum(_reshape(net, n) for n in list(net.nodes) if n.is_("Transpose"))
 
 
-def _cost(net: Net) -> int:
-    """How many Transposes there are that move anything: not those of constants, nor those of axes of size 1."""
-    return sum(n.is_("Transpose") and not net.is_constant(n.input(0)) and _only_ones(net, n) is None for n in net.nodes)
+def _cost(net: Net) -> tuple[int, int]:
+    """How many Transposes there are that move anything, and how many in all; those of constants cost nothing."""
+    found = [n for n in net.nodes if n.is_("Transpose") and not net.is_constant(n.input(0))]
+    return sum(_only_ones(net, n) is None for n in found), len(found)
 
 
 def _attempt(net: Net, node: Node) -> bool:
