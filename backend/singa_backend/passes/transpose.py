@@ -18,31 +18,46 @@ PUSHES = 4
 
 def optimize_transpose(net: Net) -> int:
     """Push, merge and drop Transposes; at the end those that only move axes of size 1 become Reshapes."""
-    count = _tidy(net)
+    count, known = _tidy(net), _Costs()
+    cost = known.total(net)
     for node in [n for n in net.nodes if n.is_("Transpose")]:
-        if net.producer(node.outputs[0]) is node and _attempt(net, node):
-            count += 1 + _tidy(net)
-    return count + sum(_reshape(net, n) for n in list(net.nodes) if n.is_("Transpose"))
+        if net.producer(node.outputs[0]) is node and _worth(net, node):
+            wide = net.edit.ir_version < 4 and not net.in_function  # there new constants are of the main graph
+            restore = (net.edit.main if wide else net).snapshot()
+            now = known.total(net) if _sink(net, node) else cost
+            if now < cost:
+                cost = now
+                count += 1
+            else:
+                restore()
+    return count + _tidy(net) + sum(_reshape(net, n) for n in list(net.nodes) if n.is_("Transpose"))
 
 
-def _cost(net: Net) -> tuple[int, int]:
+class _Costs:
     """How many Transposes there are that move anything, and how many in all; those of constants cost nothing."""
-    found = [n for n in net.nodes if n.is_("Transpose") and not net.is_constant(n.input(0))]
-    return sum(_only_ones(net, n) is None for n in found), len(found)
+
+    def __init__(self) -> None:
+        self.known: dict[Node, tuple[str, object, tuple[int, int]]] = {}
+
+    def total(self, net: Net) -> tuple[int, int]:
+        each = [self.of(net, n) for n in net.nodes if n.op_type == "Transpose"]
+        return sum(moves for moves, _ in each), sum(there for _, there in each)
+
+    def of(self, net: Net, node: Node) -> tuple[int, int]:
+        """(1 if it moves anything, 1 if it is not of a constant); kept until its input or its permutation changes."""
+        source, perm = node.input(0), node.attributes.get("perm")
+        found = self.known.get(node)
+        if found is None or found[0] != source or found[1] is not perm:
+            free = net.is_constant(source)
+            cost = (int(not free and _only_ones(net, node) is None), int(not free))
+            found = self.known[node] = (source, perm, cost)
+        return found[2]
 
 
-def _attempt(net: Net, node: Node) -> bool:
-    """Push one Transpose down; everything is as before where that does not pay."""
-    p = permutation(net, node)
+def _worth(net: Net, node: Node) -> bool:
+    """Whether it is worth a trial: a reader can take what the Transpose takes."""
     readers = net.users(node.outputs[0])
-    if p is None or not any(r.op_type in MOVABLE and r.plain and not r.graphs for r in readers):
-        return False
-    wide = net.edit.ir_version < 4 and not net.in_function  # there new constants are of the main graph
-    before, restore = _cost(net), (net.edit.main if wide else net).snapshot()
-    if _sink(net, node) and _cost(net) < before:
-        return True
-    restore()
-    return False
+    return permutation(net, node) is not None and any(r.op_type in MOVABLE and r.plain and not r.graphs for r in readers)
 
 
 def _sink(net: Net, first: Node) -> bool:
