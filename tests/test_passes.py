@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa.cli import main
-from singa_backend import InvalidInput, InvalidModel, SingaBackend, passes
+from singa_backend import InvalidInput, InvalidModel, OperatorError, SingaBackend, passes
 from singa_backend.conform import foreign
 from singa_backend.oracle import Oracle
 from singa_backend.passes import PASSES, Edit, Net, Pass, optimize
@@ -369,6 +369,32 @@ def test_a_reshape_by_computed_sizes(opset: int, first: str) -> None:
 )
 def test_targets(wanted: list[Any], sizes: Any, expected: Any) -> None:
     assert constant_target(wanted, sizes) == expected
+
+
+def test_what_is_wrong_is_left_to_fail_where_it_runs() -> None:
+    """An index behind the end of a shape, and a division of integers by zero."""
+    text = "g (float[2,3] x) => (int64 y, int64 z) { s = Shape(x) y = Gather<axis = 0>(s, i) z = Div(j, k) }"
+    model = read(text, i=I(2), j=I(1), k=I(0))
+    report = optimize(model)
+    assert not report.failures and ops(model)[-1] == "Div"
+    with pytest.raises(OperatorError):
+        run(model, np.ones((2, 3), F))
+
+
+def test_what_the_file_says_of_inner_values_is_not_believed() -> None:
+    """A state that grows from round to round, declared as if it did not; and claims about values that nothing holds."""
+    text = """g (float[n] x, float[1] x1) => (float[9] z, int64[1] sizes) {
+        a = Neg(x) s = Shape(a) z = Expand(one, s)
+        last, sizes = Loop(three, , x1) <body = b (int64 i, bool c, float[1] t) => (bool c1, float[1] t1, int64[1] u) {
+            c1 = Identity(c) t1 = Concat<axis = 0>(t, one) u = Shape(t) }> }"""
+    model = read(text, one=np.ones(1, F), three=I(3))
+    model.graph.value_info.append(helper.make_tensor_value_info("a", 1, [9]))
+    x = [np.ones(4, F), np.zeros(1, F)]
+    before = run(model, *x)
+    assert before[0].shape == (4,) and before[1].reshape(-1).tolist() == [1, 2, 3]
+    optimize(model)
+    for a, b in zip(before, run(model, *x), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_known_pieces_of_an_open_shape_fold() -> None:
