@@ -6,8 +6,10 @@ import math
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from onnx import SparseTensorProto, TensorProto, numpy_helper
@@ -138,7 +140,20 @@ def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
 
 
 def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
-    """The bytes of external data: opened part by part beneath the folder, no links, lengths checked on the open file."""
+    """The bytes of external data; see `opened`."""
+    with opened(proto, folder, size) as file:
+        data = file.read(size)
+    if len(data) != size:
+        raise InvalidModel(f"tensor {proto.name!r}: its external data shrank while they were read", code="SX105")
+    return data
+
+
+@contextmanager
+def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[BinaryIO]:
+    """The file of external data, at their first byte: opened part by part beneath the folder, no links, lengths checked.
+
+    size: how many bytes there must be.  Raises InvalidModel.
+    """
     entries = {e.key: e.value for e in proto.external_data}
     name, location = proto.name, entries.get("location", "")
     if not all(isinstance(text, str) for pair in entries.items() for text in pair):  # protobuf gives bytes then
@@ -177,10 +192,7 @@ def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
                                    code="SX105")  # fmt: skip
             with os.fdopen(os.dup(handle), "rb") as file:
                 file.seek(offset)
-                data = file.read(length)
-            if len(data) != length:
-                raise InvalidModel(f"tensor {name!r}: {location!r} shrank while it was read", code="SX105")
-            return data
+                yield file
         finally:
             os.close(handle)
     except OSError as error:

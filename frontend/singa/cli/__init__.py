@@ -16,6 +16,7 @@ from .foreign import foreign
 from .fuzz import fuzz
 from .gradients import gradients
 from .inspect import inspect
+from .optimize import optimize
 from .reduce import reduce
 from .report import write_report
 from .run import run
@@ -31,5 +32,5 @@ def main() -> None:
     """
 
 
-for command in (run, train, check, inspect, compare, bisect, reduce, conform, foreign, fuzz, gradients, write_report):
+for command in (run, train, check, inspect, compare, bisect, reduce, optimize, conform, foreign, fuzz, gradients, write_report):
     main.add_command(command)

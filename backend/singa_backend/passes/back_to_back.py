@@ -1,0 +1,177 @@
+"""`remove_back_to_back`: two nodes in a row that one can do, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .. import dtypes
+from .editing import Net, Node
+from .semantics import axes_since, compose, give, given, inside, permutation
+
+IDEMPOTENT = frozenset({"Abs", "Ceil", "Floor", "Relu", "Round", "Sign"})
+INVOLUTIONS = frozenset({"Neg", "Not"})
+
+
+def remove_back_to_back(net: Net) -> int:
+    """Join Casts, Transposes, Reshapes, Squeezes and Unsqueezes, a Pad and its Conv, and what undoes itself."""
+    count = 0
+    for node in list(net.nodes):
+        first = net.producer(node.input(0)) if node.inputs else None
+        if first is None or not node.plain or node.domain or not first.plain or first.domain:
+            continue
+        rule = _RULES.get((first.op_type, node.op_type), _same_operator if first.op_type == node.op_type else None)
+        if rule is not None and first.inputs and rule(net, first, node):
+            count += 1
+    return count
+
+
+def _skip(net: Net, first: Node, node: Node) -> bool:
+    """Let `node` read what `first` reads; where `first` has no other reader it is dead, and goes."""
+    net.rewire(node, [first.inputs[0], *node.inputs[1:]])
+    if not any(o and net.used(o) for o in first.outputs):
+        net.remove(first)
+    return True
+
+
+def _undo(net: Net, first: Node, node: Node) -> bool:
+    """`node` gives what `first` was given."""
+    if net.bypass(node, first.inputs[0]):
+        if not net.used(first.outputs[0]):
+            net.remove(first)
+        return True
+    return False
+
+
+def _same_operator(net: Net, first: Node, node: Node) -> bool:
+    if node.op_type in IDEMPOTENT:
+        return net.bypass(node, first.outputs[0])
+    return node.op_type in INVOLUTIONS and _undo(net, first, node)
+
+
+# --- Cast
+
+
+def _bits(dtype: np.dtype[np.generic]) -> tuple[int, int, bool] | None:
+    """(bits of precision, largest exponent, sign) of a number type, such that one holds another where none is smaller."""
+    if dtype.kind == "b":
+        return 1, 1, False
+    if dtype.kind in "iu":
+        bits = dtype.itemsize * 8 - (dtype.kind == "i")
+        return bits, bits, dtype.kind == "i"
+    known = {"float16": (11, 15), "bfloat16": (8, 127), "float32": (24, 127), "float64": (53, 1023)}.get(dtype.name)
+    return None if known is None else (*known, True)
+
+
+def _holds(narrow: np.dtype[np.generic], wide: np.dtype[np.generic]) -> bool:
+    """Whether every value of `narrow` is one of `wide`."""
+    a, b = _bits(narrow), _bits(wide)
+    if a is None or b is None:
+        return False
+    if dtypes.is_float(narrow) and not dtypes.is_float(wide):
+        return False
+    return a[0] <= b[0] and a[1] <= b[1] and a[2] <= b[2] and not (narrow.name == "bfloat16" and wide.name == "float16")
+
+
+def _casts(net: Net, first: Node, node: Node) -> bool:
+    """a -> b -> c is a -> c where b holds every a, and where c of a wide b is c of a.
+
+    int32 -> double -> int8 stays: a double beyond int8 becomes what the machine likes, an int32 wraps around.
+    """
+    code = net.type(first.inputs[0]).dtype
+    codes = (code, first.get("to"), node.get("to"))
+    if not all(isinstance(c, int) and dtypes.is_known(c) for c in codes):
+        return False
+    a, b, c = (dtypes.numpy_dtype(code) for code in codes)
+    if not _holds(a, b) or _bits(c) is None:
+        return False
+    whole = c.kind in "iu"
+    if dtypes.is_float(a) and whole:  # NaN and infinity have no integer: which one they become may hang on the float type
+        return False
+    if a.kind in "iu" and dtypes.is_float(b) and whole and not _holds(a, c):
+        return False
+    return _skip(net, first, node)
+
+
+# --- Transpose, Reshape
+
+
+def _transposes(net: Net, first: Node, node: Node) -> bool:
+    p, q = permutation(net, first), permutation(net, node)
+    if p is None or q is None or len(p) != len(q):
+        return False
+    both = compose(p, q)
+    if both == tuple(range(len(both))) and _undo(net, first, node):
+        return True
+    node.set(perm=both)
+    return _skip(net, first, node)
+
+
+def _reshapes(net: Net, first: Node, node: Node) -> bool:
+    """Reshape after what only reshapes: a size that it copies (0) is written out, where the file tells it."""
+    target, between = given(net, node, "shape", 1, 5)[1], net.shape(first.outputs[0])
+    if target is None or not all(len(n.outputs) == 1 for n in (first, node)):
+        return False
+    if not node.get("allowzero", 0) and 0 in target:
+        sizes = [between[i] if between is not None and t == 0 and i < len(between) else t for i, t in enumerate(target)]
+        if any(t == 0 and not (isinstance(s, int) and s > 0) for s, t in zip(sizes, target, strict=True)):
+            return False
+        give(net, node, "shape", 1, 5, [int(s) for s in sizes if isinstance(s, int)])
+    return _skip(net, first, node)
+
+
+# --- Squeeze, Unsqueeze
+
+
+def _squeezes(net: Net, first: Node, node: Node) -> bool:
+    ranks = [net.rank(n) for n in (first.inputs[0], first.outputs[0], node.outputs[0])]
+    (_, a), (_, b) = (given(net, n, "axes", 1, axes_since(n)) for n in (first, node))
+    if a is None or b is None:
+        return False
+    if first.op_type != node.op_type:  # both count in the same rank: that of what is around
+        around = ranks[0] if first.op_type == "Squeeze" else ranks[1]
+        same = sorted(a) == sorted(b) if all(i < 0 for i in (*a, *b)) else None
+        if same is None:
+            one, two = inside(a, around), inside(b, around)
+            same = one is not None and two is not None and sorted(one) == sorted(two)
+        return same and _undo(net, first, node)
+    grows = node.op_type == "Unsqueeze"
+    a_in, b_in = inside(a, ranks[1 if grows else 0]), inside(b, ranks[2 if grows else 1])
+    if a_in is None or b_in is None:
+        return False
+    # Axes of the smaller step, seen in the larger rank: the i-th place that the other step leaves free.
+    outer, inner = (b_in, a_in) if grows else (a_in, b_in)
+    free = [i for i in range(len(outer) + max(inner, default=-1) + 1) if i not in outer]
+    give(net, node, "axes", 1, axes_since(node), sorted((*outer, *(free[i] for i in inner))))
+    return _skip(net, first, node)
+
+
+# --- Pad, Conv
+
+
+def _pad_conv(net: Net, first: Node, node: Node) -> bool:
+    """A Pad with zeros, of the places only, goes into the Conv's own."""
+    pads, value = given(net, first, "pads", 1, 11)[1], first.get("value", 0.0)
+    rank = net.rank(node.input(1))
+    if net.opset >= 11 and first.input(2):
+        array = net.constant(first.input(2))
+        value = None if array is None or array.size != 1 else array.reshape(-1)[0]
+    own = node.get("pads", (0,) * (2 * rank - 4) if rank else None)
+    if pads is None or rank is None or own is None or value is None or value != 0 or node.get("auto_pad", "NOTSET") != "NOTSET":
+        return False
+    if first.get("mode", "constant") != "constant" or first.input(3) or len(pads) != 2 * rank or min(pads) < 0:
+        return False
+    begin, end = pads[:rank], pads[rank:]
+    if any((*begin[:2], *end[:2])) or not net.used_once(first.outputs[0]):
+        return False
+    node.set(pads=[a + b for a, b in zip(own, (*begin[2:], *end[2:]), strict=True)])
+    return _skip(net, first, node)
+
+
+_Rule = Callable[[Net, Node, Node], bool]
+_RULES: dict[tuple[str, str], _Rule] = {
+    ("Cast", "Cast"): _casts, ("Transpose", "Transpose"): _transposes, ("Pad", "Conv"): _pad_conv,
+    **{(a, "Reshape"): _reshapes for a in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")},
+    **{(a, b): _squeezes for a in ("Squeeze", "Unsqueeze") for b in ("Squeeze", "Unsqueeze")},
+}  # fmt: skip

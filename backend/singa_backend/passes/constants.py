@@ -1,0 +1,97 @@
+"""`fold_constants`: a node whose inputs are all constant becomes a constant, computed by our own executor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import ModelProto, helper
+
+from .. import dtypes
+from ..backend import SingaBackend
+from ..errors import SonnxError
+from ..limits import Limits
+from .editing import Net, Node
+from .inference import node_proto
+from .semantics import deterministic
+
+MOST = 1 << 20
+"""Bytes that a result may always have; beyond them it must not be larger than what it replaces."""
+LARGEST = 1 << 26
+BOUNDS = Limits(tensor_bytes=LARGEST, live_bytes=4 * LARGEST, executions=10_000, iterations=10_000, deadline=5.0)
+
+
+def fold_constants(net: Net) -> int:
+    """Fold every deterministic node of constants, within bounds of size and work; one that fails is left to fail."""
+    count = 0
+    for node in list(net.nodes):
+        if node in net.edit.refused or not _foldable(net, node):
+            continue
+        arrays = [net.constant(n, LARGEST) if n else None for n in node.inputs]
+        if any(n and a is None for n, a in zip(node.inputs, arrays, strict=True)):
+            continue
+        results = compute(net, node, arrays)
+        room = _room(net, node)
+        if results is None or sum(r.nbytes for r in results) > room:
+            net.edit.refused.add(node)
+            continue
+        wanted = [o for o in node.outputs if o]
+        if any(o in net.held for o in wanted) or (any(o in net.outputs for o in wanted) and not _may_name(net)):
+            continue
+        net.remove(node)
+        for o, result in zip(wanted, results, strict=True):
+            _become(net, o, result)
+        count += 1
+    return count
+
+
+def _may_name(net: Net) -> bool:
+    """Whether a constant can stand in the place of an output: the checker wants outputs of subgraphs made by nodes."""
+    return net.outer is None and not net.in_function and net.edit.ir_version >= 4
+
+
+def _become(net: Net, name: str, value: np.ndarray) -> None:
+    """Let a new constant stand for a value; an output of the graph keeps its name."""
+    made = net.add_constant(value, name + "_folded" if name in net.outputs else name)
+    if name in net.outputs:
+        tensor = net.initializers.pop(made)
+        tensor.name = name
+        net.initializers[name] = tensor
+    else:
+        net.replace(name, made)
+
+
+def _foldable(net: Net, node: Node) -> bool:
+    if node.graphs or node.is_("Constant") or not all(net.is_constant(n) for n in node.inputs if n):
+        return False
+    if not deterministic(net, node):
+        return False
+    room = _room(net, node)
+    for o in node.outputs:
+        shape, code = net.static(o) if o else None, net.type(o).dtype
+        if shape is not None and dtypes.is_known(code) and math.prod(shape) * dtypes.numpy_dtype(code).itemsize > room:
+            return False
+    return True
+
+
+def _room(net: Net, node: Node) -> int:
+    """The bytes that the results may have: those of the inputs that nothing else needs count too."""
+    replaced = sum(net.constant_bytes(n) for n in set(node.inputs) if n and net.used_once(n))
+    return max(MOST, min(replaced, LARGEST))
+
+
+def compute(net: Net, node: Node, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
+    """The outputs that a node names, for these inputs, by our executor; None where it fails, or gives what is no tensor."""
+    proto = node_proto(node)
+    feeds = {n: a for n, a in zip(node.inputs, inputs, strict=True) if n and a is not None}
+    graph = helper.make_graph(
+        [proto], "fold", [helper.make_empty_tensor_value_info(n) for n in feeds],
+        [helper.make_empty_tensor_value_info(o) for o in node.outputs if o],
+    )  # fmt: skip
+    model: ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in net.opsets.items()])
+    try:
+        results = list(SingaBackend.prepare(model, limits=BOUNDS).run(feeds))
+    except SonnxError:
+        return None
+    return results if all(isinstance(r, np.ndarray) for r in results) else None

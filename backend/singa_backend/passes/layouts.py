@@ -1,0 +1,340 @@
+"""What becomes of each operator when a Transpose before it moves behind it: its axes, its other inputs, its outputs' layout.
+
+y = Transpose(x, p) has y's axis j from x's axis p[j].  A rule says how the node computes from x what it did from y: new
+attributes and inputs, and for each output the permutation q with output = Transpose(new output, q).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .editing import Net, Node, Type
+from .semantics import (
+    BROADCASTING,
+    REDUCTIONS,
+    UNARY,
+    axes_since,
+    compose,
+    drops_nothing,
+    give,
+    given,
+    inside,
+    invert,
+    permutation,
+)
+
+Perm = tuple[int, ...]
+LARGEST = 1 << 24
+"""Bytes of a constant that may be laid out anew."""
+
+
+@dataclass
+class Moved:
+    """What a rule asks for.
+
+    perms: for each output, its permutation.  attributes: new ones.  others: inputs to lay out like x, by slot; None where
+    only one input may be y.
+    lists: new integer lists, (name, input, first opset as an input, values).  operator: another one in its place.
+    after: a Gather of these places behind the node (for Shape).
+    """
+
+    perms: Sequence[Perm]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    others: Sequence[int] | None = None
+    lists: Sequence[tuple[str, int, int, Sequence[int]]] = ()
+    after: Sequence[int] | None = None
+
+
+Rule = Callable[[Net, Node, Perm], Moved | None]
+
+
+def moved(net: Net, node: Node, slot: int, p: Perm) -> Moved | None:
+    """How a node takes x for y = Transpose(x, p) in its input `slot`; None where it cannot."""
+    if not node.plain or node.domain:
+        return None
+    if node.op_type in BROADCASTING:
+        return _broadcast(net, node, slot, p)
+    if node.op_type == "Concat":
+        return _concat(net, node, p)
+    rule = RULES.get(node.op_type)
+    if rule is None or slot != 0 or node.inputs.count(node.inputs[0]) > 1 or not all(node.outputs):
+        return None
+    return rule(net, node, p)
+
+
+# --- element by element
+
+
+def _unary(net: Net, node: Node, p: Perm) -> Moved | None:
+    return Moved([p])
+
+
+def _dropout(net: Net, node: Node, p: Perm) -> Moved | None:
+    return Moved([p] * len(node.outputs)) if drops_nothing(net, node) else None
+
+
+def _broadcast(net: Net, node: Node, slot: int, p: Perm) -> Moved | None:
+    """All inputs are laid out alike; those of a lower rank had ones before their axes.  Before opset 7 they were not."""
+    if net.opset < (8 if node.op_type in ("Max", "Mean", "Min", "Sum") else 7) or len(node.outputs) != 1:
+        return None
+    others = [i for i, n in enumerate(node.inputs) if n != node.inputs[slot]]
+    if not all(can_lay_out(net, node.inputs[i], len(p)) for i in others):
+        return None
+    return Moved([p], others=others)
+
+
+def _quantized(net: Net, node: Node, p: Perm) -> Moved | None:
+    """One scale, or one for each place of an axis; not one for each block."""
+    if node.get("block_size", 0) or len(node.outputs) != 1:
+        return None
+    return _axis(net, node, p, 1) if net.opset >= 13 else Moved([p])
+
+
+# --- one axis
+
+
+def _axis(net: Net, node: Node, p: Perm, default: int = -1) -> Moved | None:
+    axes = inside([node.get("axis", default)], len(p))
+    return None if axes is None else Moved([p] * len(node.outputs), {"axis": p[axes[0]]})
+
+
+def _softmax(net: Net, node: Node, p: Perm) -> Moved | None:
+    """Before opset 13 the axes from `axis` on were one: they may only move among themselves."""
+    if net.opset >= 13:
+        return _axis(net, node, p)
+    axes = inside([node.get("axis", 1)], len(p))
+    return Moved([p]) if axes is not None and min(p[axes[0] :], default=0) >= axes[0] else None
+
+
+def _trailing(net: Net, node: Node, p: Perm) -> Moved | None:
+    """What is normalized over the axes from `axis` on: those must stay where they are."""
+    axes = inside([node.get("axis", -1)], len(p))
+    if axes is None or len(node.outputs) != 1 or any(p[j] != j for j in range(axes[0], len(p))):
+        return None
+    return Moved([p], {"axis": axes[0]})
+
+
+def _channel(net: Net, node: Node, p: Perm) -> Moved | None:
+    """Channels must stay axis 1; InstanceNormalization and the like also tell samples apart."""
+    fixed = p[:2] == (0, 1) if node.op_type != "BatchNormalization" else len(p) > 1 and p[1] == 1
+    return Moved([p]) if fixed and len(node.outputs) == 1 else None
+
+
+def _cumulative(net: Net, node: Node, p: Perm) -> Moved | None:
+    axis = net.constant(node.input(1))
+    axes = None if axis is None or axis.size != 1 or axis.dtype != np.int64 else inside([int(axis.reshape(-1)[0])], len(p))
+    return None if axes is None else Moved([p], lists=[("axis", 1, 0, [p[axes[0]]])])
+
+
+def _concat(net: Net, node: Node, p: Perm) -> Moved | None:
+    axes = inside([node.get("axis", 1)], len(p))
+    if axes is None or not all(net.rank(n) == len(p) and can_lay_out(net, n, len(p)) for n in node.inputs):
+        return None
+    return Moved([p], {"axis": p[axes[0]]}, others=range(len(node.inputs)))
+
+
+def _split(net: Net, node: Node, p: Perm) -> Moved | None:
+    return _axis(net, node, p, 0)
+
+
+# --- lists of axes
+
+
+def _reduce(net: Net, node: Node, p: Perm) -> Moved | None:
+    said, axes = given(net, node, "axes", 1, axes_since(node))
+    if (said and axes is None) or (not axes and node.get("noop_with_empty_axes", 0)):
+        return None
+    found = inside(axes or tuple(range(len(p))), len(p))
+    if found is None:
+        return None
+    lists = [("axes", 1, axes_since(node), sorted(p[a] for a in found))] if axes else []
+    return Moved([p if node.get("keepdims", 1) else _without(p, found)], lists=lists)
+
+
+def _arg(net: Net, node: Node, p: Perm) -> Moved | None:
+    axes = inside([node.get("axis", 0)], len(p))
+    if axes is None:
+        return None
+    return Moved([p if node.get("keepdims", 1) else _without(p, axes)], {"axis": p[axes[0]]})
+
+
+def _without(p: Perm, axes: Sequence[int]) -> Perm:
+    """The permutation of what is left when y's `axes` are gone."""
+    kept = [p[j] for j in range(len(p)) if j not in axes]
+    order = sorted(kept)
+    return tuple(order.index(k) for k in kept)
+
+
+def _squeeze(net: Net, node: Node, p: Perm) -> Moved | None:
+    said, axes = given(net, node, "axes", 1, axes_since(node))
+    if not said:
+        shape = net.static(node.inputs[0])
+        axes = None if shape is None else tuple(i for i, d in enumerate(shape) if d == 1)
+    found = inside(axes, len(p))
+    if found is None:
+        return None
+    return Moved([_without(p, found)], lists=[("axes", 1, axes_since(node), sorted(p[a] for a in found))] if said else [])
+
+
+def _unsqueeze(net: Net, node: Node, p: Perm) -> Moved | None:
+    axes = given(net, node, "axes", 1, axes_since(node))[1]
+    rank = len(p) + len(axes or ())
+    found = inside(axes, rank)
+    if found is None:
+        return None
+    free = [i for i in range(rank) if i not in found]
+    q = list(range(rank))
+    for j, place in enumerate(free):
+        q[place] = free[p[j]]
+    return Moved([tuple(q)])
+
+
+def _slice(net: Net, node: Node, p: Perm) -> Moved | None:
+    said, axes = given(net, node, "axes", 3, 10)
+    if said and axes is None:
+        return None
+    if axes is None:
+        starts = given(net, node, "starts", 1, 10)[1]
+        if starts is None:
+            return None
+        axes = tuple(range(len(starts)))
+    found = inside(axes, len(p))
+    return None if found is None else Moved([p], lists=[("axes", 3, 10, [p[a] for a in found])])
+
+
+# --- one number for each axis
+
+
+def _pad(net: Net, node: Node, p: Perm) -> Moved | None:
+    if node.input(3):
+        axes = inside(given(net, node, "axes", 3, 18)[1], len(p))
+        return None if axes is None else Moved([p], lists=[("axes", 3, 18, [p[a] for a in axes])])
+    pads = given(net, node, "pads", 1, 11)[1]
+    if pads is None or len(pads) != 2 * len(p) or net.opset < 2:
+        return None
+    return Moved([p], lists=[("pads", 1, 11, [*_spread(pads[: len(p)], p), *_spread(pads[len(p) :], p)])])
+
+
+def _spread(values: Sequence[Any], p: Perm) -> list[Any]:
+    """One value for each axis of y, as one for each of x."""
+    inverse = invert(p)
+    return [values[inverse[k]] for k in range(len(p))]
+
+
+def _tile(net: Net, node: Node, p: Perm) -> Moved | None:
+    repeats = given(net, node, "", 1, 0)[1]
+    if net.opset < 6 or repeats is None or len(repeats) != len(p):
+        return None
+    return Moved([p], lists=[("repeats", 1, 0, _spread(repeats, p))])
+
+
+def _expand(net: Net, node: Node, p: Perm) -> Moved | None:
+    shape = given(net, node, "", 1, 0)[1]
+    if shape is None or len(shape) > len(p):
+        return None
+    return Moved([p], lists=[("shape", 1, 0, _spread((1,) * (len(p) - len(shape)) + shape, p))])
+
+
+def _resize(net: Net, node: Node, p: Perm) -> Moved | None:
+    """Scales or sizes move with their axes.  What interpolates keeps samples and channels in front, as engines want them."""
+    axes = inside(node.get("axes"), len(p)) if node.get("axes") is not None else None
+    if node.get("axes") is not None and axes is None:
+        return None
+    if node.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+        return None
+    slot = 1 if net.opset < 11 else 3 if node.input(3) else 2
+    if axes is not None:
+        if node.get("mode", "nearest") != "nearest" and any(p[a] < 2 for a in axes):
+            return None
+        return Moved([p], {"axes": [p[a] for a in axes]})
+    values = net.constant(node.input(slot))
+    if values is None or values.size != len(p):
+        return None
+    spread = _spread(values.reshape(-1).tolist(), p)
+    if node.get("mode", "nearest") != "nearest":
+        shape = net.shape(node.inputs[0])
+        x = [1.0] * len(p) if slot != 3 else _spread(shape, p) if shape is not None else [None] * len(p)
+        if spread[:2] != list(x[:2]):
+            return None
+    return Moved([p], lists=[("sizes" if slot == 3 else "scales", slot, 0, spread)])
+
+
+def _upsample(net: Net, node: Node, p: Perm) -> Moved | None:
+    if net.opset < 9:
+        scales = node.get("scales")
+        if scales is None or len(scales) != len(p):
+            return None
+        spread = _spread(scales, p)
+        return Moved([p], {"scales": spread}) if node.get("mode", "nearest") == "nearest" or spread[:2] == [1, 1] else None
+    return _resize(net, node, p) if net.opset < 10 else None
+
+
+def _shape(net: Net, node: Node, p: Perm) -> Moved | None:
+    """Shape(y) is Shape(x) in another order."""
+    places = p[slice(node.get("start", 0), node.get("end"))]
+    return Moved([()], {"start": None, "end": None}, after=places)
+
+
+def _size(net: Net, node: Node, p: Perm) -> Moved | None:
+    return Moved([()])
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(UNARY, _unary), "Dropout": _dropout, "QuantizeLinear": _quantized, "DequantizeLinear": _quantized,
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax), "LpNormalization": _axis, "CumSum": _cumulative,
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _trailing),
+    **dict.fromkeys(("BatchNormalization", "InstanceNormalization", "GroupNormalization"), _channel),
+    "Split": _split, **dict.fromkeys(REDUCTIONS, _reduce), "ArgMax": _arg, "ArgMin": _arg, "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze, "Slice": _slice, "Pad": _pad, "Tile": _tile, "Expand": _expand, "Resize": _resize,
+    "Upsample": _upsample, "Shape": _shape, "Size": _size,
+}  # fmt: skip
+MOVABLE = frozenset(RULES) | BROADCASTING | {"Concat", "Transpose"}
+
+
+# --- the other inputs
+
+
+def can_lay_out(net: Net, name: str, rank: int) -> bool:
+    """Whether a value can be laid out like x: its rank is known and not larger, and no large constant is copied."""
+    own = net.rank(name)
+    return own is not None and own <= rank and net.constant_bytes(name) <= LARGEST
+
+
+def lay_out(net: Net, name: str, p: Perm, before: Node) -> str:
+    """The value that, put through Transpose(p), is this one with ones before its axes; new nodes stand before `before`."""
+    rank, n = net.rank(name), len(p)
+    assert rank is not None
+    if rank == 0:
+        return name
+    inverse = invert(p)
+    kind = net.type(name)
+    array = net.constant(name, LARGEST)
+    if array is not None:
+        return net.add_constant(array.reshape((1,) * (n - rank) + array.shape).transpose(inverse), name)
+    axes = [k for k in range(n) if inverse[k] >= n - rank]  # of the result, that come from axes of the value
+    order = tuple(inverse[k] - (n - rank) for k in axes)
+    maker = net.producer(name)
+    if maker is not None and maker.is_("Transpose"):
+        q = permutation(net, maker)
+        if q is not None and len(q) == rank:
+            name, order = maker.inputs[0], compose(q, order)
+    shape = net.shape(name)
+    if order != tuple(range(rank)):
+        after = None if shape is None else tuple(shape[i] for i in order)
+        name = net.add("Transpose", [name], before=before, like=name, type=Type(kind.dtype, after), perm=order).outputs[0]
+        shape = after
+    first = axes[0]
+    ones = [k - first for k in range(first, n) if k not in axes]
+    if not ones:
+        return name
+    full = list(shape) if shape is not None else None
+    if full is not None:
+        for k in ones:
+            full.insert(k, 1)
+    node = net.add("Unsqueeze", [name], before=before, like=name, type=Type(kind.dtype, None if full is None else tuple(full)))
+    give(net, node, "axes", 1, axes_since(node), ones)
+    return node.outputs[0]

@@ -1,0 +1,134 @@
+"""`move_out_of_loops`: what is the same in every round is computed once, a Transpose at a scan output goes behind the loop."""
+
+from __future__ import annotations
+
+from onnx import helper
+
+from .editing import Net, Node, Type
+from .semantics import SAFE, deterministic, permutation
+
+MOST = 1 << 20
+"""Bytes of a constant that may be copied from a body to the graph around it."""
+
+
+def move_out_of_loops(net: Net) -> int:
+    """Move invariant nodes out of the bodies of Loops and Scans, and Transposes from their scan outputs behind them."""
+    count = 0
+    for node in list(net.nodes):
+        if node.is_("Loop", "Scan") and "body" in node.graphs and not (node.is_("Scan") and net.opset < 9):
+            body, runs = node.graphs["body"], _runs(net, node)
+            moved = _invariant(net, node, body, runs)
+            moved += sum(_scan_output(net, node, body, i) for i in range(_states(node), len(node.outputs))) if runs else 0
+            if moved:
+                net.reindex()
+            count += moved
+    return count
+
+
+def _states(node: Node) -> int:
+    """How many outputs of the node are states, before the scan outputs."""
+    return len(node.inputs) - (2 if node.op_type == "Loop" else node.get("num_scan_inputs", 0))
+
+
+def _runs(net: Net, node: Node) -> bool:
+    """Whether the body is known to run at least once."""
+    if node.op_type == "Scan":
+        n = _states(node)
+        axes = node.get("scan_input_axes") or (0,) * (len(node.inputs) - n)
+        for name, axis in zip(node.inputs[n:], axes, strict=False):
+            shape = net.shape(name)
+            size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+            if isinstance(size, int):
+                return size > 0
+        return False
+    trips, going = (net.constant(n) if n else None for n in (node.input(0), node.input(1)))
+    if (node.input(0) and (trips is None or trips.size != 1 or trips.reshape(-1)[0] < 1)) or not (node.input(0) or node.input(1)):
+        return False
+    return not node.input(1) or (going is not None and going.size == 1 and bool(going.reshape(-1)[0]))
+
+
+def _invariant(net: Net, loop: Node, body: Net, runs: bool) -> int:
+    """Hoist every node of the body that depends on nothing of it.
+
+    It moves where the body runs at least once, so that it would have been computed anyway, or where it cannot fail.
+    """
+    count = 0
+    for node in list(body.nodes):
+        outer = [n for n in node.inputs if n and not body.defines(n)]
+        own = [n for n in node.inputs if n and body.defines(n)]
+        if not outer or node.graphs or not node.plain or node.is_("Identity", "Constant"):
+            continue
+        if not deterministic(body, node) or not (runs or node.is_(*SAFE) or _transposes(body, node)):
+            continue
+        if any(not body.is_constant(n) or body.constant_bytes(n) > MOST for n in own):
+            continue
+        arrays = {n: body.constant(n, MOST) for n in own}
+        if any(a is None for a in arrays.values()) or any(o in body.held for o in node.outputs):
+            continue
+        _hoist(net, loop, body, node, {n: net.add_constant(a, n) for n, a in arrays.items() if a is not None})
+        count += 1
+    return count
+
+
+def _transposes(body: Net, node: Node) -> bool:
+    """Whether this is a Transpose that cannot fail: of a known rank."""
+    perm = permutation(body, node) if node.is_("Transpose") else None
+    return perm is not None and body.rank(node.input(0)) == len(perm)
+
+
+def _hoist(net: Net, loop: Node, body: Net, node: Node, constants: dict[str, str]) -> None:
+    names = [net.edit.fresh(o) if o else "" for o in node.outputs]
+    inputs = [constants.get(n, n) for n in node.inputs]
+    new = Node(node.op_type, inputs, names, dict(node.attributes), node.domain, net.edit.fresh(node.name or node.op_type))
+    net.insert(new, before=loop)
+    types = {name: body.type(o) for o, name in zip(node.outputs, names, strict=True) if o}
+    place = body.nodes[body.nodes.index(node) + 1] if body.nodes[-1] is not node else None
+    body.remove(node)
+    for old, name in zip(node.outputs, names, strict=True):
+        if not old:
+            continue
+        body.replace(old, name)
+        if old in body.outputs:  # the checker wants an output of a body made by a node of it
+            body.insert(Node("Identity", [name], [old]), before=place)
+    net.types.update(types)
+    net.reindex()
+
+
+def _scan_output(net: Net, loop: Node, body: Net, i: int) -> int:
+    """Take a Transpose from scan output `i` of the body to behind the loop, where it acts on all rounds at once."""
+    at = i + (1 if loop.op_type == "Loop" else 0)  # a Loop's body gives its condition first
+    if at >= len(body.outputs) or not loop.outputs[i]:
+        return 0
+    name, out = body.outputs[at], loop.outputs[i]
+    node = body.producer(name)
+    if node is None or not node.is_("Transpose") or body.outputs.count(name) > 1 or name in body.held or body.users(name):
+        return 0
+    source, perm = node.inputs[0], permutation(body, node)
+    maker = body.producer(source)
+    kind = body.type(source)
+    if perm is None or maker is None or not kind.dtype or out in net.held:
+        return 0
+    axis = 0
+    if loop.op_type == "Scan":
+        n = len(perm) + 1
+        axes = loop.get("scan_output_axes") or (0,) * (len(loop.outputs) - _states(loop))
+        axis = axes[i - _states(loop)]
+        axis += n if axis < 0 else 0
+        if not 0 <= axis < n:
+            return 0
+    inner = source
+    if source in body.outputs:  # one value cannot be two outputs of a body
+        inner = body.edit.fresh(source)
+        body.insert(Node("Identity", [source], [inner]), after=maker)
+    body.outputs[at] = inner
+    shape = (None,) * len(perm) if kind.shape is None else kind.shape
+    sizes = [d if isinstance(d, int) else None for d in shape]
+    body.retyped[at] = helper.make_tensor_type_proto(kind.dtype, sizes)
+    body.remove(node)
+    stacked = net.edit.fresh(out + "_stacked")
+    net.rename_output(loop, i, stacked)
+    # The axis of the rounds stays where it was; the others move around it.
+    others = [p + (p >= axis) for p in perm]
+    behind = [*others[:axis], axis, *others[axis:]]
+    net.add("Transpose", [stacked], name=out, after=loop, type=net.types.get(out, Type()), perm=behind)
+    return 1

@@ -1,0 +1,214 @@
+"""`optimize_transpose`: Transposes go down through what does not care for layout until they meet their inverse, and vanish.
+
+Each is tried alone: it is pushed as far as it goes, cloned where values branch, and the trial stands only where fewer
+Transposes are left than before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .editing import Net, Node, Type
+from .layouts import MOVABLE, Moved, lay_out, moved
+from .semantics import compose, give, permutation
+
+PUSHES = 4
+"""Pushes that one trial may take for each node of the graph, and some more: paths can multiply where values branch and meet."""
+
+
+def optimize_transpose(net: Net) -> int:
+    """Push, merge and drop Transposes; at the end those that only move axes of size 1 become Reshapes."""
+    count, known = _tidy(net), _Costs()
+    cost = known.total(net)
+    for node in [n for n in net.nodes if n.is_("Transpose")]:
+        if net.producer(node.outputs[0]) is node and _worth(net, node):
+            wide = net.edit.ir_version < 4 and not net.in_function  # there new constants are of the main graph
+            restore = (net.edit.main if wide else net).snapshot()
+            now = known.total(net) if _sink(net, node) else cost
+            if now < cost:
+                cost = now
+                count += 1
+            else:
+                restore()
+    return count + _tidy(net) + sum(_reshape(net, n) for n in list(net.nodes) if n.is_("Transpose"))
+
+
+class _Costs:
+    """How many Transposes there are that move anything, and how many in all; those of constants cost nothing."""
+
+    def __init__(self) -> None:
+        self.known: dict[Node, tuple[str, object, tuple[int, int]]] = {}
+
+    def total(self, net: Net) -> tuple[int, int]:
+        each = [self.of(net, n) for n in net.nodes if n.op_type == "Transpose"]
+        return sum(moves for moves, _ in each), sum(there for _, there in each)
+
+    def of(self, net: Net, node: Node) -> tuple[int, int]:
+        """(1 if it moves anything, 1 if it is not of a constant); kept until its input or its permutation changes."""
+        source, perm = node.input(0), node.attributes.get("perm")
+        found = self.known.get(node)
+        if found is None or found[0] != source or found[1] is not perm:
+            free = net.is_constant(source)
+            cost = (int(not free and _only_ones(net, node) is None), int(not free))
+            found = self.known[node] = (source, perm, cost)
+        return found[2]
+
+
+def _worth(net: Net, node: Node) -> bool:
+    """Whether it is worth a trial: a reader can take what the Transpose takes."""
+    readers = net.users(node.outputs[0])
+    return permutation(net, node) is not None and any(r.op_type in MOVABLE and r.plain and not r.graphs for r in readers)
+
+
+def _sink(net: Net, first: Node) -> bool:
+    """Push a Transpose, and what comes of it, as far down as it goes."""
+    pending, left = [first], 50 + PUSHES * len(net.nodes)
+    pushed = False
+    while pending:
+        node = pending.pop()
+        p, y = permutation(net, node), node.outputs[0]
+        if p is None:
+            continue
+        for reader in sorted(net.users(y), key=net.nodes.index):
+            if left == 0:
+                return False
+            if reader.graphs or y not in reader.inputs or not net.users(y):
+                continue
+            new = _merge(net, reader, node, p) if reader.is_("Transpose") else _push(net, reader, node, p)
+            if new is not None:
+                pending += new
+                left -= 1
+                pushed = True
+        if not net.used(y):
+            net.remove(node)
+    return pushed
+
+
+def _merge(net: Net, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
+    """Two Transposes become one, or none."""
+    q = permutation(net, reader)
+    if q is None or len(q) != len(p):
+        return None
+    both, x = compose(p, q), node.inputs[0]
+    if both == tuple(range(len(both))):
+        if net.bypass(reader, x):
+            return []
+        net.rewire(reader, [x])
+        reader.op_type, reader.attributes = "Identity", {}
+        return []
+    net.rewire(reader, [x])
+    reader.set(perm=both)
+    return [reader]
+
+
+def _push(net: Net, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
+    """Let a node read what the Transpose reads; the Transposes that then stand behind it."""
+    x, y = node.inputs[0], node.outputs[0]
+    slot = reader.inputs.index(y)  # the first: rules that take y once refuse it twice
+    found = moved(net, reader, slot, p)
+    if found is None or any(o in net.held for o in reader.outputs):
+        return None
+    known, before = {y: x}, list(reader.inputs)
+    for name in [before[i] for i in found.others or ()]:
+        if name not in known:
+            known[name] = lay_out(net, name, p, reader)
+    net.rewire(reader, [x if i == slot else n if found.others is None else known[n] for i, n in enumerate(before)])
+    for maker in [net.producer(n) for n in before if n != y]:
+        if maker is not None and maker.is_("Transpose") and not net.used(maker.outputs[0]):
+            net.remove(maker)  # what it made was laid out from what it read
+    reader.set(**found.attributes)
+    for name, index, since, values in found.lists:
+        _give(net, reader, name, index, since, list(values))
+    return _relabel(net, reader, found)
+
+
+def _give(net: Net, node: Node, name: str, index: int, since: int, values: list[float]) -> None:
+    """Write a list of numbers in the dtype and shape that the one before it had."""
+    old = net.constant(node.input(index)) if net.opset >= since else None
+    if name == "axes" and node.op_type == "Slice" and old is None and net.opset >= since:
+        give(net, node, name, index, since, [int(v) for v in values], _index_type(net, node))
+    elif old is not None and (old.dtype.kind == "f" or old.ndim == 0 or old.dtype != "int64"):
+        inputs = list(node.inputs)
+        inputs[index] = net.add_constant(old.dtype.type(values).reshape(old.shape), name)
+        net.rewire(node, inputs)
+    else:
+        give(net, node, name, index, since, [int(v) for v in values])
+
+
+def _index_type(net: Net, node: Node) -> type:
+    """The dtype of a Slice's axes: that of its starts."""
+    return np.int32 if net.type(node.input(1)).dtype == 6 else np.int64
+
+
+def _relabel(net: Net, node: Node, found: Moved) -> list[Node]:
+    """Give the outputs of a node fresh names, and make the old ones from them by Transposes (or a Gather)."""
+    made: list[Node] = []
+    for i, (old, q) in enumerate(zip(list(node.outputs), found.perms, strict=True)):
+        if found.after is None and q == tuple(range(len(q))):
+            continue  # the value is the same, and so is its name
+        new, kind = net.edit.fresh(old), net.type(old)
+        net.rename_output(node, i, new)
+        if found.after is not None:
+            places = net.add_constant(np.asarray(found.after, np.int64), "places")
+            net.add("Gather", [new, places], name=old, after=node, type=kind, axis=0)
+            continue
+        if kind.shape is not None and len(kind.shape) == len(q):
+            sizes = list(kind.shape)
+            for j, k in enumerate(q):
+                sizes[k] = kind.shape[j]
+            net.types[new] = Type(kind.dtype, tuple(sizes))
+        else:
+            net.types[new] = Type(kind.dtype)
+        made.append(net.add("Transpose", [new], name=old, after=node, type=kind, perm=q))
+    return made
+
+
+# --- small things
+
+
+def _tidy(net: Net) -> int:
+    """Drop identities, join chains, and keep one of two Transposes that are the same."""
+    count = 0
+    known: dict[tuple[str, tuple[int, ...]], Node] = {}
+    for node in [n for n in net.nodes if n.is_("Transpose")]:
+        p = permutation(net, node)
+        maker = net.producer(node.input(0))
+        if p is None or net.producer(node.outputs[0]) is not node:
+            continue
+        q = permutation(net, maker) if maker is not None and maker.is_("Transpose") else None
+        if maker is not None and q is not None and len(q) == len(p):
+            p = compose(q, p)
+            net.rewire(node, [maker.inputs[0]])
+            node.set(perm=p)
+            if not net.used(maker.outputs[0]):
+                net.remove(maker)
+            count += 1
+        if p == tuple(range(len(p))) and net.bypass(node, node.inputs[0]):
+            count += 1
+            continue
+        first = known.setdefault((node.inputs[0], p), node)
+        if first is not node and net.producer(first.outputs[0]) is first and net.bypass(node, first.outputs[0]):
+            count += 1
+    return count
+
+
+def _only_ones(net: Net, node: Node) -> list[int] | None:
+    """The target of the Reshape that does the same, where a Transpose moves nothing but axes of size 1; else None."""
+    p, shape = permutation(net, node), net.shape(node.input(0))
+    if p is None or shape is None or len(shape) != len(p):
+        return None
+    long = [i for i in p if shape[i] != 1]
+    if long != sorted(long):
+        return None
+    target = [d if isinstance(d := shape[i], int) else -1 for i in p]
+    return target if target.count(-1) <= 1 and 0 not in target else None
+
+
+def _reshape(net: Net, node: Node) -> int:
+    """A Transpose that moves no number becomes a Reshape."""
+    target, p = _only_ones(net, node), permutation(net, node)
+    if target is None or net.opset < 5 or p == tuple(range(len(p or ()))):
+        return 0
+    node.op_type, node.attributes = "Reshape", {}
+    give(net, node, "shape", 1, 5, target)
+    return 1

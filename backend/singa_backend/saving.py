@@ -1,0 +1,154 @@
+"""A model into a file, all of it or nothing: written beside its place, checked there, and then put into it.
+
+save(model, Path("out.onnx"), folder=Path("in"))     # external data of the model lie in `in`; they go to out.onnx.data
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from . import dtypes, files
+from .errors import InvalidInput, InvalidModel
+
+ALIGNED = 4096
+"""Each tensor begins at a multiple of it, so that it can be mapped into memory."""
+
+INLINE = 1 << 10
+"""Bytes below which a tensor stays in the model file: shape inference must see shapes."""
+
+LARGEST = (1 << 31) - (1 << 20)
+"""Bytes that a model file may have; a larger one gets external data."""
+
+CHUNK = 1 << 22
+
+
+def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bool = True) -> list[Path]:
+    """Write a model to `path`, and its external data, where it has any, to one file beside it; gives what was written.
+
+    folder: where the external data of `model` lie.  The message is changed: its external tensors are those of the new file.
+    check: have onnx's checker, with full_check, look at the file before it comes into its place.
+    Raises InvalidInput where the file cannot be written, InvalidModel where the checker refuses it; then nothing is left.
+    """
+    outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL]
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
+            stage = Path(name)
+            if outside or model.ByteSize() > LARGEST:
+                taken = {e.value for t in outside for e in t.external_data if e.key == "location"}
+                _externalize(model, stage / _free(f"{path.name}.data", taken), folder)
+            (stage / path.name).write_bytes(model.SerializeToString())
+            refusal = opinion(stage / path.name) if check else ""
+            if refusal:
+                raise InvalidModel(f"onnx's checker refuses what would be written: {refusal}", code="SX109")
+            written = sorted(stage.iterdir(), key=lambda p: p.name == path.name)  # the model comes last: it names the data
+            if any((path.parent / part.name).is_dir() for part in written):
+                raise IsADirectoryError(None, "there is a folder of that name")
+            for part in written:
+                os.replace(part, path.parent / part.name)
+            return [path.parent / p.name for p in written[::-1]]
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror or error}", code="SX351") from None
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that the data of the model that was read do not have: they may lie in the same folder."""
+    stem, i, found = name.removesuffix(".data"), 0, name
+    while found in taken:
+        i += 1
+        found = f"{stem}.{i}.data"
+    return found
+
+
+def opinion(path: Path, timeout: float = 600.0) -> str:
+    """What onnx's checker, with full_check, has against a model file; "" for nothing.  It runs in a process of its own."""
+    text = "import sys, onnx; onnx.checker.check_model(sys.argv[1], full_check=True)"
+    try:
+        done = subprocess.run([sys.executable, "-P", "-c", text, str(path)], capture_output=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout:g} s"
+    if not done.returncode:
+        return ""
+    said = done.stderr.decode(errors="replace").strip()
+    return said[said.rfind("\nonnx.") + 1 :][:2000] or f"it died with exit code {done.returncode}"
+
+
+def _externalize(model: ModelProto, target: Path, folder: Path | None) -> None:
+    """Put every tensor that is not small into one file, a piece at a time."""
+    with target.open("wb") as out:
+        for tensor in tensors(model):
+            size = _size(tensor)
+            if tensor.data_location == TensorProto.EXTERNAL:
+                with files.opened(tensor, folder, size) as source:
+                    if size < INLINE:
+                        raw = source.read(size)
+                    else:
+                        _copy(source, out, size, tensor.name)
+                if size < INLINE:
+                    tensor.raw_data, tensor.data_location = raw, TensorProto.DEFAULT
+                    del tensor.external_data[:]
+                    continue
+            elif size >= INLINE and tensor.HasField("raw_data"):
+                _align(out)
+                out.write(tensor.raw_data)
+                tensor.ClearField("raw_data")
+                tensor.data_location = TensorProto.EXTERNAL
+            else:
+                continue
+            del tensor.external_data[:]
+            for key, value in (("location", target.name), ("offset", out.tell() - size), ("length", size)):
+                tensor.external_data.add(key=key, value=str(value))
+
+
+def _align(out: BinaryIO) -> None:
+    out.write(b"\0" * (-out.tell() % ALIGNED))
+
+
+def _copy(source: BinaryIO, out: BinaryIO, size: int, name: str) -> None:
+    _align(out)
+    left = size
+    while left:
+        piece = source.read(min(left, CHUNK))
+        if not piece:
+            raise InvalidModel(f"tensor {name!r}: its external data shrank while they were read", code="SX105")
+        out.write(piece)
+        left -= len(piece)
+
+
+def _size(tensor: TensorProto) -> int:
+    """The bytes of a tensor's packed data; 0 where it has no such (strings, unknown types)."""
+    if not dtypes.is_known(tensor.data_type) or dtypes.numpy_dtype(tensor.data_type) == dtypes.STRING:
+        return 0
+    return files.byte_size(dtypes.numpy_dtype(tensor.data_type), tuple(map(int, tensor.dims))) if math.prod(tensor.dims) else 0
+
+
+def tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of a model: initializers and attributes, those of subgraphs and functions included."""
+    yield from _of_graph(model.graph)
+    for function in model.functions:
+        yield from _of_nodes(function.node)
+
+
+def _of_graph(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for a in node.attribute:
+            if a.HasField("t"):
+                yield a.t
+            yield from a.tensors
+            for graph in ([a.g] if a.HasField("g") else []) + list(a.graphs):
+                yield from _of_graph(graph)

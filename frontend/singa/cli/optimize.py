@@ -1,0 +1,80 @@
+"""`sonnx optimize`: a smaller model that gives the same."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from singa_backend.backend import load_model
+from singa_backend.passes import PASSES, Report
+from singa_backend.passes import optimize as rewrite
+from singa_backend.saving import opinion, save
+
+from ._common import NO, json_option, out, progress, say, typed
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option("--output", "-o", "target", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
+              help="The file to write; external data go beside it, to OUT.data.")  # fmt: skip
+@click.option("--pass", "names", multiple=True, metavar="NAME", type=click.Choice(list(PASSES)),
+              help="Run only this pass; more than one, in the order given.")  # fmt: skip
+@click.option("--list", "listed", is_flag=True, help="List the passes, in the order in which they run.")
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="How often all passes may run.")
+@json_option
+@typed
+def optimize(model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, as_json: bool) -> None:
+    """Rewrite MODEL by graph passes until none finds anything more, and write it to OUT.
+
+    Names and order of inputs and outputs stay.  OUT may be MODEL; it is written only when onnx's checker takes it, or took
+    MODEL no better.  The exit code is 1 when a pass failed (it was undone; the others ran).
+    """
+    if listed:
+        _list(as_json)
+        return
+    if model is None or target is None:
+        raise click.UsageError("MODEL and -o OUT are needed (or --list)")
+    start = time.perf_counter()
+    proto, folder = load_model(model)
+    with progress(None, "optimizing", quiet=as_json) as step:
+        report = rewrite(proto, names or None, rounds=rounds, folder=folder, progress=step)
+    refused = opinion(model)
+    if refused:
+        first = refused.splitlines()[0][:300]
+        report.notes.append(f"onnx's checker refused the model as it was, so that what is written was not checked: {first}")
+    written = save(proto, target, folder=folder, check=not refused)
+    seconds = time.perf_counter() - start
+    if as_json:
+        facts = {"written": [str(p) for p in written], "seconds": round(seconds, 3)}
+        click.echo(json.dumps(report.to_dict() | facts))
+    else:
+        _show(report)
+        say(f"wrote {' and '.join(map(str, written))} in {seconds:.1f} s")
+    if report.failures:
+        raise SystemExit(NO)
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([{"pass": p.name, "summary": p.summary} for p in PASSES.values()]))
+        return
+    for p in PASSES.values():
+        say(f"{p.name:26} {p.summary}")
+
+
+def _show(report: Report) -> None:
+    table = Table("pass", "changes", "nodes by operator")
+    for did in report.passes:
+        changed = ", ".join(f"{n} {b - a:+d} ({a} -> {b})" for n, (a, b) in did.operators.items())
+        table.add_row(did.name, str(did.changes), changed)
+    out.print(table, width=None if out.is_terminal else 160)
+    say(f"{report.before.total()} -> {report.after.total()} nodes in {report.rounds} rounds"
+        + ("" if report.settled else "; the last one still changed something"))  # fmt: skip
+    for failure in report.failures:
+        say(str(failure), style="red")
+    for note in report.notes:
+        say(note, style="yellow")
