@@ -362,6 +362,12 @@ def graph_of(body: Body) -> Graph:
     return body.read
 
 
+def again(op: Vocabulary[Any], body: Body, captured: Sequence[Any]) -> Body:
+    """The same body in another vocabulary, with other values in place of what it captures."""
+    graph, own = graph_of(body), len(body.proto.input)
+    return op.graph(lambda inner, *xs: replay(inner, graph, [*xs, *captured]), [declared_type(v) for v in graph.inputs[:own]])
+
+
 def run(op: Vocabulary[Any], body: Body, values: Sequence[Any]) -> list[Any]:
     """Do what a body does; values: its inputs, and then what it captures."""
     return replay(op, graph_of(body), values)

@@ -15,7 +15,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.graph import Graph, Node, Value
 from singa_backend.vocabulary import Vocabulary
 
-from . import tape, trace
+from . import origin, tape, trace
 from .device import Device
 from .device import resolve as resolve_device
 from .tape import op
@@ -93,6 +93,16 @@ class Imported:
         aux_output: names of values to give after the outputs.  last_layers: how many operators to run, as `SingaRep.run` counts.
         training: whether BatchNormalization takes the statistics of the batch, and Dropout drops.
         """
+        with origin.quiet():  # the model as a whole is what its outputs come from
+            made = self._forward(inputs, aux_output, last_layers, training)
+
+        def again(xs: list[Any], train: bool) -> Sequence[Any]:
+            return self.forward(xs, aux_output, last_layers, train)
+
+        origin.remember(made, "an ONNX model", again, list(inputs), self)
+        return made
+
+    def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:
         names = (aux_output,) if isinstance(aux_output, str) else tuple(aux_output)
         graph = self.graph if last_layers == -1 and not names else _select(self.graph, int(last_layers), names)
         fed = self._fed(inputs)

@@ -19,7 +19,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import autograd, random, tape, trace
+from . import autograd, random, tape
 from ._layer import Layer
 from ._recurrent import LSTM, RNN, CudnnRNN, RNN_Base
 from .tape import op
@@ -311,17 +311,7 @@ class BatchNorm2d(Layer):
     def forward(self, x: Tensor) -> Tensor:
         _channels(self, self._shape(x), self.channels)
         self._follow(x)
-        values = (x, self.scale, self.bias, self.running_mean, self.running_var)
-        if not tape.training:
-            return op.BatchNormalization(*values, epsilon=self.epsilon)  # type: ignore[no-any-return]
-        y, mean, variance = op.BatchNormalization(*values, epsilon=self.epsilon, momentum=0.0, training_mode=1, outputs=3)
-        with tape.no_tape():
-            n = op.cast(op.Div(op.Size(x), op.Size(mean)), mean)
-            unbiased = op.Mul(variance, op.Div(n, op.Max(op.Sub(n, 1), 1)))
-            for running, batch in ((self.running_mean, mean), (self.running_var, unbiased)):
-                new = op.Add(op.Mul(running, 1 - self.momentum), op.Mul(batch, self.momentum))
-                trace.assign(running, op.cast(new, running).raw)
-        return y  # type: ignore[no-any-return]
+        return autograd.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)  # type: ignore[no-any-return]
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.executor import Executor
 from singa_backend.graph import Graph
 
-from . import tape, trace
+from . import origin, tape, trace
 from ._reach import watching
 from .device import default_device
 from .layer import Layer
@@ -273,6 +273,7 @@ class Step:
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
             self._result = result
             made = [trace.value(t) for t in _tensors(result)]
+        self._shadows = list(shadows.values())
         self._writes = list(record.assigned.values())
         self._reads = [t for t, _ in record.inputs]
         outputs = [*made, *(record.value(t) for t in self._writes)]
@@ -292,11 +293,17 @@ class Step:
         for t, new in zip(self._writes, made[n:], strict=True):
             t._data[...] = new if t.device is self.device else t.device.backend.put(self.device.backend.get(new))
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
+        origin.remember(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
 
     def _here(self, t: Tensor) -> Any:
         """A tensor's value on the device of the step: the random state, and what was made of constants, lie on the host."""
         return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
+
+    def _again(self, xs: list[Any], training: bool) -> list[Any]:
+        """What the step gives, played from the origins of its recording: for `to_onnx`."""
+        given = {id(shadow): x for shadow, x in zip(self._shadows, xs, strict=True)}
+        return origin.replay(_tensors(self._result), given, {}, training, lambda _: None)
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -14,7 +14,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.private import DOMAIN
 
-from . import tape, trace
+from . import origin, tape, trace
 from .device import Device, default_device
 from .tape import op
 from .tensor import Tensor
@@ -84,7 +84,18 @@ def dropout(x: Tensor, ratio: Any) -> tuple[Tensor, Tensor]:
         else:
             share, grown = np.float32(ratio), 1 / (1 - ratio) if ratio < 1 else 0.0
         mask = op.Not(op.Less(drawn, share))
-    return op.Mul(x, op.Mul(op.cast(mask, x), grown)), mask
+    y = op.Mul(x, op.Mul(op.cast(mask, x), grown))
+    origin.remember([y, mask], "Dropout", _dropout_again, [x, ratio])
+    return y, mask
+
+
+def _dropout_again(xs: list[Any], training: bool) -> Sequence[Tensor]:
+    """ONNX's own operator: it draws where it is asked to train, and gives its input else."""
+    x, ratio = xs
+    if not training:
+        return [op.Identity(x), op.Cast(op.full_like(x, 1), to=_code(np.bool_))]
+    share = ratio if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
+    return op.Dropout(x, share, True, outputs=2)  # type: ignore[no-any-return]
 
 
 def _code(dtype: Any) -> int:

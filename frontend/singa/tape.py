@@ -17,13 +17,14 @@ import numpy as np
 from onnx import TypeProto
 
 from singa_backend import dtypes
+from singa_backend.differentiate import again as body_again
 from singa_backend.differentiate import gradients as rule_gradients
 from singa_backend.differentiate import why_not
 from singa_backend.errors import InvalidInput
 from singa_backend.operator import Declaration, Meaning, declarations, load_all, schema_version
 from singa_backend.vocabulary import Body, Eager, Vocabulary, arguments
 
-from . import _reach, trace
+from . import _reach, origin, trace
 from ._reach import nothing_trains
 from .device import Device, default_device
 
@@ -42,7 +43,8 @@ def no_tape() -> Iterator[None]:
     global training
     before, training = training, False
     try:
-        yield
+        with origin.quiet():
+            yield
     finally:
         training = before
 
@@ -93,7 +95,9 @@ class Operator:
             _same_device(device, device if x._loose else x.device, self.name)
         results = self.forward(*(_value_on(device, x) for x in xs))
         values = results if isinstance(results, tuple) else (results,)
-        return self.record(list(xs), values, device)
+        ys = self.record(list(xs), values, device)
+        origin.remember(ys, type(self).__name__, lambda args, _: self(*args), xs, self)
+        return ys
 
     def forward(self, *xs: Any) -> Any:
         """The outputs for these values: an array, or a tuple of arrays."""
@@ -220,10 +224,12 @@ class Recorder(Vocabulary["Tensor"]):
         made = op.call(op_type, raw, below, outputs, domain)
         values = [*raw, *(_value_on(device, v) for v in captured)]
         if not training or not any(x is not None and x.requires_grad for x in every):
-            return _wrapped(made, device, every)
-        return self._leave(
-            Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset), every, values, made, device
-        )
+            ys = _wrapped(made, device, every)
+        else:
+            node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
+            ys = self._leave(node, every, values, made, device)
+        origin.remember(ys, op_type, _again_as(op_type, attributes, outputs, domain, len(inputs)), [*inputs, *captured])
+        return ys
 
     def _leave(self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device) -> list[Tensor]:
         """The results, with the node as their creator."""
@@ -250,10 +256,13 @@ class Recorder(Vocabulary["Tensor"]):
         values = [_value_on(device, x) for x in inputs]
         made = vocabulary(device).call_version(meaning, values, attributes, wanted)
         if not training or not any(x is not None and x.requires_grad for x in inputs):
-            return _wrapped(made, device, inputs)
-        declaration = meaning.declaration
-        node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, meaning.version)
-        return self._leave(node, inputs, values, made, device)
+            ys = _wrapped(made, device, inputs)
+        else:
+            declaration = meaning.declaration
+            node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, meaning.version)
+            ys = self._leave(node, inputs, values, made, device)
+        origin.remember(ys, meaning.declaration.name, lambda xs, _: self.call_version(meaning, xs, attributes, wanted), inputs)
+        return ys
 
     def constant(self, value: Any, dtype: Any = None) -> Tensor:
         from .tensor import Tensor
@@ -281,6 +290,25 @@ class Recorder(Vocabulary["Tensor"]):
 
     def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
         return vocabulary().graph(make, types)
+
+
+def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int) -> origin.Again:
+    """The call once more; BatchNormalization by the mode that is asked for, whatever it was.
+
+    count: of the inputs; behind them stands what the graphs among the attributes capture.
+    """
+
+    def again(xs: list[Any], train: bool) -> Sequence[Any]:
+        if op_type == "BatchNormalization" and not domain and not train and attributes.get("training_mode"):
+            y = op.BatchNormalization(*xs, epsilon=attributes.get("epsilon", 1e-5))
+            return [y, *xs[3:5]]
+        own, rest = dict(attributes), iter(xs[count:])
+        for name, value in attributes.items():
+            if isinstance(value, Body):
+                own[name] = body_again(op, value, [next(rest) for _ in value.captured])
+        return op.call(op_type, xs[:count], own, outputs, domain)
+
+    return again
 
 
 def _wrapped(values: Sequence[Any], device: Device, xs: Sequence[Tensor | None]) -> list[Any]:

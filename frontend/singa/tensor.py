@@ -14,8 +14,9 @@ from singa_backend.builder import Symbol
 from singa_backend.errors import InvalidInput
 
 from . import device as devices
-from . import tape, trace
+from . import origin, tape, trace
 from .device import Device
+from .origin import Link
 from .tape import Dummy, Operator, op
 
 float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
@@ -38,6 +39,9 @@ class Tensor:
 
     _loose = False
     """Whether this was made of constants alone, by an operator: it follows the tensors that it meets to their device."""
+
+    _origin: Link | None = None
+    """Which operator made it, and as which of its results; None for a leaf."""
 
     def __init__(self, shape: Any = (), device: Device | None = None, dtype: Any = float32, data: Any = None,
                  requires_grad: bool = True, stores_grad: bool = False, creator: Operator | None = None,
@@ -89,6 +93,7 @@ class Tensor:
         if trace.current() is not None:
             raise trace.NotTraceable("the data of a tensor are replaced while the step is recorded as a graph")
         self._data = self._owned(value)
+        origin.forget(self)
 
     @property
     def raw(self) -> Any:
@@ -159,12 +164,14 @@ class Tensor:
         memo[id(self)] = made
         if id(self._data) not in memo:
             memo[id(self._data)] = [v.copy() for v in self._data] if isinstance(self._data, list) else self._data.copy()
-        made.__dict__.update({n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n not in ("_data", "_creator")})
+        made.__dict__.update(
+            {n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n not in ("_data", "_creator", "_origin")}
+        )
         made._data, made._creator = memo[id(self._data)], None
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_data": self.device.backend.get(self.data), "_creator": None}
+        return {**self.__dict__, "_data": self.device.backend.get(self.data), "_creator": None, "_origin": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Raises DeviceUnavailable where the tensor lay on a device that this machine has not."""
@@ -211,7 +218,9 @@ class Tensor:
 
     def contiguous(self) -> Tensor:
         """The same values, stored in the order of the axes."""
-        return Tensor(data=self.data.copy(order="C"), device=self.device, requires_grad=self.requires_grad)
+        made = Tensor(data=self.data.copy(order="C"), device=self.device, requires_grad=self.requires_grad)
+        made._origin = self._origin
+        return made
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
         """Each element (or each slice along an axis) so many times, as NumPy's repeat."""
@@ -220,7 +229,7 @@ class Tensor:
     def clone(self) -> Tensor:
         """A tensor with storage of its own."""
         made = Tensor(data=self.data.copy(), device=self.device, requires_grad=self.requires_grad, stores_grad=self.stores_grad)
-        made.name = self.name
+        made.name, made._origin = self.name, self._origin
         return made
 
     deepcopy = clone
@@ -228,7 +237,7 @@ class Tensor:
     def copy(self) -> Tensor:
         """A tensor that shares this one's storage."""
         made = Tensor._of(self.data, self.device, self.requires_grad)
-        made.stores_grad, made.name = self.stores_grad, self.name
+        made.stores_grad, made.name, made._origin = self.stores_grad, self.name, self._origin
         return made
 
     def as_type(self, dtype: Any) -> Tensor:
@@ -282,6 +291,7 @@ class Tensor:
         array = np.asarray(array)
         if offset + array.size > self.size() or (not offset and array.size != self.size()):
             raise InvalidInput(f"{array.size} values at {offset} do not fill a tensor of shape {self.shape}", code="SX337")
+        origin.forget(self)
         if array.size == self.size():
             self.data[...] = self.device.backend.put(np.ascontiguousarray(array.reshape(self.shape), op.dtype(self)))
             return
@@ -342,8 +352,9 @@ class Tensor:
     def mult_row(self, v: Tensor) -> Tensor:
         return self._with(op.Mul(self, v))
 
-    def _with(self, value: Tensor) -> Tensor:
+    def _with(self, value: Tensor, *others: Any) -> Tensor:
         trace.assign(self, op.cast(value, self).raw)
+        origin.changed(self, value, *others)
         return self
 
     # --- operators
@@ -426,7 +437,7 @@ class Tensor:
 
     def _in_place(self, name: str, x: Any) -> Tensor:
         with tape.no_tape():
-            return self._with(_binary(name, self, x))
+            return self._with(_binary(name, self, x), x)
 
     def __lt__(self, x: Any) -> Tensor:
         return _compared("Less", self, x)
@@ -465,9 +476,8 @@ def _binary(name: str, a: Any, b: Any) -> Tensor:
 
 
 def _compared(name: str, a: Tensor, b: Any) -> Tensor:
-    """1 where it holds, 0 elsewhere, in the dtype of the first tensor."""
-    with tape.no_tape():
-        return op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))  # type: ignore[no-any-return]
+    """1 where it holds, 0 elsewhere, in the dtype of the first tensor; nothing flows back."""
+    return op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))  # type: ignore[no-any-return]
 
 
 PlaceHolder = Tensor
@@ -534,11 +544,18 @@ def ones(shape: Any, device: Device | None = None, dtype: Any = float32) -> Tens
 
 
 def zeros_like(t: Tensor) -> Tensor:
-    return Tensor._of(op.full_like(t, 0).raw, t.device, True)
+    return _filled_like(t, 0)
 
 
 def ones_like(t: Tensor) -> Tensor:
-    return Tensor._of(op.full_like(t, 1).raw, t.device, True)
+    return _filled_like(t, 1)
+
+
+def _filled_like(t: Tensor, value: float) -> Tensor:
+    filled = op.full_like(t, value)
+    made = Tensor._of(filled.raw, t.device, True)
+    made._origin = filled._origin
+    return made
 
 
 def random(shape: Any, device: Device | None = None) -> Tensor:

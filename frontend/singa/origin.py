@@ -1,0 +1,134 @@
+"""Where a tensor came from: the operators that made it, without their values; `to_onnx` plays them again into a graph.
+
+Every operator on tensors leaves an `Origin` with its results, in training and in evaluation. It holds the leaves that were read
+(parameters, inputs) and the origins of the rest, never their arrays. A chain of more than `LONGEST` operators, such as a state
+that is fed back for ever, is cut: its beginning is forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+LONGEST = 20_000
+"""Operators in a row."""
+
+Again = Callable[[list[Any], bool], Sequence[Any]]
+"""Do it again: (tensors, numbers and None in the order of the arguments, whether in training) -> tensors."""
+
+
+@dataclass(eq=False, slots=True)
+class Origin:
+    """One call of an operator.
+
+    name: of the operator.  again: what does it again.  args: a Link for what an operator made, a leaf Tensor, or a plain value.
+    depth: how many operators lie before it.
+    operator: the user's own operator, written in Python.
+    """
+
+    name: str
+    again: Again
+    args: tuple[Any, ...]
+    depth: int
+    operator: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One result of an Origin."""
+
+    origin: Origin
+    index: int
+
+
+CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
+"""The origin of a tensor that was changed in place by what operators made."""
+
+_quiet = 0
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The context in which results have no origin: updates of states, and what is inside an operator that has one as a whole."""
+    global _quiet
+    _quiet += 1
+    try:
+        yield
+    finally:
+        _quiet -= 1
+
+
+def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any], operator: Any = None) -> None:
+    """Give tensors an origin."""
+    if _quiet:
+        return
+    found: list[Any] = []
+    depth = 0
+    for x in args:
+        link = getattr(x, "_origin", None)
+        if link is not None:
+            depth = max(depth, link.origin.depth)
+            found.append(link)
+        else:
+            found.append(x)
+    if depth >= LONGEST:
+        return
+    origin = Origin(name, again, tuple(found), depth + 1, operator)
+    for i, y in enumerate(results):
+        if y is not None:
+            y._origin = Link(origin, i)
+
+
+def changed(tensor: Tensor, *others: Any) -> None:
+    """Note that a tensor is changed in place: what operators made cannot be told from it any more."""
+    if any(getattr(x, "_origin", None) is not None for x in (tensor, *others)):
+        tensor._origin = Link(CHANGED, 0)
+
+
+def forget(tensor: Tensor) -> None:
+    """The tensor was filled with values from outside: it is a leaf from here on."""
+    tensor._origin = None
+
+
+def replay(outputs: Sequence[Tensor], given: dict[int, Any], links: dict[Link, Any], training: bool,
+           refuse: Callable[[Origin], Sequence[Any] | None]) -> list[Any]:  # fmt: skip
+    """Play again what made these tensors.
+
+    given: by the id of a leaf, what stands in for it.  links: the same for what an operator made.
+    refuse: is asked about each origin first; gives results of its own, or None.
+    """
+    done: dict[int, Sequence[Any]] = {}
+
+    def value(arg: Any) -> Any:
+        if isinstance(arg, Link):
+            return links[arg] if arg in links else done[id(arg.origin)][arg.index]
+        return given.get(id(arg), arg)
+
+    for origin in _order([y._origin for y in outputs if y._origin is not None], links):
+        args = [value(a) for a in origin.args]
+        made = refuse(origin)
+        done[id(origin)] = made if made is not None else origin.again(args, training)
+    return [value(y._origin if y._origin is not None else y) for y in outputs]
+
+
+def _order(ends: Sequence[Link], links: dict[Link, Any]) -> list[Origin]:
+    """The origins that these results hang on, each after those that it needs, in the order in which they were made."""
+    order: list[Origin] = []
+    seen: set[int] = set()
+    pending: list[tuple[Origin, bool]] = [(e.origin, False) for e in reversed(ends) if e not in links]
+    while pending:
+        origin, ready = pending.pop()
+        if ready:
+            order.append(origin)
+            continue
+        if id(origin) in seen:
+            continue
+        seen.add(id(origin))
+        pending.append((origin, True))
+        pending += [(a.origin, False) for a in reversed(origin.args) if isinstance(a, Link) and a not in links]
+    return order
