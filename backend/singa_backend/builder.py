@@ -6,7 +6,7 @@ same call on the same symbols gives the same node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -63,6 +63,8 @@ class Builder(Vocabulary[Symbol]):
         self.root: Builder = parent.root if parent else self
         self.level: int = parent.level + 1 if parent else 0
         self._names: dict[str, int] = {}
+        self._reserved: set[str] = set()
+        self._node_names: set[str] = set()
         self._prefix = prefix
         self._known: dict[tuple[Any, ...], Symbol] = {}
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
@@ -79,9 +81,21 @@ class Builder(Vocabulary[Symbol]):
     def name(self, wish: str) -> str:
         """A name that no value of this model has: the wish itself where it is free."""
         names = self.root._names
-        n = names.get(wish, -1) + 1
+        n = names.get(wish, 0 if wish in self.root._reserved else -1) + 1
         names[wish] = n
         return self.name(f"{wish}_{n}") if n else wish
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names for values that are to be renamed to them."""
+        self.root._reserved.update(n for n in names if n not in self.root._names)
+
+    def _wished(self, wish: str) -> str:
+        """A name that was reserved, for the first that wishes it; else one that is free."""
+        if wish in self.root._reserved:
+            self.root._reserved.discard(wish)
+            self.root._names.setdefault(wish, 0)
+            return wish
+        return self.name(wish)
 
     def input(self, name: str, type: TypeProto | None) -> Symbol:
         """An input of the graph."""
@@ -351,13 +365,24 @@ class Builder(Vocabulary[Symbol]):
         for i, (symbol, wish) in enumerate(zip(symbols, wishes, strict=False)):
             if not isinstance(symbol, Symbol) or symbol.name not in makers or not wish or symbol.builder is not self:
                 continue
-            old, new = symbol.name, wish if wish == symbol.name else self.name(wish)
+            old, new = symbol.name, wish if wish == symbol.name else self._wished(wish)
             for p in recent:
                 _rename(p, old, new)
-            makers[old].name = (node if i == 0 else "") or makers[old].name
+            if i == 0 and node:
+                makers[old].name = self._node_name(node)
             self._made.discard(old)
             self._made.add(new)
             symbol.name = new
+
+    def _node_name(self, wish: str) -> str:
+        """A name that no node has that was named so far."""
+        taken = self.root._node_names
+        found, i = wish, 0
+        while found in taken:
+            i += 1
+            found = f"{wish}_{i}"
+        taken.add(found)
+        return found
 
     # --- graphs
 
@@ -390,7 +415,7 @@ class Builder(Vocabulary[Symbol]):
     def proto(self, name: str, outputs: Sequence[Symbol]) -> GraphProto:
         """The graph, without the nodes that nothing needs."""
         nodes = _needed(self.nodes, [s.name for s in outputs])
-        used = {n for node in nodes for n in _reads(node)} | {s.name for s in outputs}
+        used = {n for node in nodes for n in reads(node)} | {s.name for s in outputs}
         return helper.make_graph(
             nodes, name, [_info(s) for s in self.inputs], [_info(s) for s in outputs],
             [t for n, t in self.initializers.items() if n in used],
@@ -495,11 +520,11 @@ def _rename(node: NodeProto, old: str, new: str) -> None:
                     info.name = new
 
 
-def _reads(node: NodeProto) -> set[str]:
+def reads(node: NodeProto) -> set[str]:
     names = {n for n in node.input if n}
     for a in node.attribute:
         if a.HasField("g"):
-            inner = {n for p in a.g.node for n in _reads(p)} | {o.name for o in a.g.output}
+            inner = {n for p in a.g.node for n in reads(p)} | {o.name for o in a.g.output}
             names |= (
                 inner - {n for p in a.g.node for n in p.output} - {i.name for i in a.g.input} - {t.name for t in a.g.initializer}
             )
@@ -511,6 +536,6 @@ def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProt
     kept: list[NodeProto] = []
     for node in reversed(nodes):
         if needed & set(node.output):
-            needed |= _reads(node)
+            needed |= reads(node)
             kept.append(node)
     return kept[::-1]

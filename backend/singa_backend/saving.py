@@ -31,18 +31,24 @@ LARGEST = (1 << 31) - (1 << 20)
 CHUNK = 1 << 22
 
 
-def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bool = True) -> list[Path]:
+def save(
+    model: ModelProto, path: Path, *, folder: Path | None = None, check: bool = True, external: bool | None = None
+) -> list[Path]:
     """Write a model to `path`, and its external data, where it has any, to one file beside it; gives what was written.
 
     folder: where the external data of `model` lie.  The message is changed: its external tensors are those of the new file.
     check: have onnx's checker, with full_check, look at the file before it comes into its place.
+    external: whether weights lie in a file of their own; where None, when they did or when one file cannot hold them.
     Raises InvalidInput where the file cannot be written, InvalidModel where the checker refuses it; then nothing is left.
     """
     outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL]
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
             stage = Path(name)
-            if outside or model.ByteSize() > LARGEST:
+            size = model.ByteSize()
+            if external is False and size > LARGEST:
+                raise InvalidInput(f"{size} bytes do not fit into one file", code="SX352", hint="give external_data=True")
+            if external or (external is None and (outside or size > LARGEST)):
                 taken = {e.value for t in outside for e in t.external_data if e.key == "location"}
                 _externalize(model, stage / _free(f"{path.name}.data", taken), folder)
             (stage / path.name).write_bytes(model.SerializeToString())

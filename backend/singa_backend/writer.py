@@ -13,6 +13,7 @@ Where none of these works `Unwritable` names the operator and the least opset th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -32,6 +33,10 @@ LEAST = 7
 """The least opset that can be written: before it broadcasting was another one."""
 
 
+UNWRITTEN = "ai.singa.unwritten"
+"""The domain of what stands in for an operator that could not be written."""
+
+
 class Unwritable(UnsupportedModel):
     """An operator that an opset cannot express.  `operator` names it, `least` is the least opset that can (None: none)."""
 
@@ -40,7 +45,11 @@ class Unwritable(UnsupportedModel):
 
 
 class Writer(Vocabulary[Symbol]):
-    """The newest vocabulary, written into a `Builder` of an older opset (`target`)."""
+    """The newest vocabulary, written into a `Builder` of an older opset (`target`).
+
+    calls, attributes: how often each operator and each attribute was asked for.  warnings: where a file says less than the call.
+    problems: where it is a list, what cannot be written is noted there, and a node of an unknown domain stands in for it.
+    """
 
     def __init__(self, target: int, builder: Builder | None = None) -> None:
         load_all()
@@ -50,6 +59,9 @@ class Writer(Vocabulary[Symbol]):
         self._depth = 0
         self._eager = Eager(opset=self.opset)
         self.warnings: list[str] = []
+        self.calls: Counter[str] = Counter()
+        self.attributes: Counter[str] = Counter()
+        self.problems: list[Unwritable] | None = None
 
     # --- what the builder says
 
@@ -93,7 +105,8 @@ class Writer(Vocabulary[Symbol]):
 
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
             writer = Writer(self.target, builder)
-            writer.warnings = self.warnings
+            writer.warnings, writer.problems = self.warnings, self.problems
+            writer.calls, writer.attributes = self.calls, self.attributes
             return make(writer, *xs)
 
         return inner.body(written, types)
@@ -110,6 +123,7 @@ class Writer(Vocabulary[Symbol]):
         """A call in the form of an older version stays as it is where that version, or one like it, is the target's."""
         declaration, name, domain = meaning.declaration, meaning.declaration.name, meaning.declaration.domain
         given = {n: v for n, v in attributes.items() if v is not None}
+        self._count(name, given)
         there = self._version(domain, name)
         current = schema_version(domain, name, self.opset)
         if domain or (there == meaning.version and (there != current or (name, there) not in rules())):
@@ -133,6 +147,7 @@ class Writer(Vocabulary[Symbol]):
         while values and values[-1] is None:
             values.pop()
         given = {n: v for n, v in attributes.items() if v is not None}
+        self._count(op_type, given)
         if domain or (self.target == self.opset and (op_type, self._version("", op_type)) not in rules()):
             return self.builder.call(op_type, values, given, outputs, domain)
         self._depth += 1
@@ -141,7 +156,11 @@ class Writer(Vocabulary[Symbol]):
         except Unwritable as error:
             if self._depth > 1:
                 raise
-            raise self._refusal(op_type, values, given, outputs, error) from None
+            refusal = self._refusal(op_type, values, given, outputs, error)
+            if self.problems is None:
+                raise refusal from None
+            self.problems.append(refusal)
+            return self._stand_ins(op_type, values, given, outputs)
         finally:
             self._depth -= 1
 
@@ -281,6 +300,23 @@ class Writer(Vocabulary[Symbol]):
         known = self.known(value)
         return default not in (REQUIRED, None) and known is not None and bool(np.all(known == default))
 
+    def _count(self, name: str, given: dict[str, Any]) -> None:
+        """What is asked for, as the caller says it."""
+        if self._depth == 0:
+            self.calls[name] += 1
+            self.attributes.update(list(given))
+
+    def _stand_ins(self, name: str, values: list[Any], given: dict[str, Any], outputs: int) -> list[Symbol]:
+        """A node of a domain that nothing knows, with results of the right types, so that the rest can be written."""
+        plain = {n: v for n, v in given.items() if not isinstance(v, Body)}
+        made = self.builder.call(name, values, plain, outputs, UNWRITTEN)
+        if len(plain) == len(given):
+            scratch = Builder(self.opset)
+            inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
+            for y, whole in zip(made, scratch.call(name, inputs, given, outputs), strict=True):
+                y.type = whole.type
+        return made
+
     # --- for the rules of older.py
 
     def value(self, x: Symbol, what: str) -> np.ndarray:
@@ -348,6 +384,7 @@ def convert(graph: Graph, opset: int, name: str = "main") -> ModelProto:
     writer = Writer(opset)
     inputs = [writer.input(v.name, declared_type(v)) for v in graph.inputs]
     states = {n: writer.builder.initializer(n, a, fold=True) for n, a in graph.states.items()}
+    writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
     outputs = replay(writer, graph, inputs, states, visitor=named_visit)
     for symbol, declared in zip(outputs, graph.outputs, strict=True):
         said = declared_type(declared)

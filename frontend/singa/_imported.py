@@ -56,7 +56,7 @@ class Imported:
             name = names[slot]
             if not dtypes.is_float(array.dtype):
                 constant = Tensor._of(array, self.device, False)
-                constant._fixed = True
+                constant._fixed, constant.name = True, name
                 self._constants[name] = constant
                 continue
             trains = name not in running and name not in still
@@ -114,7 +114,19 @@ class Imported:
             frame[slot] = every[name]
         for slot, x in zip(graph.input_slots, fed, strict=True):
             frame[slot] = x
-        graph.walk(frame, lambda node, values, here: self.visit(op, node, values, here, training))
+        current = trace.current()
+        if current is not None:
+            current.builder.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
+
+        def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
+            if current is None:
+                return self.visit(op, node, values, here, training)
+            before = len(current.builder.builder.nodes)
+            made = self.visit(op, node, values, here, training)
+            current.named(before, made, node.output_names, node.name)
+            return made
+
+        graph.walk(frame, do)
         return [frame[s] for s in graph.output_slots]
 
     def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:

@@ -303,7 +303,7 @@ class Step:
     def _again(self, xs: list[Any], training: bool) -> list[Any]:
         """What the step gives, played from the origins of its recording: for `to_onnx`."""
         given = {id(shadow): x for shadow, x in zip(self._shadows, xs, strict=True)}
-        return origin.replay(_tensors(self._result), given, {}, training, lambda _: None)
+        return origin.replay(_tensors(self._result), given, {}, lambda call, args: call.again(args, training))
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -29,6 +29,7 @@ class Origin:
     name: of the operator.  again: what does it again.  args: a Link for what an operator made, a leaf Tensor, or a plain value.
     depth: how many operators lie before it.
     operator: the user's own operator, written in Python.
+    types: then, (dtype, shape) of its results.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Origin:
     args: tuple[Any, ...]
     depth: int
     operator: Any = None
+    types: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ def quiet() -> Iterator[None]:
         _quiet -= 1
 
 
-def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any], operator: Any = None) -> None:
+def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any], operator: Any = None,
+             types: tuple[Any, ...] = ()) -> None:  # fmt: skip
     """Give tensors an origin."""
     if _quiet:
         return
@@ -78,7 +81,7 @@ def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any
             found.append(x)
     if depth >= LONGEST:
         return
-    origin = Origin(name, again, tuple(found), depth + 1, operator)
+    origin = Origin(name, again, tuple(found), depth + 1, operator, types)
     for i, y in enumerate(results):
         if y is not None:
             y._origin = Link(origin, i)
@@ -95,12 +98,12 @@ def forget(tensor: Tensor) -> None:
     tensor._origin = None
 
 
-def replay(outputs: Sequence[Tensor], given: dict[int, Any], links: dict[Link, Any], training: bool,
-           refuse: Callable[[Origin], Sequence[Any] | None]) -> list[Any]:  # fmt: skip
+def replay(outputs: Sequence[Tensor], given: dict[int, Any], links: dict[Link, Any],
+           do: Callable[[Origin, list[Any]], Sequence[Any]]) -> list[Any]:  # fmt: skip
     """Play again what made these tensors.
 
     given: by the id of a leaf, what stands in for it.  links: the same for what an operator made.
-    refuse: is asked about each origin first; gives results of its own, or None.
+    do: (origin, its arguments) -> its results.
     """
     done: dict[int, Sequence[Any]] = {}
 
@@ -109,26 +112,23 @@ def replay(outputs: Sequence[Tensor], given: dict[int, Any], links: dict[Link, A
             return links[arg] if arg in links else done[id(arg.origin)][arg.index]
         return given.get(id(arg), arg)
 
-    for origin in _order([y._origin for y in outputs if y._origin is not None], links):
-        args = [value(a) for a in origin.args]
-        made = refuse(origin)
-        done[id(origin)] = made if made is not None else origin.again(args, training)
+    for call in order([y._origin for y in outputs if y._origin is not None], links):
+        done[id(call)] = do(call, [value(a) for a in call.args])
     return [value(y._origin if y._origin is not None else y) for y in outputs]
 
 
-def _order(ends: Sequence[Link], links: dict[Link, Any]) -> list[Origin]:
+def order(ends: Sequence[Link], links: dict[Link, Any] | None = None) -> list[Origin]:
     """The origins that these results hang on, each after those that it needs, in the order in which they were made."""
-    order: list[Origin] = []
+    known = links or {}
+    found: list[Origin] = []
     seen: set[int] = set()
-    pending: list[tuple[Origin, bool]] = [(e.origin, False) for e in reversed(ends) if e not in links]
+    pending: list[tuple[Origin, bool]] = [(e.origin, False) for e in reversed(ends) if e not in known]
     while pending:
         origin, ready = pending.pop()
         if ready:
-            order.append(origin)
-            continue
-        if id(origin) in seen:
-            continue
-        seen.add(id(origin))
-        pending.append((origin, True))
-        pending += [(a.origin, False) for a in reversed(origin.args) if isinstance(a, Link) and a not in links]
-    return order
+            found.append(origin)
+        elif id(origin) not in seen:
+            seen.add(id(origin))
+            pending.append((origin, True))
+            pending += [(a.origin, False) for a in reversed(origin.args) if isinstance(a, Link) and a not in known]
+    return found

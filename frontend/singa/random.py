@@ -93,7 +93,7 @@ def _dropout_again(xs: list[Any], training: bool) -> Sequence[Tensor]:
     """ONNX's own operator: it draws where it is asked to train, and gives its input else."""
     x, ratio = xs
     if not training:
-        return [op.Identity(x), op.Cast(op.full_like(x, 1), to=_code(np.bool_))]
+        return [x, op.Cast(op.full_like(x, 1), to=_code(np.bool_))]
     share = ratio if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
     return op.Dropout(x, share, True, outputs=2)  # type: ignore[no-any-return]
 

@@ -15,11 +15,14 @@ from singa_backend.inspection import check, inspect, trainable_report
 
 from ._imported import Imported
 from ._rep import SingaBackend, SingaRep
+from .custom import exporter
+from .exporting import ExportReport, export, to_onnx
 from .model import Model
 from .tensor import Tensor
-from .training import export, step_pairs, to_training_onnx
+from .training import step_pairs, to_training_onnx
 
 __all__ = [
+    "ExportReport",
     "SONNXModel",
     "SingaBackend",
     "SingaRep",
@@ -27,6 +30,7 @@ __all__ = [
     "check",
     "compare",
     "export",
+    "exporter",
     "inspect",
     "is_compatible",
     "load",
@@ -37,6 +41,7 @@ __all__ = [
     "save",
     "step_pairs",
     "supports_device",
+    "to_onnx",
     "to_training_onnx",
     "trainable_report",
 ]

@@ -96,7 +96,8 @@ class Operator:
         results = self.forward(*(_value_on(device, x) for x in xs))
         values = results if isinstance(results, tuple) else (results,)
         ys = self.record(list(xs), values, device)
-        origin.remember(ys, type(self).__name__, lambda args, _: self(*args), xs, self)
+        types = tuple((getattr(v, "dtype", None), getattr(v, "shape", None)) for v in values)
+        origin.remember(ys, type(self).__name__, lambda args, _: self(*args), xs, self, types)
         return ys
 
     def forward(self, *xs: Any) -> Any:
@@ -299,9 +300,11 @@ def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: st
     """
 
     def again(xs: list[Any], train: bool) -> Sequence[Any]:
-        if op_type == "BatchNormalization" and not domain and not train and attributes.get("training_mode"):
-            y = op.BatchNormalization(*xs, epsilon=attributes.get("epsilon", 1e-5))
-            return [y, *xs[3:5]]
+        if op_type == "BatchNormalization" and not domain and train != bool(attributes.get("training_mode")):
+            how = {"epsilon": attributes.get("epsilon", 1e-5)}
+            if train:
+                return op.BatchNormalization(*xs, **how, training_mode=1, outputs=3)  # type: ignore[no-any-return]
+            return [op.BatchNormalization(*xs, **how), *xs[3:5]]
         own, rest = dict(attributes), iter(xs[count:])
         for name, value in attributes.items():
             if isinstance(value, Body):

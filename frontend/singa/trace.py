@@ -7,7 +7,7 @@ optimizer states, running statistics, the random stream) becomes an output that 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +58,18 @@ class Trace:
             return self._bound[id(tensor)]
         if isinstance(tensor._data, Symbol):
             return tensor._data
+        if tensor._fixed and tensor.name:  # a constant of a file keeps its name
+            array = tensor.device.backend.get(tensor._data)
+            self._bound[id(tensor)] = self.builder.builder.initializer(tensor.name, array, fold=True)
+            return self._bound[id(tensor)]
         if tensor._fixed:
             return self.builder.constant(tensor.device.backend.get(tensor._data))
         return self.bind(tensor, tensor.name or "state")
+
+    def named(self, first: int, tensors: Sequence[Tensor | None], names: Sequence[str], node: str = "") -> None:
+        """Give what the nodes from number `first` on have made the names that it is wished to have."""
+        symbols = [t._data if t is not None and isinstance(t._data, Symbol) else None for t in tensors]
+        self.builder.builder.rename(first, symbols, names, node)
 
     def assign(self, tensor: Tensor, symbol: Symbol) -> None:
         """From here on the tensor is this value; it is written back when the graph has run."""

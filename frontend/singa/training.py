@@ -20,7 +20,7 @@ from singa_backend.errors import InvalidInput
 
 from . import autograd, tape, trace
 from ._reach import watching
-from .device import default_device
+from .exporting import declared, model_device
 from .opt import SGD
 from .tensor import Tensor, dtype_of
 from .trace import Trace
@@ -63,7 +63,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
                 if p.stores_grad:
                     optimizer.make_states(name, p)
         with trace.recording(record):
-            xs = [Tensor._of(record.builder.input(n, t), model_device(model), False) for n, t in _declared(model, inputs)]
+            xs = [Tensor._of(record.builder.input(n, t), model_device(model), False) for n, t in declared(model, inputs)]
             for name, t in model.get_states().items():
                 record.bind(t, name)
             states = optimizer.get_states()
@@ -93,40 +93,6 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
     return proto
 
 
-def export(model: Any, inputs: Sequence[Tensor] | None = None, *, opset: int | None = None) -> ModelProto:
-    """Write a model as it infers now, as ONNX: parameters under their names as initializers.
-
-    model: a Model whose parameters exist.  inputs: tensors like those to come; not needed where the model came from a file, whose
-        inputs and open sizes then stand.  opset: of the file, 18 or later; the newest when absent.
-    Raises InvalidInput, UnsupportedModel for an operator that cannot be written in that opset, NotTraceable.
-    """
-    record = Trace(tape.op.opset if opset is None else _checked(opset))
-    before = (model.training, tape.training)
-    model.eval()
-    try:
-        with trace.recording(record):
-            xs = [Tensor._of(record.builder.input(n, t), model_device(model), False) for n, t in _declared(model, inputs)]
-            first = len(record.builder.inputs)
-            made = model.forward(*xs)
-            ys = list(made) if isinstance(made, (list, tuple)) else [made]
-            symbols = [trace.value(y) for y in ys]
-        held = record.builder.inputs[first:]
-        del record.builder.inputs[first:]
-        proto = record.builder.model(type(model).__name__, symbols, _output_names(model, len(ys)))
-    finally:
-        model.training, tape.training = before
-    read = {n for node in proto.graph.node for n in node.input}
-    arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
-    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(arrays[s.name]), s.name) for s in held if s.name in read)
-    return proto
-
-
-def _output_names(model: Any, count: int) -> list[str]:
-    graph = getattr(getattr(model, "imported", None), "graph", None)
-    names = [v.name for v in graph.outputs] if graph is not None else []
-    return names if len(names) == count else [f"output_{i}" if count > 1 else "output" for i in range(count)]
-
-
 def step_pairs(step: ModelProto) -> dict[str, str]:
     """For each value that a training step updates: the name of its input, and of the output that holds its next value."""
     return {p.key[len(PAIR) :]: p.value for p in step.metadata_props if p.key.startswith(PAIR)}
@@ -145,28 +111,6 @@ def _checked(opset: int) -> int:
     if not 18 <= opset <= tape.op.opset:
         raise InvalidInput(f"a training step is written in an opset of [18, {tape.op.opset}], not {opset}", code="SX323")
     return opset
-
-
-def model_device(model: Any) -> Any:
-    """Where a model's parameters live."""
-    return next((t.device for t in model.get_states().values()), None) or default_device
-
-
-def _declared(model: Any, inputs: Sequence[Tensor] | None) -> list[tuple[str, TypeProto]]:
-    """Names and types of the model's inputs: those of the file, or those of example tensors."""
-    if inputs is not None:
-        return [(f"input_{i}" if t.name.startswith("Dummy#") else t.name, _type(t)) for i, t in enumerate(inputs)]
-    graph = getattr(getattr(model, "imported", None), "graph", None)
-    if graph is None:
-        raise InvalidInput(
-            "a model of layers does not say what it takes", code="SX324", hint="give inputs=[a Tensor like those to come]"
-        )
-    found = []
-    for v in graph.inputs:
-        if v.dtype is None or v.kind != "tensor":
-            raise InvalidInput(f"the type of input {v} is not known", code="SX324", hint="give inputs=[...]")
-        found.append((v.name, helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape)))
-    return found
 
 
 def _type(t: Tensor) -> TypeProto:
