@@ -501,6 +501,8 @@ class Edit:
         self.main = Net(self, model.graph, None, opsets)
         self.functions = [Net(self, f, None, opsets | _opsets(f.opset_import)) for f in model.functions]
         self._names = {n for top in (self.main, *self.functions) for net in top.walk() for n in _names(net)}
+        if not all(isinstance(n, str) for n in self._names):  # protobuf gives bytes then
+            raise InvalidModel("a name in the model is not UTF-8", code="SX107")
         self._next: dict[str, int] = {}
 
     def fresh(self, wish: str) -> str:
@@ -529,6 +531,11 @@ class Edit:
         found = []
         if self.model.training_info:
             found.append("nothing is rewritten: the model's training_info refers to its names")
+        given = [n for n in self.main.inputs if n in self.main.initializers] if self.ir_version >= 4 else []
+        if given:
+            found.append(
+                f"{len(given)} initializers are inputs too, which a caller may give: they are no constants ({given[0]!r}, ...)"
+            )
         for top in (self.main, *self.functions):
             hidden = _hidden(top)
             if hidden:
