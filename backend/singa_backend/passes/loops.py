@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import helper
 
-from .editing import Net, Node, Type
+from .net import Net, Node, Type
 from .semantics import SAFE, deterministic, permutation
 
 MOST = 1 << 20
