@@ -327,7 +327,7 @@ def test_an_initializer_that_may_be_overridden_is_no_constant() -> None:
     text = "g (float[2] x, float[2] w) => (float[2] y) { a = Exp(w) y = Mul(x, a) }"
     model = read(text, w=np.ones(2, F))
     held(model, None, np.ones(2, F))
-    assert ops(model) == ["Exp", "Mul"]
+    assert ops(model) == ["Exp", "Mul"] and "1 initializers are inputs too" in optimize(model).notes[0]
     fed = SingaBackend.prepare(model).run({"x": np.ones(2, F), "w": np.zeros(2, F)})
     np.testing.assert_array_equal(fed[0], [1, 1])
     old = read(text, opset=8, ir=3, w=np.ones(2, F))
@@ -695,6 +695,18 @@ def test_names_that_hide_others_stop_everything() -> None:
             { q = Identity(x) }> }""")  # fmt: skip
     report = optimize(model)
     assert not report.changes and "'a'" in report.notes[0]
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    data = read("g (float[2] x) => (float[2] y) { zzzz = Neg(x) y = Exp(zzzz) }").SerializeToString()
+    with pytest.raises(InvalidModel, match="not UTF-8"):
+        optimize(ModelProto.FromString(data.replace(b"zzzz", b"zz\xffz")))
+
+
+def test_a_scan_of_more_inputs_than_it_has() -> None:
+    model = read("""g (float[2] x) => (float[2] y) { y = Scan<num_scan_inputs = 4611686018427387904,
+        body = b (float a) => (float c) { c = Neg(a) }>(x) }""")
+    assert not optimize(model).failures
 
 
 def test_weights_are_neither_copied_nor_read() -> None:

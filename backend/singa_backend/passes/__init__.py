@@ -24,9 +24,10 @@ from .back_to_back import remove_back_to_back
 from .batch_norm import fold_batch_normalization
 from .cleaning import merge_duplicates, remove_dead, remove_dead_functions
 from .constants import fold_constants
-from .editing import Edit, Net, Node
+from .editing import Edit
 from .identity import remove_identity
 from .loops import move_out_of_loops
+from .net import Net, Node
 from .shapes import simplify_shapes
 from .transpose import optimize_transpose
 

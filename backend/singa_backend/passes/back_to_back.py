@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import dtypes
-from .editing import Net, Node
+from .net import Net, Node
 from .semantics import axes_since, compose, give, given, inside, permutation
 
 IDEMPOTENT = frozenset({"Abs", "Ceil", "Floor", "Relu", "Round", "Sign"})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .editing import Net, Node
+from .net import Net, Node
 from .semantics import version
 
 MOST = 1 << 28

@@ -7,7 +7,8 @@ from typing import Any
 
 from onnx import AttributeProto, TensorProto
 
-from .editing import Edit, Net, Node, nbytes
+from .editing import Edit
+from .net import Net, Node, nbytes
 from .semantics import deterministic
 
 MERGED = 1 << 20

@@ -12,8 +12,8 @@ from .. import dtypes
 from ..backend import SingaBackend
 from ..errors import SonnxError
 from ..limits import Limits
-from .editing import Net, Node
 from .inference import node_proto
+from .net import Net, Node
 from .semantics import deterministic
 
 MOST = 1 << 20

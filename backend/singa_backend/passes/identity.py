@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..dtypes import is_float
-from .editing import Net, Node, Shape
+from .net import Net, Node, Shape
 from .semantics import axes_since, drops_nothing, given, holds_only, permutation
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, shape_inference
 
-from .editing import Edit, Net, Node, Type, nbytes
+from .editing import Edit
+from .net import Net, Node, Type, nbytes
 
 FEW = 1 << 10
 """Bytes up to which a constant goes along: it may be a shape.  Of a larger one only the type does."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .editing import Net, Node, Type
+from .net import Net, Node, Type
 from .semantics import (
     BROADCASTING,
     REDUCTIONS,

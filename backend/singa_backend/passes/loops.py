@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import helper
 
-from .editing import Net, Node, Type
+from .net import Net, Node, Type
 from .semantics import SAFE, deterministic, permutation
 
 MOST = 1 << 20
@@ -15,7 +15,9 @@ def move_out_of_loops(net: Net) -> int:
     """Move invariant nodes out of the bodies of Loops and Scans, and Transposes from their scan outputs behind them."""
     count = 0
     for node in list(net.nodes):
-        if node.is_("Loop", "Scan") and "body" in node.graphs and not (node.is_("Scan") and net.opset < 9):
+        if not node.is_("Loop", "Scan") or "body" not in node.graphs or (node.is_("Scan") and net.opset < 9):
+            continue
+        if _states(node) >= 0:
             body, runs = node.graphs["body"], _runs(net, node)
             moved = _invariant(net, node, body, runs)
             moved += sum(_scan_output(net, node, body, i) for i in range(_states(node), len(node.outputs))) if runs else 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..operator import schemas
-from .editing import Net, Node
+from .net import Net, Node
 
 RANDOM = frozenset({
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",

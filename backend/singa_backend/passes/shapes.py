@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .editing import Net, Node
+from .net import Net, Node
 from .semantics import axes_since, give, given
 
 FEW = 64

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .editing import Net, Node, Type
 from .layouts import MOVABLE, Moved, lay_out, moved
+from .net import Net, Node, Type
 from .semantics import compose, give, permutation
 
 PUSHES = 4

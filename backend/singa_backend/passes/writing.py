@@ -7,8 +7,9 @@ from typing import Any
 
 from onnx import FunctionProto, GraphProto, NodeProto, helper
 
-from .editing import Edit, Net, Node
+from .editing import Edit
 from .inference import node_proto
+from .net import Net, Node
 
 
 def write(edit: Edit) -> None:
