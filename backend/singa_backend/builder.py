@@ -33,6 +33,9 @@ _RANKS = {
 }  # fmt: skip
 """The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1."""
 
+_ALIKE = {"Scaler": np.float32, "Normalizer": np.float32, "Imputer": None, "Binarizer": None}
+"""Operators of ai.onnx.ml whose result is shaped like the first input, and its dtype (None: that too); inference is silent."""
+
 _outer = count()
 
 
@@ -232,7 +235,7 @@ class Builder(Vocabulary[Symbol]):
                 for name, value in v.captured.items():
                     if name not in self._own():
                         self._note(name, value)
-        types = self._bound(node, symbols, domain) | self._infer(node, symbols, domain)
+        types = self._bound(node, symbols, domain) | self._infer(node, symbols, domain) | self._alike(node, symbols, domain)
         self._rank(node, symbols, types)
         self.nodes.append(node)
         made = [Symbol(n, self, types.get(n)) for n in names]
@@ -291,6 +294,12 @@ class Builder(Vocabulary[Symbol]):
         except Exception:  # inference is a help; what it cannot tell stays unknown
             return {}
         return dict(found)
+
+    def _alike(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
+        """The type of a result that is shaped like the first input."""
+        if domain != "ai.onnx.ml" or node.op_type not in _ALIKE or symbols[0] is None or symbols[0].type is None:
+            return {}
+        return {node.output[0]: _tensor_type(_ALIKE[node.op_type] or self.dtype(symbols[0]), self.shape(symbols[0]))}
 
     def _infer_private(self, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
         """The types of a private operator's outputs: those of its composition."""
