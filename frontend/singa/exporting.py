@@ -8,6 +8,7 @@ The inference form is the default: BatchNormalization with its running statistic
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -142,14 +143,19 @@ def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.Pa
     chosen = Options(**options)
     names = [n for n, _ in declared(model, inputs)]
     types = [_overridden(n, t, chosen) for n, t in declared(model, inputs)]
-    scratch = Trace(tape.op.opset)
     before = (model.training, tape.training)
     model.train(chosen.training)
-    tape.training = False  # no gradients are asked for; BatchNormalization and Dropout follow the model's mode
     try:
-        with trace.recording(scratch):
-            xs = [Tensor._of(scratch.builder.input(n, t), model_device(model), False) for n, t in zip(names, types, strict=True)]
-            tape.training = chosen.training
+        with contextlib.ExitStack() as stack:
+            if inputs is not None and not chosen.training:
+                xs = [x.copy() for x in inputs]  # leaves of this call alone
+                for x in xs:
+                    origin.forget(x)
+            else:  # without values, and so without a change to statistics and random numbers
+                scratch = Trace(tape.op.opset)
+                stack.enter_context(trace.recording(scratch))
+                device = model_device(model)
+                xs = [Tensor._of(scratch.builder.input(n, t), device, False) for n, t in zip(names, types, strict=True)]
             made = model.forward(*xs)
             ys = list(made) if isinstance(made, (list, tuple)) else [made]
             proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, names, types, path)
@@ -218,8 +224,8 @@ class _Played:
         self.problems += self.writer.problems
         held = self.writer.inputs[len(xs) :]
         del self.writer.inputs[len(xs) :]
-        for symbol in symbols:
-            self._ranked(symbol)
+        for symbol, y in zip(symbols, ys, strict=True):
+            self._ranked(symbol, y)
         self.proto = self.writer.model(name, symbols, self._output_names(ys))
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
@@ -239,9 +245,16 @@ class _Played:
                 text = f"output {i} ({y!r}) was made by no operator, or longer ago than {origin.LONGEST} operators"
                 raise InvalidInput(text, code="SX353", hint="compute it from the inputs, then export it; or export the model")
 
-    def _ranked(self, symbol: Any) -> None:
-        """A graph's output says its rank; where inference lost it the file could not be checked."""
-        if symbol.type is not None and symbol.type.HasField("tensor_type") and not symbol.type.tensor_type.HasField("shape"):
+    def _ranked(self, symbol: Any, y: Tensor) -> None:
+        """A graph's output says its rank; where inference lost it, the tensor knows it, or the file that it came from."""
+        if symbol.type is None or not symbol.type.HasField("tensor_type") or symbol.type.tensor_type.HasField("shape"):
+            return
+        graph = getattr(y._origin.origin.operator, "graph", None) if y._origin is not None else None
+        if hasattr(y._data, "ndim"):
+            symbol.type = helper.make_tensor_type_proto(symbol.type.tensor_type.elem_type, [None] * y._data.ndim)
+        elif graph is not None and y._origin is not None and y._origin.index < len(graph.outputs):
+            symbol.type = graph.outputs[y._origin.index].type or symbol.type
+        else:
             self.report.warnings.append(f"the rank of the output {symbol.name!r} is not known")
 
     def _do(self, call: Origin, args: list[Any]) -> Sequence[Any]:

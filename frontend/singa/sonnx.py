@@ -12,9 +12,12 @@ from onnx import ModelProto
 from singa_backend.backend import load_model
 from singa_backend.debug import bisect, compare, reduce
 from singa_backend.inspection import check, inspect, trainable_report
+from singa_backend.passes import optimize
 
+from ._frontend import SingaFrontend
 from ._imported import Imported
 from ._rep import SingaBackend, SingaRep
+from .checking import ExportMismatch, export_and_check
 from .custom import exporter
 from .exporting import ExportReport, export, to_onnx
 from .model import Model
@@ -22,18 +25,22 @@ from .tensor import Tensor
 from .training import step_pairs, to_training_onnx
 
 __all__ = [
+    "ExportMismatch",
     "ExportReport",
     "SONNXModel",
     "SingaBackend",
+    "SingaFrontend",
     "SingaRep",
     "bisect",
     "check",
     "compare",
     "export",
+    "export_and_check",
     "exporter",
     "inspect",
     "is_compatible",
     "load",
+    "optimize",
     "prepare",
     "reduce",
     "run_model",

@@ -229,7 +229,8 @@ class Recorder(Vocabulary["Tensor"]):
         else:
             node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
             ys = self._leave(node, every, values, made, device)
-        origin.remember(ys, op_type, _again_as(op_type, attributes, outputs, domain, len(inputs)), [*inputs, *captured])
+        shape = op.shape(raw[0]) if op_type == "Reshape" and isinstance(inputs[1], (list, tuple)) else None
+        origin.remember(ys, op_type, _again_as(op_type, attributes, outputs, domain, len(inputs), shape), [*inputs, *captured])
         return ys
 
     def _leave(self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device) -> list[Tensor]:
@@ -293,10 +294,11 @@ class Recorder(Vocabulary["Tensor"]):
         return vocabulary().graph(make, types)
 
 
-def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int) -> origin.Again:
+def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> origin.Again:
     """The call once more; BatchNormalization by the mode that is asked for, whatever it was.
 
     count: of the inputs; behind them stands what the graphs among the attributes capture.
+    shape: of what a Reshape by given sizes was of: where a size is open now, the sizes that came from it are too.
     """
 
     def again(xs: list[Any], train: bool) -> Sequence[Any]:
@@ -309,9 +311,25 @@ def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: st
         for name, value in attributes.items():
             if isinstance(value, Body):
                 own[name] = body_again(op, value, [next(rest) for _ in value.captured])
+        if shape is not None:
+            xs = [xs[0], _following(list(xs[1]), shape, op.shape(xs[0]) or ()), *xs[2:]]
         return op.call(op_type, xs[:count], own, outputs, domain)
 
     return again
+
+
+def _following(sizes: list[int], was: Sequence[Any], now: Sequence[Any]) -> list[int]:
+    """Sizes for Reshape: 0 (keep) where a size that is open now stood at its own place, -1 for one that it had gone into."""
+    opened = [i for i, d in enumerate(now) if not isinstance(d, int) and i < len(was) and isinstance(was[i], int)]
+    made = list(sizes)
+    for i in opened:
+        if i < len(made) and made[i] == was[i]:
+            made[i] = 0
+        elif -1 not in made:
+            into = next((k for k, n in enumerate(made) if n and was[i] and n % was[i] == 0), None)
+            if into is not None:
+                made[into] = -1
+    return made
 
 
 def _wrapped(values: Sequence[Any], device: Device, xs: Sequence[Tensor | None]) -> list[Any]:
