@@ -168,7 +168,7 @@ def optimize(model: ModelProto, passes: Sequence[str] | None = None, *, rounds: 
     """
     chosen = [_named(name) for name in (PASSES if passes is None else passes)]
     if rounds < 1:
-        raise InvalidInput(f"rounds={rounds} lets no pass run", code="SX350", hint="give 1 or more")
+        raise InvalidInput(f"rounds={rounds} lets no pass run", code="SX360", hint="give 1 or more")
     load_all()
     try:
         edit = Edit(model, None if folder is None else Path(folder))
@@ -187,7 +187,7 @@ def optimize(model: ModelProto, passes: Sequence[str] | None = None, *, rounds: 
 
 def _named(name: str) -> Pass:
     if name not in PASSES:
-        raise InvalidInput(f"there is no pass {name!r}; there are {', '.join(PASSES)}", code="SX350")
+        raise InvalidInput(f"there is no pass {name!r}; there are {', '.join(PASSES)}", code="SX360")
     return PASSES[name]
 
 
