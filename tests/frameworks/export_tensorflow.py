@@ -4,7 +4,8 @@
 
 Each net is built as keras.applications builds its kind: channels last, `same` padding that is uneven, batch norms without
 scale, preprocessing as layers, heads that keep the sizes of 1; weights are random and seeded.  NET-tf2onnx-11.onnx is in the
-opset of old, NET-tf2onnx-17.onnx in a newer one.
+opset of old, NET-tf2onnx-17.onnx in a newer one.  tf2onnx orders some nodes and names differently from run to run: unlike
+those of the other scripts, its files are not the same bytes when they are made anew.
 """
 
 from __future__ import annotations
