@@ -41,12 +41,17 @@ _outer = count()
 
 @dataclass(eq=False)
 class Symbol:
-    """A value of a graph that is being built; `value` is there where it is known."""
+    """A value of a graph that is being built.
+
+    value: where it is known, and may be worked with while building.  held: of a weight that keeps its name: it is known, but
+    what hangs on it is not worked out.
+    """
 
     name: str
     builder: Builder
     type: TypeProto | None = None
     value: np.ndarray | None = None
+    held: np.ndarray | None = None
 
 
 class Builder(Vocabulary[Symbol]):
@@ -107,8 +112,8 @@ class Builder(Vocabulary[Symbol]):
         return symbol
 
     def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
-        """A stored value under its own name; `fold` says that its value may be used while building."""
-        symbol = Symbol(self.name(name), self, _tensor_type(value.dtype, value.shape), value if fold else None)
+        """A stored value under its own name; `fold` says that its value may be worked with while building."""
+        symbol = Symbol(self.name(name), self, _tensor_type(value.dtype, value.shape), value if fold else None, value)
         self.initializers[symbol.name] = numpy_helper.from_array(value, symbol.name)
         return symbol
 
@@ -187,7 +192,8 @@ class Builder(Vocabulary[Symbol]):
         return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
 
     def known(self, x: Symbol) -> np.ndarray | None:
-        return self._plain(x).value
+        symbol = self._plain(x)
+        return symbol.held if symbol.value is None else symbol.value
 
     def type_of(self, x: Symbol) -> TypeProto | None:
         """All that is known of a value's type."""

@@ -332,7 +332,8 @@ class Writer(Vocabulary[Symbol]):
     def rank_of(self, x: Symbol, what: str) -> int:
         shape = self.shape(x)
         if shape is None:
-            raise Unwritable(f"the rank of {what} is not known, and opset {self.target} needs it")
+            text = f"the rank of {what} is not known, and to write this in opset {self.target} it must be"
+            raise Unwritable(text, hint="fix the sizes of the inputs: with inputs=[...], or without dynamic_axes")
         return len(shape)
 
     def _version(self, domain: str, name: str) -> int | None:
@@ -376,31 +377,34 @@ def _fits(opset: int, writer: Writer, name: str, values: list[Any], given: dict[
     return True
 
 
-def convert(graph: Graph, opset: int, name: str = "main") -> ModelProto:
-    """A graph at another opset: every node in the form that the opset has; raises Unwritable.
+def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = None) -> ModelProto:
+    """A graph at another opset: every node in the form that the opset has, names kept; raises Unwritable.
 
-    Initializers keep their names and stay overridable only where the graph has them as inputs.
+    Weights stay as they are; sizes and other integers may be worked out.  writer: one that notes what cannot be written.
     """
-    writer = Writer(opset)
+    writer = writer or Writer(opset)
     inputs = [writer.input(v.name, declared_type(v)) for v in graph.inputs]
-    states = {n: writer.builder.initializer(n, a, fold=True) for n, a in graph.states.items()}
+    states = {n: writer.builder.initializer(n, a, fold=not dtypes.is_float(a.dtype)) for n, a in graph.states.items()}
     writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
     outputs = replay(writer, graph, inputs, states, visitor=named_visit)
     for symbol, declared in zip(outputs, graph.outputs, strict=True):
         said = declared_type(declared)
         if said is not None and isinstance(symbol, Symbol) and not _has_rank(symbol.type):
             symbol.type = said
-    return writer.model(name, outputs, [v.name for v in graph.outputs])
+    return writer.model(name or graph.name or "main", outputs, [v.name for v in graph.outputs])
 
 
 def named_visit(op: Vocabulary[Any], node: Any, inputs: list[Any], frame: list[Any]) -> list[Any]:
     """Do what a node does, and give its results the names that they have in the file; errors name the node."""
     builder = getattr(op, "builder", op)
     before = len(builder.nodes) if isinstance(builder, Builder) else 0
+    noted = len(getattr(op, "problems", None) or [])
     try:
         made = visit(op, node, inputs, frame)
     except Unwritable as error:
         raise error.locate(node=node.name) from None
+    for problem in (getattr(op, "problems", None) or [])[noted:]:
+        problem.locate(node=node.name)
     if isinstance(builder, Builder):
         builder.rename(before, made, node.output_names, node.name)
     return made

@@ -21,11 +21,14 @@ import onnx
 from onnx import ModelProto, TypeProto, helper, numpy_helper, shape_inference
 
 from singa_backend import dtypes, passes, saving
+from singa_backend.backend import load_model
 from singa_backend.builder import finish, reads
 from singa_backend.errors import InvalidInput, InvalidModel, Problem, UnsupportedModel
+from singa_backend.graph import Graph
 from singa_backend.operator import schemas
 from singa_backend.vocabulary import newest
-from singa_backend.writer import LEAST, UNWRITTEN, Unwritable
+from singa_backend.writer import LEAST, UNWRITTEN, Unwritable, Writer
+from singa_backend.writer import convert as write_again
 
 from . import custom, origin, tape, trace
 from .device import default_device
@@ -202,7 +205,7 @@ class _Played:
     def __init__(self, xs: Sequence[Tensor], ys: Sequence[Tensor], name: str, options: Options, names: Sequence[str],
                  types: Sequence[TypeProto], opset: int) -> None:  # fmt: skip
         self.options, self.report = options, ExportReport(opset=opset)
-        self.record = record = Trace(opset)
+        self.record = record = Trace(opset, holds=True)
         self.writer = record.builder
         self.problems: list[UnsupportedModel] = []
         self.writer.problems = []
@@ -313,39 +316,70 @@ class _Played:
 
     def finish(self, path: Any) -> tuple[ModelProto, ExportReport]:
         """The model, cleaned, checked and written; raises for what cannot be written, unless that is to be noted only."""
-        report, options, proto = self.report, self.options, self.proto
-        report.operations, report.attributes = self.writer.calls.copy(), self.writer.attributes.copy()
-        report.unmapped = Counter(p.operator for p in self.problems)
-        report.mapped = +(report.operations - report.unmapped)
-        report.exceptions = [p.message for p in self.problems]
-        report.warnings += self.writer.warnings
-        if self.problems and not options.continue_on_error:
-            lines = [Problem(p.message, p.code, p.node, p.operator) for p in self.problems]
-            more = f"{len(lines)} operators cannot be written" if len(lines) > 1 else self.problems[0].message
-            hint = "continue_on_error=True writes the rest" if len(lines) > 1 else self.problems[0].hint
-            error = UnsupportedModel(more, code=self.problems[0].code, problems=lines, hint=hint,
-                                     node=self.problems[0].node, operator=self.problems[0].operator)  # fmt: skip
-            raise error
-        proto.functions.extend(self._functions)
-        _domains(proto, options.extra_opsets)
-        _renamed_shapes(proto, options)
-        if options.optimize:
-            report.passes = passes.optimize(proto, None if options.optimize is True else list(options.optimize))
-        if options.keep_initializers_as_inputs:
-            there = {v.name for v in proto.graph.input}
-            proto.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-                                     for t in proto.graph.initializer if t.name not in there)  # fmt: skip
-        finish(proto)
-        proto.doc_string = options.doc
-        if options.metadata:
-            helper.set_model_props(proto, dict(options.metadata))
-        report.ir_version = proto.ir_version
-        if options.check and not self.problems and path is None:
-            _check(proto)
-        if path is not None:
-            saving.save(proto, Path(path), check=options.check and not self.problems, external=options.external_data)
-            report.path = os.fspath(path)
-        return proto, report
+        _tally(self.report, self.writer, self.problems, self.options)
+        self.proto.functions.extend(self._functions)
+        _finish(self.proto, self.report, self.options, path)
+        return self.proto, self.report
+
+
+def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] | None = None, *, with_report: bool = False,
+            **options: Any) -> Any:  # fmt: skip
+    """An ONNX model at another opset, older or newer: names kept, nothing trained, nothing run.
+
+    source: a path, bytes or a ModelProto.  opset: 7 to the newest; its own where absent.  path: a file to write.
+    options: those of `Options` that do not concern inputs and outputs.
+    Raises UnsupportedModel listing every operator that the opset cannot express, with the least that can.
+    """
+    chosen = Options(opset=opset, **options)
+    model, folder = load_model(source)
+    graph = Graph.from_onnx(model, folder)
+    target = opset or max(LEAST, graph.opsets.get("", LEAST))
+    writer = Writer(target)
+    writer.problems = []
+    proto = write_again(graph, target, model.graph.name, writer)
+    report = ExportReport(opset=target)
+    _tally(report, writer, writer.problems, chosen)
+    _finish(proto, report, chosen, path)
+    return (proto, report) if with_report else proto
+
+
+def _tally(report: ExportReport, writer: Writer, problems: Sequence[UnsupportedModel], options: Options) -> None:
+    """Put into the report what was written; raises one error for all that was not, unless it is to be noted only."""
+    report.operations, report.attributes = writer.calls.copy(), writer.attributes.copy()
+    report.unmapped = Counter(p.operator for p in problems)
+    report.mapped = +(report.operations - report.unmapped)
+    report.exceptions = [p.message for p in problems]
+    report.warnings += writer.warnings
+    if problems and not options.continue_on_error:
+        first, many = problems[0], len(problems) > 1
+        lines = [Problem(p.message, p.code, p.node, p.operator) for p in problems]
+        raise UnsupportedModel(
+            f"{len(lines)} operators cannot be written" if many else first.message, code=first.code, problems=lines,
+            hint="continue_on_error=True writes the rest" if many else first.hint, node=first.node, operator=first.operator,
+        )  # fmt: skip
+
+
+def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any) -> None:
+    """Clean, label, check and write."""
+    _domains(proto, options.extra_opsets)
+    _renamed_shapes(proto, options)
+    if options.optimize:
+        report.passes = passes.optimize(proto, None if options.optimize is True else list(options.optimize))
+    if options.keep_initializers_as_inputs:
+        there = {v.name for v in proto.graph.input}
+        proto.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+                                 for t in proto.graph.initializer if t.name not in there)  # fmt: skip
+    finish(proto)
+    proto.doc_string = options.doc
+    if options.metadata:
+        helper.set_model_props(proto, dict(options.metadata))
+    report.ir_version = proto.ir_version
+    check = options.check and not report.unmapped
+    if check and path is None:
+        _check(proto)
+    if path is not None:
+        saving.save(proto, Path(path), check=check, external=options.external_data)
+        report.path = os.fspath(path)
 
 
 def _problem(text: str, call: Origin) -> UnsupportedModel:

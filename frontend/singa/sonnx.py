@@ -19,7 +19,7 @@ from ._imported import Imported
 from ._rep import SingaBackend, SingaRep
 from .checking import ExportMismatch, export_and_check
 from .custom import exporter
-from .exporting import ExportReport, export, to_onnx
+from .exporting import ExportReport, convert, export, to_onnx
 from .model import Model
 from .tensor import Tensor
 from .training import step_pairs, to_training_onnx
@@ -34,6 +34,7 @@ __all__ = [
     "bisect",
     "check",
     "compare",
+    "convert",
     "export",
     "export_and_check",
     "exporter",

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 
+_HELD = 64
+"""Elements of a tensor whose value is kept while it is exported: bounds, ratios, scales."""
+
+
 class NotTraceable(SonnxError):
     """A step cannot become a graph: it reads a value in Python, or runs an operator that is written in Python."""
 
@@ -34,10 +38,12 @@ class Trace:
 
     inputs: the tensors that the step reads, each with its symbol, in the order of first use.
     assigned: the tensors that it writes, in order.
+    holds: whether small tensors that are read keep their values: older opsets want some of them as attributes.
     """
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, holds: bool = False) -> None:
         self.builder = Writer(opset)
+        self._holds = holds
         self.inputs: list[tuple[Tensor, Symbol]] = []
         self.assigned: dict[int, Tensor] = {}
         self._bound: dict[int, Symbol] = {}
@@ -48,6 +54,8 @@ class Trace:
             array = tensor._data
             type = helper.make_tensor_type_proto(dtypes.onnx_code(array.dtype), array.shape)
         symbol = self.builder.input(name, type)
+        if self._holds and tensor._data.size <= _HELD:
+            symbol.held = tensor.device.backend.get(tensor._data)
         self.inputs.append((tensor, symbol))
         self._bound[id(tensor)] = symbol
         return symbol

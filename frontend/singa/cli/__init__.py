@@ -12,6 +12,7 @@ from .bisect import bisect
 from .check import check
 from .compare import compare
 from .conform import conform
+from .convert import convert
 from .foreign import foreign
 from .fuzz import fuzz
 from .gradients import gradients
@@ -32,5 +33,20 @@ def main() -> None:
     """
 
 
-for command in (run, train, check, inspect, compare, bisect, reduce, optimize, conform, foreign, fuzz, gradients, write_report):
+for command in (
+    run,
+    train,
+    check,
+    inspect,
+    compare,
+    bisect,
+    reduce,
+    optimize,
+    convert,
+    conform,
+    foreign,
+    fuzz,
+    gradients,
+    write_report,
+):
     main.add_command(command)
