@@ -165,6 +165,7 @@ def test_singas_frontend() -> None:
 # --- options
 
 
+@pytest.mark.row("E6")
 @pytest.mark.parametrize("opset", range(7, 29))
 def test_every_opset_has_the_least_ir_version_and_the_same_numbers(opset: int) -> None:
     m, x = net()
@@ -173,6 +174,7 @@ def test_every_opset_has_the_least_ir_version_and_the_same_numbers(opset: int) -
     np.testing.assert_array_equal(run(proto, tensor.to_numpy(x))[0], tensor.to_numpy(m.forward(x)))
 
 
+@pytest.mark.row("E5")
 def test_the_opset_is_raised_as_far_as_the_model_needs() -> None:
     x = named(values(2, 3), "x")
     assert sonnx.to_onnx([x], [op.Gelu(x)]).opset_import[0].version == 18  # composed
@@ -180,6 +182,7 @@ def test_the_opset_is_raised_as_far_as_the_model_needs() -> None:
     assert sonnx.to_onnx([bits], [op.BitCast(bits, to=3)]).opset_import[0].version == 26
 
 
+@pytest.mark.row("E4")
 def test_too_old_an_opset_names_the_operator_and_the_least() -> None:
     x = named(values(2, 3), "x")
     with pytest.raises(UnsupportedModel, match=r"Erf cannot be written in opset 8.*opset 9 is the least"):
@@ -188,6 +191,7 @@ def test_too_old_an_opset_names_the_operator_and_the_least() -> None:
         sonnx.to_onnx([x], [op.Erf(x)], opset=6)
 
 
+@pytest.mark.row("E18")
 def test_both_forms() -> None:
     m, x = net()
     inferring = sonnx.export(m, [x])
@@ -198,6 +202,7 @@ def test_both_forms() -> None:
     assert not m.training and not tape.training
 
 
+@pytest.mark.row("E12")
 def test_dynamic_axes_and_reshapes_that_follow() -> None:
     x, y = named(values(2, 3, 4), "x"), named(values(2, 12, seed=1), "y")
 
@@ -213,6 +218,7 @@ def test_dynamic_axes_and_reshapes_that_follow() -> None:
         sonnx.to_onnx([x], [autograd.relu(x)], dynamic_axes={"z": [0]})
 
 
+@pytest.mark.row("E10")
 def test_shape_override_is_inferred_through_and_left_alone() -> None:
     x = named(values(1, 4), "x")
     wish = {"x": [7, 4]}
@@ -224,6 +230,7 @@ def test_shape_override_is_inferred_through_and_left_alone() -> None:
         sonnx.to_onnx([x], [autograd.relu(x)], shape_override={"nowhere": [1]})
 
 
+@pytest.mark.row("E1")
 def test_names_metadata_and_initializers_as_inputs() -> None:
     m, x = net()
     proto = sonnx.export(m, [x], input_names=["image"], output_names=["score"], keep_initializers_as_inputs=True, doc="a net",
@@ -238,6 +245,7 @@ def test_names_metadata_and_initializers_as_inputs() -> None:
         sonnx.export(m, [x], input_names=["a", "b"])
 
 
+@pytest.mark.row("E1")
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     m, x = net()
     path = tmp_path / "net.onnx"
@@ -250,6 +258,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
 
 
+@pytest.mark.row("E11")
 def test_weights_whose_names_differ_by_a_dot_stay_apart(tmp_path: Path) -> None:
     x = named(values(300), "x")
     a, b = named(values(300, seed=1), "a.b"), named(values(300, seed=2), "a_b")
@@ -261,6 +270,7 @@ def test_weights_whose_names_differ_by_a_dot_stay_apart(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, tensor.to_numpy(y))
 
 
+@pytest.mark.row("E16")
 def test_a_shared_weight_stays_one() -> None:
     w = named(values(4, 4), "w")
     x = named(values(2, 4), "x")
@@ -268,6 +278,7 @@ def test_a_shared_weight_stays_one() -> None:
     assert [t.name for t in proto.graph.initializer] == ["w"]
 
 
+@pytest.mark.row("E2")
 def test_the_report() -> None:
     x = named(values(2, 3), "x")
     y = op.Clip(op.Softmax(autograd.relu(x), axis=0), 0.1, 0.5)
@@ -280,6 +291,7 @@ def test_the_report() -> None:
     assert "Softmax                              1" in str(report)
 
 
+@pytest.mark.row("E1")
 def test_passes_clean_what_is_written() -> None:
     x = named(values(2, 3), "x")
     y = autograd.transpose(autograd.transpose(autograd.relu(x), (1, 0)), (1, 0))
@@ -313,6 +325,7 @@ class Broken(Root):
     pass
 
 
+@pytest.mark.row("E3")
 def test_strict_names_everything_and_lenient_writes_the_rest(tmp_path: Path) -> None:
     x = named(values(2, 3), "x")
     y = _Given().forward(x)
@@ -366,6 +379,7 @@ def _scaled_node(op: Any, scaled: Scaled, x: Any) -> Any:
     return {"by": scaled.by}
 
 
+@pytest.mark.row("E7", "E8")
 def test_exporters_by_opset_as_functions_and_as_nodes() -> None:
     x = named(values(2, 3), "x")
     y = autograd.add(Scaled(2.0)(x)[0], Scaled(3.0)(Scaled(2.0)(x)[0])[0])
@@ -381,6 +395,7 @@ def test_exporters_by_opset_as_functions_and_as_nodes() -> None:
 # --- round trips
 
 
+@pytest.mark.row("I2")
 @pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
 def test_in_and_out_is_a_fixed_point(path: Path) -> None:
     """What was written once is written again byte for byte, and gives the file's own outputs bit for bit."""
@@ -445,6 +460,7 @@ def test_an_export_is_run_beside_onnxruntime(tmp_path: Path) -> None:
     assert len(check.comparisons) == 8 and max(check.errors.values()) < 1e-4 and proto.ir_version == 8
 
 
+@pytest.mark.row("E15")
 def test_a_fault_in_one_output_or_at_one_size_is_caught() -> None:
     x = named(values(2, 3), "x")
     with pytest.raises(sonnx.ExportMismatch, match="output_1") as caught:

@@ -327,10 +327,15 @@ def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] 
     """An ONNX model at another opset, older or newer: names kept, nothing trained, nothing run.
 
     source: a path, bytes or a ModelProto.  opset: 7 to the newest; its own where absent.  path: a file to write.
-    options: those of `Options` that do not concern inputs and outputs.
-    Raises UnsupportedModel listing every operator that the opset cannot express, with the least that can.
+    options: those of `Options` that change neither inputs and outputs nor the form of the network.
+    Raises UnsupportedModel listing every operator that the opset cannot express, with the least that can; InvalidInput for an
+    option that needs `export`.
     """
     chosen = Options(opset=opset, **options)
+    for name in ("training", "input_names", "output_names", "dynamic_axes"):
+        if getattr(chosen, name):
+            raise InvalidInput(f"convert keeps inputs, outputs and the form of the network, whatever {name} asks", code="SX355",
+                               hint=f"sonnx.export(sonnx.SONNXModel(...), {name}=...)")  # fmt: skip
     model, folder = load_model(source)
     graph = Graph.from_onnx(model, folder)
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
@@ -419,30 +424,35 @@ def _domains(proto: ModelProto, extra: Sequence[tuple[str, int]]) -> None:
 
 
 def _renamed_shapes(proto: ModelProto, options: Options) -> None:
-    """Shapes that were given for values within the graph, and what follows from them."""
-    inner = {n: s for n, s in (options.shape_override or {}).items() if n not in {v.name for v in proto.graph.input}}
-    if not inner:
+    """Shapes that were given for values of the graph, and what follows from them."""
+    wanted = {n: [d if d is None else str(d) if isinstance(d, str) else int(d) for d in s]
+              for n, s in (options.shape_override or {}).items()}  # fmt: skip
+    inputs = {v.name: v for v in proto.graph.input}
+    stand = {n for n, s in wanted.items() if n in inputs and s == _sizes(inputs[n].type)}  # `export` began with these
+    if not wanted.keys() - stand:
         return
-    made = {o for node in proto.graph.node for o in node.output}
-    for unknown in sorted(set(inner) - made):
+    made = {*inputs, *(o for node in proto.graph.node for o in node.output)}
+    for unknown in sorted(wanted.keys() - made):
         raise InvalidInput(f"shape_override names {unknown!r}, which the graph does not have", code="SX355",
                            hint=f"there are {', '.join(sorted(made)[:20])}")  # fmt: skip
     inferred = shape_inference.infer_shapes(proto, data_prop=True)
-    types = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.output)}
-    for name, shape in inner.items():
-        info = helper.make_tensor_value_info(name, types[name].tensor_type.elem_type, list(shape))
-        for k, v in enumerate(proto.graph.value_info):
-            if v.name == name:
-                del proto.graph.value_info[k]
-                break
-        proto.graph.value_info.append(info)
-        for v in proto.graph.output:
-            if v.name == name:
-                v.CopyFrom(info)
-            else:
-                v.type.tensor_type.ClearField("shape")
+    types = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)}
+    del proto.graph.value_info[:]
+    for v in (*proto.graph.input, *proto.graph.output):
+        if v.name in wanted:
+            v.CopyFrom(helper.make_tensor_value_info(v.name, v.type.tensor_type.elem_type, wanted[v.name]))
+        elif v.name not in inputs:
+            v.type.tensor_type.ClearField("shape")
+    for name in wanted.keys() - {v.name for v in (*proto.graph.input, *proto.graph.output)}:
+        elem = types[name].tensor_type.elem_type
+        proto.graph.value_info.append(helper.make_tensor_value_info(name, elem, wanted[name]))
     again = shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True)
     proto.graph.CopyFrom(again.graph)
+
+
+def _sizes(type: TypeProto) -> list[int | str | None]:
+    """The sizes of a declared shape."""
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in type.tensor_type.shape.dim]
 
 
 # --- names and types --------------------------------------------------------------------------------------------------
