@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TypeProto, helper, numpy_helper, shape_inference
+from onnx import ModelProto, TypeProto, helper, shape_inference
 
 from singa_backend import dtypes, passes, saving
 from singa_backend.backend import load_model
@@ -229,12 +229,13 @@ class _Played:
         del self.writer.inputs[len(xs) :]
         for symbol, y in zip(symbols, ys, strict=True):
             self._ranked(symbol, y)
-        self.proto = self.writer.model(name, symbols, self._output_names(ys))
+        self.proto = self.writer.model(name, symbols, self._output_names(ys), late=True)
+        self.arrays = self.writer.builder.arrays
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
         for s in held:
             if s.name in read:
-                self.proto.graph.initializer.append(numpy_helper.from_array(np.asarray(arrays[s.name]), s.name))
+                self.proto.graph.initializer.append(saving.later(np.asarray(arrays[s.name]), s.name, self.arrays))
 
         first: dict[str, int] = {}
         for node in self.proto.graph.node:
@@ -318,7 +319,7 @@ class _Played:
         """The model, cleaned, checked and written; raises for what cannot be written, unless that is to be noted only."""
         _tally(self.report, self.writer, self.problems, self.options)
         self.proto.functions.extend(self._functions)
-        _finish(self.proto, self.report, self.options, path)
+        _finish(self.proto, self.report, self.options, path, self.arrays)
         return self.proto, self.report
 
 
@@ -341,10 +342,10 @@ def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] 
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
     writer = Writer(target)
     writer.problems = []
-    proto = write_again(graph, target, model.graph.name, writer)
+    proto = write_again(graph, target, model.graph.name, writer, late=True)
     report = ExportReport(opset=target)
     _tally(report, writer, writer.problems, chosen)
-    _finish(proto, report, chosen, path)
+    _finish(proto, report, chosen, path, writer.builder.arrays)
     return (proto, report) if with_report else proto
 
 
@@ -364,8 +365,10 @@ def _tally(report: ExportReport, writer: Writer, problems: Sequence[UnsupportedM
         )  # fmt: skip
 
 
-def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any) -> None:
-    """Clean, label, check and write."""
+def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Clean, label, check and write; the data of large weights (`arrays`) go to a file without a copy."""
+    if path is None or options.optimize:
+        saving.fill(proto.graph, arrays)
     _domains(proto, options.extra_opsets)
     _renamed_shapes(proto, options)
     if options.optimize:
@@ -383,7 +386,7 @@ def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any
     if check and path is None:
         _check(proto)
     if path is not None:
-        saving.save(proto, Path(path), check=check, external=options.external_data)
+        saving.save(proto, Path(path), check=check, external=options.external_data, arrays=arrays)
         report.path = os.fspath(path)
 
 
