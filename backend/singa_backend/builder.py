@@ -210,6 +210,10 @@ class Builder(Vocabulary[Symbol]):
 
     # --- calls
 
+    def forget_calls(self) -> None:
+        """Have the next calls make nodes of their own, also where an earlier one did the same."""
+        self._calls.clear()
+
     def call(
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Symbol]:

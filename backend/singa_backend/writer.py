@@ -396,9 +396,14 @@ def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = No
 
 
 def named_visit(op: Vocabulary[Any], node: Any, inputs: list[Any], frame: list[Any]) -> list[Any]:
-    """Do what a node does, and give its results the names that they have in the file; errors name the node."""
+    """Do what a node does, and give its results the names that they have in the file; errors name the node.
+
+    Two nodes that do the same stay two: each has values that somebody may ask for by name.
+    """
     builder = getattr(op, "builder", op)
     before = len(builder.nodes) if isinstance(builder, Builder) else 0
+    if isinstance(builder, Builder):
+        builder.forget_calls()
     noted = len(getattr(op, "problems", None) or [])
     try:
         made = visit(op, node, inputs, frame)
