@@ -33,8 +33,11 @@ _RANKS = {
 }  # fmt: skip
 """The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1."""
 
-_ALIKE = {"Scaler": np.float32, "Normalizer": np.float32, "Imputer": None, "Binarizer": None}
-"""Operators of ai.onnx.ml whose result is shaped like the first input, and its dtype (None: that too); inference is silent."""
+_ALIKE = {
+    ("ai.onnx.ml", "Scaler"): np.float32, ("ai.onnx.ml", "Normalizer"): np.float32, ("ai.onnx.ml", "Imputer"): None,
+    ("ai.onnx.ml", "Binarizer"): None, ("", "MeanVarianceNormalization"): None, ("", "GroupNormalization"): None,
+}  # fmt: skip
+"""Operators whose result is shaped like the first input, and its dtype (None: that too); ONNX's inference is silent."""
 
 _outer = count()
 
@@ -308,9 +311,10 @@ class Builder(Vocabulary[Symbol]):
 
     def _alike(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
         """The type of a result that is shaped like the first input."""
-        if domain != "ai.onnx.ml" or node.op_type not in _ALIKE or symbols[0] is None or symbols[0].type is None:
+        key = (domain, node.op_type)
+        if key not in _ALIKE or symbols[0] is None or symbols[0].type is None:
             return {}
-        return {node.output[0]: _tensor_type(_ALIKE[node.op_type] or self.dtype(symbols[0]), self.shape(symbols[0]))}
+        return {node.output[0]: _tensor_type(_ALIKE[key] or self.dtype(symbols[0]), self.shape(symbols[0]))}
 
     def _infer_private(self, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
         """The types of a private operator's outputs: those of its composition."""

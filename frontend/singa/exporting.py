@@ -258,8 +258,11 @@ class _Played:
             symbol.type = helper.make_tensor_type_proto(symbol.type.tensor_type.elem_type, [None] * y._data.ndim)
         elif graph is not None and y._origin is not None and y._origin.index < len(graph.outputs):
             symbol.type = graph.outputs[y._origin.index].type or symbol.type
-        else:
-            self.report.warnings.append(f"the rank of the output {symbol.name!r} is not known")
+        if not symbol.type.tensor_type.HasField("shape"):
+            text = f"the rank of the output {symbol.name!r} is not known; a file must say it"
+            if self.options.check:
+                raise InvalidInput(text, code="SX359", hint="give inputs like those to come, so that it can be seen")
+            self.report.warnings.append(text)
 
     def _do(self, call: Origin, args: list[Any]) -> Sequence[Any]:
         """Write an operator; its nodes are named as SINGA names them: <Class>#<n>, and their values <node>:<output index>."""
