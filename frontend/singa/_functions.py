@@ -134,7 +134,7 @@ def adaptive_max_pool(op: Any, x: Any, *, output_size: int | Sequence[int]) -> A
 
 
 def _adaptive(op: Any, x: Any, output_size: int | Sequence[int], kind: str) -> Any:
-    """One pooling where the sizes divide; else, axis by axis, the windows are gathered and reduced."""
+    """One pooling where the sizes divide; else, axis by axis, each window is reduced by itself."""
     sizes = op.shape(x)[2:]
     parts = [output_size] * len(sizes) if isinstance(output_size, int) else list(output_size)
     if len(parts) != len(sizes) or not sizes or any(m < 1 for m in parts):
@@ -147,23 +147,11 @@ def _adaptive(op: Any, x: Any, output_size: int | Sequence[int], kind: str) -> A
     if all(n % m == 0 for n, m in zip(sizes, parts, strict=True)):
         window = [n // m for n, m in zip(sizes, parts, strict=True)]
         return op.call(f"{kind}Pool", (x,), {"kernel_shape": window, "strides": window}, 1)[0]
+    reduce = {"Average": "ReduceMean", "Max": "ReduceMax"}[kind]
     for axis, (n, m) in enumerate(zip(sizes, parts, strict=True), 2):
-        x = _windows(op, x, axis, n, m, len(sizes) + 1 - axis, kind)
+        windows = [op.Slice(x, [i * n // m], [-(-(i + 1) * n // m)], [axis]) for i in range(m)]
+        x = op.Concat(*(op.call(reduce, (w, [axis]), {"keepdims": 1}, 1)[0] for w in windows), axis=axis)
     return x
-
-
-def _windows(op: Any, x: Any, axis: int, n: int, m: int, behind: int, kind: str) -> Any:
-    """x with the `n` places of an axis reduced to `m`; `behind`: how many axes follow it."""
-    first = np.arange(m) * n // m
-    last = -(-(np.arange(m) + 1) * n // m) - 1
-    places = first[:, None] + np.arange((last - first).max() + 1)
-    within = places <= last[:, None]
-    windows = op.Gather(x, op.constant(np.minimum(places, last[:, None]), np.int64), axis=axis)
-    if kind == "Max":
-        return op.ReduceMax(windows, [axis + 1], keepdims=0)  # a place that stands there twice changes nothing
-    lengths = op.cast(op.constant((last - first + 1).reshape(m, *[1] * behind), np.int64), x)
-    kept = op.Where(op.constant(within.reshape(*within.shape, *[1] * behind)), windows, 0)
-    return op.Div(op.ReduceSum(kept, [axis + 1], keepdims=0), lengths)
 
 
 # --- pieces of attention ----------------------------------------------------------------------------------------------

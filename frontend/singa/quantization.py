@@ -137,12 +137,17 @@ class Observer(Layer):
     def _merged(self, old: Tensor, new: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not say how ranges are joined")
 
+    @property
+    def knows(self) -> bool:
+        """Whether anything was seen."""
+        return self._initialized and bool(self.seen.device.backend.get(self.seen._data))
+
     def scale_and_zero_point(self) -> tuple[Any, Any]:
         """The scale, float32, and the zero point, in the integers' dtype, as arrays.
 
         Raises InvalidInput where nothing was seen.
         """
-        if not self._initialized or not self.seen.device.backend.get(self.seen._data):
+        if not self.knows:
             raise InvalidInput(f"{self._path() or type(self).__name__} has seen no values", code="SX362",
                                hint="run the model on some data in training mode: model.train()")  # fmt: skip
         low, high = (t.device.backend.get(t._data) for t in (self.low, self.high))
@@ -187,7 +192,7 @@ class FakeQuantize(Layer):
     """Values rounded to what integers can hold, by a range that an observer gathers in training; see `fake_quantize`.
 
     observer: MinMaxObserver() where absent.  observing: whether training goes on gathering; set it to False to freeze the range.
-    Raises InvalidInput in inference before anything was seen.
+    Before anything was seen, values stay as they are, and an export raises InvalidInput.
     An export in its training form gathers too, from the range of the day; that of inference has constants.
     """
 
@@ -200,10 +205,8 @@ class FakeQuantize(Layer):
         if self.observing:
             self.observer(x)
         self.observer._follow(x)
-        with tape.no_tape():
-            scale, zero_point = self._numbers(x)
         with origin.quiet():
-            y = fake_quantize(x, scale, zero_point, axis=self._axis)
+            y = self._rounded(x) if trace.current() is not None or self.observer.knows else op.Identity(x)
         origin.remember([y], "FakeQuantize", self._again, [x])
         return y
 
@@ -211,12 +214,14 @@ class FakeQuantize(Layer):
     def _axis(self) -> int:
         return 1 if self.observer.axis is None else self.observer.axis
 
-    def _numbers(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and zero point as tensors: constants, or in a step that is recorded computed from the range that it reads."""
-        if trace.current() is not None and self.observer._initialized:
-            return self.observer.by_range(op, self.observer.low, self.observer.high)
-        scale, zero_point = (op.constant(v) for v in self.observer.scale_and_zero_point())
-        return scale, zero_point
+    def _rounded(self, x: Tensor) -> Tensor:
+        """By constants, or in a step that is recorded by what follows from the range that it reads."""
+        with tape.no_tape():
+            if trace.current() is not None and self.observer._initialized:
+                scale, zero_point = self.observer.by_range(op, self.observer.low, self.observer.high)
+            else:
+                scale, zero_point = (op.constant(v) for v in self.observer.scale_and_zero_point())
+        return fake_quantize(x, scale, zero_point, axis=self._axis)
 
     def _again(self, xs: list[Any], training: bool) -> Sequence[Any]:
         if training and self.observing:
