@@ -50,6 +50,7 @@ FUSED: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
     "Mish": (18, op.Mish, (X,)),
     "Gelu": (20, op.Gelu, (X,)),
     "Gelu by tanh": (20, lambda x: op.Gelu(x, approximate="tanh"), (X,)),
+    "AffineGrid": (20, lambda theta: op.AffineGrid(theta, [2, 1, 3, 4]), (drawn(2, 2, 3),)),
     "GroupNormalization": (21, lambda x, s, b: op.GroupNormalization(x, s, b, num_groups=2),
                            (CHANNELS, drawn(4), drawn(4, seed=1))),
     "Attention": (23, lambda q, k, v: op.Attention(q, k, v, is_causal=1), HEADS),
@@ -60,7 +61,7 @@ FUSED: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
     "MeanVarianceNormalization": (9, op.MeanVarianceNormalization, (IMAGE,)),
 }  # fmt: skip
 
-REFUSED = {"Mod": 10, "Round": 11, "CumSum": 11, "Einsum": 12, "NegativeLogLikelihoodLoss": 11,
+REFUSED = {"Mod": 10, "AffineGrid": 13, "Round": 11, "CumSum": 11, "Einsum": 12, "NegativeLogLikelihoodLoss": 11,
            "SoftmaxCrossEntropyLoss": 11, "Trilu": 14}  # fmt: skip
 """What opset 9 cannot say, and the least opset that can."""
 
