@@ -96,7 +96,7 @@ class Observer(Layer):
         self.dtype = dtype_of(dtype)
         if self.dtype not in _INTEGERS:
             names = ", ".join(sorted(map(dtypes.onnx_name, _INTEGERS)))
-            raise InvalidInput(f"values are quantized to {names}, not to {dtypes.onnx_name(self.dtype)}", code="SX361")
+            raise InvalidInput(f"values are quantized to {names}, not to {dtypes.onnx_name(self.dtype)}", code="SX365")
         self.symmetric, self.axis = symmetric, axis
 
     def initialize(self, x: Tensor) -> None:
@@ -104,7 +104,7 @@ class Observer(Layer):
         if self.axis is not None:
             rank = op.rank(x)
             if not -rank <= self.axis < rank:
-                raise InvalidInput(f"there is no axis {self.axis} of channels in shape {op.shape(x)}", code="SX361")
+                raise InvalidInput(f"there is no axis {self.axis} of channels in shape {op.shape(x)}", code="SX365")
             shape = (x.shape[self.axis],)
         for name, sizes in (("low", shape), ("high", shape), ("seen", ())):
             t = Tensor(tuple(sizes), x.device, np.float32, requires_grad=False)
@@ -126,7 +126,7 @@ class Observer(Layer):
         count = x.shape[self.axis] if self.axis is not None else None
         if isinstance(count, int) and count != self.low.shape[0]:
             raise InvalidInput(f"{self._path() or type(self).__name__} knows {self.low.shape[0]} channels; {count} were given",
-                               code="SX361")  # fmt: skip
+                               code="SX365")  # fmt: skip
         wide = op.Cast(x, to=dtypes.onnx_code(np.float32))
         known = op.Where(op.Or(op.IsNaN(wide), op.IsInf(wide)), 0, wide)  # 0 is in every range
         axes = None if self.axis is None else op.axes_but(x, self.axis)
@@ -148,7 +148,7 @@ class Observer(Layer):
         Raises InvalidInput where nothing was seen.
         """
         if not self.knows:
-            raise InvalidInput(f"{self._path() or type(self).__name__} has seen no values", code="SX362",
+            raise InvalidInput(f"{self._path() or type(self).__name__} has seen no values", code="SX366",
                                hint="run the model on some data in training mode: model.train()")  # fmt: skip
         low, high = (t.device.backend.get(t._data) for t in (self.low, self.high))
         return self.by_range(Eager(), low, high)
@@ -180,7 +180,7 @@ class MovingAverageMinMaxObserver(Observer):
     def __init__(self, dtype: Any = np.int8, symmetric: bool = False, axis: int | None = None, momentum: float = 0.95) -> None:
         super().__init__(dtype, symmetric, axis)
         if not 0 <= momentum < 1:
-            raise InvalidInput(f"the momentum of an observer lies in [0, 1); it is {momentum}", code="SX361")
+            raise InvalidInput(f"the momentum of an observer lies in [0, 1); it is {momentum}", code="SX365")
         self.momentum = momentum
 
     def _merged(self, old: Tensor, new: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from .check import check
 from .compare import compare
 from .conform import conform
 from .convert import convert
+from .export import export_
 from .foreign import foreign
 from .fuzz import fuzz
 from .gradients import gradients
@@ -42,6 +43,7 @@ for command in (
     bisect,
     reduce,
     optimize,
+    export_,
     convert,
     conform,
     foreign,
