@@ -21,6 +21,7 @@ from singa_backend.errors import InvalidInput
 
 from . import autograd, random, tape
 from ._layer import Layer
+from ._norm import GroupNorm, LayerNorm, RMSNorm
 from ._recurrent import LSTM, RNN, CudnnRNN, RNN_Base
 from .tape import op
 from .tensor import Tensor
@@ -469,6 +470,7 @@ class Reshape(Layer):
 
 __all__ = [
     "LSTM", "RNN", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm2d", "BinaryCrossEntropy", "Cat", "Conv2d", "CrossEntropy",
-    "CudnnRNN", "Dropout", "Embedding", "Flatten", "Gemm", "Layer", "Linear", "MaxPool1d", "MaxPool2d", "MeanSquareError",
-    "Pooling2d", "RNN_Base", "ReLU", "Reshape", "SeparableConv2d", "Sigmoid", "SoftMax", "SoftMaxCrossEntropy",
+    "CudnnRNN", "Dropout", "Embedding", "Flatten", "Gemm", "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool1d",
+    "MaxPool2d", "MeanSquareError", "Pooling2d", "RMSNorm", "RNN_Base", "ReLU", "Reshape", "SeparableConv2d", "Sigmoid",
+    "SoftMax", "SoftMaxCrossEntropy",
 ]  # fmt: skip
