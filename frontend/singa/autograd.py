@@ -25,7 +25,8 @@ from singa_backend.errors import InvalidInput
 from singa_backend.vocabulary import Eager
 
 from . import random, tape, trace
-from .tape import Dummy, Operation, Operator, backward, gradients, infer_dependency
+from ._backward import backward, gradients, infer_dependency
+from .tape import Dummy, Operation, Operator
 from .tape import op as recorder
 from .tensor import Tensor, dtype_of
 
@@ -666,7 +667,7 @@ def batchnorm_2d(
         unbiased = recorder.Mul(variance, recorder.Div(n, recorder.Max(recorder.Sub(n, 1), 1)))
         for running, batch in ((running_mean, mean), (running_var, unbiased)):
             new = recorder.Add(recorder.Mul(running, 1 - handle.factor), recorder.Mul(batch, handle.factor))
-            trace.assign(running, recorder.cast(new, running).raw)
+            trace.assign(running, recorder.cast(new, running).raw, told=False)
     return y
 
 

@@ -19,6 +19,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from . import _reach, tape, trace
+from ._backward import backward
 from ._reach import nothing_trains
 from .device import Device
 from .tape import Dummy, Operator, op
@@ -167,7 +168,7 @@ class Optimizer:
         """Backward, and an update of every parameter."""
         if self.check_nan:
             _refuse_nan(loss)
-        pairs = list(tape.backward(loss))
+        pairs = [(p, g) for p, g in backward(loss) if p.is_dummy()]
         if not pairs:
             raise nothing_trains(_reach.current())
         if self._loaded and pairs and not any(self._key(p.name, p) in self._loaded for p, _ in pairs):

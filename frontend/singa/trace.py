@@ -112,11 +112,15 @@ def value(tensor: Tensor) -> Any:
     return tensor._data if trace is None else trace.value(tensor)
 
 
-def assign(tensor: Tensor, new: Any) -> None:
-    """Write a new value of the same shape and dtype into a tensor, in place."""
+def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
+    """Write a new value of the same shape and dtype into a tensor, in place.
+
+    told: whether operators that have read it may not take gradients by it any more; running statistics are read for nothing.
+    """
     trace = _current.get()
     if trace is not None:
         trace.assign(tensor, new)
     elif new is not tensor._data:
         tensor._fixed = False
+        tensor._version += told
         tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new
