@@ -114,10 +114,37 @@ class Optimizer:
     def _hyper(self, name: str, value: Any) -> DecayScheduler:
         """Note a hyperparameter; one that changes has its value in a Tensor `<name>_value` of shape (1,)."""
         schedule = self._schedules[name] = _schedule(name, value)
-        if not isinstance(schedule, Constant):
-            self._values[name] = Tensor(data=np.zeros(1, self.dtype), requires_grad=False, name=f"{name}_value")
+        if not isinstance(schedule, Constant) and name not in self._values:
+            device = self.step_counter.device
+            self._values[name] = Tensor((1,), device, self.dtype, requires_grad=False, name=f"{name}_value")
+        if name in self._values:
             self._refresh([name])
         return schedule
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A hyperparameter may be assigned at any time: a number, or a schedule."""
+        before = self.__dict__.get("_schedules", {}).get(name)
+        if name != "lr" and before is not None and before is not value:
+            value = self._hyper(name, value)
+            try:
+                self._check()
+            except ValueError:
+                self._hyper(name, before)
+                raise
+        super().__setattr__(name, value)
+
+    def _check(self) -> None:
+        """Raises ValueError for hyperparameters that make no sense."""
+        for name in {"momentum", "weight_decay"} & set(self._schedules):
+            schedule = self._schedules[name]
+            if isinstance(schedule, Constant) and schedule.init_value < 0:
+                raise ValueError(f"{name} is at least 0, not {schedule.init_value}")
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What a recorded step has of the hyperparameters in itself: numbers but the rate, and the formulas of schedules."""
+        read = [(n, type(s), None if isinstance(s, Constant) and n in self._values else repr(vars(s)))
+                for n, s in self._schedules.items()]  # fmt: skip
+        return (*read, getattr(self, "nesterov", None))
 
     def _refresh(self, names: Any) -> None:
         """The values of this step, out of `step_counter`."""
@@ -191,6 +218,7 @@ class Optimizer:
         param_name: the key of its states; where two parameters have one name, the second is known as `name#1`.
         Raises InvalidInput where the gradient has another shape.
         """
+        trace.depends(self, self._settings)
         name = self._key(param_name, param_value)
         self._fits(name, param_value, param_grad)
         self.make_states(name, param_value)
@@ -210,6 +238,7 @@ class Optimizer:
 
     def step(self) -> None:
         """Advance `step_counter`, and every hyperparameter that follows it."""
+        trace.depends(self, self._settings)
         with tape.no_tape():
             trace.assign(self.step_counter, op.Add(self.step_counter, 1).raw)
         self._refresh([n for n in self._values if not isinstance(self._schedules[n], Constant)])
@@ -365,8 +394,13 @@ class SGD(Optimizer):
         self.weight_decay = self._hyper("weight_decay", weight_decay)
         self.nesterov = nesterov
         self.moments = self._states.get("moments", {})
-        _not_negative(self, "momentum", "weight_decay")
-        if nesterov and (plain or not self._is("dampening", 0)):
+        self._check()
+
+    def _check(self) -> None:
+        super()._check()
+        if not self.kinds and not self._is("momentum", 0):
+            raise ValueError("this SGD was made without momentum, and has no states for it: make one with momentum")
+        if self.nesterov and (not self.kinds or not self._is("dampening", 0)):
             raise ValueError("nesterov needs momentum, and no dampening")
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
@@ -394,7 +428,7 @@ class RMSProp(Optimizer):
         self.epsilon = self._hyper("epsilon", epsilon)
         self.weight_decay = self._hyper("weight_decay", weight_decay)
         self.running_average = self._states["running_average"]
-        _not_negative(self, "weight_decay")
+        self._check()
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         (r,) = states
@@ -414,7 +448,7 @@ class AdaGrad(Optimizer):
         self.epsilon = self._hyper("epsilon", epsilon)
         self.weight_decay = self._hyper("weight_decay", weight_decay)
         self.history = self._states["history"]
-        _not_negative(self, "weight_decay")
+        self._check()
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         h = op.Add(states[0], op.Mul(g, g))
@@ -438,7 +472,7 @@ class Adam(Optimizer):
         self.epsilon = self._hyper("epsilon", epsilon)
         self.weight_decay = self._hyper("weight_decay", weight_decay)
         self.m, self.v = self._states["m"], self._states["v"]
-        _not_negative(self, "weight_decay")
+        self._check()
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         m, v = states
@@ -469,13 +503,6 @@ def _schedule(name: str, value: Any) -> DecayScheduler:
     if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
         return Constant(float(value))
     raise TypeError(f"{name} is a number or a DecayScheduler, not a {type(value).__name__}")
-
-
-def _not_negative(optimizer: Optimizer, *names: str) -> None:
-    for name in names:
-        schedule = optimizer._schedules[name]
-        if isinstance(schedule, Constant) and schedule.init_value < 0:
-            raise ValueError(f"{name} is at least 0, not {schedule.init_value}")
 
 
 def _double(t: Tensor) -> Tensor:
