@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from singa_backend.errors import InvalidInput
 
 from . import _reach, tape, trace
 from ._backward import backward
+from ._nan import first_nan, refuse_nan
 from ._reach import nothing_trains
 from .device import Device
-from .tape import Dummy, Operator, op
+from .tape import op
 from .tensor import Tensor, dtype_of, float32
 
 __all__ = ["SGD", "AdaGrad", "Adam", "Constant", "DecayScheduler", "ExponentialDecay", "Optimizer", "RMSProp", "first_nan"]
@@ -194,7 +195,7 @@ class Optimizer:
     def call(self, loss: Tensor) -> None:
         """Backward, and an update of every parameter."""
         if self.check_nan:
-            _refuse_nan(loss)
+            refuse_nan(loss)
         pairs = [(p, g) for p, g in backward(loss) if p.is_dummy()]
         if not pairs:
             raise nothing_trains(_reach.current())
@@ -532,59 +533,3 @@ def _array(value: Any) -> Any:
 def _some(names: Any) -> str:
     listed = [str(n) for n in names]
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
-
-
-# --- NaN --------------------------------------------------------------------------------------------------------------
-
-
-def _refuse_nan(loss: Tensor) -> None:
-    if not _has_nan(loss):
-        return
-    where = first_nan(loss)
-    raise InvalidInput(f"the loss is NaN; {where or 'its tape does not say where it began'}", code="SX328",
-                       hint="nothing has been updated")  # fmt: skip
-
-
-def first_nan(loss: Tensor) -> str:
-    """The first node on the tape of a loss that made a NaN, or the parameter that held one already; empty where there is none."""
-    nodes: dict[Operator, list[Tensor]] = {loss.creator: [loss]}
-    pending = [loss.creator]
-    while pending:
-        for x in pending.pop().inputs:
-            if x is None:
-                continue
-            if x.creator not in nodes:
-                nodes[x.creator] = []
-                pending.append(x.creator)
-            nodes[x.creator].append(x)
-    leaves = [x for node, xs in nodes.items() if isinstance(node, Dummy) for x in xs]
-    for x in leaves:
-        if _has_nan(x):
-            return f"the tensor {x.name!r} held one before the step"
-    for node in sorted(nodes, key=lambda n: n.serial):
-        if not isinstance(node, Dummy) and any(_has_nan(x) for x in nodes[node]):
-            return f"the first node that made one is {node.name}{_operands(node)}"
-    return ""
-
-
-def _operands(node: Operator) -> str:
-    names = [x.name or x.creator.name for x in node.inputs if x is not None]
-    given = any(_is_nan(v) for v in _kept(node))
-    made_of = f", of {', '.join(names)}" if names else ""
-    return made_of + ("; an input that takes no gradient held one already" if given else "")
-
-
-def _kept(node: Operator) -> Iterator[Any]:
-    tracked = {id(x._data) for x in node.inputs if x is not None}
-    for v in getattr(node, "_values", ()):
-        if hasattr(v, "dtype") and id(v) not in tracked:
-            yield v
-
-
-def _has_nan(t: Tensor) -> bool:
-    return _is_nan(t.device.backend.get(t.data))
-
-
-def _is_nan(value: Any) -> bool:
-    array = np.asarray(value.get() if hasattr(value, "get") and not isinstance(value, np.ndarray) else value)
-    return dtypes.is_float(array.dtype) and bool(np.isnan(array).any())
