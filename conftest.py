@@ -7,9 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.acceptance import Acceptance
 from onnx import helper
 
 from singa_backend import OperatorError, SingaBackend, SonnxError, dtypes
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("acceptance", "the table of conformance/acceptance.toml; only of a run of all tests")
+    group.addoption("--rows", metavar="FOLDER", help="write FOLDER/acceptance.md from this run")
+    group.addoption("--rows-check", metavar="FOLDER", help="fail where FOLDER/acceptance.md is not what this run would write")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Acceptance(), "sonnx-acceptance")
+
 
 NARROW_RTOL = {"float16": 2e-3, "bfloat16": 2e-2}
 

@@ -7,9 +7,12 @@ import re
 import tempfile
 
 import onnx.backend.test
+import pytest
 
 from singa_backend import SingaBackend
 from singa_backend.conform import cases, gaps
+
+pytestmark = pytest.mark.row("I18")
 
 _home = tempfile.TemporaryDirectory(prefix="onnx-home-")  # the runner writes the light models' data there
 os.environ.setdefault("ONNX_HOME", _home.name)

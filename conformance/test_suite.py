@@ -22,10 +22,12 @@ def _cases() -> dict[str, cases.Case]:
     return {c.name: c for c in cases.load()}
 
 
+@pytest.mark.row("I3")
 def test_no_case_is_missing() -> None:
     assert cases.check_manifest(list(_cases().values()))
 
 
+@pytest.mark.row("I3")
 @pytest.mark.parametrize("device", ["CPU", "STRICT", GPU])
 @pytest.mark.parametrize("name", NAMES)
 def test_case(name: str, device: str) -> None:

@@ -68,6 +68,7 @@ def test_unknown_output_name(rep: singa_backend.SingaRep) -> None:
         rep.run(X)["z"]
 
 
+@pytest.mark.row("I18")
 def test_path_bytes_and_proto(model: onnx.ModelProto, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     for source in (model, model.SerializeToString(), tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
@@ -318,6 +319,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         SingaBackend.prepare(tmp_path / "none.onnx")
 
 
+@pytest.mark.row("I15")
 def test_all_unsupported_operators_together() -> None:
     nodes = [helper.make_node(op, ["x"], [op]) for op in ("Frobnicate", "Rlu", "Abs")]
     info = helper.make_tensor_value_info
@@ -366,6 +368,7 @@ def test_strict_device_gives_numpy(model: onnx.ModelProto) -> None:
 # --- run_node and module functions
 
 
+@pytest.mark.row("I18")
 def test_run_node() -> None:
     node = helper.make_node("Add", ["a", "b"], ["c"])
     assert singa_backend.run_node(node, [X, X])["c"].shape == (2, 3)

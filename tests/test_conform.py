@@ -96,6 +96,7 @@ def test_a_case_passes_and_tells_what_ran() -> None:
     assert r.executed == {("", "Relu", 14): ({("T", "float32")}, set())}
 
 
+@pytest.mark.row("Q1")
 def test_a_wrong_answer_fails_under_both() -> None:
     r = worker.run_case(_case(expected=np.array([1, 2], F)), SingaBackend, "CPU")
     assert (r.strict, r.official) == ("failed", "failed")
@@ -133,6 +134,7 @@ class Faulty:
         return _Rep(device)
 
 
+@pytest.mark.row("Q1")
 @pytest.mark.parametrize(
     ("how", "strict", "official", "reason"),
     [
@@ -212,6 +214,7 @@ def test_light_models_come_with_input_and_output() -> None:
     assert outputs[0].size == 1000
 
 
+@pytest.mark.row("Q3")
 def test_report_and_staleness(tmp_path: Path) -> None:
     found = [worker.run_case(_case(), SingaBackend, "CPU")]
     document = results.to_json(found, gaps.judge(found, {}), "singa_backend:SingaBackend", "CPU", "0" * 16)

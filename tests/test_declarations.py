@@ -23,6 +23,7 @@ def test_the_count() -> None:
     assert len(MISSING) <= 5
 
 
+@pytest.mark.row("Q3")
 @pytest.mark.parametrize(("domain", "name", "version"), ALL, ids=lambda x: str(x) or "ai.onnx")
 def test_declared_as_the_schema_says(domain: str, name: str, version: int) -> None:
     declaration = declarations.get((domain, name), {}).get(version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from onnx import checker, helper
 
 from singa import autograd, layer, model, sonnx, tape, tensor
 from singa.tape import op
+from singa_backend import SingaBackend
 from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.oracle import Oracle
 
 F = np.float32
 MODELS = sorted((Path(__file__).parent / "models").glob("*.onnx"))
@@ -165,6 +168,7 @@ def test_singas_frontend() -> None:
 # --- options
 
 
+@pytest.mark.row("E6")
 @pytest.mark.parametrize("opset", range(7, 29))
 def test_every_opset_has_the_least_ir_version_and_the_same_numbers(opset: int) -> None:
     m, x = net()
@@ -173,6 +177,7 @@ def test_every_opset_has_the_least_ir_version_and_the_same_numbers(opset: int) -
     np.testing.assert_array_equal(run(proto, tensor.to_numpy(x))[0], tensor.to_numpy(m.forward(x)))
 
 
+@pytest.mark.row("E5")
 def test_the_opset_is_raised_as_far_as_the_model_needs() -> None:
     x = named(values(2, 3), "x")
     assert sonnx.to_onnx([x], [op.Gelu(x)]).opset_import[0].version == 18  # composed
@@ -180,6 +185,7 @@ def test_the_opset_is_raised_as_far_as_the_model_needs() -> None:
     assert sonnx.to_onnx([bits], [op.BitCast(bits, to=3)]).opset_import[0].version == 26
 
 
+@pytest.mark.row("E4")
 def test_too_old_an_opset_names_the_operator_and_the_least() -> None:
     x = named(values(2, 3), "x")
     with pytest.raises(UnsupportedModel, match=r"Erf cannot be written in opset 8.*opset 9 is the least"):
@@ -188,6 +194,7 @@ def test_too_old_an_opset_names_the_operator_and_the_least() -> None:
         sonnx.to_onnx([x], [op.Erf(x)], opset=6)
 
 
+@pytest.mark.row("E18")
 def test_both_forms() -> None:
     m, x = net()
     inferring = sonnx.export(m, [x])
@@ -198,6 +205,7 @@ def test_both_forms() -> None:
     assert not m.training and not tape.training
 
 
+@pytest.mark.row("E12")
 def test_dynamic_axes_and_reshapes_that_follow() -> None:
     x, y = named(values(2, 3, 4), "x"), named(values(2, 12, seed=1), "y")
 
@@ -213,6 +221,7 @@ def test_dynamic_axes_and_reshapes_that_follow() -> None:
         sonnx.to_onnx([x], [autograd.relu(x)], dynamic_axes={"z": [0]})
 
 
+@pytest.mark.row("E10")
 def test_shape_override_is_inferred_through_and_left_alone() -> None:
     x = named(values(1, 4), "x")
     wish = {"x": [7, 4]}
@@ -224,6 +233,7 @@ def test_shape_override_is_inferred_through_and_left_alone() -> None:
         sonnx.to_onnx([x], [autograd.relu(x)], shape_override={"nowhere": [1]})
 
 
+@pytest.mark.row("E1")
 def test_names_metadata_and_initializers_as_inputs() -> None:
     m, x = net()
     proto = sonnx.export(m, [x], input_names=["image"], output_names=["score"], keep_initializers_as_inputs=True, doc="a net",
@@ -238,6 +248,7 @@ def test_names_metadata_and_initializers_as_inputs() -> None:
         sonnx.export(m, [x], input_names=["a", "b"])
 
 
+@pytest.mark.row("E1")
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     m, x = net()
     path = tmp_path / "net.onnx"
@@ -250,6 +261,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
 
 
+@pytest.mark.row("E11")
 def test_weights_whose_names_differ_by_a_dot_stay_apart(tmp_path: Path) -> None:
     x = named(values(300), "x")
     a, b = named(values(300, seed=1), "a.b"), named(values(300, seed=2), "a_b")
@@ -261,6 +273,7 @@ def test_weights_whose_names_differ_by_a_dot_stay_apart(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, tensor.to_numpy(y))
 
 
+@pytest.mark.row("E16")
 def test_a_shared_weight_stays_one() -> None:
     w = named(values(4, 4), "w")
     x = named(values(2, 4), "x")
@@ -268,6 +281,7 @@ def test_a_shared_weight_stays_one() -> None:
     assert [t.name for t in proto.graph.initializer] == ["w"]
 
 
+@pytest.mark.row("E2")
 def test_the_report() -> None:
     x = named(values(2, 3), "x")
     y = op.Clip(op.Softmax(autograd.relu(x), axis=0), 0.1, 0.5)
@@ -280,11 +294,120 @@ def test_the_report() -> None:
     assert "Softmax                              1" in str(report)
 
 
+@pytest.mark.row("E1")
 def test_passes_clean_what_is_written() -> None:
     x = named(values(2, 3), "x")
     y = autograd.transpose(autograd.transpose(autograd.relu(x), (1, 0)), (1, 0))
     proto, report = sonnx.to_onnx([x], [y], optimize=True, with_report=True)
     assert [n.op_type for n in proto.graph.node] == ["Relu"] and report.passes.changes
+
+
+@pytest.mark.row("E17")
+def test_the_printed_report() -> None:
+    x = named(values(2, 3), "x")
+    y = op.Clip(op.Softmax(autograd.relu(autograd.relu(x)), axis=0), 0.1, 0.5)
+    _, report = sonnx.to_onnx([x], [y], opset=11, with_report=True)
+    lines = [line.split() for line in str(report).splitlines()]
+    assert lines == [
+        ["opset", "11,", "IR", "version", "6"],
+        ["operations:", "4"], ["Clip", "1"], ["Relu", "2"], ["Softmax", "1"],
+        ["attributes:", "1"], ["axis", "1"],
+        ["mapped:", "4"], ["Clip", "1"], ["Relu", "2"], ["Softmax", "1"],
+        ["unmapped:", "0"], ["not", "written", "to", "a", "file"],
+    ]  # fmt: skip
+
+
+@pytest.mark.row("E13")
+def test_twelve_inputs_keep_their_order() -> None:
+    xs = [named(values(2, seed=i), f"in{(7 * i) % 12}") for i in range(12)]
+    y = xs[0]
+    for x in reversed(xs[1:]):
+        y = autograd.add(y, x)
+    proto = sonnx.to_onnx(xs, [y])
+    assert [v.name for v in proto.graph.input] == [x.name for x in xs]
+    np.testing.assert_array_equal(run(proto, *(tensor.to_numpy(x) for x in xs))[0], tensor.to_numpy(y))
+
+
+@pytest.mark.row("E13")
+def test_a_thousand_random_graphs_in_any_order() -> None:
+    """Nodes that stand in any order are written so that makers come first; those that stand right stay where they are."""
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        count = int(rng.integers(2, 12))
+        nodes = []
+        for i in range(count):
+            a, b = (f"v{int(rng.integers(0, i + 1))}" for _ in range(2))
+            nodes.append(helper.make_node("Add", [a, b], [f"v{i + 1}"], name=f"n{i}"))
+        info = [helper.make_tensor_value_info(n, 1, [2]) for n in ("v0", f"v{count}")]
+
+        def written(order: Any, nodes: Any = nodes, info: Any = info) -> list[str]:
+            graph = helper.make_graph([nodes[i] for i in order], "g", info[:1], info[1:])
+            proto = sonnx.convert(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), 14)
+            return [n.name for n in proto.graph.node]  # the checker has seen that makers come first
+
+        sorted_once = written(range(count))
+        assert sorted_once == sorted(sorted_once, key=lambda n: int(n[1:]))
+        assert sorted(written(rng.permutation(count))) == sorted(sorted_once)
+
+
+@pytest.mark.row("E16")
+def test_nothing_but_the_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No temporary files: export and import work where the folder for these does not take any."""
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.setenv(name, str(tmp_path / "there is no such folder"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there is no such folder"))
+    m, x = net()
+    sonnx.export(m, [x], tmp_path / "net.onnx")
+    again = sonnx.SONNXModel(str(tmp_path / "net.onnx"))
+    again.eval()
+    np.testing.assert_array_equal(tensor.to_numpy(again.forward(x)[0]), tensor.to_numpy(m.forward(x)))
+    assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
+
+
+@pytest.mark.row("E16")
+def test_a_tied_embedding_is_one_initializer() -> None:
+    class Tied(model.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = layer.Embedding(11, 4)
+
+        def forward(self, ids: Any) -> Any:
+            return autograd.matmul(self.embed(ids), autograd.transpose(self.embed.W, (1, 0)))
+
+    m, ids = Tied(), named(np.array([[1, 2, 10]]), "ids")
+    m.compile([ids], is_train=False)
+    proto = sonnx.export(m, [ids])
+    (weight,) = proto.graph.initializer
+    assert weight.name == "embed.W" and list(weight.dims) == [11, 4]
+    np.testing.assert_array_equal(run(proto, tensor.to_numpy(ids))[0], tensor.to_numpy(m.forward(ids)))
+
+
+@pytest.mark.row("E5")
+def test_what_was_raised_runs_elsewhere() -> None:
+    x = named(values(2, 3), "x")
+    proto = sonnx.to_onnx([x], [op.Range(op.Size(x), 12, 2), op.BitwiseXor(op.Size(x), 3), op.Gelu(x)])
+    assert proto.opset_import[0].version == 18
+    with Oracle("onnxruntime") as oracle:
+        found = oracle.run(proto.SerializeToString(), {"x": values(2, 3)}, timeout=60)
+    numbers, bits, _ = found.values()
+    assert list(numbers) == [6, 8, 10] and bits == 5
+
+
+@pytest.mark.row("E18")
+def test_both_forms_elsewhere() -> None:
+    """The training form with dropout of 0 is a function of its inputs: statistics of the batch, in onnxruntime too.
+
+    Its optimizations turn BatchNormalization in training mode into that of inference, so they are switched off.
+    """
+    m, x = net()
+    m.drop.ratio = 0.0
+    inferring, training = sonnx.export(m, [x], opset=15), sonnx.export(m, [x], opset=15, training=True)
+    feed = {"x": tensor.to_numpy(x)}
+    with Oracle("onnxruntime", optimise=False) as oracle:
+        plain, batch = (next(iter(oracle.run(p.SerializeToString(), feed, timeout=60).values())) for p in (inferring, training))
+    np.testing.assert_allclose(plain, tensor.to_numpy(m.forward(x)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(batch, SingaBackend.run_model(training, [feed["x"]])[0], rtol=1e-4, atol=1e-5)
+    assert np.abs(plain - batch).max() > 1e-3
 
 
 # --- what cannot be written
@@ -313,6 +436,7 @@ class Broken(Root):
     pass
 
 
+@pytest.mark.row("E3")
 def test_strict_names_everything_and_lenient_writes_the_rest(tmp_path: Path) -> None:
     x = named(values(2, 3), "x")
     y = _Given().forward(x)
@@ -366,6 +490,7 @@ def _scaled_node(op: Any, scaled: Scaled, x: Any) -> Any:
     return {"by": scaled.by}
 
 
+@pytest.mark.row("E7", "E8")
 def test_exporters_by_opset_as_functions_and_as_nodes() -> None:
     x = named(values(2, 3), "x")
     y = autograd.add(Scaled(2.0)(x)[0], Scaled(3.0)(Scaled(2.0)(x)[0])[0])
@@ -381,6 +506,7 @@ def test_exporters_by_opset_as_functions_and_as_nodes() -> None:
 # --- round trips
 
 
+@pytest.mark.row("I2")
 @pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
 def test_in_and_out_is_a_fixed_point(path: Path) -> None:
     """What was written once is written again byte for byte, and gives the file's own outputs bit for bit."""
@@ -445,6 +571,7 @@ def test_an_export_is_run_beside_onnxruntime(tmp_path: Path) -> None:
     assert len(check.comparisons) == 8 and max(check.errors.values()) < 1e-4 and proto.ir_version == 8
 
 
+@pytest.mark.row("E15")
 def test_a_fault_in_one_output_or_at_one_size_is_caught() -> None:
     x = named(values(2, 3), "x")
     with pytest.raises(sonnx.ExportMismatch, match="output_1") as caught:

@@ -43,6 +43,7 @@ def stop_training() -> Iterator[None]:
     tape.training = False
 
 
+@pytest.mark.row("I10")
 def test_the_table_is_complete() -> None:
     rows = TABLE["row"]
     assert Counter(r["framework"] for r in rows) == {"PyTorch": 16, "TensorFlow": 10, "PaddlePaddle": 25}
@@ -77,6 +78,7 @@ def test_what_stands_in_for_a_faulty_exporter_says_so() -> None:
         assert ("note" in row) == bool(set(older) - {f.replace("/", "26/", 1) for f in row["files"]}), row
 
 
+@pytest.mark.row("I10")
 @pytest.mark.parametrize("device", ["CPU", "STRICT"])
 @pytest.mark.parametrize("name", STORED)
 def test_beside_what_the_framework_computed(name: str, device: str) -> None:
@@ -87,6 +89,7 @@ def test_beside_what_the_framework_computed(name: str, device: str) -> None:
         assert found.good, found.to_dict()
 
 
+@pytest.mark.row("I10")
 @pytest.mark.parametrize("name", STORED)
 def test_every_value_beside_onnxruntime(name: str, oracle: Oracle) -> None:
     for inputs, _ in STORED[name].data:
@@ -114,6 +117,7 @@ ESTIMATORS = ("mlp_classifier", "mlp_regressor", "poisson_regressor", "scaler_pc
 """Those of scikit-learn's that are written in operators with gradients; trees, support vectors and encoders are not."""
 
 
+@pytest.mark.row("I11")
 @pytest.mark.parametrize(
     "name", [n for n in STORED if not n.startswith("sklearn-") or n.removeprefix("sklearn-").startswith(ESTIMATORS)]
 )

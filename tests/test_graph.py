@@ -122,6 +122,7 @@ def test_loop_in_if_in_loop() -> None:
     np.testing.assert_array_equal(every, np.stack(seen))
 
 
+@pytest.mark.row("E13")
 def test_order_of_nodes_does_not_matter() -> None:
     """A node may stand before its inputs' makers, also when only its subgraph needs them."""
     text = """g (bool c, float[3] x) => (float[3] y) {
@@ -241,6 +242,7 @@ def test_a_function_goes_before_an_operator_of_its_name() -> None:
 # --- illegal
 
 
+@pytest.mark.row("E13")
 def test_cycle() -> None:
     ring = [node("Add", "x b", "a", name="one"), node("Neg", "a", "b", name="two")]
     made = model([*ring, node("Neg", "b", "y"), node("Relu", "nope", "r")])

@@ -163,6 +163,7 @@ def test_memory_stays_where_it_is(use_graph: bool) -> None:
     assert seen[1] - seen[0] < 10_000
 
 
+@pytest.mark.row("I11")
 def test_freezing_by_pattern() -> None:
     net = made(graph=True)
     assert net.freeze("conv.*") == ["conv.W", "conv.b"]
@@ -306,6 +307,7 @@ def test_training_moves_weights_and_statistics_and_inference_does_not() -> None:
     assert all(np.array_equal(kept[n], v) for n, v in states(m).items())
 
 
+@pytest.mark.row("I11")
 @pytest.mark.parametrize(("last_layers", "output"), [(-1, "y"), (-2, "d"), (-3, "a"), (-5, "h")])
 def test_last_layers(last_layers: int, output: str) -> None:
     m = Tuned(chain())
@@ -343,6 +345,7 @@ def test_constants_are_the_weights_of_a_file_without_initializers() -> None:
     assert list(Tuned(proto).get_params()) == ["unused"]
 
 
+@pytest.mark.row("I11")
 def test_tied_weights_stay_tied() -> None:
     held = numpy_helper.from_array(np.eye(4, dtype=F) * 0.5, "w")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["y"])]
@@ -469,6 +472,7 @@ def test_branches_train_on_the_tape_and_as_a_graph(doubled: bool) -> None:
         w -= 0.01 * (2 * off * factor * mean).mean()
 
 
+@pytest.mark.row("I11")
 @pytest.mark.parametrize("name", ["bert-script-17", "mobilenetv2-script-17", "unet-script-11", "vit-dynamo-23"])
 def test_exported_nets_fine_tune(name: str) -> None:
     """From the file alone: the loss falls by half."""

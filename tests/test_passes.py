@@ -69,6 +69,7 @@ def alone(node: str, opset: int = 17, shape: str = "2,3,4,5", out: str = "", **w
     return read(f"g (float[{shape}] x) => (float[{out or shape}] y) {{ a = Neg(x) b = {node} y = Abs(b) }}", opset, **weights)
 
 
+@pytest.mark.row("O4")
 @pytest.mark.parametrize(
     ("node", "opset", "weights"),
     [
@@ -131,6 +132,7 @@ def test_what_only_looks_like_an_identity_stays(node: str, opset: int, weights: 
     assert held(model, ["remove_identity"], x) == [node.split("(")[0].split("<")[0]]
 
 
+@pytest.mark.row("O4")
 def test_names_of_outputs_survive() -> None:
     x = np.array([1.0, -2.0], F)
     assert held(read("g (float[2] x) => (float[2] y) { a = Neg(x) y = Identity(a) }"), ["remove_identity"], x) == ["Neg"]
@@ -142,6 +144,7 @@ def test_names_of_outputs_survive() -> None:
     assert held(model, ["remove_identity"], x) == ["Identity"]
 
 
+@pytest.mark.row("O4")
 def test_values_that_subgraphs_capture_are_used() -> None:
     text = """g (bool c, float[2] x) => (float[2] y) {
         a = Neg(x) b = Identity(a) d = Exp(x)
@@ -160,6 +163,7 @@ def test_values_that_subgraphs_capture_are_used() -> None:
 # --- remove_back_to_back
 
 
+@pytest.mark.row("O6")
 @pytest.mark.parametrize(
     ("nodes", "opset", "weights", "left"),
     [
@@ -191,6 +195,7 @@ def test_back_to_back(nodes: str, opset: int, weights: dict[str, Any], left: lis
     assert held(model, ["remove_back_to_back", "remove_dead"], X4) == ["Exp", *left, "Sqrt"]
 
 
+@pytest.mark.row("O2")
 def test_two_transposes_compose_in_order() -> None:
     """D2: (0,2,1,3) then (0,1,3,2) is (0,2,3,1)."""
     text = """g (float[2,3,4,5] x) => (float[2,4,5,3] y)
@@ -202,6 +207,7 @@ def test_two_transposes_compose_in_order() -> None:
         assert perm == [0, 2, 3, 1]
 
 
+@pytest.mark.row("O2")
 def test_transposes_that_undo_each_other_vanish() -> None:
     """D3; between an input and an output of the graph an Identity stays."""
     text = """g (float[2,3,4,5] x) => (float[2,3,4,5] y)
@@ -211,6 +217,7 @@ def test_transposes_that_undo_each_other_vanish() -> None:
     assert held(read(text.replace("Relu", "Identity")), None, X4) == ["Identity"]
 
 
+@pytest.mark.row("O6")
 @pytest.mark.parametrize(
     ("kinds", "values", "left"),
     [
@@ -237,6 +244,7 @@ def test_casts_are_joined_only_where_no_value_changes(kinds: str, values: list[f
     assert held(read(text), ["remove_back_to_back", "remove_dead"], x).count("Cast") == left
 
 
+@pytest.mark.row("O6")
 @pytest.mark.parametrize("opset", [10, 13])
 @pytest.mark.parametrize(("mode", "value", "joined"), [("constant", 0.0, True), ("constant", 1.0, False), ("edge", 0.0, False)])
 def test_a_pad_goes_into_the_conv(opset: int, mode: str, value: float, joined: bool) -> None:
@@ -255,6 +263,7 @@ def test_a_pad_goes_into_the_conv(opset: int, mode: str, value: float, joined: b
 # --- merge_duplicates, remove_dead
 
 
+@pytest.mark.row("O5")
 def test_two_equal_convs_are_one() -> None:
     text = "g (float[1,1,4,4] x) => (float[1,1,2,2] y) { a = Conv(x, w) b = Conv(x, v) y = Add(a, b) }"
     w = np.arange(9, dtype=F).reshape(1, 1, 3, 3)
@@ -266,6 +275,7 @@ def test_two_equal_convs_are_one() -> None:
     assert held(read(other, w=w, v=w), ["merge_duplicates"], x) == ["Conv", "Conv", "Add"], "attributes count as they are written"
 
 
+@pytest.mark.row("O3", "O5")
 def test_random_numbers_are_neither_merged_nor_folded() -> None:
     text = """g (float[2] x) => (float[2] y, float[2] z) {
         a = RandomNormal<shape = [2], seed = 1.0>() b = RandomNormal<shape = [2], seed = 1.0>() c = RandomUniformLike(x)
@@ -277,6 +287,7 @@ def test_random_numbers_are_neither_merged_nor_folded() -> None:
     assert [n for n in sorted(ops(model)) if n in random] == random
 
 
+@pytest.mark.row("O5")
 def test_two_outputs_of_the_graph_stay_two() -> None:
     x = np.array([1.0, -2.0], F)
     model = read("g (float[2] x) => (float[2] y, float[2] z) { y = Neg(x) z = Neg(x) }")
@@ -308,6 +319,7 @@ def test_dead_functions_go() -> None:
 # --- fold_constants, simplify_shapes
 
 
+@pytest.mark.row("O3")
 def test_constants_fold_and_large_ones_do_not() -> None:
     text = "g (float[2] x) => (float[2] y, float[n, m] z) { a = Neg(w) b = Exp(a) y = Mul(x, b) z = ConstantOfShape(s) }"
     model = read(text, w=np.array([1, 2], F), s=np.array([2000, 2000]))
@@ -336,6 +348,7 @@ def test_an_initializer_that_may_be_overridden_is_no_constant() -> None:
     onnx.checker.check_model(old, full_check=True)
 
 
+@pytest.mark.row("O3")
 @pytest.mark.parametrize("opset", [9, 11, 13, 17])
 @pytest.mark.parametrize("first", ["2", "n"])
 def test_a_reshape_by_computed_sizes(opset: int, first: str) -> None:
@@ -397,6 +410,7 @@ def test_what_the_file_says_of_inner_values_is_not_believed() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.row("O3")
 def test_known_pieces_of_an_open_shape_fold() -> None:
     text = """g (float[n,3,8] x) => (int64 y) {
         s = Shape(x) a = Slice(s, one, three) b = Gather(a, zero) c = Mul(b, k) d = Cast<to = 1>(c) e = Sqrt(d)
@@ -414,6 +428,7 @@ def _norm(c: int) -> dict[str, np.ndarray]:
             "m": rng.standard_normal(c).astype(F), "v": rng.uniform(0.5, 2, c).astype(F)}  # fmt: skip
 
 
+@pytest.mark.row("O6")
 @pytest.mark.parametrize("opset", [7, 9, 14, 15])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
@@ -499,6 +514,7 @@ _LAYOUT_FREE: list[tuple[str, int, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.row("O2")
 @pytest.mark.parametrize(("node", "opset", "weights"), _LAYOUT_FREE, ids=[f"{n}-{o}" for n, o, _ in _LAYOUT_FREE])
 def test_what_does_not_care_for_layout(node: str, opset: int, weights: dict[str, Any]) -> None:
     """NCHW -> NHWC -> operator -> NCHW leaves no Transpose; a BatchNormalization keeps its channels."""
@@ -515,6 +531,7 @@ def test_what_does_not_care_for_layout(node: str, opset: int, weights: dict[str,
     assert left.count("Transpose") == 0 and len(left) == 1
 
 
+@pytest.mark.row("O2")
 @pytest.mark.parametrize(("op", "since"), [("ReduceMean", 18), ("ReduceSum", 13), ("Squeeze", 13)])
 @pytest.mark.parametrize("opset", [11, 18])
 def test_axes_that_go_take_the_transpose_along(op: str, since: int, opset: int) -> None:
@@ -537,6 +554,7 @@ def test_split_and_branches(outputs: int) -> None:
     assert held(read(text, 11), ["optimize_transpose"], np.ones((2, 6, 4, 5), F)) == ["Split"]
 
 
+@pytest.mark.row("O2")
 def test_a_residual_block_in_the_other_layout() -> None:
     """Convs in NCHW, everything between them in NHWC, as one exporter writes it: only what the input needs is left."""
     text = """g (float[1,8,8,3] x) => (float[1,4] y) {
@@ -553,6 +571,7 @@ def test_a_residual_block_in_the_other_layout() -> None:
     assert left.count("Transpose") == 1 and left[0] == "Transpose"
 
 
+@pytest.mark.row("O2")
 def test_transposes_never_become_more() -> None:
     """Pushed through the Add, one would be two: it stays where it is."""
     text = """g (float[2,3,4] x, float[4,3,2] z) => (float[4,3,2] y, float[4,3,2] u, float[4,3,2] v) {
@@ -582,6 +601,7 @@ LOOP = """g (float[2,3] x, float[2,3] w) => (float[2,3] last, float[k,3,2] y) {{
 }}"""
 
 
+@pytest.mark.row("O7")
 @pytest.mark.parametrize(("trips", "moves"), [(3, True), (0, False)])
 def test_out_of_a_loop(trips: int, moves: bool) -> None:
     """What is the same in every round is computed before it, the Transpose of the scan output behind it."""
@@ -595,6 +615,7 @@ def test_out_of_a_loop(trips: int, moves: bool) -> None:
     assert "Exp" in ops(model), "it cannot fail: it moves out of a loop that may not run, too"
 
 
+@pytest.mark.row("O7")
 def test_a_loop_that_may_not_run_keeps_what_may_fail() -> None:
     text = LOOP.replace("float[2,3] w)", "float[2,3] w, int64 n)").format(cond="")
     model = read(text, two=F(2))
@@ -605,6 +626,7 @@ def test_a_loop_that_may_not_run_keeps_what_may_fail() -> None:
     assert {"Transpose", "Mul"} <= {n.op_type for n in loop.attribute[0].g.node}
 
 
+@pytest.mark.row("O7")
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_out_of_a_scan(axis: int) -> None:
     text = f"""g (float[2,3] s, float[4,2,3] x, float[3] w) => (float last, float y) {{
@@ -621,6 +643,7 @@ def test_out_of_a_scan(axis: int) -> None:
 # --- the whole
 
 
+@pytest.mark.row("O1")
 def test_a_pass_by_name_runs_alone() -> None:
     model = read("g (float[2] x) => (float[2] y) { a = Identity(x) b = Neg(a) c = Neg(b) d = Neg(x) y = Exp(c) }")
     report = optimize(model, ["remove_identity"])
@@ -630,11 +653,13 @@ def test_a_pass_by_name_runs_alone() -> None:
     assert report.to_dict()["nodes"] == {"before": 5, "after": 4}
 
 
+@pytest.mark.row("O1")
 def test_an_unknown_pass_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"no pass 'remove_identiy'; there are remove_identity"):
         optimize(read("g (float[2] x) => (float[2] y) { y = Neg(x) }"), ["remove_identiy"])
 
 
+@pytest.mark.row("O8")
 @pytest.mark.parametrize("how", ["raises", "breaks", "cycle"])
 def test_a_pass_that_fails_is_reported_and_undone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def bad(edit: Edit) -> int:
@@ -662,6 +687,7 @@ def test_a_pass_that_fails_is_reported_and_undone(how: str, monkeypatch: pytest.
     np.testing.assert_array_equal(run(model, np.array([1, 2], F))[0], [-1, -2])
 
 
+@pytest.mark.row("E13")
 def test_the_nodes_of_a_cycle_are_named() -> None:
     model = read("g (float[2] x) => (float[2] y) { a = Add(x, c) b = Neg(a) c = Exp(b) y = Neg(c) }")
     for node in model.graph.node:
@@ -676,6 +702,7 @@ def test_the_nodes_of_a_cycle_are_named() -> None:
         optimize(read("g (float[2] x) => (float[2] y) { y = Neg(x) y = Exp(x) }"))
 
 
+@pytest.mark.row("E13")
 def test_the_order_of_nodes_is_kept_where_it_can_be() -> None:
     model = read("g (float[2] x) => (float[2] y) { y = Add(b, a) b = Exp(a) a = Neg(x) c = Abs(x) }")
     assert [n.outputs[0] for n in Edit(model).main.nodes] == ["a", "b", "y", "c"]
@@ -709,6 +736,7 @@ def test_a_scan_of_more_inputs_than_it_has() -> None:
     assert not optimize(model).failures
 
 
+@pytest.mark.row("O9")
 def test_weights_are_neither_copied_nor_read() -> None:
     """A damaged large weight does not matter to who does not read it, and the message that holds it stays the same."""
     model = read("g (float[2,1024] x) => (float[2,1024] y) { a = Identity(x) b = MatMul(a, w) y = Identity(b) }",
@@ -719,6 +747,7 @@ def test_weights_are_neither_copied_nor_read() -> None:
     assert report.changes and ops(model) == ["MatMul"] and model.graph.initializer[0] is kept
 
 
+@pytest.mark.row("O9")
 def test_large_weights_cost_little_memory() -> None:
     """200 MB of weights: optimizing adds less than 20 MB to the most that the process ever held."""
     import resource
@@ -777,6 +806,7 @@ def external(tmp_path: Path) -> Path:
     return folder / "m.onnx"
 
 
+@pytest.mark.row("O1")
 def test_command(tmp_path: Path) -> None:
     source, target = tmp_path / "m.onnx", tmp_path / "o.onnx"
     onnx.save(read("g (float[2] x) => (float[2] y) { a = Identity(x) y = Neg(a) }"), source)

@@ -514,6 +514,7 @@ def hold(seed: int) -> int:
     return changes
 
 
+@pytest.mark.row("O8")
 @pytest.mark.parametrize("chunk", range(0, GRAPHS, CHUNK))
 def test_same_before_and_after(chunk: int) -> None:
     changes = sum(hold(seed) for seed in range(chunk, min(chunk + CHUNK, GRAPHS)))

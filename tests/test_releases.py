@@ -184,6 +184,7 @@ def test_an_empty_optional_of_onnx_1_10_is_none() -> None:
 # --- running
 
 
+@pytest.mark.row("I3")
 def test_one_release(held: Path) -> None:
     code, document = conform(held, "--release", "1.6.0", "--results", str(held / "r.json"))
     assert code == 0 and document["environment"]["release"] == "1.6.0" and document["manifest"]
@@ -197,6 +198,7 @@ def test_one_release(held: Path) -> None:
     assert code == 1 and document["closed_gaps"] == ["test_relu"]
 
 
+@pytest.mark.row("I3")
 def test_all_releases_share_what_is_equal_and_prove_their_gaps(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "load", lambda *_: [])  # the installed onnx's cases take seconds to build
     code, document = conform(held, "--release", "all", "--results", str(held / "r.json"))

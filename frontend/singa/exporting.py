@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TypeProto, helper, numpy_helper, shape_inference
+from onnx import ModelProto, TypeProto, helper, shape_inference
 
 from singa_backend import dtypes, passes, saving
 from singa_backend.backend import load_model
@@ -229,12 +229,13 @@ class _Played:
         del self.writer.inputs[len(xs) :]
         for symbol, y in zip(symbols, ys, strict=True):
             self._ranked(symbol, y)
-        self.proto = self.writer.model(name, symbols, self._output_names(ys))
+        self.proto = self.writer.model(name, symbols, self._output_names(ys), late=True)
+        self.arrays = self.writer.builder.arrays
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
         for s in held:
             if s.name in read:
-                self.proto.graph.initializer.append(numpy_helper.from_array(np.asarray(arrays[s.name]), s.name))
+                self.proto.graph.initializer.append(saving.later(np.asarray(arrays[s.name]), s.name, self.arrays))
 
         first: dict[str, int] = {}
         for node in self.proto.graph.node:
@@ -257,8 +258,11 @@ class _Played:
             symbol.type = helper.make_tensor_type_proto(symbol.type.tensor_type.elem_type, [None] * y._data.ndim)
         elif graph is not None and y._origin is not None and y._origin.index < len(graph.outputs):
             symbol.type = graph.outputs[y._origin.index].type or symbol.type
-        else:
-            self.report.warnings.append(f"the rank of the output {symbol.name!r} is not known")
+        if not symbol.type.tensor_type.HasField("shape"):
+            text = f"the rank of the output {symbol.name!r} is not known; a file must say it"
+            if self.options.check:
+                raise InvalidInput(text, code="SX359", hint="give inputs like those to come, so that it can be seen")
+            self.report.warnings.append(text)
 
     def _do(self, call: Origin, args: list[Any]) -> Sequence[Any]:
         """Write an operator; its nodes are named as SINGA names them: <Class>#<n>, and their values <node>:<output index>."""
@@ -318,7 +322,7 @@ class _Played:
         """The model, cleaned, checked and written; raises for what cannot be written, unless that is to be noted only."""
         _tally(self.report, self.writer, self.problems, self.options)
         self.proto.functions.extend(self._functions)
-        _finish(self.proto, self.report, self.options, path)
+        _finish(self.proto, self.report, self.options, path, self.arrays)
         return self.proto, self.report
 
 
@@ -327,19 +331,24 @@ def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] 
     """An ONNX model at another opset, older or newer: names kept, nothing trained, nothing run.
 
     source: a path, bytes or a ModelProto.  opset: 7 to the newest; its own where absent.  path: a file to write.
-    options: those of `Options` that do not concern inputs and outputs.
-    Raises UnsupportedModel listing every operator that the opset cannot express, with the least that can.
+    options: those of `Options` that change neither inputs and outputs nor the form of the network.
+    Raises UnsupportedModel listing every operator that the opset cannot express, with the least that can; InvalidInput for an
+    option that needs `export`.
     """
     chosen = Options(opset=opset, **options)
+    for name in ("training", "input_names", "output_names", "dynamic_axes"):
+        if getattr(chosen, name):
+            raise InvalidInput(f"convert keeps inputs, outputs and the form of the network, whatever {name} asks", code="SX355",
+                               hint=f"sonnx.export(sonnx.SONNXModel(...), {name}=...)")  # fmt: skip
     model, folder = load_model(source)
     graph = Graph.from_onnx(model, folder)
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
     writer = Writer(target)
     writer.problems = []
-    proto = write_again(graph, target, model.graph.name, writer)
+    proto = write_again(graph, target, model.graph.name, writer, late=True)
     report = ExportReport(opset=target)
     _tally(report, writer, writer.problems, chosen)
-    _finish(proto, report, chosen, path)
+    _finish(proto, report, chosen, path, writer.builder.arrays)
     return (proto, report) if with_report else proto
 
 
@@ -359,8 +368,10 @@ def _tally(report: ExportReport, writer: Writer, problems: Sequence[UnsupportedM
         )  # fmt: skip
 
 
-def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any) -> None:
-    """Clean, label, check and write."""
+def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Clean, label, check and write; the data of large weights (`arrays`) go to a file without a copy."""
+    if path is None or options.optimize:
+        saving.fill(proto.graph, arrays)
     _domains(proto, options.extra_opsets)
     _renamed_shapes(proto, options)
     if options.optimize:
@@ -378,7 +389,7 @@ def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any
     if check and path is None:
         _check(proto)
     if path is not None:
-        saving.save(proto, Path(path), check=check, external=options.external_data)
+        saving.save(proto, Path(path), check=check, external=options.external_data, arrays=arrays)
         report.path = os.fspath(path)
 
 
@@ -419,30 +430,35 @@ def _domains(proto: ModelProto, extra: Sequence[tuple[str, int]]) -> None:
 
 
 def _renamed_shapes(proto: ModelProto, options: Options) -> None:
-    """Shapes that were given for values within the graph, and what follows from them."""
-    inner = {n: s for n, s in (options.shape_override or {}).items() if n not in {v.name for v in proto.graph.input}}
-    if not inner:
+    """Shapes that were given for values of the graph, and what follows from them."""
+    wanted = {n: [d if d is None else str(d) if isinstance(d, str) else int(d) for d in s]
+              for n, s in (options.shape_override or {}).items()}  # fmt: skip
+    inputs = {v.name: v for v in proto.graph.input}
+    stand = {n for n, s in wanted.items() if n in inputs and s == _sizes(inputs[n].type)}  # `export` began with these
+    if not wanted.keys() - stand:
         return
-    made = {o for node in proto.graph.node for o in node.output}
-    for unknown in sorted(set(inner) - made):
+    made = {*inputs, *(o for node in proto.graph.node for o in node.output)}
+    for unknown in sorted(wanted.keys() - made):
         raise InvalidInput(f"shape_override names {unknown!r}, which the graph does not have", code="SX355",
                            hint=f"there are {', '.join(sorted(made)[:20])}")  # fmt: skip
     inferred = shape_inference.infer_shapes(proto, data_prop=True)
-    types = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.output)}
-    for name, shape in inner.items():
-        info = helper.make_tensor_value_info(name, types[name].tensor_type.elem_type, list(shape))
-        for k, v in enumerate(proto.graph.value_info):
-            if v.name == name:
-                del proto.graph.value_info[k]
-                break
-        proto.graph.value_info.append(info)
-        for v in proto.graph.output:
-            if v.name == name:
-                v.CopyFrom(info)
-            else:
-                v.type.tensor_type.ClearField("shape")
+    types = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)}
+    del proto.graph.value_info[:]
+    for v in (*proto.graph.input, *proto.graph.output):
+        if v.name in wanted:
+            v.CopyFrom(helper.make_tensor_value_info(v.name, v.type.tensor_type.elem_type, wanted[v.name]))
+        elif v.name not in inputs:
+            v.type.tensor_type.ClearField("shape")
+    for name in wanted.keys() - {v.name for v in (*proto.graph.input, *proto.graph.output)}:
+        elem = types[name].tensor_type.elem_type
+        proto.graph.value_info.append(helper.make_tensor_value_info(name, elem, wanted[name]))
     again = shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True)
     proto.graph.CopyFrom(again.graph)
+
+
+def _sizes(type: TypeProto) -> list[int | str | None]:
+    """The sizes of a declared shape."""
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in type.tensor_type.shape.dim]
 
 
 # --- names and types --------------------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ from .check import check
 from .compare import compare
 from .conform import conform
 from .convert import convert
+from .export import export_
 from .foreign import foreign
 from .fuzz import fuzz
 from .gradients import gradients
 from .inspect import inspect
+from .layout import layout
 from .optimize import optimize
 from .reduce import reduce
 from .report import write_report
@@ -42,6 +44,8 @@ for command in (
     bisect,
     reduce,
     optimize,
+    layout,
+    export_,
     convert,
     conform,
     foreign,

@@ -1,0 +1,121 @@
+"""`sonnx export`: a model that a Python program builds, as an ONNX file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from singa_backend.errors import InvalidInput
+
+from .. import _feeding, checking, exporting
+from ..model import Model
+from ..tensor import Tensor
+from ._common import json_option, out, say, typed
+from ._writing import given, write_options
+
+
+@click.command("export")
+@click.argument("target", metavar="PROGRAM:NAME")
+@click.option("--inputs", "archive", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Inputs like those to come, by name and in order, from a .npz file.")  # fmt: skip
+@click.option("--input", "-i", "drawn", multiple=True, metavar="NAME=DTYPE[SIZE,...]",
+              help="An input like those to come, drawn at random: x=float32[2,3,8,8].")  # fmt: skip
+@click.option(
+    "--compare",
+    "compared",
+    is_flag=True,
+    help="Run the file in onnxruntime and here, beside the model: all outputs, two seeds, two batch sizes.",
+)
+@write_options(values=True)
+@json_option
+@typed
+def export_(target: str, archive: Path | None, drawn: tuple[str, ...], compared: bool, path: Path, as_json: bool,
+            **options: Any) -> None:  # fmt: skip
+    """Write a model that a Python program builds as an ONNX file.
+
+    PROGRAM is a file (net.py) or a module; NAME is a Model in it, a class of them, or a function that gives a Model, or a Model
+    and a list of Tensors to call it with. The program is imported, so run only what you trust.
+    """
+    model, inputs = _built(target)
+    arrays = _feeding.from_npz(archive) if archive else dict(map(_array, drawn))
+    if arrays:
+        inputs = [_named(a, n) for n, a in arrays.items()]
+    if inputs and not model.get_states():
+        model.compile(list(inputs), is_train=False)
+    chosen = given(options)
+    if compared:
+        _, check = checking.export_and_check(model, inputs or [], path, **chosen)
+        result: Any = {"errors": check.errors, "comparisons": [str(c) for c in check.comparisons]}
+        text = str(check)
+    else:
+        _, report = exporting.export(model, inputs, path, with_report=True, **chosen)
+        result, text = report.to_dict(), str(report)
+    if as_json:
+        out.print_json(json.dumps(result))
+    else:
+        say(text)
+
+
+def _built(target: str) -> tuple[Model, list[Tensor] | None]:
+    """The model that a program builds, and what it is called with, where the program says so."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise click.BadParameter(f"{target!r} is not PROGRAM:NAME, such as net.py:Net")
+    found = getattr(_program(place), name, None)
+    if found is None:
+        raise InvalidInput(f"{place} has no {name!r}", code="SX361")
+    made = found() if inspect.isclass(found) or (callable(found) and not isinstance(found, Model)) else found
+    model, inputs = made if isinstance(made, tuple) else (made, None)
+    if not isinstance(model, Model):
+        raise InvalidInput(f"{target} is no Model, and gives none, but {type(model).__name__}", code="SX361")
+    return model, None if inputs is None else list(inputs)
+
+
+def _program(place: str) -> Any:
+    if not place.endswith(".py"):
+        sys.path.insert(0, "")
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise InvalidInput(
+                f"there is no module {place!r}: {error}", code="SX361", hint="or give a file, net.py:Net"
+            ) from None
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {place!r}", code="SX361")
+    spec = importlib.util.spec_from_file_location(f"sonnx_program_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # as dataclasses and pickle want it
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _array(text: str) -> tuple[str, Any]:
+    found = re.fullmatch(r"(.+)=(\w+)\[([\d, ]*)\]", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not NAME=DTYPE[SIZE,...], such as x=float32[2,3,8,8]")
+    try:
+        dtype = np.dtype(found[2])
+    except TypeError:
+        raise click.BadParameter(f"{found[2]!r} is no dtype; float32, int64, bool are some") from None
+    shape = [int(d) for d in found[3].split(",") if d.strip()]
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2, shape) if dtype.kind in "iub" else rng.standard_normal(shape)
+    return found[1], np.asarray(values).astype(dtype)
+
+
+def _named(array: Any, name: str) -> Tensor:
+    tensor = Tensor(data=array, requires_grad=False)
+    tensor.name = name
+    return tensor
