@@ -21,9 +21,10 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from . import _functions, random, tape, trace
+from ._backward import backward, gradients, infer_dependency
 from ._formula import Formula, formula
 from ._functions import *  # noqa: F403
-from .tape import Dummy, Operation, Operator, backward, gradients, infer_dependency
+from .tape import Dummy, Operation, Operator
 from .tape import op as recorder
 from .tensor import Tensor, dtype_of
 
@@ -593,7 +594,7 @@ def batchnorm_2d(
         unbiased = recorder.Mul(variance, recorder.Div(n, recorder.Max(recorder.Sub(n, 1), 1)))
         for running, batch in ((running_mean, mean), (running_var, unbiased)):
             new = recorder.Add(recorder.Mul(running, 1 - handle.factor), recorder.Mul(batch, handle.factor))
-            trace.assign(running, recorder.cast(new, running).raw)
+            trace.assign(running, recorder.cast(new, running).raw, told=False)
     return y
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import autograd, random, tape
+from . import autograd, random, tape, trace
 from ._layer import Layer
 from ._norm import GroupNorm, LayerNorm, RMSNorm
 from ._recurrent import LSTM, RNN, CudnnRNN, RNN_Base
@@ -312,6 +312,7 @@ class BatchNorm2d(Layer):
     def forward(self, x: Tensor) -> Tensor:
         _channels(self, self._shape(x), self.channels)
         self._follow(x)
+        trace.depends(self, lambda: self.handle.factor)
         return autograd.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)  # type: ignore[no-any-return]
 
 
@@ -449,6 +450,7 @@ class Dropout(Layer):
         self.ratio = ratio
 
     def forward(self, x: Tensor) -> Tensor:
+        trace.depends(self, lambda: self.ratio)
         return random.dropout(x, self.ratio)[0] if tape.training else x
 
 
