@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import onnx
 import pytest
 from onnx import checker, helper
 
-from singa import autograd, layer, model, sonnx, tape, tensor
+from singa import autograd, layer, model, origin, sonnx, tape, tensor
 from singa.tape import op
 from singa_backend import SingaBackend
 from singa_backend.errors import InvalidInput, UnsupportedModel
@@ -231,6 +233,32 @@ def test_shape_override_is_inferred_through_and_left_alone() -> None:
     assert [d.dim_value for d in inner.graph.output[0].type.tensor_type.shape.dim] == [3, 4]
     with pytest.raises(InvalidInput, match="shape_override names 'nowhere'"):
         sonnx.to_onnx([x], [autograd.relu(x)], shape_override={"nowhere": [1]})
+
+
+def test_a_sum_over_batches_does_not_hold_them() -> None:
+    """Origins know what was read without keeping it: a thousand batches of 400 KB leave about as much as a few."""
+    total, alive = tensor.from_numpy(np.zeros(1, F)), []
+    for i in range(200):
+        batch = tensor.from_numpy(np.full((100, 1000), i, F))
+        total = autograd.add(total, autograd.reduce_mean(batch, axes=[0, 1], keepdims=0))
+        alive.append(weakref.ref(batch))
+    gc.collect()
+    assert sum(r() is not None for r in alive) <= origin.RECENT // 400_000
+    with pytest.raises(InvalidInput, match=r"a leaf float32\[100, 1000\].* is gone"):
+        sonnx.to_onnx([], [total])
+
+
+def test_what_a_forward_makes_for_itself_lives_until_it_is_written() -> None:
+    class Masked(model.Model):
+        def forward(self, x: Any) -> Any:
+            for i in range(3):
+                x = autograd.add(x, tensor.from_numpy(np.full((2000, 3000), i, F)))  # 24 MB each
+            return x
+
+    x = named(values(1, 3000), "x")
+    proto = sonnx.export(Masked(), [x])
+    assert {tuple(t.dims) for t in proto.graph.initializer} == {(2000, 3000)}
+    np.testing.assert_array_equal(run(proto, values(1, 3000))[0], tensor.to_numpy(Masked().forward(x)))
 
 
 @pytest.mark.row("E1")

@@ -159,6 +159,7 @@ def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.Pa
                 stack.enter_context(trace.recording(scratch))
                 device = model_device(model)
                 xs = [Tensor._of(scratch.builder.input(n, t), device, False) for n, t in zip(names, types, strict=True)]
+            stack.enter_context(origin.keeping())
             made = model.forward(*xs)
             ys = list(made) if isinstance(made, (list, tuple)) else [made]
             proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, names, types, path)

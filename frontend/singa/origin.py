@@ -1,22 +1,33 @@
 """Where a tensor came from: the operators that made it, without their values; `to_onnx` plays them again into a graph.
 
-Every operator on tensors leaves an `Origin` with its results, in training and in evaluation. It holds the leaves that were read
+Every operator on tensors leaves an `Origin` with its results, in training and in evaluation. It knows the leaves that were read
 (parameters, inputs) and the origins of the rest, never their arrays. A chain of more than `LONGEST` operators, such as a state
-that is fed back for ever, is cut: its beginning is forgotten.
+that is fed back for ever, is cut: its beginning is forgotten. A leaf of more than `SMALL` bytes is not kept alive, so that a sum
+over many batches does not hold the batches; only the last ones are, `RECENT` bytes of them in all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from singa_backend.errors import InvalidInput
 
 if TYPE_CHECKING:
     from .tensor import Tensor
 
 LONGEST = 20_000
 """Operators in a row."""
+
+SMALL = 1 << 10
+"""Bytes up to which a leaf is kept alive by what was made of it."""
+
+RECENT = 32 << 20
+"""Bytes of the larger leaves that are kept alive: those that were read last."""
 
 Again = Callable[[list[Any], bool], Sequence[Any]]
 """Do it again: (tensors, numbers and None in the order of the arguments, whether in training) -> tensors."""
@@ -46,6 +57,38 @@ class Link:
 
     origin: Origin
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A large leaf, which lives only as long as somebody else wants it to."""
+
+    ref: weakref.ref[Any]
+    what: str
+
+    def get(self) -> Any:
+        """The leaf; raises InvalidInput where it is gone."""
+        found = self.ref()
+        if found is None:
+            raise InvalidInput(f"{self.what}, which was read on the way, is gone", code="SX363",
+                               hint="hold it in a variable or an attribute until the export, or export the model")  # fmt: skip
+        return found
+
+
+_recent: deque[tuple[Any, int]] = deque()
+_recent_bytes = 0
+_keeping = 0
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """The context in which origins keep every leaf alive: of an export, and of a step that is recorded."""
+    global _keeping
+    _keeping += 1
+    try:
+        yield
+    finally:
+        _keeping -= 1
 
 
 CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
@@ -78,13 +121,28 @@ def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any
             depth = max(depth, link.origin.depth)
             found.append(link)
         else:
-            found.append(x)
+            found.append(_leaf(x))
     if depth >= LONGEST:
         return
     origin = Origin(name, again, tuple(found), depth + 1, operator, types)
     for i, y in enumerate(results):
         if y is not None:
             y._origin = Link(origin, i)
+
+
+def _leaf(x: Any) -> Any:
+    """A leaf as an origin holds it: itself where it is small, or somebody's parameter, else without keeping it alive for long."""
+    global _recent_bytes
+    data = getattr(x, "_data", x)
+    size = getattr(data, "nbytes", 0)
+    if size <= SMALL or _keeping or getattr(x, "stores_grad", False):
+        return x
+    if not _recent or _recent[-1][0] is not x:
+        _recent.append((x, size))
+        _recent_bytes += size
+        while _recent_bytes > RECENT:
+            _recent_bytes -= _recent.popleft()[1]
+    return Leaf(weakref.ref(x), f"a leaf {data.dtype}{list(data.shape)}")
 
 
 def changed(tensor: Tensor, *others: Any) -> None:
@@ -110,7 +168,8 @@ def replay(outputs: Sequence[Tensor], given: dict[int, Any], links: dict[Link, A
     def value(arg: Any) -> Any:
         if isinstance(arg, Link):
             return links[arg] if arg in links else done[id(arg.origin)][arg.index]
-        return given.get(id(arg), arg)
+        leaf = arg.get() if isinstance(arg, Leaf) else arg
+        return given.get(id(leaf), leaf)
 
     for call in order([y._origin for y in outputs if y._origin is not None], links):
         done[id(call)] = do(call, [value(a) for a in call.args])

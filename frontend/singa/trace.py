@@ -19,6 +19,8 @@ from singa_backend.builder import Symbol
 from singa_backend.errors import SonnxError
 from singa_backend.writer import Writer
 
+from . import origin
+
 if TYPE_CHECKING:
     from .tensor import Tensor
 
@@ -100,10 +102,11 @@ def current() -> Trace | None:
 
 @contextlib.contextmanager
 def recording(trace: Trace) -> Iterator[Trace]:
-    """The context in which a step is recorded."""
+    """The context in which a step is recorded, and every leaf that it reads is kept alive."""
     token = _current.set(trace)
     try:
-        yield trace
+        with origin.keeping():
+            yield trace
     finally:
         _current.reset(token)
 
