@@ -231,6 +231,34 @@ def test_control_flow_on_tensors(branch: bool) -> None:
     assert found == ([4.0, 6.0] if branch else [-1.0, -1.0])
 
 
+def test_a_loop_that_counts_by_itself_and_carries_its_weight() -> None:
+    """As recurrent layers are exported: rows taken by a state that counts, a product with one; beside the rounds one by one."""
+    from onnx import parser
+
+    from singa_backend.differentiate import visit
+
+    text = """g (double[3, 2] x, double[1, 2] h, double[2, 2] w) => (double[a, b] y) {
+        m = Constant<value_int = 3>()
+        k = Constant<value = int32 {0}>()
+        one = Constant<value = int32 {1}>()
+        k1, y, w1 = Loop (m, , k, h, w) <body = b (int64 i, bool c, int32 n, double[p, 2] s, double[2, 2] v)
+            => (bool d, int32 n1, double[q, 2] t, double[2, 2] v1)
+            { d = Identity(c) n1 = Add(n, one) r = Gather(x, n) z = MatMul(s, v) t = Add(z, r) v1 = Identity(v) }>
+    }"""
+    graph = Graph.from_onnx(parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}'))
+    x, h, w = leaf([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], "x"), leaf([[1.0, -2.0]], "h"), leaf([[0.5, 1.0], [-1.0, 2.0]], "w")
+    frame: list[Any] = [None] * graph.size
+    for slot, value in zip(graph.input_slots, (x, h, w), strict=True):
+        frame[slot] = value
+    graph.walk(frame, lambda n, values, here: visit(op, n, values, here))
+    found = grads(op.Reshape(op.ReduceSum(frame[graph.output_slots[0]]), [1]))
+    y = h
+    for row in range(3):
+        y = op.Add(op.MatMul(y, w), op.Gather(x, row))
+    for name, g in grads(op.Reshape(op.ReduceSum(y), [1])).items():
+        np.testing.assert_allclose(found[name], g, rtol=1e-12, err_msg=name)
+
+
 def test_an_operator_without_gradient_is_named() -> None:
     """Nothing flows through Floor: the parameter behind it is not given, and nothing stops."""
     w = leaf([1.5])

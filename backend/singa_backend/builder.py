@@ -199,6 +199,11 @@ class Builder(Vocabulary[Symbol]):
         symbol = self._plain(x)
         return symbol.held if symbol.value is None else symbol.value
 
+    def typed(self, x: Symbol, type: TypeProto | None) -> Symbol:
+        if type is not None and self.shape(x) is None:
+            x.type = type
+        return x
+
     def type_of(self, x: Symbol) -> TypeProto | None:
         """All that is known of a value's type."""
         return self._type_of(x)

@@ -119,6 +119,10 @@ class Vocabulary(ABC, Generic[T]):
         """The value of a tensor where it is known while the graph is built: a rule may save work by it, and needs no more."""
         return None
 
+    def typed(self, x: T, type: TypeProto | None) -> T:
+        """The same value, of which this type is known where its own says no rank."""
+        return x
+
     # --- what most rules need
 
     def rank(self, x: T) -> int:

@@ -97,6 +97,9 @@ class Writer(Vocabulary[Symbol]):
     def known(self, x: Symbol) -> np.ndarray | None:
         return self.builder.known(x)
 
+    def typed(self, x: Symbol, type: TypeProto | None) -> Symbol:
+        return self.builder.typed(x, type)
+
     def type_of(self, x: Symbol) -> TypeProto | None:
         return self.builder.type_of(x)
 

@@ -21,6 +21,7 @@ from ._rep import SingaBackend, SingaRep
 from .checking import ExportMismatch, export_and_check
 from .custom import exporter
 from .exporting import ExportReport, convert, export, to_onnx
+from .importing import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
 from .model import Model
 from .tensor import Tensor
 from .training import step_pairs, to_training_onnx
@@ -28,6 +29,7 @@ from .training import step_pairs, to_training_onnx
 __all__ = [
     "ExportMismatch",
     "ExportReport",
+    "ExporterFailure",
     "SONNXModel",
     "SingaBackend",
     "SingaFrontend",
@@ -40,6 +42,11 @@ __all__ = [
     "export",
     "export_and_check",
     "exporter",
+    "from_onnx",
+    "from_paddle",
+    "from_pytorch",
+    "from_sklearn",
+    "from_tensorflow",
     "inspect",
     "is_compatible",
     "load",
@@ -84,8 +91,11 @@ class SONNXModel(Model):
     onnx_model: a ModelProto, bytes or a path.  device: a Device, None for the CPU.
     BatchNormalization and Dropout train or infer as the model's mode says, whatever mode the file was written in.
     Write `train_one_batch` and `set_optimizer` in a subclass; layers that are added train beside the imported parameters.
+    onnx_model (attribute): the file, where `from_onnx` or an importer of a framework made the model.
     Raises what `SingaBackend.prepare` raises.
     """
+
+    onnx_model: ModelProto | None = None
 
     def __init__(self, onnx_model: Any, device: Any = None) -> None:
         super().__init__()

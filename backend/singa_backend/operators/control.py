@@ -74,7 +74,8 @@ def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body
       needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """Run once more and keep the states, one entry a round; then take the rounds from the last to the first.
 
-    States of changing shapes are kept in sequences.  A state that is a sequence itself cannot be kept in one: then each round
+    States of changing shapes are kept in sequences, which know no ranks: a state that leaves each round with the rank that it
+    came with is given its rank again.  A state that is a sequence itself cannot be kept in one: then each round
     runs the loop up to there anew.
     """
     n = len(v_initial)
@@ -82,10 +83,14 @@ def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body
     asked = [i for i in range(len(captured)) if needs[2 + n + i]]
     keeps = not any(op.is_sequence(s) for s in v_initial)
     types = [op.type(s) for s in v_initial]
+    steady: list[Any] = [None] * n
 
     def forward(inner: Op, i: V, go: V, count: V, *values: V) -> list[V]:
         kept, state = values[: len(values) - n], values[len(values) - n :]
         go, *outs = run(inner, body, [i, go, *state, *captured])
+        ranks = [[None if s is None else len(s) for s in map(inner.shape, pair)] for pair in zip(state, outs, strict=False)]
+        steady[:] = [t if before is not None and before == after else None
+                     for t, (before, after) in zip(types, ranks, strict=True)]  # fmt: skip
         return [go, inner.Add(count, 1), *map(inner.SequenceInsert, kept, state), *outs[:n]]
 
     empty = [op.SequenceEmpty(dtype=onnx_code(op.dtype(s))) for s in v_initial] if keeps else []
@@ -95,7 +100,7 @@ def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body
 
     def state_at(inner: Op, i: V) -> list[V]:
         if keeps:
-            return [inner.SequenceAt(k, i) for k in kept]
+            return [inner.typed(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
         again = inner.graph(lambda op, i, go, *state: run(op, body, [i, go, *state, *captured])[: 1 + n], [INT, BOOL, *types])
         return list(inner.call("Loop", [i, cond, *v_initial], {"body": again}, n))
 

@@ -28,11 +28,11 @@ def _(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
 
 def given_back(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
     """What was taken several times gathers the sum.  The axis goes to the front, where ScatterND adds whole slices."""
+    places = op.Unsqueeze(op.Cast(indices, to=7), [-1])
+    if axis == 0:  # no rank is asked for: that of a Loop's own counter, by which rounds take their rows, may be unknown
+        return op.ScatterND(op.zeros_like(x), places, dy, reduction="add")
     rank, more = op.rank(x), op.rank(indices)
     axis %= rank
-    places = op.Unsqueeze(op.Cast(indices, to=7), [-1])
-    if axis == 0:
-        return op.ScatterND(op.zeros_like(x), places, dy, reduction="add")
     front = [axis, *(a for a in range(rank) if a != axis)]
     dy = op.Transpose(dy, perm=[*range(axis, axis + more), *range(axis), *range(axis + more, rank + more - 1)])
     zeros = op.Transpose(op.zeros_like(x), perm=front)

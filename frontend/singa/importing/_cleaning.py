@@ -1,0 +1,102 @@
+"""What some exporters leave out or name badly, mended in a copy of the file; a file that needs nothing is given back as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+_NORM_INPUTS = 5
+"""x, scale, bias, mean, variance."""
+
+
+def cleaned(model: ModelProto) -> ModelProto:
+    """The model with a scale of ones, and a bias of zeros, where a BatchNormalization names none (TensorFlow's scale=False).
+
+    Names need no cleaning: those of nodes may be empty, twice there, or of any characters; initializers may be inputs too.
+    """
+    if not any(_lacking(node) for node in model.graph.node):
+        return model
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    known = {t.name: (tuple(t.dims), t.data_type) for t in graph.initializer}
+    known |= {n.output[0]: (tuple(a.t.dims), a.t.data_type) for n in graph.node if n.op_type == "Constant" and not n.domain
+              for a in n.attribute if a.name == "value"}  # fmt: skip
+    taken = names(graph)
+    for i, node in enumerate(graph.node):
+        like = next((known[n] for n in node.input[1:] if n in known), None)
+        if like is None:
+            continue  # the reader says what is missing
+        dtype = helper.tensor_dtype_to_np_dtype(like[1])
+        for slot in _lacking(node):
+            name = unused(f"{node.name or f'BatchNormalization_{i}'}.{('scale', 'bias')[slot - 1]}", taken)
+            value = np.ones(like[0], dtype) if slot == 1 else np.zeros(like[0], dtype)
+            graph.initializer.append(numpy_helper.from_array(value, name))
+            node.input[slot] = name
+    return copy
+
+
+def _lacking(node: NodeProto) -> list[int]:
+    """Which of scale and bias a node does not name."""
+    if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx") or len(node.input) < _NORM_INPUTS:
+        return []
+    return [slot for slot in (1, 2) if not node.input[slot]]
+
+
+def unused(name: str, taken: set[str]) -> str:
+    """A name that is not taken, and is from now on."""
+    found = next(n for n in (name, *(f"{name}_{i}" for i in range(1, len(taken) + 2))) if n not in taken)
+    taken.add(found)
+    return found
+
+
+def names(graph: GraphProto) -> set[str]:
+    """Every name of a value in a graph and the graphs within it."""
+    found = (
+        {v.name for v in graph.input} | {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    )
+    for node in graph.node:
+        found.update(node.output)
+        for inner in graphs(node):
+            found |= names(inner)
+    return found
+
+
+def graphs(node: NodeProto) -> list[GraphProto]:
+    """The graphs among a node's attributes."""
+    return [g for a in node.attribute for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)]
+
+
+def separate(model: ModelProto) -> None:
+    """Give an output that is an input, or another output, a name of its own, in place."""
+    taken, seen = names(model.graph), {v.name for v in model.graph.input}
+    for value in model.graph.output:
+        if value.name in seen:
+            own = unused(f"{value.name}_out", taken)
+            model.graph.node.append(helper.make_node("Identity", [value.name], [own], name=own))
+            value.name = own
+        seen.add(value.name)
+
+
+def rename(model: ModelProto, old: Sequence[str], new: Sequence[str]) -> None:
+    """Give values other names, in place; a value that has one of the new names already makes way."""
+    mapping = {o: n for o, n in zip(old, new, strict=True) if o != n}
+    taken = names(model.graph) | set(new)
+    for name in (taken & set(mapping.values())) & names(model.graph):
+        mapping.setdefault(name, unused(name, taken))
+    if mapping:
+        _renamed(model.graph, mapping)
+
+
+def _renamed(graph: GraphProto, mapping: Mapping[str, str]) -> None:
+    values: list[Any] = [*graph.input, *graph.output, *graph.value_info, *graph.initializer]
+    for value in values:
+        value.name = mapping.get(value.name, value.name)
+    for node in graph.node:
+        for side in (node.input, node.output):
+            side[:] = [mapping.get(n, n) for n in side]
+        for inner in graphs(node):
+            _renamed(inner, mapping)

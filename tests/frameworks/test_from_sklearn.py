@@ -1,0 +1,169 @@
+"""`sonnx.from_sklearn`: estimators and pipelines of every kind, columns by name, and what cannot be exported.
+
+tox -e from-sklearn     # scikit-learn's exporter is needed here and nowhere else
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import sklearn
+from sklearn import (
+    base,
+    cluster,
+    compose,
+    decomposition,
+    ensemble,
+    linear_model,
+    naive_bayes,
+    neighbors,
+    neural_network,
+    pipeline,
+    preprocessing,
+    svm,
+    tree,
+)
+
+from singa import autograd, opt, sonnx, tape
+from singa.tensor import Tensor
+from singa_backend.errors import InvalidInput
+
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((60, 5)).astype(np.float32)
+TARGET = X @ [1.0, -0.5, 0.25, 0, 0.75] + np.sin(2 * X[:, 3])
+CLASSES = np.digitize(TARGET, [-0.5, 0.5])
+WORDS = np.array(["ape", "bee", "cat"])[CLASSES]
+
+CLASSIFIERS = [
+    linear_model.LogisticRegression(), tree.DecisionTreeClassifier(max_depth=4),
+    ensemble.RandomForestClassifier(9, random_state=0),
+    neighbors.KNeighborsClassifier(3), svm.LinearSVC(), svm.SVC(), naive_bayes.GaussianNB(),
+    neural_network.MLPClassifier((8,), max_iter=50, random_state=0),
+    pipeline.make_pipeline(preprocessing.StandardScaler(), decomposition.PCA(3), linear_model.LogisticRegression()),
+    ensemble.StackingClassifier([("svm", svm.LinearSVC()), ("tree", tree.DecisionTreeClassifier(max_depth=2))]),
+]  # fmt: skip
+REGRESSORS = [
+    linear_model.Ridge(), ensemble.GradientBoostingRegressor(n_estimators=9), svm.SVR(),
+    neural_network.MLPRegressor(hidden_layer_sizes=(8,), max_iter=50),
+]  # fmt: skip
+TRANSFORMERS = [
+    preprocessing.StandardScaler(),
+    preprocessing.PolynomialFeatures(),
+    decomposition.PCA(2),
+    cluster.KMeans(3, n_init=1),
+]
+
+
+def ours(model: Any, *inputs: Any) -> list[Any]:
+    return [np.asarray(y.data) for y in model.forward(*(Tensor(data=x, requires_grad=False) for x in inputs))]
+
+
+def name(value: Any) -> str:
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("labels", [CLASSES, WORDS], ids=["numbers", "words"])
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=name)
+def test_classifiers(estimator: Any, labels: Any) -> None:
+    fitted = base.clone(estimator).fit(X, labels)
+    model = sonnx.from_sklearn(fitted, X[:8])
+    found = ours(model, X)  # the number of samples is open
+    np.testing.assert_array_equal(found[0], fitted.predict(X))
+    if hasattr(fitted, "predict_proba"):
+        np.testing.assert_allclose(found[1], fitted.predict_proba(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("estimator", REGRESSORS, ids=name)
+def test_regressors(estimator: Any, dtype: Any) -> None:
+    x = X.astype(dtype)
+    fitted = base.clone(estimator).fit(x, TARGET)
+    model = sonnx.from_sklearn(fitted, Tensor(data=x), tolerance=1e-4)
+    np.testing.assert_allclose(ours(model, x)[0].ravel(), fitted.predict(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", TRANSFORMERS, ids=name)
+def test_transformers(estimator: Any) -> None:
+    fitted = base.clone(estimator).fit(X)
+    np.testing.assert_allclose(ours(sonnx.from_sklearn(fitted, X), X)[-1], fitted.transform(X), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("framed", [False, True], ids=["dict", "frame"])
+def test_columns_by_name(framed: bool) -> None:
+    columns = {"size": X[:, 0], "kind": WORDS, "age": X[:, 1]}
+    frame = pandas.DataFrame(columns)
+    mixed = compose.ColumnTransformer([("scale", preprocessing.StandardScaler(), ["size", "age"]),
+                                       ("code", preprocessing.OneHotEncoder(), ["kind"])])  # fmt: skip
+    fitted = pipeline.make_pipeline(mixed, linear_model.LogisticRegression()).fit(frame, CLASSES)
+    model = sonnx.from_sklearn(fitted, frame if framed else columns, input_names=["a", "b", "c"], output_names=["class", "p"])
+    graph = model.imported.graph
+    assert [v.name for v in graph.inputs] == ["a", "b", "c"] and [v.name for v in graph.outputs] == ["class", "p"]
+    found = ours(model, *(np.asarray(c, object if c is WORDS else None).reshape(-1, 1) for c in columns.values()))
+    np.testing.assert_array_equal(found[0], fitted.predict(frame))
+    np.testing.assert_allclose(found[1], fitted.predict_proba(frame), rtol=1e-4, atol=1e-5)
+
+
+def test_options_and_opset() -> None:
+    fitted = linear_model.LogisticRegression().fit(X, CLASSES)
+    model = sonnx.from_sklearn(fitted, X, opset=12, options={"raw_scores": True, "zipmap": False}, check=False)
+    assert {o.version for o in model.onnx_model.opset_import if not o.domain} == {12}
+    np.testing.assert_allclose(ours(model, X)[1], fitted.decision_function(X), rtol=1e-4, atol=1e-4)
+
+
+class Fitted(sonnx.SONNXModel):
+    """An imported regressor under mean squares."""
+
+    def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
+        y = self.forward(x)[0]
+        loss = autograd.mse_loss(y, t)
+        self.optimizer(loss)
+        return y, loss
+
+
+def test_a_network_trains_on() -> None:
+    fitted = neural_network.MLPRegressor(hidden_layer_sizes=(8,), max_iter=20, random_state=0).fit(X, TARGET)
+    model = sonnx.from_sklearn(fitted, X, model_class=Fitted)
+    assert not tape.training and not model.training
+    model.optimizer = opt.SGD(lr=0.05)
+    model.train()
+    losses = [model(Tensor(data=X), Tensor(data=TARGET.astype(np.float32)[:, None]))[1].data.item() for _ in range(50)]
+    np.testing.assert_allclose(losses[0], np.mean((fitted.predict(X) - TARGET) ** 2), rtol=1e-4)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_errors_of_the_exporter_name_it() -> None:
+    class Own(base.BaseEstimator, base.TransformerMixin):
+        def fit(self, x: Any, y: Any = None) -> Any:
+            self.n_features_in_ = x.shape[1]
+            return self
+
+        def transform(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(sonnx.ExporterFailure, match=rf"scikit-learn {sklearn.__version__} \(skl2onnx .*could not export") as e:
+        sonnx.from_sklearn(Own().fit(X), X)
+    assert e.value.code == "SX910" and "Unable to find a shape calculator" in e.value.reason and e.value.__cause__ is not None
+    with pytest.raises(sonnx.ExporterFailure, match="could not export"):
+        sonnx.from_sklearn(linear_model.Ridge(), X)  # not fitted
+
+
+def test_what_differs_is_an_error_that_check_can_switch_off() -> None:
+    fitted = linear_model.Ridge().fit(X, TARGET)
+    fitted.predict = lambda x: np.zeros(len(x))  # an estimator that is not what the exporter takes it for
+    with pytest.raises(sonnx.ExporterFailure, match=r"exports another model than it runs: output 0 'variable'.*differs by") as e:
+        sonnx.from_sklearn(fitted, X)
+    assert e.value.code == "SX911" and "check=False" in e.value.hint
+    assert len(ours(sonnx.from_sklearn(fitted, X, check=False), X)[0]) == len(X)
+
+
+def test_what_cannot_be_asked() -> None:
+    fitted = linear_model.Ridge().fit(X, TARGET)
+    with pytest.raises(InvalidInput, match="rows of a matrix"):
+        sonnx.from_sklearn(fitted, X[0])
+    with pytest.raises(InvalidInput, match="complex64"):
+        sonnx.from_sklearn(fitted, X.astype(np.complex64))
+    with pytest.raises(InvalidInput, match="output_names"):
+        sonnx.from_sklearn(fitted, X, output_names=["a", "b"])
