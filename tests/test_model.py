@@ -472,6 +472,35 @@ def test_branches_train_on_the_tape_and_as_a_graph(doubled: bool) -> None:
         w -= 0.01 * (2 * off * factor * mean).mean()
 
 
+LOOPED = """g (float[n,t,4] x) => (float[n,3] y) {
+    h0 = Expand(zero, hs) xt = Transpose <perm = [1, 0, 2]>(x) sizes = Shape <start = 0, end = 1>(xt) rounds = Squeeze(sizes)
+    h, all = Loop(rounds, go, h0) <body = b (int64 i, bool c, float[n,3] hp) => (bool d, float[n,3] hn, float[n,3] o) {
+        d = Identity(c) xi = Gather(xt, i) a = MatMul(xi, W) e = MatMul(hp, U) s = Add(a, e) hn = Tanh(s) o = Identity(hn) }>
+    y = Identity(h) }"""
+
+
+def test_a_recurrent_loop_trains_on_the_tape_and_as_a_graph() -> None:
+    """Rounds take their rows by the loop's own counter: ranks that inference loses are known to the rules."""
+    proto = parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {LOOPED}')
+    rng = np.random.default_rng(2)
+
+    def random(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(F)
+
+    held = {"zero": np.zeros((1, 3), F), "W": random(4, 3), "U": random(3, 3), "go": np.array(True), "hs": np.array([2, 3])}
+    proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in held.items())
+    x, t = tensor.from_numpy(random(2, 5, 4)), tensor.from_numpy(np.array([0, 2]))
+    losses = {}
+    for use_graph in (False, True):
+        m = Tuned(proto)
+        m.rule = opt.SGD(lr=0.1)
+        m.train()
+        m.graph(use_graph)
+        losses[use_graph] = [float(m(x, t)[1].data.reshape(())) for _ in range(6)]
+        assert not m.not_traceable and losses[use_graph][-1] < 0.8 * losses[use_graph][0]
+    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-6)
+
+
 @pytest.mark.row("I11")
 @pytest.mark.parametrize("name", ["bert-script-17", "mobilenetv2-script-17", "unet-script-11", "vit-dynamo-23"])
 def test_exported_nets_fine_tune(name: str) -> None:

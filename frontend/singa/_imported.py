@@ -10,7 +10,7 @@ import numpy as np
 
 from singa_backend import SingaBackend, dtypes
 from singa_backend.backend import SingaRep, _select
-from singa_backend.differentiate import visit
+from singa_backend.differentiate import declared_type, visit
 from singa_backend.errors import InvalidInput
 from singa_backend.files import owned
 from singa_backend.graph import Graph, Node, Value
@@ -128,7 +128,11 @@ class Imported:
             return made
 
         graph.walk(frame, do)
-        return [frame[s] for s in graph.output_slots]
+        made = [frame[s] for s in graph.output_slots]
+        if current is not None:
+            for y, said in zip(made, graph.outputs, strict=True):
+                current.declared(y, declared_type(said))
+        return made
 
     def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
         """Without a tape the executor is enough."""

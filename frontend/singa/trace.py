@@ -83,6 +83,12 @@ class Trace:
         symbols = [t._data if t is not None and isinstance(t._data, Symbol) else None for t in tensors]
         self.builder.builder.rename(first, symbols, names, node)
 
+    def declared(self, tensor: Tensor | None, type: TypeProto | None) -> None:
+        """What a file says of a result, where inference lost its rank."""
+        symbol = tensor._data if tensor is not None else None
+        if type is not None and isinstance(symbol, Symbol) and self.builder.shape(symbol) is None:
+            symbol.type = type
+
     def assign(self, tensor: Tensor, symbol: Symbol) -> None:
         """From here on the tensor is this value; it is written back when the graph has run."""
         tensor._fixed = False  # what is written is no constant

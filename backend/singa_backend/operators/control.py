@@ -97,6 +97,7 @@ def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body
     graph = op.graph(forward, [INT, BOOL, INT, *map(op.type, empty), *types])
     zero = op.constant(0, np.int64)
     rounds, *kept = op.call("Loop", [M, cond, zero, *empty, *v_initial], {"body": graph}, 1 + len(empty) + n)[: 1 + len(empty)]
+    rounds = op.typed(rounds, INT)
 
     def state_at(inner: Op, i: V) -> list[V]:
         if keeps:
@@ -123,7 +124,7 @@ def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body
     made = op.call("Loop", [rounds, op.constant(True), *starts], {"body": graph}, len(starts)) if starts else []
     grads: list[V] = [None] * len(needs)
     for k, g in zip([*floats, *(n + i for i in asked)], made, strict=True):
-        grads[2 + k] = g
+        grads[2 + k] = op.typed(g, op.type([*v_initial, *captured][k]))
     return grads
 
 
