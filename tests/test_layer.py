@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -227,6 +228,52 @@ def test_weights_have_the_dtype_of_the_input(dtype: Any) -> None:
         assert all(v.dtype == dtype for v in values(made).values())
 
 
+def test_what_is_assigned_before_the_first_forward_is_kept() -> None:
+    """Weights from elsewhere: layers make only what is missing."""
+    w, mean = RNG.normal(size=(3, 2, 3, 3)), RNG.normal(size=2)
+    made = Net()
+    made.conv1 = layer.Conv2d(3, 3, padding=1, bias=False)
+    made.conv1.W = Tensor(data=w, stores_grad=True)
+    made.block1.bn.running_mean = Tensor(data=mean, requires_grad=False)
+    made.forward(tensor(2, 2, 6, 6))
+    assert made.get_params()["conv1.W"].data is w and made.get_states()["block1.bn.running_mean"].data is mean
+    assert {"block1.bn.scale", "block1.bn.bias"} <= set(made.get_params()) and "conv1.b" not in made.get_params()
+    assert np.array_equal(made.block1.bn.running_var.data, np.ones(2))
+
+
+def test_two_layers_share_a_weight() -> None:
+    class Tied(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = layer.Linear(4, 4, bias=False), layer.Linear(4, 4, bias=False)
+            self.up.W = self.down.W = Tensor(data=RNG.normal(size=(4, 4)), stores_grad=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x))  # type: ignore[no-any-return]
+
+    made, x = Tied(), tensor(3, 4)
+    w = made.up.W.data
+    np.testing.assert_allclose(made.forward(x).data, x.data @ w @ w, rtol=1e-12)
+    assert len(made.get_params()) == 1
+    made.train()
+    pairs = list(autograd.backward(autograd.mse_loss(made.forward(x), tensor(3, 4))))
+    assert [p is made.down.W for p, _ in pairs] == [True]
+    twin = copy.deepcopy(made)
+    assert twin.up.W is twin.down.W and twin.up.W is not w
+
+
+@pytest.mark.parametrize("make, name, x", [
+    (lambda: layer.Linear(3, bias=False), "W", (2, 4)), (lambda: layer.Conv2d(3, 3), "b", (1, 2, 5, 5)),
+    (layer.BatchNorm2d, "running_var", (2, 3)),
+])  # fmt: skip
+def test_an_assigned_weight_of_another_shape_is_refused(make: Any, name: str, x: tuple[int, ...]) -> None:
+    made = make()
+    setattr(made, name, Tensor(data=np.zeros((7, 1)), stores_grad=True))
+    with pytest.raises(InvalidInput, match=rf"{name} was given shape \(7, 1\)") as found:
+        made(tensor(*x))
+    assert found.value.code == "SX326"
+
+
 # --- what they compute
 
 
@@ -369,17 +416,18 @@ def test_separable_convolution() -> None:
 @pytest.mark.parametrize("shape", [(4, 3, 2, 5), (6, 3), (4, 3, 5), (1, 3)])
 @pytest.mark.parametrize("make, m", [
     (layer.BatchNorm2d, 0.9), (lambda: layer.BatchNorm2d(3), 0.9), (lambda: layer.BatchNorm2d(3, 0.25), 0.25),
-    (lambda: layer.BatchNorm2d(momentum=0.1), 0.1),
+    (lambda: layer.BatchNorm2d(momentum=0.1, epsilon=0.5), 0.1), (lambda: layer.BatchNorm2d(unbiased=False), 0.9),
 ])  # fmt: skip
 def test_batch_norm(shape: tuple[int, ...], make: Any, m: float) -> None:
     made = make()
+    epsilon, one = (0.5 if m == 0.1 else 1e-5), int(made.handle.unbiased)
     made(tensor(*shape))
     made.set_params({"scale": RNG.normal(size=3), "bias": RNG.normal(size=3)})
     mean, variance = np.zeros(3), np.ones(3)
     wide = (slice(None), *[None] * (len(shape) - 2))
 
     def normal(x: Any, mean: Any, variance: Any) -> Any:
-        y = (x - mean[wide]) / np.sqrt(variance[wide] + 1e-5)
+        y = (x - mean[wide]) / np.sqrt(variance[wide] + epsilon)
         return y * made.scale.data[wide] + made.bias.data[wide]
 
     axes = (0, *range(2, len(shape)))
@@ -390,7 +438,7 @@ def test_batch_norm(shape: tuple[int, ...], make: Any, m: float) -> None:
         here, n = x.data.mean(axes), x.data.size // 3
         np.testing.assert_allclose(y.data, normal(x.data, here, x.data.var(axes)), rtol=1e-8, atol=1e-10)
         mean = (1 - m) * mean + m * here
-        variance = (1 - m) * variance + m * x.data.var(axes) * n / max(n - 1, 1)
+        variance = (1 - m) * variance + m * x.data.var(axes) * n / max(n - one, 1)
         tape.training = False
         for _ in range(2):  # inference changes nothing
             np.testing.assert_allclose(made(x).data, normal(x.data, mean, variance), rtol=1e-8, atol=1e-10)

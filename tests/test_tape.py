@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import autograd, opt, tape, trace
+from singa import autograd, device, opt, tape, trace
 from singa.tape import Operator, op
 from singa.tensor import Tensor
 from singa_backend import Graph
@@ -354,3 +354,34 @@ def test_a_wide_tape_is_played_in_time_that_grows_with_it() -> None:
     found = grads(loss)
     assert found["w"].tolist() == [sum(range(10_000))]
     assert time.process_time() - start < 10
+
+
+# --- graphs among the attributes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["CPU", "STRICT"])
+def test_a_graph_takes_in_tensors_of_any_device(place: str) -> None:
+    """The graph is written before it meets the device of what it takes from outside."""
+    dev = device.resolve(place)
+    w = Tensor(data=dev.backend.put(np.array([2.0, 3.0])), device=dev, stores_grad=True, name="w")
+    y = op.If(True, then_branch=op.graph(lambda op: [op.Mul(w, w)], []), else_branch=op.graph(lambda op: [op.Neg(w)], []))
+    found = grads(op.ReduceSum(y, keepdims=0))
+    np.testing.assert_array_equal(dev.backend.get(found["w"]), [4.0, 6.0])
+
+
+@pytest.mark.parametrize("place", ["CPU", "STRICT"])
+def test_a_sequence_of_any_device(place: str) -> None:
+    dev = device.resolve(place)
+    xs = Tensor(data=dev.backend.put([np.ones(2), np.zeros(3)]), device=dev, requires_grad=False)
+    y = op.ConcatFromSequence(op.SequenceInsert(xs, Tensor(data=dev.backend.put(np.full(1, 7.0)), device=dev)), axis=0)
+    np.testing.assert_array_equal(dev.backend.get(y.data), [1, 1, 0, 0, 0, 7])
+
+
+def test_a_scan_of_which_no_slice_takes_a_gradient() -> None:
+    """Then the Scan that goes backward has no scan outputs, and an empty list of their axes."""
+    w, state = leaf([2.0, 0.5]), Tensor(data=np.array([1.0, 1.0]), requires_grad=False)
+    xs = Tensor(data=np.array([[1.0, 2.0], [3.0, 4.0]]), requires_grad=False)
+    body = op.graph(lambda op, h, x: [op.Add(op.Mul(h, w), x)], [op.type(state), op.type(state)])
+    y = op.Scan(state, xs, body=body, num_scan_inputs=1)
+    np.testing.assert_array_equal(y.data, [9.0, 5.25])  # (1 w + x1) w + x2
+    np.testing.assert_array_equal(grads(op.ReduceSum(y, keepdims=0))["w"], [2 * 2 + 1, 2 * 0.5 + 2])

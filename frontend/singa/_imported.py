@@ -42,11 +42,7 @@ class Imported:
         graph = self.graph.with_weights()
         if graph is not self.graph:
             self.rep = SingaRep(graph, self.device.backend, self.rep.limits)
-        running = {
-            n for node in graph.nodes if (node.domain, node.op_type) == ("", "BatchNormalization")
-            for i in _STATISTICS if i < len(node.input_names) for n in [node.input_names[i]]
-        }  # fmt: skip
-        still = {node.input_names[1] for node in graph.nodes if (node.domain, node.op_type) == ("", "Pow")} | _settings(graph)
+        moving, still = running(graph), frozen(graph)
         self._modal = any(_asks_for_training(node) for node in graph.all_nodes())
         self.parameters: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}
@@ -60,10 +56,10 @@ class Imported:
                 constant._fixed, constant.name = True, name
                 self._constants[name] = constant
                 continue
-            trains = name not in running and name not in still
+            trains = name not in moving and name not in still
             own = owned(array)  # what a file is read into cannot be written
             tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
-            (self.statistics if name in running else self.parameters)[name] = tensor
+            (self.statistics if name in moving else self.parameters)[name] = tensor
             states[k] = (slot, own)  # the executor computes with the same storage
             self.rep._fixed.add(id(own))
 
@@ -202,6 +198,19 @@ class Imported:
             ratio = ratio if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
             return list(op.Dropout(x, ratio, True, seed=node.attributes["seed"], outputs=2))[: len(node.outputs)]
         return list(random.dropout(x, ratio))[: len(node.outputs)]
+
+
+def running(graph: Graph) -> set[str]:
+    """The names of running means and variances."""
+    return {
+        n for node in graph.nodes if (node.domain, node.op_type) == ("", "BatchNormalization")
+        for i in _STATISTICS if i < len(node.input_names) for n in [node.input_names[i]]
+    }  # fmt: skip
+
+
+def frozen(graph: Graph) -> set[str]:
+    """The names of what does not train at first: exponents of Pow, and what nodes only read on the host."""
+    return {node.input_names[1] for node in graph.nodes if (node.domain, node.op_type) == ("", "Pow")} | _settings(graph)
 
 
 def _settings(graph: Graph) -> set[str]:

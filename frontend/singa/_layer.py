@@ -22,7 +22,8 @@ class Layer:
 
     A layer, or a leaf Tensor, that is assigned to an attribute is registered under the attribute's name: a Tensor that stores
     its gradient as a parameter, another as a state.  Full names are the attributes' path joined by dots; the outermost layer adds
-    nothing.  `initialize` runs once, before the first forward, on its inputs.
+    nothing.  `initialize` runs once, before the first forward, on its inputs; what has been assigned by then, it keeps:
+    `conv.W = Tensor(data=array, stores_grad=True)` is how weights from elsewhere come in, and how two layers share one.
     """
 
     sep = "."
@@ -203,6 +204,8 @@ class Layer:
         self, name: str, shape: Sequence[int], x: Tensor, std: float = 0.0, bound: float = 0.0, value: float = 0.0
     ) -> None:
         """Make a parameter: normal with a deviation, uniform within a bound, or a value; its dtype is that of `x`, or float32."""
+        if self._given(name, shape):
+            return
         t = _like(x, shape)
         t.stores_grad = t.requires_grad = True
         if std:
@@ -214,7 +217,18 @@ class Layer:
             t.data[...] = value
         setattr(self, name, t)
 
+    def _given(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether the program has assigned this tensor before the first forward; raises InvalidInput for another shape."""
+        if self._initialized or name not in self._own:
+            return False
+        if tuple(self._own[name].shape) != tuple(shape):
+            what = f"{self._path(name)} was given shape {self._own[name].shape}; the inputs ask for {tuple(shape)}"
+            raise InvalidInput(what, code="SX326")
+        return True
+
     def _statistic(self, name: str, shape: Sequence[int], x: Tensor, value: float) -> None:
+        if self._given(name, shape):
+            return
         t = _like(x, shape)
         t.data[...] = value
         setattr(self, name, t)

@@ -547,10 +547,14 @@ class ConvHandle:
 
 @dataclass
 class BatchNormHandle:
-    """factor: the weight of the new batch in the running statistics; epsilon: what is added to the variance."""
+    """factor: the weight of the new batch in the running statistics; epsilon: what is added to the variance.
+
+    unbiased: whether the running variance is that of a sample, divided by n - 1, or that of the population, as ONNX has it.
+    """
 
     factor: float = 0.9
     epsilon: float = 1e-5
+    unbiased: bool = True
 
 
 @dataclass
@@ -585,16 +589,17 @@ def batchnorm_2d(
 ) -> Any:
     """x normalized by channel: in training with the statistics of the batch, which then enter the running ones.
 
-    running = (1 - factor) running + factor batch, with the unbiased variance.
+    running = (1 - factor) running + factor batch, with the variance that the handle asks for.
     """
     values = (x, scale, bias, running_mean, running_var)
     if not tape.training:
         return recorder.BatchNormalization(*values, epsilon=handle.epsilon)
     y, mean, variance = recorder.BatchNormalization(*values, epsilon=handle.epsilon, momentum=0.0, training_mode=1, outputs=3)
     with tape.no_tape():
-        n = recorder.cast(recorder.Div(recorder.Size(x), recorder.Size(mean)), mean)
-        unbiased = recorder.Mul(variance, recorder.Div(n, recorder.Max(recorder.Sub(n, 1), 1)))
-        for running, batch in ((running_mean, mean), (running_var, unbiased)):
+        if handle.unbiased:
+            n = recorder.cast(recorder.Div(recorder.Size(x), recorder.Size(mean)), mean)
+            variance = recorder.Mul(variance, recorder.Div(n, recorder.Max(recorder.Sub(n, 1), 1)))
+        for running, batch in ((running_mean, mean), (running_var, variance)):
             new = recorder.Add(recorder.Mul(running, 1 - handle.factor), recorder.Mul(batch, handle.factor))
             trace.assign(running, recorder.cast(new, running).raw, told=False)
     return y

@@ -278,8 +278,9 @@ class SeparableConv2d(Layer):
 class BatchNorm2d(Layer):
     """Batch normalization of (N, C, ...): in training by the batch, else by the running statistics.
 
-    y = scale * (x - mean) / sqrt(variance + 1e-5) + bias, with the population variance.  In training, running statistics become
-    (1 - momentum) * running + momentum * batch, with the unbiased variance; nothing is updated else.
+    y = scale * (x - mean) / sqrt(variance + epsilon) + bias, with the population variance.  In training, running statistics
+    become (1 - momentum) * running + momentum * batch, with the unbiased variance, or with unbiased=False that of the population,
+    as ONNX has it; nothing is updated else.
     BatchNorm2d(), or as in old programs BatchNorm2d(channels[, momentum]).  scale, bias, running_mean, running_var: (C,).
     """
 
@@ -287,14 +288,14 @@ class BatchNorm2d(Layer):
     bias: Tensor
     running_mean: Tensor
     running_var: Tensor
-    epsilon = 1e-5
 
-    def __init__(self, *args: Any, momentum: float = 0.9) -> None:
+    def __init__(self, *args: Any, momentum: float = 0.9, epsilon: float = 1e-5, unbiased: bool = True) -> None:
         super().__init__()
         if len(args) > 2:
             raise TypeError(f"BatchNorm2d takes (channels, momentum), not {len(args)} arguments")
         self.momentum = float(args[1]) if len(args) > 1 else momentum
-        self.handle = autograd.BatchNormHandle(self.momentum, self.epsilon)
+        self.epsilon = epsilon
+        self.handle = autograd.BatchNormHandle(self.momentum, epsilon, unbiased)
 
     def initialize(self, x: Tensor) -> None:
         self.channels = int(self._shape(x)[1])

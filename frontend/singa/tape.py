@@ -49,6 +49,18 @@ def no_tape() -> Iterator[None]:
         training = before
 
 
+class _Anywhere(Eager):
+    """What lies around a graph: values of any device, which is that of the tensors that the graph will meet."""
+
+    def is_value(self, x: Any) -> bool:
+        if isinstance(x, list):
+            return super().is_value(x)
+        return hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, np.generic)
+
+
+_anywhere = _Anywhere()
+
+
 @lru_cache(maxsize=64)
 def _eager(device: Device) -> Eager:
     return Eager(device.backend)
@@ -339,7 +351,7 @@ class Recorder(Vocabulary["Tensor"]):
         return None if current is None else current.builder.known(current.value(x))
 
     def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
-        return vocabulary().graph(make, types)
+        return (_anywhere if trace.current() is None else vocabulary()).graph(make, types)
 
 
 def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> origin.Again:

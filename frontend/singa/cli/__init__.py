@@ -10,6 +10,7 @@ import click
 
 from .bisect import bisect
 from .check import check
+from .codegen import codegen
 from .compare import compare
 from .conform import conform
 from .convert import convert
@@ -47,6 +48,7 @@ for command in (
     layout,
     export_,
     convert,
+    codegen,
     conform,
     foreign,
     fuzz,

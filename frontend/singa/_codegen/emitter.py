@@ -1,0 +1,340 @@
+"""Nodes into statements: of the main graph into the body of `forward`, of subgraphs into functions within it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
+
+from singa_backend import dtypes, files
+from singa_backend.graph import Node
+from singa_backend.operator import schema_version, schemas
+from singa_backend.vocabulary import _formal, newest
+
+from ..model import Model
+from .lowering import Lowered
+from .stored import Stored
+from .text import (
+    Expr,
+    Names,
+    array_text,
+    call,
+    code_text,
+    dtype_text,
+    named,
+    number,
+    quoted,
+    sequence,
+    shortened,
+    statement,
+)  # fmt: skip
+
+_CODES = {"to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision"}
+"""Attributes that are element types."""
+
+_LONG = 16
+"""Elements, and characters, above which an attribute goes into the file of the weights."""
+
+MODULES = frozenset({
+    "BOUND", "INPUTS", "MissingDependency", "Model", "NARROW", "OUTPUTS", "Oracle", "Path", "TRAINED", "TensorProto", "WEIGHTS",
+    "Weights", "argparse", "autograd", "batch_norm", "compare", "device", "dropout", "error", "given_input", "helper", "layer",
+    "main", "ml_dtypes", "model", "np", "op", "opt", "random", "random_inputs", "read", "self", "tensor", "w",
+})  # fmt: skip
+"""Names that a program may use already."""
+
+
+@dataclass
+class Assign:
+    """`target = expr`, with a comment."""
+
+    target: str
+    expr: Expr
+    comment: str = ""
+
+    def render(self, indent: int) -> list[str]:
+        return statement(f"{self.target} = ", self.expr, indent, self.comment)
+
+
+@dataclass
+class Function:
+    """A function within `forward`: the graph of an If, Loop, Scan or SequenceMap."""
+
+    name: str
+    parameters: list[str]
+    body: list[Assign | Function]
+    results: list[str]
+
+    def render(self, indent: int) -> list[str]:
+        head = statement("", call(f"def {self.name}", ["op", *self.parameters]), indent)
+        head[-1] += ":"
+        return [*head, *rendered(self.body, indent + 4), *statement("return ", sequence(self.results), indent + 4)]
+
+
+def rendered(statements: Sequence[Assign | Function], indent: int) -> list[str]:
+    """Statements with an empty line around functions."""
+    out: list[str] = []
+    for i, made in enumerate(statements):
+        if i and isinstance(made, Function) and out[-1]:
+            out.append("")
+        out += made.render(indent)
+        if isinstance(made, Function):
+            out.append("")
+    return out
+
+
+@dataclass
+class Emitter:
+    """Writes the statements of one program.
+
+    initial: what `__init__` does.  helpers: functions that the program needs besides.
+    """
+
+    model: Lowered
+    stored: Stored
+    initial: list[Assign] = field(default_factory=list)
+    helpers: set[str] = field(default_factory=set)
+    layers: int = 0
+    exact: bool | None = None
+    _shared: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        own = {*dir(Model), *Model().__dict__, "weights", "optimizer"}
+        self.attributes = Names(own)
+        self.locals = Names(MODULES)
+        self.expressions: dict[str, str] = {}
+        self.uses = Counter(_used(self.model.graph))
+        self.constants: dict[str, np.ndarray] = dict(self.model.constants)
+        self.last_origin: Node | None = None
+        self.parameters = [self.local(v.name, "x") for v in self.model.graph.input]
+
+    # --- values
+
+    def local(self, name: str, fallback: str) -> str:
+        """A variable for a value."""
+        made = self.expressions[name] = self.locals.new(name, fallback)
+        return made
+
+    def expression(self, name: str) -> str:
+        """A value as a Tensor."""
+        if not name:
+            return "None"
+        if name not in self.expressions:
+            if name in self.constants:
+                text = self.constant(self.constants[name])
+                if text is not None:
+                    return text
+                self.expressions[name] = self._attribute(
+                    name, call("op.constant", [self.stored.array(name, self.constants[name])])
+                )
+            else:
+                self.expressions[name] = self._attribute(name, self.tensor(name))
+        return self.expressions[name]
+
+    def tensor(self, name: str) -> Expr:
+        """A parameter or statistic, as `__init__` reads it."""
+        array = self.model.tensor(name)
+        assert array is not None, name
+        return self.stored.tensor(name, array, name in self.model.parameters)
+
+    def _attribute(self, name: str, expr: Expr, fallback: str = "weight") -> str:
+        attribute = self.attributes.new(name, fallback)
+        self.initial.append(Assign(f"self.{attribute}", expr))
+        return f"self.{attribute}"
+
+    def constant(self, array: np.ndarray) -> str | None:
+        """A constant that stands in the text; None for a large one."""
+        if array.dtype == dtypes.STRING and 0 < array.size <= 8 and sum(map(len, array.reshape(-1))) < 80:
+            return f"op.constant({_strings(array.tolist())}, object)"
+        text = array_text(array)
+        if text is None and array.size == 0 and array.dtype.type.__module__ == "numpy" and array.dtype != dtypes.STRING:
+            text = f"np.zeros({array.shape})"
+        return None if text is None else f"op.constant({text}, {dtype_text(array.dtype)})"
+
+    def argument(self, node: NodeProto, i: int) -> str:
+        """An input of a call: a variable, or a literal where a literal comes to mean the same dtype."""
+        name = node.input[i]
+        array = self.constants.get(name)
+        if array is None:
+            return self.expression(name)
+        if array.dtype == np.int64 and array.shape == (0,):
+            text: str | None = "[]"
+        else:
+            text = array_text(array)
+        if text is None:
+            return self.expression(name)
+        strings, kinds, _ = _formal(node.domain, node.op_type, newest(""))
+        last = len(strings) - 1
+        which = strings[min(i, last)]
+        if kinds[which] == (array.dtype,):
+            return text
+        if text == "[]" or not _schema(node).inputs[min(i, last)].is_homogeneous:
+            return self.expression(name)
+        others = [n for j, n in enumerate(node.input) if n and n not in self.constants and strings[min(j, last)] == which]
+        natural = {"b": np.bool_, "f": np.float32}.get(array.dtype.kind, np.int64)
+        known = self.model.dtype(others[0]) if others else np.dtype(natural)
+        return text if known == array.dtype else self.expression(name)
+
+    # --- attributes
+
+    def number(self, value: float, domain: str = "") -> str:
+        """An attribute that is a float: as short as float32 allows, or all of it where something may compute in float64.
+
+        That is a model with values of float64; and operators of other domains, such as SVMRegressor and Adam.
+        """
+        if self.exact is None:
+            codes = {t.tensor_type.elem_type for t in self.model.types.values()}
+            self.exact = TensorProto.DOUBLE in codes
+        return number(value, np.float64 if self.exact or domain else np.float32)
+
+    def shared(self, kind: str) -> str:
+        """A layer without parameters, made once."""
+        if kind not in self._shared:
+            self._shared[kind] = self._attribute(kind, f"layer.{kind}()", "layer")
+            self.layers += 1
+        return self._shared[kind]
+
+    def keywords(self, node: NodeProto, graphs: dict[str, Expr]) -> list[Expr]:
+        """The attributes of a call, without those that have their default."""
+        defaults = {n: a.default_value for n, a in _schema(node).attributes.items()}
+        out: list[Expr] = []
+        for a in node.attribute:
+            default = defaults.get(a.name)
+            if default is not None and default.type and helper.get_attribute_value(default) == helper.get_attribute_value(a):
+                continue
+            out.append(named(a.name, graphs[a.name] if a.name in graphs else self._value(node, a)))
+        return out
+
+    def _value(self, node: NodeProto, a: AttributeProto) -> Expr:
+        value = helper.get_attribute_value(a)
+
+        def beside(array: np.ndarray, plain: str = "") -> str:
+            """An attribute that lies beside the text; `plain` makes of the array what it was."""
+            return self._attribute(f"{node.output[0]}.{a.name}", self.stored.attribute(node, a.name, array) + plain)
+
+        if a.type == AttributeProto.INT:
+            return code_text(value) if a.name in _CODES and not node.domain else str(value)
+        if a.type == AttributeProto.FLOAT:
+            return self.number(value, node.domain)
+        if a.type == AttributeProto.STRING:
+            text = value.decode()
+            return quoted(text) if len(text) < 90 else beside(np.array(text, object), ".item()")
+        if a.type == AttributeProto.INTS:
+            return sequence([str(v) for v in value]) if len(value) <= _LONG else beside(np.array(value, np.int64), ".tolist()")
+        if a.type == AttributeProto.FLOATS:
+            numbers = [self.number(v, node.domain) for v in value]
+            return sequence(numbers) if len(value) <= _LONG else beside(np.array(value, np.float32), ".tolist()")
+        if a.type == AttributeProto.STRINGS:
+            texts = [v.decode() for v in value]
+            return _strings(texts) if sum(map(len, texts)) + len(texts) < 80 else beside(np.array(texts, object), ".tolist()")
+        if a.type == AttributeProto.TENSOR:
+            array = files.tensor(value, None)
+            small = array_text(array)
+            return beside(array) if small is None else f"np.array({small}, {dtype_text(array.dtype)})"
+        if a.type == AttributeProto.TYPE_PROTO:
+            return type_text(value)
+        raise self.stored.refused(f"the attribute {a.name!r} of {node.op_type} has a kind that no program holds", node)
+
+    # --- nodes
+
+    def origin(self, *nodes: NodeProto) -> str:
+        """The comment that says which nodes of the file these are; nothing where the line above says so already."""
+        found = [self.model.origins.get(n.output[0]) for n in nodes]
+        kept = list(dict.fromkeys(o for o in found if o is not None))
+        if kept == [self.last_origin]:
+            return ""
+        self.last_origin = kept[-1] if kept else None
+        return ", ".join(f"{o.op_type} {shortened(o.name, 80 // len(kept))}" for o in kept)
+
+    def node(self, node: NodeProto) -> Iterator[Assign | Function]:
+        """A node as a call of its operator."""
+        if node.op_type == "Constant" and not node.domain and node.attribute[0].name == "value":
+            self.constants[node.output[0]] = files.tensor(node.attribute[0].t, None)
+            return
+        if node.op_type == "Identity" and not node.domain and node.input[0] not in self.constants:
+            self.expressions[node.output[0]] = self.expression(node.input[0])
+            return
+        comment = self.origin(node)
+        graphs: dict[str, Expr] = {}
+        for a in node.attribute:
+            if a.HasField("g"):
+                made = self.function(a.g, node, a.name)
+                types = sequence([type_text(self.input_type(i)) for i in a.g.input])
+                graphs[a.name] = call("op.graph", [made.name, types])
+                yield made
+        inputs = [self.argument(node, i) for i in range(len(node.input))]
+        yield self.assign(node, inputs, self.keywords(node, graphs), comment)
+
+    def assign(self, node: NodeProto, inputs: Sequence[Expr], keywords: Sequence[Expr], comment: str) -> Assign:
+        """`a, b = op.Name(...)`."""
+        count = max(i for i, n in enumerate(node.output) if n) + 1
+        more: list[Expr] = [f"outputs={count}"] if count > 1 else []
+        more += [f'domain="{node.domain}"'] if node.domain else []
+        expr = call(f"op.{node.op_type}", [*inputs, *keywords, *more])
+        return Assign(self.targets(list(node.output[:count]), node.op_type), expr, comment)
+
+    def targets(self, outputs: Sequence[str], fallback: str) -> str:
+        """The variables of a node's results; one for all where they are many."""
+        kind = fallback.lower()
+        made = ["_" if not n or not self.uses[n] else self.local(n, kind) for n in outputs]
+        if len(made) == 1 or len(", ".join(made)) < 70:
+            return ", ".join(made)
+        whole = self.locals.new(kind)
+        self.expressions |= {n: f"{whole}[{i}]" for i, n in enumerate(outputs) if n}
+        return whole
+
+    def input_type(self, value: ValueInfoProto) -> TypeProto:
+        """What is known of a subgraph's input: what the file says, or else the element type that inference found."""
+        found = self.model.types.get(value.name)
+        if value.type.WhichOneof("value") or found is None or not found.tensor_type.elem_type:
+            return value.type
+        return helper.make_tensor_type_proto(found.tensor_type.elem_type, None)
+
+    def function(self, graph: GraphProto, node: NodeProto, attribute: str) -> Function:
+        """A subgraph as a function of (op, its inputs)."""
+        origin = self.model.origins.get(node.output[0])
+        name = self.locals.new(f"{origin.name if origin and origin.name else node.op_type}_{attribute}", "graph")
+        parameters = [self.local(i.name, "x") for i in graph.input]
+        body = [made for inner in graph.node for made in self.node(inner)]
+        return Function(name, parameters, body, [self.expression(o.name) for o in graph.output])
+
+
+def _schema(node: NodeProto) -> Any:
+    return schemas[node.domain, node.op_type][
+        schema_version(node.domain, node.op_type, newest("") if not node.domain else 1 << 30) or 0
+    ]
+
+
+def _used(graph: GraphProto) -> Iterator[str]:
+    """Every name that a node or an output reads, as often as it is read; those within subgraphs included."""
+    for node in graph.node:
+        yield from (n for n in node.input if n)
+        for a in node.attribute:
+            if a.HasField("g"):
+                yield from _used(a.g)
+    yield from (o.name for o in graph.output)
+
+
+def _strings(value: Any) -> str:
+    return f"[{', '.join(map(_strings, value))}]" if isinstance(value, list) else quoted(value)
+
+
+def type_text(type: TypeProto) -> Expr:
+    """A type as an expression."""
+    kind = type.WhichOneof("value")
+    if kind == "tensor_type":
+        tensor = type.tensor_type
+        dims = [
+            str(d.dim_value) if d.HasField("dim_value") else quoted(d.dim_param) if d.dim_param else "None"
+            for d in tensor.shape.dim
+        ]
+        shape = f"[{', '.join(dims)}]" if tensor.HasField("shape") else "None"
+        return call("helper.make_tensor_type_proto", [code_text(tensor.elem_type), shape])
+    if kind in ("sequence_type", "optional_type"):
+        return call(f"helper.make_{kind}_proto", [type_text(getattr(type, kind).elem_type)])
+    if kind == "map_type":
+        return call("helper.make_map_type_proto", [code_text(type.map_type.key_type), type_text(type.map_type.value_type)])
+    return "None"

@@ -1,0 +1,214 @@
+"""A model as nodes of the newest opset, under the names of its file; parameters apart from constants, types where known."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TypeProto, helper, shape_inference
+
+from singa_backend import dtypes, files
+from singa_backend.builder import Builder, Symbol
+from singa_backend.differentiate import Visitor, apply, declared_type, replay, visit
+from singa_backend.errors import Problem, UnsupportedModel
+from singa_backend.graph import ABSENT, Graph, Node, Value
+from singa_backend.operator import declarations, load_all, schema_version
+from singa_backend.vocabulary import Body, newest
+from singa_backend.writer import Unwritable, Writer
+
+from .._imported import frozen, running
+
+
+@dataclass
+class Lowered:
+    """A model to be written as a program.
+
+    inputs, outputs: as the file declares them.  results: what `graph` calls the outputs.
+    parameters: float initializers that train, by name.  statistics: running means and variances.  constants: all other arrays.
+    origins: for the first output of a node, the file's node that it stands for.
+    modal: the first outputs of nodes that do one thing in training and another in inference.
+    types: of values, those within subgraphs included.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    graph: GraphProto
+    results: list[str]
+    parameters: dict[str, np.ndarray]
+    statistics: dict[str, np.ndarray]
+    constants: dict[str, np.ndarray]
+    origins: dict[str, Node] = field(default_factory=dict)
+    modal: set[str] = field(default_factory=set)
+    types: dict[str, TypeProto] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> np.ndarray | None:
+        """A parameter or a statistic."""
+        return self.parameters.get(name, self.statistics.get(name))
+
+    def dtype(self, name: str) -> np.dtype[Any] | None:
+        """The element type of a value, None where it is not known."""
+        array = self.tensor(name)
+        if array is not None:
+            return array.dtype
+        code = self.types[name].tensor_type.elem_type if name in self.types else 0
+        return dtypes.numpy_dtype(code) if code else None
+
+    def rank(self, name: str) -> int | None:
+        """The number of axes of a value, None where it is not known."""
+        tensor = self.types[name].tensor_type if name in self.types else None
+        return len(tensor.shape.dim) if tensor is not None and tensor.HasField("shape") else None
+
+
+def lower(graph: Graph) -> Lowered:
+    """Read a graph once more, node by node at the newest opset.
+
+    Raises UnsupportedModel for a node that has no form there.
+    """
+    load_all()
+    graph = graph.with_weights()
+    _check(graph)
+    return _Lowering(graph).run()
+
+
+def _check(graph: Graph) -> None:
+    """Outside ONNX's own domain an operator is called in its newest version: an older one must mean the same."""
+    problems = []
+    for node in graph.all_nodes():
+        if node.domain and node.meaning is not None:
+            version = schema_version(node.domain, node.op_type, 1 << 30) or 0
+            known = declarations.get((node.domain, node.op_type), {})
+            if known.get(version) is not node.meaning.declaration:
+                what = f"{node.op_type}-{node.version} of {node.domain} means something else than {node.op_type}-{version}"
+                problems.append(Problem(what, "SX207", node=node.name, operator=node.op_type, version=node.version))
+    if problems:
+        raise UnsupportedModel(f"a program calls operators in their newest version: {problems[0].message}", code="SX207",
+                               node=problems[0].node, operator=problems[0].operator, problems=problems,
+                               hint="write the model anew with the newest operators of that domain")  # fmt: skip
+
+
+class _Lowering:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.writer = Writer(newest(""))
+        self.builder = self.writer.builder
+        self.made: dict[int, tuple[NodeProto, Node]] = {}
+        self.modal: list[Symbol] = []
+
+    def run(self) -> Lowered:
+        graph, builder = self.graph, self.builder
+        still, moving = frozen(graph), running(graph)
+        inputs = [self.writer.input(v.name, declared_type(v)) for v in graph.inputs]
+        states: dict[str, Symbol] = {}
+        held: dict[str, np.ndarray] = {}
+        for name, array in graph.states.items():
+            if dtypes.is_float(array.dtype) and name not in still:  # what trains is no constant, and must not be folded
+                states[name] = builder.input(name, helper.make_tensor_type_proto(dtypes.onnx_code(array.dtype), array.shape))
+                held[name] = array
+            else:
+                states[name] = builder.initializer(name, array, fold=True)
+        symbols = replay(self.writer, graph, inputs, states, visitor=self.visit)
+        finished = builder.finish(symbols, [v.name for v in graph.outputs])
+        proto = builder.proto("main", finished)
+        types = _types(proto, [states[n] for n in held])
+        del proto.input[len(graph.inputs) :]
+        return Lowered(
+            graph.name, graph.inputs, graph.outputs, proto, [s.name for s in finished],
+            {n: a for n, a in held.items() if n not in moving}, {n: a for n, a in held.items() if n in moving},
+            {t.name: files.tensor(t, None) for t in proto.initializer},
+            {p.output[0]: node for p, node in self.made.values() if p.output}, {s.name for s in self.modal}, types,
+        )  # fmt: skip
+
+    def visit(self, op: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        """Do what a node of the main graph does: some by the model's mode, the others as `inner` does."""
+        return self._noted(op, node, lambda: self._modal(node, inputs) or self._done(op, node, inputs, frame, self.visit))
+
+    def inner(self, op: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        """Do what a node within a subgraph does."""
+        return self._noted(op, node, lambda: self._done(op, node, inputs, frame, self.inner))
+
+    def _noted(self, op: Any, node: Node, do: Callable[[], list[Any]]) -> list[Any]:
+        """Give the results of a node the names that they have in the file, and note what it was; errors name the node."""
+        builder: Builder = op.builder
+        before = len(builder.nodes)
+        try:
+            made = do()
+        except Unwritable as error:
+            raise error.locate(node=node.name) from None
+        for proto in builder.nodes[before:]:
+            self.made.setdefault(id(proto), (proto, node))  # what lies within a function was noted under its own name
+        builder.rename(before, made, node.output_names, node.name)
+        return made
+
+    def _done(self, op: Any, node: Node, inputs: list[Any], frame: list[Any], visitor: Visitor) -> list[Any]:
+        constant = node.attributes.get("value")
+        if (node.domain, node.op_type) == ("", "Constant") and isinstance(constant, np.ndarray):
+            return [self.builder.initializer(node.output_names[0], constant, fold=True)]  # it keeps its name
+        known = node.op_type == "If" and not node.domain and op.known(inputs[0]) is not None
+        graphs = {n: v for n, v in node.attributes.items() if isinstance(v, Graph)}
+        if known or not graphs or node.meaning is None or node.function is not None:
+            return visit(op, node, inputs, frame, visitor)
+        attributes = {n: v for n, v in node.attributes.items() if n in node.given}
+        attributes |= {n: self._body(op, g, [frame[outer] for outer, _ in g.captured]) for n, g in graphs.items()}
+        return apply(op, node.meaning, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
+
+    def _body(self, op: Any, graph: Graph, captured: Sequence[Any]) -> Body:
+        """A subgraph whose inputs and values have the names of the file."""
+
+        def make(inner: Any, *inputs: Symbol) -> list[Any]:
+            for symbol, value in zip(inputs, graph.inputs, strict=True):
+                symbol.name = inner.builder.name(value.name)
+            return replay(inner, graph, inputs, captured=captured, visitor=self.inner)
+
+        body: Body = op.graph(make, [declared_type(v) for v in graph.inputs])
+        return body
+
+    def _modal(self, node: Node, inputs: list[Any]) -> list[Any] | None:
+        """What trains or infers as the model does, whatever mode the file was written in; see `Imported.visit`."""
+        a = node.attributes
+        if node.domain or node.op_type not in ("Dropout", "BatchNormalization"):
+            return None
+        if node.op_type == "Dropout":
+            given = inputs[1] if len(inputs) > 1 else None
+            ratio = self.builder.constant(a.get("ratio", 0.5), np.float32) if given is None else given
+            made = self.builder.call("Dropout", [inputs[0], ratio], {"seed": a.get("seed")}, len(node.outputs))
+        elif a.get("spatial", 1) and len(inputs) > 4:
+            settings = {"epsilon": a.get("epsilon", 1e-5), "momentum": a.get("momentum", 0.9)}
+            made = self.builder.call("BatchNormalization", inputs, settings, 1)
+            made += [inputs[3], inputs[4], None, None][: len(node.outputs) - 1]
+        else:
+            return None
+        self.modal.append(made[0])
+        return made
+
+
+def _types(graph: GraphProto, more: Iterable[Symbol]) -> dict[str, TypeProto]:
+    """The types of all values, by ONNX's own inference; what it cannot tell is left out."""
+    whole = GraphProto()
+    whole.CopyFrom(graph)
+    for symbol in more:
+        whole.input.add(name=symbol.name, type=symbol.type)
+    domains = {n.domain for n in _nodes(whole)} - {""}
+    imports = [helper.make_opsetid("", newest("")), *(helper.make_opsetid(d, newest(d)) for d in sorted(domains))]
+    with contextlib.suppress(Exception):  # inference is a help: without it a few constants are written at more length
+        whole = shape_inference.infer_shapes(helper.make_model(whole, opset_imports=imports)).graph
+    found: dict[str, TypeProto] = {}
+    pending = [whole]
+    while pending:
+        here = pending.pop()
+        for info in (*here.value_info, *here.input, *here.output):
+            if info.HasField("type"):
+                found[info.name] = info.type
+        pending += [a.g for n in here.node for a in n.attribute if a.HasField("g")]
+    return found
+
+
+def _nodes(graph: GraphProto) -> Iterable[NodeProto]:
+    for node in graph.node:
+        yield node
+        for a in node.attribute:
+            if a.HasField("g"):
+                yield from _nodes(a.g)

@@ -1,0 +1,187 @@
+"""The module around the network: how it reads its weights, trains, runs on its own, and compares itself with another engine."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import NodeProto, TypeProto
+
+from singa_backend import dtypes
+from singa_backend.graph import Value
+
+from . import layers
+from .emitter import Assign, Emitter, Function, rendered
+from .lowering import Lowered
+from .stored import Stored
+from .templates import COMPARE, END, HELPERS, MAIN, TRAIN_OPTION, TRAIN_RUN, inputs, run, weights
+from .text import Expr, call, lines, quoted, shortened, statement
+
+
+def write(model: Lowered, stem: str) -> tuple[str, Stored, dict[str, int]]:
+    """The text of the program, the arrays beside it, and what it consists of: nodes, layers, parameters.
+
+    stem: the name of the file, for the text that says how to call it.
+    Raises UnsupportedModel for what no program can hold.
+    """
+    stored = Stored()
+    stored.reserve([*model.parameters, *model.statistics, *model.constants])
+    emitter = Emitter(model, stored)
+    body = list(_statements(emitter))
+    results = [emitter.expression(n) for n in model.results]
+    trained = [i for i, v in enumerate(model.outputs) if _trainable(model, v, model.results[i])] if model.parameters else []
+    network = ["class Model(model.Model):", *_doc(model, emitter), *_init(emitter), *_forward(emitter, body, results)]
+    if trained:
+        network += _train(emitter, trained, len(results))
+    parts = ["\n".join(_constants(model, trained)), weights(stored), *(HELPERS[h] for h in sorted(emitter.helpers))]
+    plain = all(v.kind in ("", "tensor") for v in model.inputs)
+    parts += ["\n".join(network), inputs(plain), COMPARE]
+    main = [MAIN, TRAIN_OPTION, run(plain), TRAIN_RUN, END] if trained else [MAIN, run(plain), END]
+    text = "\n\n\n".join(part.strip("\n") for part in [*parts, "".join(main)]) + "\n"
+    head = _head(model, stem, bool(trained)) + _imports(text)
+    facts = {
+        "nodes": len(model.graph.node),
+        "layers": emitter.layers,
+        "parameters": len(model.parameters),
+        "arrays": len(stored.arrays),
+    }
+    return head + text, stored, facts
+
+
+def _statements(e: Emitter) -> Any:
+    """The main graph, a layer where a node is one."""
+    users: dict[str, list[NodeProto]] = {}
+    for node in e.model.graph.node:
+        for n in node.input:
+            users.setdefault(n, []).append(node)
+    done: set[str] = set()
+    for node in e.model.graph.node:
+        if node.output[0] in done:
+            continue
+        found = layers.made(e, node, users)
+        if found is None:
+            yield from e.node(node)
+            continue
+        done.update(n.output[0] for n in found[1])
+        yield found[0]
+
+
+def _trainable(model: Lowered, value: Value, name: str) -> bool:
+    known = model.dtype(name)
+    dtype = value.dtype if known is None else known
+    return value.kind in ("", "tensor") and dtype is not None and dtypes.is_float(dtype)
+
+
+def _head(model: Lowered, stem: str, trains: bool) -> str:
+    stem = stem if re.fullmatch(r"[\w.-]{1,60}", stem, re.ASCII) else "PROGRAM"
+    text = [
+        '"""A network that `sonnx codegen` wrote from an ONNX model; its weights lie beside it, in the .npz of the same name.',
+        "",
+    ]
+    text += [f"python {stem}.py --device CPU          run it on seeded inputs"]
+    text += [f"python {stem}.py --onnx model.onnx     ... and compare with onnxruntime"]
+    text += [f"python {stem}.py --train 20            ... and train it"] if trains else []
+    return "\n".join([*text, '"""', "", ""])
+
+
+def _imports(text: str) -> str:
+    """What the text uses, in the order in which import sorters put it."""
+
+    used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    modules = [m for m in ("autograd", "device", "layer", "model", "opt", "random", "tensor") if m in used]
+    names = [n for n in ("TensorProto", "helper") if n in used]
+    lines = ["import argparse", "from pathlib import Path", ""]
+    lines += ["import ml_dtypes"] * ("ml_dtypes" in used) + ["import numpy as np"]
+    lines += [f"from onnx import {', '.join(names)}"] * bool(names)
+    lines += [f"from singa import {', '.join(modules)}"]
+    lines += ["from singa.tape import op"] * ("op" in used)
+    lines += ["from singa_backend.conform.foreign import BOUND, error", "from singa_backend.errors import MissingDependency"]
+    lines += ["from singa_backend.oracle import Oracle"]
+    return "\n".join(lines) + "\n\n"
+
+
+def _constants(model: Lowered, trained: Sequence[int]) -> list[str]:
+    out = ['WEIGHTS = Path(__file__).with_suffix(".npz")', "", "INPUTS = {" if model.inputs else "INPUTS = {}"]
+    for v in model.inputs:
+        shape = "None" if v.shape is None else _shape(v.shape)
+        out += lines(f"{quoted(v.name)}: ", _tuple([quoted(_kind(v.type)), shape]), 4, ",")
+    out += ["}"] if model.inputs else []
+    out += ['"""The inputs in order: dtype and shape, where a name stands for a size that the model leaves open."""', ""]
+    out += statement("OUTPUTS = ", _names([v.name for v in model.outputs]), 0)
+    out += statement("TRAINED = ", _names([model.outputs[i].name for i in trained]), 0) if trained else []
+    return [*out, ""]
+
+
+def _names(names: Sequence[str]) -> Expr:
+    return f"({quoted(names[0])},)" if len(names) == 1 else _tuple([quoted(n) for n in names])
+
+
+def _tuple(items: Sequence[Expr]) -> Expr:
+    made = call("", items)
+    return type(made)(made.open, made.items, made.close, literal=True)
+
+
+def _shape(shape: Sequence[Any]) -> str:
+    dims = [str(d) if isinstance(d, int) else quoted(d or "?") for d in shape]
+    return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
+
+
+def _kind(type: TypeProto | None) -> str:
+    """`float32`, `object` for strings, `sequence(int64)`, `optional(sequence(float32))`."""
+    kind = "" if type is None else type.WhichOneof("value") or ""
+    if kind in ("sequence_type", "optional_type"):
+        return f"{kind[:-5]}({_kind(getattr(type, kind).elem_type)})"
+    code = getattr(type, kind).elem_type if kind in ("tensor_type", "sparse_tensor_type") else 0
+    dtype = dtypes.numpy_dtype(code) if code else None
+    return "?" if dtype is None else "object" if dtype == dtypes.STRING else dtype.name
+
+
+def _doc(model: Lowered, e: Emitter) -> list[str]:
+    count = sum(a.size for a in model.parameters.values())
+    out = [f'    """{_title(model.name)}: {count:,} parameters in {len(model.parameters)} tensors.', ""]
+    out += [f"    {_title(str(v))}" for v in model.inputs] + [f"    -> {_title(str(v))}" for v in model.outputs]
+    return [*out, '    """', ""]
+
+
+def _title(text: str) -> str:
+    """A name of the file as text of a docstring."""
+    return shortened(text, 110)[1:-1].replace('"', "'")
+
+
+def _init(e: Emitter) -> list[str]:
+    out = ["    def __init__(self, weights=WEIGHTS, dev=None):", "        super().__init__()"]
+    out += ["        w = Weights(weights, dev)", "        self.weights = w.tensors"]
+    return [*out, *(line for made in e.initial for line in made.render(8)), ""]
+
+
+def _forward(e: Emitter, body: list[Assign | Function], results: list[str]) -> list[str]:
+    out = lines("def forward", call("", ["self", *e.parameters]), 4, ":")
+    last = body[-1] if body else None
+    if isinstance(last, Assign) and results == [last.target]:  # `return f(x)`, without a name that is used once
+        return [*out, *rendered(body[:-1], 8), *statement("return ", last.expr, 8, last.comment), ""]
+    return [*out, *rendered(body, 8), *_returned(results), ""]
+
+
+def _returned(results: list[str]) -> list[str]:
+    one = f"        return {', '.join(results)}"
+    if len(one) <= 130:
+        return [one]
+    return ["        return (", *(f"            {r}," for r in results), "        )"]
+
+
+def _train(e: Emitter, trained: Sequence[int], count: int) -> list[str]:
+    targets = [e.locals.new("t")] if len(trained) == 1 else [e.locals.new(f"t_{i}") for i in range(len(trained))]
+    y, loss = e.locals.new("y"), e.locals.new("loss")
+    taken = [y if count == 1 else f"{y}[{i}]" for i in trained]
+    out = lines("def train_one_batch", call("", ["self", *e.parameters, *targets]), 4, ":")
+    out += ['        """One step towards the targets, under mean squares: gives what `forward` gives, and the loss."""']
+    out += lines(f"{y} = ", call("self.forward", e.parameters), 8)
+    out += [f"        {loss} = autograd.mse_loss({taken[0]}, {targets[0]})"]
+    kinds = {e.model.dtype(e.model.results[i]) for i in trained}
+    for a, t in zip(taken[1:], targets[1:], strict=True):
+        one = f"autograd.mse_loss({a}, {t})"
+        out += lines(f"{loss} = ", call("autograd.add", [loss, one if len(kinds) == 1 else f"op.CastLike({one}, {loss})"]), 8)
+    out += [f"        self.optimizer({loss})", f"        return {y}, {loss}", ""]
+    return [*out, "    def set_optimizer(self, optimizer):", "        self.optimizer = optimizer"]

@@ -1,0 +1,93 @@
+"""The arrays that lie beside a program, by keys that an .npz file can hold, and how the program reads each."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from onnx import NodeProto
+
+from singa_backend import dtypes
+from singa_backend.errors import UnsupportedModel
+
+from .text import Expr, call, cleaned, quoted
+
+_LONGEST = 90
+"""Characters of a name that a line of a program can hold."""
+
+
+@dataclass
+class Stored:
+    """The arrays by key.  narrow: the dtypes of those that NumPy's format does not know, which are stored as bits."""
+
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    narrow: dict[str, str] = field(default_factory=dict)
+    _keys: dict[str, str] = field(default_factory=dict)
+
+    def reserve(self, names: list[str]) -> None:
+        """These names of values are keys as they are, where they can be."""
+        self._keys |= {n: n for n in names if _usable(n)}
+
+    def tensor(self, name: str, array: np.ndarray, trains: bool) -> Expr:
+        """The expression that reads a parameter, or a statistic."""
+        return call("w.param" if trains else "w.state", [quoted(self._put(name, array))])
+
+    def array(self, name: str, array: np.ndarray) -> str:
+        """The expression that reads a constant."""
+        return f"w.arrays[{quoted(self._put(name, array))}]"
+
+    def attribute(self, node: NodeProto, name: str, array: np.ndarray) -> str:
+        """The expression that reads an attribute."""
+        key = self._free(f"{node.output[0]}.{name}")
+        self._keys["\0" + key] = key  # taken, by what is no value
+        self.arrays[key] = self._storable(key, array)
+        return f"w.arrays[{quoted(key)}]"
+
+    def _put(self, name: str, array: np.ndarray) -> str:
+        if name not in self._keys:
+            self._keys[name] = self._free(name)
+        key = self._keys[name]
+        if key not in self.arrays:
+            self.arrays[key] = self._storable(key, array)
+        return key
+
+    def _free(self, name: str) -> str:
+        """A key that nothing has yet."""
+        taken = set(self._keys.values())
+        wish = name if _usable(name) else cleaned(name, "value")
+        n, key = 1, wish
+        while key in taken:
+            n, key = n + 1, f"{wish}_{n + 1}"
+        return key
+
+    def _storable(self, key: str, array: np.ndarray) -> np.ndarray:
+        """An array as NumPy's file format takes it without pickling."""
+        if array.dtype == dtypes.STRING:
+            texts = np.array(array.tolist(), str)  # of one width; a NUL at the end is lost
+            if array.size and texts.tolist() != array.tolist():
+                raise self.refused(f"the strings of {key!r} end in NUL characters, which no .npz file keeps")
+            return texts.reshape(array.shape)
+        if array.dtype.type.__module__ == "numpy":
+            return array
+        self.narrow[key] = array.dtype.name
+        return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
+
+    def refused(self, why: str, node: NodeProto | None = None) -> UnsupportedModel:
+        """The error that says what cannot be written."""
+        return UnsupportedModel(f"no program can be written: {why}", code="SX207", node=node.name if node else "",
+                                operator=node.op_type if node else "")  # fmt: skip
+
+
+def _usable(name: str) -> bool:
+    """Whether a name can be the key of an .npz file: `a.npy` beside `a` could not be told apart, a NUL ends a name."""
+    return bool(name) and len(quoted(name)) <= _LONGEST and name.isprintable() and "\\" not in name and not name.endswith(".npy")
+
+
+def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Arrays by key, as `np.load` reads them; equal arrays give equal files."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as pack:
+        for key, array in arrays.items():
+            with pack.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as out:
+                np.lib.format.write_array(out, np.asanyarray(array), allow_pickle=False)

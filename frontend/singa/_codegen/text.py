@@ -1,0 +1,178 @@
+"""Python text that a formatter leaves as it is: names, literals, and statements broken where the line ends."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnx import TensorProto
+
+from singa_backend import dtypes
+
+WIDTH = 130
+
+_LONGEST = 48
+"""Characters of an identifier."""
+
+SMALL = 8
+"""Elements up to which an array stands in the text."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Something in brackets: a call, a list.  literal: a list or tuple, which is broken into one element for each line."""
+
+    open: str
+    items: tuple[Expr, ...]
+    close: str = ")"
+    literal: bool = False
+
+
+Expr: TypeAlias = str | Group
+
+
+def call(function: str, items: Iterable[Expr]) -> Group:
+    """A call with these arguments; those by name carry it: `axis=1`."""
+    return Group(f"{function}(", tuple(items))
+
+
+def named(name: str, value: Expr) -> Expr:
+    """An argument by name."""
+    return f"{name}={value}" if isinstance(value, str) else Group(f"{name}={value.open}", value.items, value.close, value.literal)
+
+
+def flat(expr: Expr) -> str:
+    """An expression on one line."""
+    return expr if isinstance(expr, str) else expr.open + ", ".join(map(flat, expr.items)) + expr.close
+
+
+def lines(prefix: str, expr: Expr, indent: int = 0, suffix: str = "") -> list[str]:
+    """`prefix expr suffix`, on one line where it fits; else the arguments on the next, or each on a line of its own."""
+    pad = " " * indent
+    one = pad + prefix + flat(expr) + suffix
+    if len(one) <= WIDTH or isinstance(expr, str) or not expr.items:
+        return [one]
+    together = " " * (indent + 4) + ", ".join(map(flat, expr.items))
+    if expr.literal or len(together) > WIDTH:
+        body = [line for item in expr.items for line in lines("", item, indent + 4, ",")]
+    else:
+        body = [together]
+    return [pad + prefix + expr.open, *body, pad + expr.close + suffix]
+
+
+def statement(prefix: str, expr: Expr, indent: int, comment: str = "") -> list[str]:
+    """A statement with a comment behind it, or above it where it is too long."""
+    made = lines(prefix, expr, indent)
+    if not comment:
+        return made
+    if len(made) == 1 and len(made[0]) + 4 + len(comment) <= WIDTH:
+        return [f"{made[0]}  # {comment}"]
+    return [f"{' ' * indent}# {comment}", *made]
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def cleaned(name: str, fallback: str) -> str:
+    """An ONNX name as an identifier in lower case; `fallback` stands before what begins with a digit, or for nothing.
+
+    Exporters name by path: `/blocks/blocks.0/conv/Conv_output_0` is `blocks_0_conv`.  Of a long name the end says most.
+    """
+    parts = [p for p in name.removesuffix("_output_0").split("/") if p]
+    kept = [p for i, p in enumerate(parts) if not any(after.lower().startswith(p.lower()) for after in parts[i + 1 : i + 2])]
+    words = re.sub(r"[^0-9A-Za-z]+", "_", "_".join(kept)).strip("_").lower().split("_")
+    while len(words) > 1 and sum(map(len, words)) + len(words) > _LONGEST:
+        del words[0]
+    text = "_".join(words)[:_LONGEST]
+    return text if text[:1].isalpha() else f"{fallback}_{text}".strip("_")
+
+
+class Names:
+    """Identifiers that are given once: `a.b` and `a_b` become `a_b` and `a_b_2`."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = {*taken, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+        self._next: dict[str, int] = {}
+
+    def new(self, name: str, fallback: str = "value") -> str:
+        """An identifier that is not in use yet, as near to the name as may be."""
+        wish = cleaned(name, fallback)
+        n = self._next.get(wish, 1)
+        made = wish if n == 1 else f"{wish}_{n}"
+        while made in self._taken:
+            n += 1
+            made = f"{wish}_{n}"
+        self._next[wish] = n + 1
+        self._taken.add(made)
+        return made
+
+
+# --- literals ---------------------------------------------------------------------------------------------------------
+
+
+def quoted(text: str) -> str:
+    """A string of ASCII characters, in the quotes that need fewer escapes."""
+    body = ascii(text)[1:-1].replace("\\'", "'")
+    if text.count('"') > text.count("'"):
+        return "'" + body.replace("'", "\\'") + "'"
+    return '"' + body.replace('"', '\\"') + '"'
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """A name for a comment."""
+    return quoted(text if len(text) <= most else text[: most - 3] + "...")
+
+
+def number(value: Any, dtype: Any = np.float64) -> str:
+    """A number as Python writes it: the shortest text that gives the same value in its dtype."""
+    kind = np.dtype(dtype)
+    if kind == np.bool_:
+        return str(bool(value))
+    if kind.kind in "iu":
+        return str(int(value))
+    if math.isnan(value):
+        return "np.nan"
+    if math.isinf(value):
+        return "np.inf" if value > 0 else "-np.inf"
+    shortest = str(np.dtype(np.float32).type(value)) if kind == np.float32 else repr(float(value))
+    return shortest.replace("e+", "e")
+
+
+def nested(value: Any, dtype: Any) -> str:
+    """A number, or lists of numbers."""
+    return f"[{', '.join(nested(v, dtype) for v in value)}]" if isinstance(value, list) else number(value, dtype)
+
+
+def array_text(array: np.ndarray) -> str | None:
+    """A small array as a number or as lists; None where it is large, or of what has no literals."""
+    kind = array.dtype
+    plain = kind.kind in "biu" or kind in (np.float16, np.float32, np.float64)
+    if not plain or kind.type.__module__ != "numpy" or not 0 < array.size <= SMALL or array.ndim > 4:
+        return None
+    return nested(array.tolist(), kind)
+
+
+def dtype_text(dtype: Any) -> str:
+    """A dtype as an expression: `np.float32`, `ml_dtypes.bfloat16`."""
+    kind = np.dtype(dtype)
+    if kind == dtypes.STRING:
+        return "object"
+    if kind == np.bool_:
+        return "np.bool_"
+    return f"{'np' if kind.type.__module__ == 'numpy' else 'ml_dtypes'}.{kind.name}"
+
+
+def code_text(code: int) -> str:
+    """An ONNX element type by its name: `TensorProto.FLOAT`."""
+    return f"TensorProto.{TensorProto.DataType.Name(code)}" if dtypes.is_known(code) else str(code)
+
+
+def sequence(items: Sequence[Expr]) -> Group:
+    """A list."""
+    return Group("[", tuple(items), "]", literal=True)

@@ -1,0 +1,37 @@
+"""`sonnx codegen`: a model as a Python program."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from ._common import json_option, say, typed
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--output", "-o", "target", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.py",
+              help="The program to write; its weights go beside it, to OUT.npz.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Take the place of files that are there.")
+@json_option
+@typed
+def codegen(model: Path, target: Path, force: bool, as_json: bool) -> None:
+    """Write MODEL as a readable Python program on singa, with its weights in an .npz file beside it.
+
+    The program runs, trains, and compares itself with onnxruntime: python OUT.py --help.
+    """
+    from ..codegen import generate
+
+    start = time.perf_counter()
+    program = generate(str(model), target.stem)
+    written = [str(p) for p in program.write(target, force=force)]
+    lines = program.text.count("\n")
+    if as_json:
+        facts = {"written": written, "lines": lines, "seconds": round(time.perf_counter() - start, 3)}
+        click.echo(json.dumps(program.facts | facts))
+        return
+    counts = ", ".join(f"{program.facts[what]} {what}" for what in ("nodes", "layers", "parameters"))
+    say(f"wrote {' and '.join(written)}: {lines} lines, {counts}")
