@@ -493,7 +493,7 @@ def test_a_recurrent_loop_trains_on_the_tape_and_as_a_graph() -> None:
     losses = {}
     for use_graph in (False, True):
         m = Tuned(proto)
-        m.rule = opt.SGD(lr=0.1)
+        m.rule = opt.SGD(lr=0.3)
         m.train()
         m.graph(use_graph)
         losses[use_graph] = [float(m(x, t)[1].data.reshape(())) for _ in range(6)]
