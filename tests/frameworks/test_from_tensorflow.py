@@ -190,10 +190,11 @@ class Text(keras.Model):
         return self.lstm(self.drop(self.norm(x + self.attend(x, x, training=training)), training=training))
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_a_model_of_its_own_class(train: bool) -> None:
+@pytest.mark.parametrize(("train", "use_graph"), [(False, False), (True, False), (True, True)])
+def test_a_model_of_its_own_class(train: bool, use_graph: bool) -> None:
     model, ids = Text(), np.array([[1, 2, 3], [4, 5, 6]], np.int32)
     found = sonnx.from_tensorflow(model, ids, train=train, model_class=Fitted)
+    found.graph(use_graph)
     kinds = [n.op_type for n in found.imported.graph.nodes]
     assert kinds.count("Dropout") == (2 if train else 0)  # one of them within the attention
     found.eval()
@@ -204,6 +205,7 @@ def test_a_model_of_its_own_class(train: bool) -> None:
         found.optimizer = opt.SGD(lr=0.1)
         found.train()
         found(Tensor(data=ids), Tensor(data=np.ones((2, 5), F)))
+        assert not found.not_traceable
         moved = {n for n, p in found.get_params().items() if not np.array_equal(p.data, before[n])}
         assert moved | {n for n in before if n.endswith("key/bias")} == trained(found)  # softmax takes no notice of that one
 
