@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from onnx import checker, helper
 
 from singa import autograd, layer, model, sonnx, tape, tensor
 from singa.tape import op
+from singa_backend import SingaBackend
 from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.oracle import Oracle
 
 F = np.float32
 MODELS = sorted((Path(__file__).parent / "models").glob("*.onnx"))
@@ -301,6 +304,114 @@ def test_passes_clean_what_is_written() -> None:
     assert [n.op_type for n in proto.graph.node] == ["Relu"] and report.passes.changes
 
 
+@pytest.mark.row("E17")
+def test_the_printed_report() -> None:
+    x = named(values(2, 3), "x")
+    y = op.Clip(op.Softmax(autograd.relu(autograd.relu(x)), axis=0), 0.1, 0.5)
+    _, report = sonnx.to_onnx([x], [y], opset=11, with_report=True)
+    lines = [line.split() for line in str(report).splitlines()]
+    assert lines == [
+        ["opset", "11,", "IR", "version", "6"],
+        ["operations:", "4"], ["Clip", "1"], ["Relu", "2"], ["Softmax", "1"],
+        ["attributes:", "1"], ["axis", "1"],
+        ["mapped:", "4"], ["Clip", "1"], ["Relu", "2"], ["Softmax", "1"],
+        ["unmapped:", "0"], ["not", "written", "to", "a", "file"],
+    ]  # fmt: skip
+
+
+@pytest.mark.row("E13")
+def test_twelve_inputs_keep_their_order() -> None:
+    xs = [named(values(2, seed=i), f"in{(7 * i) % 12}") for i in range(12)]
+    y = xs[0]
+    for x in reversed(xs[1:]):
+        y = autograd.add(y, x)
+    proto = sonnx.to_onnx(xs, [y])
+    assert [v.name for v in proto.graph.input] == [x.name for x in xs]
+    np.testing.assert_array_equal(run(proto, *(tensor.to_numpy(x) for x in xs))[0], tensor.to_numpy(y))
+
+
+@pytest.mark.row("E13")
+def test_a_thousand_random_graphs_in_any_order() -> None:
+    """Nodes that stand in any order are written so that makers come first; those that stand right stay where they are."""
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        count = int(rng.integers(2, 12))
+        nodes = []
+        for i in range(count):
+            a, b = (f"v{int(rng.integers(0, i + 1))}" for _ in range(2))
+            nodes.append(helper.make_node("Add", [a, b], [f"v{i + 1}"], name=f"n{i}"))
+        info = [helper.make_tensor_value_info(n, 1, [2]) for n in ("v0", f"v{count}")]
+
+        def written(order: Any, nodes: Any = nodes, info: Any = info) -> list[str]:
+            graph = helper.make_graph([nodes[i] for i in order], "g", info[:1], info[1:])
+            proto = sonnx.convert(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), 14)
+            return [n.name for n in proto.graph.node]  # the checker has seen that makers come first
+
+        sorted_once = written(range(count))
+        assert sorted_once == sorted(sorted_once, key=lambda n: int(n[1:]))
+        assert sorted(written(rng.permutation(count))) == sorted(sorted_once)
+
+
+@pytest.mark.row("E16")
+def test_nothing_but_the_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No temporary files: export and import work where the folder for these does not take any."""
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.setenv(name, str(tmp_path / "there is no such folder"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there is no such folder"))
+    m, x = net()
+    sonnx.export(m, [x], tmp_path / "net.onnx")
+    again = sonnx.SONNXModel(str(tmp_path / "net.onnx"))
+    again.eval()
+    np.testing.assert_array_equal(tensor.to_numpy(again.forward(x)[0]), tensor.to_numpy(m.forward(x)))
+    assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
+
+
+@pytest.mark.row("E16")
+def test_a_tied_embedding_is_one_initializer() -> None:
+    class Tied(model.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = layer.Embedding(11, 4)
+
+        def forward(self, ids: Any) -> Any:
+            return autograd.matmul(self.embed(ids), autograd.transpose(self.embed.W, (1, 0)))
+
+    m, ids = Tied(), named(np.array([[1, 2, 10]]), "ids")
+    m.compile([ids], is_train=False)
+    proto = sonnx.export(m, [ids])
+    (weight,) = proto.graph.initializer
+    assert weight.name == "embed.W" and list(weight.dims) == [11, 4]
+    np.testing.assert_array_equal(run(proto, tensor.to_numpy(ids))[0], tensor.to_numpy(m.forward(ids)))
+
+
+@pytest.mark.row("E5")
+def test_what_was_raised_runs_elsewhere() -> None:
+    x = named(values(2, 3), "x")
+    proto = sonnx.to_onnx([x], [op.Range(op.Size(x), 12, 2), op.BitwiseXor(op.Size(x), 3), op.Gelu(x)])
+    assert proto.opset_import[0].version == 18
+    with Oracle("onnxruntime") as oracle:
+        found = oracle.run(proto.SerializeToString(), {"x": values(2, 3)}, timeout=60)
+    numbers, bits, _ = found.values()
+    assert list(numbers) == [6, 8, 10] and bits == 5
+
+
+@pytest.mark.row("E18")
+def test_both_forms_elsewhere() -> None:
+    """The training form with dropout of 0 is a function of its inputs: statistics of the batch, in onnxruntime too.
+
+    Its optimizations turn BatchNormalization in training mode into that of inference, so they are switched off.
+    """
+    m, x = net()
+    m.drop.ratio = 0.0
+    inferring, training = sonnx.export(m, [x], opset=15), sonnx.export(m, [x], opset=15, training=True)
+    feed = {"x": tensor.to_numpy(x)}
+    with Oracle("onnxruntime", optimise=False) as oracle:
+        plain, batch = (next(iter(oracle.run(p.SerializeToString(), feed, timeout=60).values())) for p in (inferring, training))
+    np.testing.assert_allclose(plain, tensor.to_numpy(m.forward(x)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(batch, SingaBackend.run_model(training, [feed["x"]])[0], rtol=1e-4, atol=1e-5)
+    assert np.abs(plain - batch).max() > 1e-3
+
+
 # --- what cannot be written
 
 
@@ -409,6 +520,7 @@ def test_in_and_out_is_a_fixed_point(path: Path) -> None:
     second.eval()
     assert sonnx.export(second).SerializeToString() == once.SerializeToString()
     assert {n.name for n in once.graph.node} <= {n.name for n in onnx.load(path).graph.node}
+    assert set(second.get_params()) == set(first.get_params())  # what was a constant is none of them
     rng = np.random.default_rng(0)
     xs = []
     for v in first.imported.graph.inputs:

@@ -194,8 +194,11 @@ from singa_backend import Limits, SingaBackend
 m = parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (float[n] y) { y = Abs(x) }')
 print(SingaBackend.prepare(m, limits=Limits(deadline=0.1)).run([-np.ones(1, np.float32)])[0])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout == "[1.]\n", done.stderr
+    for _ in range(3):  # on a busy machine even one Abs may take that long
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        if done.stdout == "[1.]\n":
+            return
+    raise AssertionError(done.stderr)
 
 
 def test_the_deadline_and_the_flag() -> None:

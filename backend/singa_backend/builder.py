@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper, shape_inference
 
-from . import dtypes
+from . import dtypes, saving
 from .errors import UnsupportedModel
 from .operator import declarations, schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
@@ -33,8 +33,11 @@ _RANKS = {
 }  # fmt: skip
 """The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1."""
 
-_ALIKE = {"Scaler": np.float32, "Normalizer": np.float32, "Imputer": None, "Binarizer": None}
-"""Operators of ai.onnx.ml whose result is shaped like the first input, and its dtype (None: that too); inference is silent."""
+_ALIKE = {
+    ("ai.onnx.ml", "Scaler"): np.float32, ("ai.onnx.ml", "Normalizer"): np.float32, ("ai.onnx.ml", "Imputer"): None,
+    ("ai.onnx.ml", "Binarizer"): None, ("", "MeanVarianceNormalization"): None, ("", "GroupNormalization"): None,
+}  # fmt: skip
+"""Operators whose result is shaped like the first input, and its dtype (None: that too); ONNX's inference is silent."""
 
 _outer = count()
 
@@ -73,6 +76,7 @@ class Builder(Vocabulary[Symbol]):
         self.nodes: list[NodeProto] = []
         self.captured: dict[str, Any] = {}
         self.initializers: dict[str, TensorProto] = {}
+        self.arrays: dict[str, np.ndarray] = {}  # the data of large initializers, until it is known where they go
         parent = outer if isinstance(outer, Builder) else None
         self.root: Builder = parent.root if parent else self
         self.level: int = parent.level + 1 if parent else 0
@@ -121,7 +125,7 @@ class Builder(Vocabulary[Symbol]):
     def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
         """A stored value under its own name; `fold` says that its value may be worked with while building."""
         symbol = Symbol(self.name(name), self, _tensor_type(value.dtype, value.shape), value if fold else None, value)
-        self.initializers[symbol.name] = numpy_helper.from_array(value, symbol.name)
+        self.initializers[symbol.name] = saving.later(value, symbol.name, self.arrays)
         return symbol
 
     def constant(self, value: Any, dtype: Any = None) -> Symbol:
@@ -220,6 +224,10 @@ class Builder(Vocabulary[Symbol]):
 
     # --- calls
 
+    def forget_calls(self) -> None:
+        """Have the next calls make nodes of their own, also where an earlier one did the same."""
+        self._calls.clear()
+
     def call(
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Symbol]:
@@ -314,9 +322,10 @@ class Builder(Vocabulary[Symbol]):
 
     def _alike(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
         """The type of a result that is shaped like the first input."""
-        if domain != "ai.onnx.ml" or node.op_type not in _ALIKE or symbols[0] is None or symbols[0].type is None:
+        key = (domain, node.op_type)
+        if key not in _ALIKE or symbols[0] is None or symbols[0].type is None:
             return {}
-        return {node.output[0]: _tensor_type(_ALIKE[node.op_type] or self.dtype(symbols[0]), self.shape(symbols[0]))}
+        return {node.output[0]: _tensor_type(_ALIKE[key] or self.dtype(symbols[0]), self.shape(symbols[0]))}
 
     def _infer_private(self, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
         """The types of a private operator's outputs: those of its composition."""
@@ -437,23 +446,29 @@ class Builder(Vocabulary[Symbol]):
             finished.append(symbol)
         return finished
 
-    def proto(self, name: str, outputs: Sequence[Symbol]) -> GraphProto:
-        """The graph, without the nodes that nothing needs."""
+    def proto(self, name: str, outputs: Sequence[Symbol], *, late: bool = False) -> GraphProto:
+        """The graph, without the nodes that nothing needs; `late` leaves the data of large initializers in `arrays`."""
         nodes = _needed(self.nodes, [s.name for s in outputs])
         used = {n for node in nodes for n in reads(node)} | {s.name for s in outputs}
         marked = [helper.make_node("Constant", [], [n], name=node, value=self.initializers[n])
                   for n, node in self._marked.items() if n in used]  # fmt: skip
         used -= set(self._marked)
-        return helper.make_graph(
+        graph = helper.make_graph(
             [*marked, *nodes], name, [_info(s) for s in self.inputs], [_info(s) for s in outputs],
             [t for n, t in self.initializers.items() if n in used],
         )  # fmt: skip
+        if not late:
+            saving.fill(graph, self.arrays)
+        return graph
 
-    def model(self, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None) -> ModelProto:
-        """The model, with the opsets that its nodes need, and the function bodies of private operators."""
+    def model(self, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None, *, late: bool = False) -> ModelProto:
+        """The model, with the opsets that its nodes need, and the function bodies of private operators.
+
+        late: leave the data of large initializers in `arrays`, for `saving.save` or `saving.fill`.
+        """
         from .private import DOMAIN, functions
 
-        graph = self.proto(name, self.finish(outputs, names))
+        graph = self.proto(name, self.finish(outputs, names), late=True)
         private = functions(graph, self.opset)
         domains = {n.domain for n in graph.node} | {o.domain for f in private for o in f.opset_import}
         imports = [helper.make_opsetid("", self.opset)]
@@ -462,6 +477,8 @@ class Builder(Vocabulary[Symbol]):
             imports.append(helper.make_opsetid(domain, 1 if domain == DOMAIN else newest))
         model = helper.make_model(graph, opset_imports=imports, functions=private, producer_name="sonnx")
         finish(model)
+        if not late:
+            saving.fill(model.graph, self.arrays)
         return model
 
 

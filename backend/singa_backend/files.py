@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,9 @@ _FIELDS: dict[int, tuple[str, int]] = {
     TensorProto.INT64: ("int64_data", 1), TensorProto.STRING: ("string_data", 1),
     TensorProto.UINT32: ("uint64_data", 1), TensorProto.UINT64: ("uint64_data", 1),
 }  # fmt: skip
+
+MAPPED = 1 << 20
+"""Bytes from which external data are mapped into memory, and so read where and when they are used."""
 
 
 def model(path: Path, most: int) -> tuple[bytes, Path]:
@@ -58,10 +63,38 @@ def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     return (math.prod(shape) * bits + 7) // 8
 
 
-def tensor(proto: TensorProto, folder: Path | None) -> np.ndarray:
+class Maps:
+    """The files of external data that one model has mapped into memory: private, what is written stays in this process."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[int, int], mmap.mmap] = {}
+        self._taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def array(self, file: BinaryIO, size: int, dtype: np.dtype[Any]) -> np.ndarray | None:
+        """The data from where the file stands; None where they cannot be mapped, or are those of another tensor too."""
+        status, begin = os.fstat(file.fileno()), file.tell()
+        key, end = (status.st_dev, status.st_ino), begin + size
+        taken = self._taken.setdefault(key, [])
+        if any(a < end and begin < b for a, b in taken):
+            return None
+        try:
+            if key not in self._files:
+                self._files[key] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            array = np.frombuffer(self._files[key], dtype, size // dtype.itemsize, begin)
+        except (OSError, ValueError, OverflowError):  # no room for addresses, or a file that has shrunk since
+            return None
+        if not array.flags.aligned:
+            return None
+        taken.append((begin, end))
+        array.flags.writeable = False
+        return array
+
+
+def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) -> np.ndarray:
     """The array of a TensorProto, strings as an object array of str.
 
     folder: the model's folder, beneath which external data may lie; None refuses external data.
+    maps: the files of external data that are mapped into memory so far; None reads all data now.
     Raises InvalidModel when dims, type and data do not fit together.
     """
     name = proto.name or "(unnamed)"
@@ -73,7 +106,13 @@ def tensor(proto: TensorProto, folder: Path | None) -> np.ndarray:
     dtype = dtypes.numpy_dtype(proto.data_type)
     limits.admit(dims, dtype)
     if proto.data_location == TensorProto.EXTERNAL:
-        return _unpack(_external(proto, folder, byte_size(dtype, dims)), dtype, dims)
+        size = byte_size(dtype, dims)
+        if maps is not None and size >= MAPPED and dtype not in _BITS and sys.byteorder == "little":
+            with opened(proto, folder, size) as file:
+                array = maps.array(file, size, dtype)
+            if array is not None:
+                return array.reshape(dims)
+        return _unpack(_external(proto, folder, size), dtype, dims)
     if proto.HasField("raw_data"):
         need = byte_size(dtype, dims)
         if dtype == dtypes.STRING or len(proto.raw_data) != need:
@@ -137,6 +176,18 @@ def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
     except (ValueError, IndexError) as error:
         raise InvalidModel(f"sparse tensor {name!r}: {error}", code="SX104") from None
     return flat.reshape(dims)
+
+
+def owned(array: Any) -> Any:
+    """An array that its holder may write into: mapped data themselves, which belong to one tensor of one model; else a copy."""
+    base = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap):
+        view = array.view()
+        view.flags.writeable = True
+        return view
+    return array.copy()
 
 
 def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:

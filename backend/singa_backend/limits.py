@@ -270,7 +270,7 @@ def size_of(value: Any) -> int:
             pending += v.values() if isinstance(v, dict) else v
             continue
         v = getattr(v, "_a", v)  # out of a StrictArray
-        while hasattr(getattr(v, "base", None), "nbytes"):
+        while hasattr(getattr(v, "base", None), "dtype"):  # a mapped file is no array: of it counts what is looked at
             v = v.base
         if id(v) in seen or not hasattr(v, "nbytes"):
             total += _ENTRY

@@ -10,7 +10,7 @@ import difflib
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -84,7 +84,8 @@ class _Reader:
     """What one model's scopes share: its functions, its folder, the problems found so far."""
 
     def __init__(self, model: ModelProto, folder: Path | None) -> None:
-        self.folder = folder
+        self.tensor = partial(files.tensor, folder=folder, maps=files.Maps())
+        self.sparse = partial(files.sparse, folder=folder)
         self.functions: dict[tuple[str, str, str], FunctionProto] = {}
         self.bodies: dict[tuple[Any, ...], Graph] = {}
         self.calling: list[tuple[str, str, str]] = []
@@ -234,8 +235,8 @@ class _Scope:
 
     def _states(self, proto: GraphProto) -> dict[str, np.ndarray]:
         states: dict[str, np.ndarray] = {}
-        dense: list[tuple[Any, Any]] = [(t, files.tensor) for t in proto.initializer]
-        for tensor, load in [*dense, *((t, files.sparse) for t in proto.sparse_initializer)]:
+        dense: list[tuple[Any, Any]] = [(t, self.reader.tensor) for t in proto.initializer]
+        for tensor, load in [*dense, *((t, self.reader.sparse) for t in proto.sparse_initializer)]:
             name = _name(tensor)
             if not name:
                 self.reader.wrong("SX104", f"an initializer of graph {proto.name!r} has no name")
@@ -248,10 +249,10 @@ class _Scope:
                 states[name] = np.zeros(0, np.float32)
         return states
 
-    def _load(self, load: Callable[[Any, Path | None], np.ndarray], proto: Any) -> np.ndarray:
+    def _load(self, load: Callable[[Any], np.ndarray], proto: Any) -> np.ndarray:
         """A tensor of the file; raises InvalidModel also for a shape that no array can have."""
         try:
-            array = load(proto, self.reader.folder)
+            array = load(proto)
             current().keep(array.nbytes)
             return array
         except ResourceExhausted as error:
@@ -455,11 +456,11 @@ class _Scope:
             if kind == AttributeProto.STRINGS:
                 return tuple(_text(v) for v in value)
             if kind == AttributeProto.TENSOR:
-                return self._load(files.tensor, value)
+                return self._load(self.reader.tensor, value)
             if kind == AttributeProto.TENSORS:
-                return tuple(self._load(files.tensor, v) for v in value)
+                return tuple(self._load(self.reader.tensor, v) for v in value)
             if kind == AttributeProto.SPARSE_TENSOR:
-                return self._load(files.sparse, value)
+                return self._load(self.reader.sparse, value)
         except InvalidModel as error:
             self.reader.wrong(error.code, f"attribute {attribute.name!r}: {error.message}", **where)
             return None

@@ -1,6 +1,7 @@
 """A model into a file, all of it or nothing: written beside its place, checked there, and then put into it.
 
 save(model, Path("out.onnx"), folder=Path("in"))     # external data of the model lie in `in`; they go to out.onnx.data
+save(model, Path("out.onnx"), arrays=arrays)         # tensors that `later` declared go from memory to the file, never copied
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from . import dtypes, files
 from .errors import InvalidInput, InvalidModel
@@ -28,29 +30,55 @@ INLINE = 1 << 10
 LARGEST = (1 << 31) - (1 << 20)
 """Bytes that a model file may have; a larger one gets external data."""
 
+LATE = 1 << 20
+"""Bytes from which an array is not copied into its TensorProto before it is known where they go."""
+
 CHUNK = 1 << 22
 
 
-def save(
-    model: ModelProto, path: Path, *, folder: Path | None = None, check: bool = True, external: bool | None = None
-) -> list[Path]:
+def later(array: np.ndarray, name: str, arrays: dict[str, np.ndarray]) -> TensorProto:
+    """The TensorProto of an array; that of a large one comes without its data: it is noted in `arrays`, for `fill` and `save`."""
+    dtype = array.dtype
+    plain = dtype != dtypes.STRING and files.byte_size(dtype, array.shape) == array.nbytes and array.flags.c_contiguous
+    if array.nbytes < LATE or not plain or sys.byteorder != "little":
+        return numpy_helper.from_array(array, name)
+    arrays[name] = array
+    return TensorProto(name=name, data_type=dtypes.onnx_code(dtype), dims=array.shape, data_location=TensorProto.EXTERNAL)
+
+
+def fill(graph: GraphProto, arrays: Mapping[str, np.ndarray]) -> None:
+    """Copy the data of large tensors into the message."""
+    for tensor in graph.initializer:
+        if _is_late(tensor, arrays):
+            tensor.raw_data, tensor.data_location = arrays[tensor.name].tobytes(), TensorProto.DEFAULT
+
+
+def _is_late(tensor: TensorProto, arrays: Mapping[str, np.ndarray]) -> bool:
+    return tensor.data_location == TensorProto.EXTERNAL and not tensor.external_data and tensor.name in arrays
+
+
+def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bool = True, external: bool | None = None,
+         arrays: Mapping[str, np.ndarray] | None = None) -> list[Path]:  # fmt: skip
     """Write a model to `path`, and its external data, where it has any, to one file beside it; gives what was written.
 
     folder: where the external data of `model` lie.  The message is changed: its external tensors are those of the new file.
+    arrays: the data of tensors that `later` declared.
     check: have onnx's checker, with full_check, look at the file before it comes into its place.
     external: whether weights lie in a file of their own; where None, when they did or when one file cannot hold them.
     Raises InvalidInput where the file cannot be written, InvalidModel where the checker refuses it; then nothing is left.
     """
-    outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL]
+    arrays = arrays or {}
+    outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL and not _is_late(t, arrays)]
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
             stage = Path(name)
-            size = model.ByteSize()
+            size = model.ByteSize() + sum(arrays[t.name].nbytes for t in model.graph.initializer if _is_late(t, arrays))
             if external is False and size > LARGEST:
                 raise InvalidInput(f"{size} bytes do not fit into one file", code="SX352", hint="give external_data=True")
             if external or (external is None and (outside or size > LARGEST)):
                 taken = {e.value for t in outside for e in t.external_data if e.key == "location"}
-                _externalize(model, stage / _free(f"{path.name}.data", taken), folder)
+                _externalize(model, stage / _free(f"{path.name}.data", taken), folder, arrays)
+            fill(model.graph, arrays)
             (stage / path.name).write_bytes(model.SerializeToString())
             refusal = opinion(stage / path.name) if check else ""
             if refusal:
@@ -87,12 +115,15 @@ def opinion(path: Path, timeout: float = 600.0) -> str:
     return said[said.rfind("\nonnx.") + 1 :][:2000] or f"it died with exit code {done.returncode}"
 
 
-def _externalize(model: ModelProto, target: Path, folder: Path | None) -> None:
+def _externalize(model: ModelProto, target: Path, folder: Path | None, arrays: Mapping[str, np.ndarray]) -> None:
     """Put every tensor that is not small into one file, a piece at a time."""
     with target.open("wb") as out:
         for tensor in tensors(model):
             size = _size(tensor)
-            if tensor.data_location == TensorProto.EXTERNAL:
+            if _is_late(tensor, arrays):
+                _align(out)
+                out.write(arrays[tensor.name].reshape(-1).view(np.uint8).data)
+            elif tensor.data_location == TensorProto.EXTERNAL:
                 with files.opened(tensor, folder, size) as source:
                     if size < INLINE:
                         raw = source.read(size)

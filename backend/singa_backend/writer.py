@@ -76,8 +76,8 @@ class Writer(Vocabulary[Symbol]):
     def inputs(self) -> list[Symbol]:
         return self.builder.inputs
 
-    def model(self, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None) -> ModelProto:
-        return self.builder.model(name, outputs, names)
+    def model(self, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None, *, late: bool = False) -> ModelProto:
+        return self.builder.model(name, outputs, names, late=late)
 
     def constant(self, value: Any, dtype: Any = None) -> Symbol:
         return self.builder.constant(value, dtype)
@@ -396,10 +396,11 @@ def _fits(opset: int, writer: Writer, name: str, values: list[Any], given: dict[
     return True
 
 
-def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = None) -> ModelProto:
+def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = None, *, late: bool = False) -> ModelProto:
     """A graph at another opset: every node in the form that the opset has, names kept; raises Unwritable.
 
     Weights stay as they are; sizes and other integers may be worked out.  writer: one that notes what cannot be written.
+    late: leave the data of large weights in `writer.builder.arrays`.
     """
     writer = writer or Writer(opset)
     inputs = [writer.input(v.name, declared_type(v)) for v in graph.inputs]
@@ -410,13 +411,18 @@ def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = No
         said = declared_type(declared)
         if said is not None and isinstance(symbol, Symbol) and not _has_rank(symbol.type):
             symbol.type = said
-    return writer.model(name or graph.name or "main", outputs, [v.name for v in graph.outputs])
+    return writer.model(name or graph.name or "main", outputs, [v.name for v in graph.outputs], late=late)
 
 
 def named_visit(op: Vocabulary[Any], node: Any, inputs: list[Any], frame: list[Any]) -> list[Any]:
-    """Do what a node does, and give its results the names that they have in the file; errors name the node."""
+    """Do what a node does, and give its results the names that they have in the file; errors name the node.
+
+    Two nodes that do the same stay two: each has values that somebody may ask for by name.
+    """
     builder = getattr(op, "builder", op)
     before = len(builder.nodes) if isinstance(builder, Builder) else 0
+    if isinstance(builder, Builder):
+        builder.forget_calls()
     noted = len(getattr(op, "problems", None) or [])
     try:
         made = visit(op, node, inputs, frame)

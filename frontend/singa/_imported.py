@@ -12,6 +12,7 @@ from singa_backend import SingaBackend, dtypes
 from singa_backend.backend import SingaRep, _select
 from singa_backend.differentiate import visit
 from singa_backend.errors import InvalidInput
+from singa_backend.files import owned
 from singa_backend.graph import Graph, Node, Value
 from singa_backend.vocabulary import Vocabulary
 
@@ -60,7 +61,7 @@ class Imported:
                 self._constants[name] = constant
                 continue
             trains = name not in running and name not in still
-            own = array.copy()  # what a file is read into cannot be written, and belongs to the file
+            own = owned(array)  # what a file is read into cannot be written
             tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
             (self.statistics if name in running else self.parameters)[name] = tensor
             states[k] = (slot, own)  # the executor computes with the same storage

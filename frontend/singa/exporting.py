@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TypeProto, helper, numpy_helper, shape_inference
+from onnx import ModelProto, TypeProto, helper, shape_inference
 
 from singa_backend import dtypes, passes, saving
 from singa_backend.backend import load_model
@@ -230,12 +230,13 @@ class _Played:
         del self.writer.inputs[len(xs) :]
         for symbol, y in zip(symbols, ys, strict=True):
             self._ranked(symbol, y)
-        self.proto = self.writer.model(name, symbols, self._output_names(ys))
+        self.proto = self.writer.model(name, symbols, self._output_names(ys), late=True)
+        self.arrays = self.writer.builder.arrays
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
         for s in held:
             if s.name in read:
-                self.proto.graph.initializer.append(numpy_helper.from_array(np.asarray(arrays[s.name]), s.name))
+                self.proto.graph.initializer.append(saving.later(np.asarray(arrays[s.name]), s.name, self.arrays))
 
         first: dict[str, int] = {}
         for node in self.proto.graph.node:
@@ -258,8 +259,11 @@ class _Played:
             symbol.type = helper.make_tensor_type_proto(symbol.type.tensor_type.elem_type, [None] * y._data.ndim)
         elif graph is not None and y._origin is not None and y._origin.index < len(graph.outputs):
             symbol.type = graph.outputs[y._origin.index].type or symbol.type
-        else:
-            self.report.warnings.append(f"the rank of the output {symbol.name!r} is not known")
+        if not symbol.type.tensor_type.HasField("shape"):
+            text = f"the rank of the output {symbol.name!r} is not known; a file must say it"
+            if self.options.check:
+                raise InvalidInput(text, code="SX359", hint="give inputs like those to come, so that it can be seen")
+            self.report.warnings.append(text)
 
     def _do(self, call: Origin, args: list[Any]) -> Sequence[Any]:
         """Write an operator; its nodes are named as SINGA names them: <Class>#<n>, and their values <node>:<output index>."""
@@ -319,7 +323,7 @@ class _Played:
         """The model, cleaned, checked and written; raises for what cannot be written, unless that is to be noted only."""
         _tally(self.report, self.writer, self.problems, self.options)
         self.proto.functions.extend(self._functions)
-        _finish(self.proto, self.report, self.options, path)
+        _finish(self.proto, self.report, self.options, path, self.arrays)
         return self.proto, self.report
 
 
@@ -342,10 +346,10 @@ def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] 
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
     writer = Writer(target)
     writer.problems, writer.builder.marks_constants = [], True
-    proto = write_again(graph, target, model.graph.name, writer)
+    proto = write_again(graph, target, model.graph.name, writer, late=True)
     report = ExportReport(opset=target)
     _tally(report, writer, writer.problems, chosen)
-    _finish(proto, report, chosen, path)
+    _finish(proto, report, chosen, path, writer.builder.arrays)
     return (proto, report) if with_report else proto
 
 
@@ -365,8 +369,10 @@ def _tally(report: ExportReport, writer: Writer, problems: Sequence[UnsupportedM
         )  # fmt: skip
 
 
-def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any) -> None:
-    """Clean, label, check and write."""
+def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Clean, label, check and write; the data of large weights (`arrays`) go to a file without a copy."""
+    if path is None or options.optimize:
+        saving.fill(proto.graph, arrays)
     _domains(proto, options.extra_opsets)
     _renamed_shapes(proto, options)
     if options.optimize:
@@ -384,7 +390,7 @@ def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any
     if check and path is None:
         _check(proto)
     if path is not None:
-        saving.save(proto, Path(path), check=check, external=options.external_data)
+        saving.save(proto, Path(path), check=check, external=options.external_data, arrays=arrays)
         report.path = os.fspath(path)
 
 

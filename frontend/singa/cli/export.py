@@ -29,8 +29,12 @@ from ._writing import given, write_options
               help="Inputs like those to come, by name and in order, from a .npz file.")  # fmt: skip
 @click.option("--input", "-i", "drawn", multiple=True, metavar="NAME=DTYPE[SIZE,...]",
               help="An input like those to come, drawn at random: x=float32[2,3,8,8].")  # fmt: skip
-@click.option("--compare", "compared", is_flag=True,
-              help="Run the file in onnxruntime and here, beside the model: all outputs, two seeds, two batch sizes.")  # fmt: skip
+@click.option(
+    "--compare",
+    "compared",
+    is_flag=True,
+    help="Run the file in onnxruntime and here, beside the model: all outputs, two seeds, two batch sizes.",
+)
 @write_options(values=True)
 @json_option
 @typed
