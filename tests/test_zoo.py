@@ -121,13 +121,11 @@ def test_exported_at_a_batch_of_two_it_runs_at_others(name: str, opset: Any, siz
 
 
 @every
-def test_the_newest_opset_and_no_opset(name: str) -> None:
-    """onnxruntime is behind: the newest one is run by `SingaRep` alone."""
+def test_the_newest_opset_of_all(name: str) -> None:
+    """onnxruntime may not know it yet: `SingaRep` alone runs it."""
     net, xs = built(name)
-    for opset in (None, newest("")):
-        options = {} if opset is None else {"opset": opset}
-        proto, check = sonnx.export_and_check(net, xs, seeds=(0,), engines=("sonnx",), **options)
-        assert proto.opset_import[0].version == (opset or 18) and len(check.comparisons) == len(proto.graph.output)
+    proto, check = sonnx.export_and_check(net, xs, seeds=(0,), engines=("sonnx",), opset=newest(""))
+    assert proto.opset_import[0].version == newest("") and len(check.comparisons) == len(proto.graph.output)
 
 
 @every
@@ -205,8 +203,10 @@ def loss_of(made: Any, targets: Sequence[Tensor]) -> Tensor:
     return autograd.add_all(*losses) if len(losses) > 1 else losses[0]
 
 
+@cache
 def targets_of(name: str, batch: int) -> list[Tensor]:
-    net, _ = built(name)
+    net, _ = _built(name)
+    net.eval()
     ys = several(net.forward(*ZOO[name].tensors(batch)))
     rng = np.random.default_rng(7)
     return [Tensor(data=rng.standard_normal(y.shape).astype(F), requires_grad=False) for y in ys[len(ys) > 1 :]]
@@ -250,7 +250,7 @@ def test_the_file_trains(name: str) -> None:
     xs, ts = ZOO[name].tensors(4), targets_of(name, 4)
     before = {n: tensor.to_numpy(p) for n, p in m.get_params().items() if p.ndim() > 1}
     m.train()
-    losses = [float(m(xs, ts)) for _ in range(4)]
+    losses = [float(m(xs, ts)) for _ in range(3)]
     assert np.isfinite(losses).all() and losses[-1] < 0.97 * losses[0], losses
     assert [n for n, b in before.items() if np.array_equal(b, tensor.to_numpy(m.get_params()[n]))] == []
 
@@ -273,7 +273,7 @@ def test_t5_with_sentences_of_any_length(opset: int, oracle: Oracle) -> None:
     """The buckets of relative positions are computed in the file: other lengths than that of the export."""
     net, xs = built("T5")
     axes = {"ids": {0: "batch", 1: "source"}, "mask": {0: "batch", 1: "source"}, "targets": {0: "batch", 1: "target"}}
-    with pytest.raises(UnsupportedModel, match="Where cannot be written in opset 8.*opset 9 is the least"):
+    with pytest.raises(UnsupportedModel, match=r"Where cannot be written in opset 8.*opset 9 is the least"):
         sonnx.export(net, xs, opset=8, dynamic_axes=axes)
     proto = sonnx.export(net, xs, opset=opset, dynamic_axes=axes)
     rep = sonnx.prepare(proto)
@@ -286,6 +286,7 @@ def test_t5_with_sentences_of_any_length(opset: int, oracle: Oracle) -> None:
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.row("E20")
 def test_hard_swish_and_gelu_stay_whole_where_the_opset_has_them() -> None:
     def count(name: str, opset: int, kind: str) -> int:
         return sum(n.op_type == kind for n in exported(name, opset).graph.node)
