@@ -370,3 +370,20 @@ def test_without_a_tape_there_is_a_clear_error() -> None:
     tape.training = False
     with pytest.raises(SonnxError, match="no tape leads to this tensor"):
         opt.SGD()(loss_of(Tensor(data=np.ones(1), stores_grad=True)))
+
+
+def test_hyperparameters_can_be_set() -> None:
+    """v = 4, then 0.5 * 4 + 1; numbers that make no sense change nothing."""
+    w = Tensor(data=np.array([1.0]), stores_grad=True, name="w")
+    sgd = opt.SGD(lr=0.1, momentum=0.9)
+    sgd.apply("w", w, Tensor(data=np.array([4.0])))
+    sgd.momentum = 0.5
+    sgd.apply("w", w, Tensor(data=np.array([1.0])))
+    assert w.data[0] == pytest.approx(1 - 0.1 * 4 - 0.1 * 3)
+    with pytest.raises(ValueError, match="at least 0"):
+        sgd.momentum = -1
+    assert sgd.momentum.init_value == 0.5
+    with pytest.raises(ValueError, match="made without momentum"):
+        opt.SGD(lr=0.1).momentum = 0.9
+    with pytest.raises(TypeError, match="a number or a DecayScheduler"):
+        sgd.weight_decay = "1e-4"

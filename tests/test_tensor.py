@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import device, initializer, tensor
+from singa import autograd, device, initializer, tensor
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput
 
@@ -188,3 +188,26 @@ def test_orthogonal_and_eye(shape: tuple[int, int]) -> None:
     assert np.array_equal(initializer.eye(Tensor(shape)).data, np.eye(*shape))
     with pytest.raises(InvalidInput):
         initializer.orthogonal(Tensor((2, 2, 2)))
+
+
+def test_numpys_numbers_and_arrays_leave_the_operator_to_the_tensor() -> None:
+    """NumPy's own product would be an array, and its gradient would be lost."""
+    w = Tensor(data=np.array([1.0, 2.0], F), stores_grad=True)
+    autograd.training = True
+    try:
+        y = np.float64(0.5) * (np.ones(2, F) - w) / np.float32(2) + np.array([1.0, 1.0], F)
+        assert isinstance(y, Tensor)
+        assert (y.dtype, y.data.tolist()) == (tensor.float32, [1.0, 0.75])
+        ((_, g),) = autograd.backward(autograd.reduce_sum(y))
+    finally:
+        autograd.training = False
+    assert g.data.tolist() == [-0.25, -0.25]
+    assert np.asarray(np.exp(w)).tolist() == np.exp(w.data).tolist()
+
+
+def test_an_integer_tensor_with_numpys_floats_is_no_integer() -> None:
+    x = t(2, dtype=np.int32)
+    assert tensor.to_numpy(x + np.float32(0.5)).tolist() == [0.5, 1.5]
+    assert tensor.to_numpy(x * np.array([0.5, 0.25])).tolist() == [0, 0.25]
+    assert tensor.to_numpy(np.float64(0.5) * x).tolist() == [0, 0.5]
+    assert (x + np.int64(1)).dtype == tensor.int32

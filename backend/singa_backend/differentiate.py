@@ -56,15 +56,40 @@ def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[An
 
     inputs: one value per input of the node, None where absent, then the captured ones.  needs: as many.
     dys: the gradient of each output, None where nothing depends on it.  version: of the call; the declaration's last when absent.
+    Narrow floats are widened, as for the forward: a rule computes in float32, and its gradients are rounded once.
     Raises UnsupportedModel where the operator has no gradient.
     """
+    if declaration.rule is None and declaration.composition is None:
+        reason = why_not(declaration)
+        text = REASONS.get(reason.partition(":")[0], "nobody has declared one")
+        raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
+    bodies = [v for v in attributes.values() if isinstance(v, Body)]
+    if declaration.widen and not bodies:
+        wide = [[_widened(op, v) for v in values] for values in (inputs, outputs, dys)]
+        if any(w is not v for a, b in zip(wide, (inputs, outputs, dys), strict=True) for w, v in zip(a, b, strict=True)):
+            found = _rule(op, declaration, wide[0], wide[1], attributes, wide[2], needs, version)
+            like = next(dy for dy in dys if dy is not None)  # for an input that was not kept: a rule that casts names it
+            return [None if g is None else op.cast(g, x if op.is_value(x) else like) for g, x in zip(found, inputs, strict=True)]
+    return _rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
+
+
+def _widened(op: Vocabulary[Any], value: Any) -> Any:
+    """A tensor of narrow floats as one of float32; what the caller has put in place of a value stays."""
+    if not op.is_value(value) or op.is_sequence(value):
+        return value
+    try:
+        narrow = op.dtype(value) in dtypes.NARROW_FLOATS
+    except ValueError:  # the type of a symbol may be open
+        return value
+    return op.call("Cast", (value,), {"to": dtypes.onnx_code(np.float32)}, 1)[0] if narrow else value
+
+
+def _rule(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
+          attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool], version: int | None) -> list[Any]:  # fmt: skip
+    """The gradients by the rule of a declaration, or by its composition."""
     bodies = [v for v in attributes.values() if isinstance(v, Body)]
     count = len(inputs) - sum(len(b.captured) for b in bodies)
     if declaration.rule is None:
-        if declaration.composition is None:
-            reason = why_not(declaration)
-            text = REASONS.get(reason.partition(":")[0], "nobody has declared one")
-            raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
         return _through_composition(
             op, declaration, version or declaration.versions[-1], inputs, len(outputs), attributes, dys, needs
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from . import dtypes
 from .operator import Rule, V
 from .writer import Unwritable, Writer
 
@@ -191,14 +192,34 @@ def _(op: Writer, xs: list[V]) -> Any:
 def _of_one_shape(name: str) -> None:
     @older(name, 6)
     def _(op: Writer, xs: list[V]) -> Any:
-        shapes = {op.shape(v) for v in xs}
-        if len(xs) > 1 and (len(shapes) > 1 or None in shapes or not all(isinstance(d, int) for d in next(iter(shapes)) or ())):
-            raise Unwritable(f"{name} did not broadcast before opset 8")
-        return op.older(name, list(xs), {})
+        """Before opset 8 these did not broadcast, but Mul did: by ones of the whole shape."""
+        shape = op.shape(xs[0])
+        known = shape is not None and all(isinstance(d, int) for d in shape)
+        if len(xs) == 1 or (known and all(op.shape(x) == shape for x in xs)):
+            return op.older(name, list(xs), {})
+        never = op.And(op.Less(xs[0], 0), op.Greater(xs[0], 0))
+        for x in xs[1:]:
+            never = op.Or(never, op.And(op.Less(x, 0), op.Greater(x, 0)))
+        ones = op.Cast(op.Not(never), to=dtypes.onnx_code(op.dtype(xs[0])))
+        return op.older(name, [op.Mul(x, ones) for x in xs], {})
 
 
 _of_one_shape("Max")
 _of_one_shape("Min")
+
+
+@older("Pow", 7)
+def _(op: Writer, x: V, y: V) -> Any:
+    """Before opset 12 base and exponent were of one type."""
+    has, wants = op.dtype(y), op.dtype(x)
+    if has == wants:
+        return op.older("Pow", [x, y], {})
+    known = op.known(y)
+    if not np.can_cast(has, wants) and (known is None or not np.array_equal(known.astype(wants), known)):
+        raise Unwritable(
+            f"Pow before opset 12 has no exponent of {dtypes.onnx_name(has)} for a base of {dtypes.onnx_name(wants)}"
+        )
+    return op.older("Pow", [x, op.Cast(y, to=dtypes.onnx_code(wants))], {})
 
 
 @older("Equal", 7)
@@ -207,9 +228,14 @@ def _(op: Writer, a: V, b: V) -> Any:
     if not np.issubdtype(op.dtype(a), np.floating):
         return op.older("Equal", [a, b], {})
     beside = op.Or(op.older("Less", [a, b], {})[0], op.older("Greater", [a, b], {})[0])
-    if op.target < 9:
-        raise Unwritable("whether floats are equal cannot be said before opset 9, which has IsNaN")
-    return op.Not(op.Or(beside, op.Or(op.IsNaN(a), op.IsNaN(b))))
+    return op.Not(op.Or(beside, op.Or(_is_nan(op, a), _is_nan(op, b))))
+
+
+def _is_nan(op: Writer, x: V) -> V:
+    """Before opset 9, which has IsNaN: a number lies below 1 or above 0."""
+    if op.target >= 9:
+        return op.IsNaN(x)
+    return op.Not(op.Or(op.Less(x, 1), op.Greater(x, 0)))
 
 
 # --- rows and axes ----------------------------------------------------------------------------------------------------

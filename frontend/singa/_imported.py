@@ -183,7 +183,7 @@ class Imported:
         with tape.no_tape():
             for old, new in zip(inputs[3:], (mean, variance), strict=True):
                 if any(old is t for t in self.statistics.values()):
-                    trace.assign(old, op.cast(new, old).raw)
+                    trace.assign(old, op.cast(new, old).raw, told=False)
         return [y, mean, variance][: len(node.outputs)]
 
     def _dropout(self, node: Node, inputs: list[Any], training: bool) -> list[Any]:

@@ -8,7 +8,6 @@ Each is declared once, in ONNX's operators: so the tape holds ONNX nodes only.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
-from singa_backend.device import holding
-from singa_backend.differentiate import Taped
 from singa_backend.errors import InvalidInput
-from singa_backend.vocabulary import Eager
 
-from . import random, tape, trace
-from .tape import Dummy, Operation, Operator, backward, gradients, infer_dependency
+from . import _functions, random, tape, trace
+from ._backward import backward, gradients, infer_dependency
+from ._formula import Formula, formula
+from ._functions import *  # noqa: F403
+from .tape import Dummy, Operation, Operator
 from .tape import op as recorder
 from .tensor import Tensor, dtype_of
 
@@ -45,94 +44,6 @@ class _Module(ModuleType):
 sys.modules[__name__].__class__ = _Module
 
 
-class Formula(Operator):
-    """An operator that is written in ONNX's operators: calling it on tensors leaves their nodes on the tape."""
-
-    formula: Callable[..., Any]
-    options: tuple[str, ...] = ()
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        if len(args) > len(self.options):
-            raise TypeError(
-                f"{type(self).__name__} takes {len(self.options)} arguments ({', '.join(self.options)}); {len(args)} were given"
-            )
-        given = dict(zip(self.options, args, strict=False))
-        unknown = [n for n in kwargs if n not in self.options or n in given]
-        if unknown:
-            raise TypeError(
-                f"{type(self).__name__} does not take {unknown[0]!r}; it takes {', '.join(self.options) or 'nothing'}"
-            )
-        self.given = {**given, **kwargs}
-        self._tape: Any = None
-
-    def __call__(self, *xs: Any) -> tuple[Any, ...]:
-        """The results for these tensors, as a tuple; raises InvalidInput for what is no tensor."""
-        for x in xs:
-            if not isinstance(x, Tensor) and x is not None:
-                raise InvalidInput(f"{type(self).__name__} takes tensors; it was given a {type(x).__name__}", code="SX311")
-        made = type(self).formula(recorder, *xs, **self.given)
-        return made if isinstance(made, tuple) else (made,)
-
-    def forward(self, *xs: Any) -> Any:
-        """On arrays: the result, or a tuple of results."""
-        device = next((d for d in map(holding, xs) if not d.is_host), None)
-        record = Taped(Eager(device))
-        variables = [record.variable(x if hasattr(x, "dtype") else np.asarray(x)) for x in xs]
-        made = type(self).formula(record, *variables, **self.given)
-        ys = made if isinstance(made, tuple) else (made,)
-        self._tape = (record, variables, ys)
-        return ys[0].raw if len(ys) == 1 else tuple(y.raw for y in ys)
-
-    def backward(self, *dys: Any) -> Any:
-        """On arrays, after `forward`: the gradients of its inputs, one or a tuple."""
-        record, variables, ys = self._tape
-        here = holding(ys[0].raw)
-        given = [
-            d.astype(y.raw.dtype) if here.xp.isarray(d) else here.put(np.asarray(d, y.raw.dtype))
-            for d, y in zip(dys or (1.0,), ys, strict=False)
-        ]
-        found = record.gradients(ys, given, variables)
-        return found[0] if len(found) == 1 else tuple(found)
-
-
-def formula(name: str, *order: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare an operator: `f(op, <tensors>, *, <options>)` makes the class `name` and gives the public function.
-
-    The function takes the tensors and then the options, or its arguments in the `order` given.
-    """
-
-    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        variadic = any(p.kind == p.VAR_POSITIONAL for p in parameters)
-        tensors = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
-        options = tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY)
-        names = list(order) or [*tensors, *options]
-        made = type(name, (Formula,), {"formula": staticmethod(function), "options": options, "__doc__": function.__doc__,
-                                       "__module__": __name__})  # fmt: skip
-        globals()[name] = made
-
-        def public(*args: Any, **kwargs: Any) -> Any:
-            if variadic:
-                return _one(made(**kwargs)(*args))
-            if len(args) > len(names):
-                raise TypeError(f"{function.__name__} takes {', '.join(names)}; {len(args)} arguments were given")
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            chosen = {n: v for n, v in given.items() if n not in tensors}
-            return _one(made(**chosen)(*(given[n] for n in tensors if n in given)))
-
-        public.__name__ = public.__qualname__ = function.__name__
-        public.__doc__ = function.__doc__
-        __all__.extend([name, function.__name__])
-        return public
-
-    return declare
-
-
-def _one(results: tuple[Any, ...]) -> Any:
-    return results[0] if len(results) == 1 else results
-
-
 __all__ = [
     "Dummy",
     "Formula",
@@ -143,6 +54,7 @@ __all__ = [
     "backward",
     "gradients",
     "infer_dependency",
+    *_functions.__all__,
 ]
 
 # --- one tensor in, one out -------------------------------------------------------------------------------------------
@@ -308,9 +220,25 @@ def reshape(op: Any, x: Any, *, shape: Sequence[int]) -> Any:
 
 
 @formula("Flatten")
-def flatten(op: Any, x: Any, *, axis: int = 1) -> Any:
-    """A matrix: the axes before `axis` are its rows."""
-    return op.Flatten(x, axis=axis)
+def flatten(op: Any, x: Any, *, axis: int = 1, end_axis: int | None = None) -> Any:
+    """A matrix: the axes before `axis` are its rows.  With `end_axis` the axes from `axis` to it become one, the others stay.
+
+    Raises InvalidInput for axes that are not there, or in the other order.
+    """
+    if end_axis is None:
+        return op.Flatten(x, axis=axis)
+    rank = op.rank(x)
+    first, last = (a + rank if a < 0 else a for a in (axis, end_axis))
+    if not rank and axis in (0, -1) and end_axis in (0, -1):
+        return op.Reshape(x, [1])
+    if not 0 <= first <= last < rank:
+        raise InvalidInput(f"axes {axis} to {end_axis} of a tensor of shape {op.shape(x)} are none", code="SX333")
+    sizes = op.shape(x)
+    if 0 not in sizes and all(isinstance(n, int) for n in sizes[last + 1 :]):
+        return op.Reshape(x, [*[0] * first, -1, *sizes[last + 1 :]])
+    whole = op.ReduceProd(op.Shape(x, start=first, end=last + 1), [0], keepdims=1)
+    parts = [op.Shape(x, start=0, end=first), whole, op.Shape(x, start=last + 1)]
+    return op.Reshape(x, op.Concat(*parts, axis=0), allowzero=1)
 
 
 @formula("Transpose")
@@ -666,7 +594,7 @@ def batchnorm_2d(
         unbiased = recorder.Mul(variance, recorder.Div(n, recorder.Max(recorder.Sub(n, 1), 1)))
         for running, batch in ((running_mean, mean), (running_var, unbiased)):
             new = recorder.Add(recorder.Mul(running, 1 - handle.factor), recorder.Mul(batch, handle.factor))
-            trace.assign(running, recorder.cast(new, running).raw)
+            trace.assign(running, recorder.cast(new, running).raw, told=False)
     return y
 
 

@@ -19,8 +19,9 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import autograd, random, tape
+from . import autograd, random, tape, trace
 from ._layer import Layer
+from ._norm import GroupNorm, LayerNorm, RMSNorm
 from ._recurrent import LSTM, RNN, CudnnRNN, RNN_Base
 from .tape import op
 from .tensor import Tensor
@@ -311,6 +312,7 @@ class BatchNorm2d(Layer):
     def forward(self, x: Tensor) -> Tensor:
         _channels(self, self._shape(x), self.channels)
         self._follow(x)
+        trace.depends(self, lambda: self.handle.factor)
         return autograd.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)  # type: ignore[no-any-return]
 
 
@@ -452,6 +454,7 @@ class Dropout(Layer):
         self.ratio = ratio
 
     def forward(self, x: Tensor) -> Tensor:
+        trace.depends(self, lambda: self.ratio)
         return random.dropout(x, self.ratio)[0] if tape.training else x
 
 
@@ -473,6 +476,7 @@ class Reshape(Layer):
 
 __all__ = [
     "LSTM", "RNN", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm2d", "BinaryCrossEntropy", "Cat", "Conv2d", "CrossEntropy",
-    "CudnnRNN", "Dropout", "Embedding", "Flatten", "Gemm", "Layer", "Linear", "MaxPool1d", "MaxPool2d", "MeanSquareError",
-    "Pooling2d", "RNN_Base", "ReLU", "Reshape", "SeparableConv2d", "Sigmoid", "SoftMax", "SoftMaxCrossEntropy",
+    "CudnnRNN", "Dropout", "Embedding", "Flatten", "Gemm", "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool1d",
+    "MaxPool2d", "MeanSquareError", "Pooling2d", "RMSNorm", "RNN_Base", "ReLU", "Reshape", "SeparableConv2d", "Sigmoid",
+    "SoftMax", "SoftMaxCrossEntropy",
 ]  # fmt: skip

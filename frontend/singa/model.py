@@ -126,7 +126,7 @@ class Model(Layer):
 
     def _graph_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first step of some shapes runs on the tape: it makes the optimizer's states.  The next becomes a graph."""
-        key = (tuple(map(_form, input)), tuple((n, _form(v)) for n, v in sorted(kwargs.items())), self._frozen())
+        key = (_form((input, kwargs), {}), self._frozen())
         if key not in self._steps:
             self._steps[key] = None
             if len(self._steps) > _STEPS:
@@ -134,7 +134,7 @@ class Model(Layer):
             return self.train_one_batch(*input, **kwargs)
         self._steps.move_to_end(key)
         step = self._steps[key]
-        if step is None:
+        if step is None or not step.holds():
             try:
                 step = self._steps[key] = Step(self.train_one_batch, input, kwargs)
             except NotTraceable as error:
@@ -144,7 +144,7 @@ class Model(Layer):
         return step.run(input, kwargs)
 
     def _frozen(self) -> tuple[bool, ...]:
-        return tuple(p.stores_grad for p in self.get_params().values())
+        return tuple(p.stores_grad and p.requires_grad for p in self.get_params().values())
 
     # --- parameters
 
@@ -246,12 +246,19 @@ def _restored(array: Any, code: int) -> Any:
     return array.view(dtype) if code >= 100 else array.astype(dtype, copy=False)
 
 
-def _form(x: Any) -> Any:
-    """What of an argument decides which graph runs: type and shape of a tensor, the value of anything else."""
+def _form(x: Any, seen: dict[int, int]) -> Any:
+    """What of an argument decides which graph runs: type and shape of a tensor, the value of anything else.
+
+    seen: the tensors so far: a step whose target is its input is another one than a step with two tensors.
+    """
     if isinstance(x, Tensor):
-        return (Tensor, x._data.dtype, x._data.shape)
+        return (Tensor, x._data.dtype, x._data.shape, seen.setdefault(id(x), len(seen)))
     if isinstance(x, (list, tuple)):
-        return (type(x), tuple(map(_form, x)))
+        return (type(x), tuple(_form(v, seen) for v in x))
+    if isinstance(x, dict):
+        return (type(x), tuple((n, _form(v, seen)) for n, v in x.items()))
+    if isinstance(x, np.ndarray):  # whose repr leaves out the middle
+        return (np.ndarray, x.dtype, x.shape, x.tobytes())
     return (type(x), repr(x))
 
 
@@ -273,6 +280,7 @@ class Step:
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
             self._result = result
             made = [trace.value(t) for t in _tensors(result)]
+        self._settings = list(record.settings.values())
         self._shadows = list(shadows.values())
         self._writes = list(record.assigned.values())
         self._reads = [t for t, _ in record.inputs]
@@ -281,6 +289,10 @@ class Step:
         self.graph = Graph.from_onnx(self.onnx)
         self._executor = Executor(self.graph, self.device.backend)
         self._limits = limits.Limits()
+
+    def holds(self) -> bool:
+        """Whether what the step has read in Python is still so."""
+        return all(ask() == was for ask, was in self._settings)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph on these arguments; writes what it assigns, and gives what the step gives."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from . import _reach, tape, trace
+from ._backward import backward
+from ._nan import first_nan, refuse_nan
 from ._reach import nothing_trains
 from .device import Device
-from .tape import Dummy, Operator, op
+from .tape import op
 from .tensor import Tensor, dtype_of, float32
 
 __all__ = ["SGD", "AdaGrad", "Adam", "Constant", "DecayScheduler", "ExponentialDecay", "Optimizer", "RMSProp", "first_nan"]
@@ -113,10 +115,37 @@ class Optimizer:
     def _hyper(self, name: str, value: Any) -> DecayScheduler:
         """Note a hyperparameter; one that changes has its value in a Tensor `<name>_value` of shape (1,)."""
         schedule = self._schedules[name] = _schedule(name, value)
-        if not isinstance(schedule, Constant):
-            self._values[name] = Tensor(data=np.zeros(1, self.dtype), requires_grad=False, name=f"{name}_value")
+        if not isinstance(schedule, Constant) and name not in self._values:
+            device = self.step_counter.device
+            self._values[name] = Tensor((1,), device, self.dtype, requires_grad=False, name=f"{name}_value")
+        if name in self._values:
             self._refresh([name])
         return schedule
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A hyperparameter may be assigned at any time: a number, or a schedule."""
+        before = self.__dict__.get("_schedules", {}).get(name)
+        if name != "lr" and before is not None and before is not value:
+            value = self._hyper(name, value)
+            try:
+                self._check()
+            except ValueError:
+                self._hyper(name, before)
+                raise
+        super().__setattr__(name, value)
+
+    def _check(self) -> None:
+        """Raises ValueError for hyperparameters that make no sense."""
+        for name in {"momentum", "weight_decay"} & set(self._schedules):
+            schedule = self._schedules[name]
+            if isinstance(schedule, Constant) and schedule.init_value < 0:
+                raise ValueError(f"{name} is at least 0, not {schedule.init_value}")
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What a recorded step has of the hyperparameters in itself: numbers but the rate, and the formulas of schedules."""
+        read = [(n, type(s), None if isinstance(s, Constant) and n in self._values else repr(vars(s)))
+                for n, s in self._schedules.items()]  # fmt: skip
+        return (*read, getattr(self, "nesterov", None))
 
     def _refresh(self, names: Any) -> None:
         """The values of this step, out of `step_counter`."""
@@ -166,8 +195,8 @@ class Optimizer:
     def call(self, loss: Tensor) -> None:
         """Backward, and an update of every parameter."""
         if self.check_nan:
-            _refuse_nan(loss)
-        pairs = list(tape.backward(loss))
+            refuse_nan(loss)
+        pairs = [(p, g) for p, g in backward(loss) if p.is_dummy()]
         if not pairs:
             raise nothing_trains(_reach.current())
         if self._loaded and pairs and not any(self._key(p.name, p) in self._loaded for p, _ in pairs):
@@ -190,6 +219,7 @@ class Optimizer:
         param_name: the key of its states; where two parameters have one name, the second is known as `name#1`.
         Raises InvalidInput where the gradient has another shape.
         """
+        trace.depends(self, self._settings)
         name = self._key(param_name, param_value)
         self._fits(name, param_value, param_grad)
         self.make_states(name, param_value)
@@ -209,6 +239,7 @@ class Optimizer:
 
     def step(self) -> None:
         """Advance `step_counter`, and every hyperparameter that follows it."""
+        trace.depends(self, self._settings)
         with tape.no_tape():
             trace.assign(self.step_counter, op.Add(self.step_counter, 1).raw)
         self._refresh([n for n in self._values if not isinstance(self._schedules[n], Constant)])
@@ -364,8 +395,13 @@ class SGD(Optimizer):
         self.weight_decay = self._hyper("weight_decay", weight_decay)
         self.nesterov = nesterov
         self.moments = self._states.get("moments", {})
-        _not_negative(self, "momentum", "weight_decay")
-        if nesterov and (plain or not self._is("dampening", 0)):
+        self._check()
+
+    def _check(self) -> None:
+        super()._check()
+        if not self.kinds and not self._is("momentum", 0):
+            raise ValueError("this SGD was made without momentum, and has no states for it: make one with momentum")
+        if self.nesterov and (not self.kinds or not self._is("dampening", 0)):
             raise ValueError("nesterov needs momentum, and no dampening")
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
@@ -393,7 +429,7 @@ class RMSProp(Optimizer):
         self.epsilon = self._hyper("epsilon", epsilon)
         self.weight_decay = self._hyper("weight_decay", weight_decay)
         self.running_average = self._states["running_average"]
-        _not_negative(self, "weight_decay")
+        self._check()
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         (r,) = states
@@ -413,7 +449,7 @@ class AdaGrad(Optimizer):
         self.epsilon = self._hyper("epsilon", epsilon)
         self.weight_decay = self._hyper("weight_decay", weight_decay)
         self.history = self._states["history"]
-        _not_negative(self, "weight_decay")
+        self._check()
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         h = op.Add(states[0], op.Mul(g, g))
@@ -437,7 +473,7 @@ class Adam(Optimizer):
         self.epsilon = self._hyper("epsilon", epsilon)
         self.weight_decay = self._hyper("weight_decay", weight_decay)
         self.m, self.v = self._states["m"], self._states["v"]
-        _not_negative(self, "weight_decay")
+        self._check()
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         m, v = states
@@ -470,13 +506,6 @@ def _schedule(name: str, value: Any) -> DecayScheduler:
     raise TypeError(f"{name} is a number or a DecayScheduler, not a {type(value).__name__}")
 
 
-def _not_negative(optimizer: Optimizer, *names: str) -> None:
-    for name in names:
-        schedule = optimizer._schedules[name]
-        if isinstance(schedule, Constant) and schedule.init_value < 0:
-            raise ValueError(f"{name} is at least 0, not {schedule.init_value}")
-
-
 def _double(t: Tensor) -> Tensor:
     return op.Cast(t, to=dtypes.onnx_code(np.float64))  # type: ignore[no-any-return]
 
@@ -504,59 +533,3 @@ def _array(value: Any) -> Any:
 def _some(names: Any) -> str:
     listed = [str(n) for n in names]
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
-
-
-# --- NaN --------------------------------------------------------------------------------------------------------------
-
-
-def _refuse_nan(loss: Tensor) -> None:
-    if not _has_nan(loss):
-        return
-    where = first_nan(loss)
-    raise InvalidInput(f"the loss is NaN; {where or 'its tape does not say where it began'}", code="SX328",
-                       hint="nothing has been updated")  # fmt: skip
-
-
-def first_nan(loss: Tensor) -> str:
-    """The first node on the tape of a loss that made a NaN, or the parameter that held one already; empty where there is none."""
-    nodes: dict[Operator, list[Tensor]] = {loss.creator: [loss]}
-    pending = [loss.creator]
-    while pending:
-        for x in pending.pop().inputs:
-            if x is None:
-                continue
-            if x.creator not in nodes:
-                nodes[x.creator] = []
-                pending.append(x.creator)
-            nodes[x.creator].append(x)
-    leaves = [x for node, xs in nodes.items() if isinstance(node, Dummy) for x in xs]
-    for x in leaves:
-        if _has_nan(x):
-            return f"the tensor {x.name!r} held one before the step"
-    for node in sorted(nodes, key=lambda n: n.serial):
-        if not isinstance(node, Dummy) and any(_has_nan(x) for x in nodes[node]):
-            return f"the first node that made one is {node.name}{_operands(node)}"
-    return ""
-
-
-def _operands(node: Operator) -> str:
-    names = [x.name or x.creator.name for x in node.inputs if x is not None]
-    given = any(_is_nan(v) for v in _kept(node))
-    made_of = f", of {', '.join(names)}" if names else ""
-    return made_of + ("; an input that takes no gradient held one already" if given else "")
-
-
-def _kept(node: Operator) -> Iterator[Any]:
-    tracked = {id(x._data) for x in node.inputs if x is not None}
-    for v in getattr(node, "_values", ()):
-        if hasattr(v, "dtype") and id(v) not in tracked:
-            yield v
-
-
-def _has_nan(t: Tensor) -> bool:
-    return _is_nan(t.device.backend.get(t.data))
-
-
-def _is_nan(value: Any) -> bool:
-    array = np.asarray(value.get() if hasattr(value, "get") and not isinstance(value, np.ndarray) else value)
-    return dtypes.is_float(array.dtype) and bool(np.isnan(array).any())

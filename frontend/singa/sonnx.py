@@ -12,6 +12,7 @@ from onnx import ModelProto
 from singa_backend.backend import load_model
 from singa_backend.debug import bisect, compare, reduce
 from singa_backend.inspection import check, inspect, trainable_report
+from singa_backend.layout import change_layout, transpose_layout
 from singa_backend.passes import optimize
 
 from ._frontend import SingaFrontend
@@ -32,6 +33,7 @@ __all__ = [
     "SingaFrontend",
     "SingaRep",
     "bisect",
+    "change_layout",
     "check",
     "compare",
     "convert",
@@ -52,6 +54,7 @@ __all__ = [
     "to_onnx",
     "to_training_onnx",
     "trainable_report",
+    "transpose_layout",
 ]
 
 prepare = SingaBackend.prepare

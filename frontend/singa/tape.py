@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import Counter
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import TypeProto
+from onnx import TypeProto, helper
 
 from singa_backend import dtypes
+from singa_backend.builder import Builder, reads
 from singa_backend.differentiate import again as body_again
 from singa_backend.differentiate import gradients as rule_gradients
 from singa_backend.differentiate import why_not
@@ -24,8 +25,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.operator import Declaration, Meaning, declarations, load_all, schema_version
 from singa_backend.vocabulary import Body, Eager, Vocabulary, arguments
 
-from . import _reach, origin, trace
-from ._reach import nothing_trains
+from . import origin, trace
 from .device import Device, default_device
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class Operator:
         self.y_id2idx: dict[int, int] = {}
         self.requires_grad = False
         self.inputs: list[Tensor | None] = []
+        self.creators: list[Operator | None] = []
+        """What made each input; a tensor that is filled anew later is another one's."""
 
     def __call__(self, *xs: Tensor) -> tuple[Tensor, ...]:
         """Compute on tensors; raises InvalidInput for what is no tensor."""
@@ -116,15 +118,27 @@ class Operator:
 
         self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
         self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
+        if self.requires_grad and any(x is not None and x._creator is self for x in xs):
+            raise InvalidInput(f"{self.name} is given what it made itself, and knows its last call only", code="SX371",
+                               hint="make an operator for each call")  # fmt: skip
         ys: Any = tuple(None if v is None else Tensor._of(v, device, self.requires_grad) for v in values)
         if self.requires_grad:
             self.inputs = [x if x is not None and x.requires_grad else None for x in xs]
+            self.creators = [None if x is None else x.creator for x in self.inputs]
+            self.y_id2idx = {}
             self.src = [(x.creator, id(x), x if x.stores_grad else None, x.stores_grad) for x in xs if x is not None]
             for i, y in enumerate(ys):
                 if y is not None:
                     y.creator = self
                 self.y_id2idx[id(y)] = i
         return ys  # type: ignore[no-any-return]
+
+    def place(self, y: Tensor) -> int:
+        """Which of the outputs `y` is; raises InvalidInput where this operator has made others since."""
+        if id(y) not in self.y_id2idx:
+            raise InvalidInput(f"{self.name} was called again, and knows its last call only", code="SX371",
+                               hint="make an operator for each call")  # fmt: skip
+        return self.y_id2idx[id(y)]
 
     def output_name(self, idx: int) -> str:
         return f"{self.name}:{idx}"
@@ -176,9 +190,18 @@ class Node(Operator):
         self.attributes = attributes
         self._values: list[Any] = []
         self._outputs: list[Any] = []
+        self._read: list[tuple[weakref.ref[Tensor], int] | None] = []
 
-    def keep(self, values: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Keep of the inputs and outputs what the rule asks for."""
+    def keep(self, values: Sequence[Any], outputs: Sequence[Any], tensors: Sequence[Tensor | None] = ()) -> None:
+        """Keep of the inputs and outputs what the rule asks for.
+
+        tensors: those that hold the inputs and then the outputs; they must not change until the gradient is taken.
+        """
+        self._choose(values, outputs)
+        kept = zip(tensors, (*self._values, *self._outputs), strict=False)
+        self._read = [None if t is None or v is None or v is _Dropped else (weakref.ref(t), t._version) for t, v in kept]
+
+    def _choose(self, values: Sequence[Any], outputs: Sequence[Any]) -> None:
         rule = self.declaration.rule
         if rule is None:
             self._values, self._outputs = list(values), [None] * len(outputs)
@@ -194,9 +217,34 @@ class Node(Operator):
         self._outputs = list(outputs) if keeps else [None] * len(outputs)
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        changed = {i: t for i, r in enumerate(self._read) if r and (t := r[0]()) is not None and t._version != r[1]}
+        for i in sorted(changed.keys() & self._asks_for(dys, needs)) if changed else ():
+            what = f"{changed[i].name or changed[i].creator.name} was changed after {self.name} had read it"
+            raise InvalidInput(f"{what}, whose gradient asks for its value", code="SX370",
+                               hint="take the gradients of every loss before the update, or compute the loss anew")  # fmt: skip
         op = vocabulary(device)
         return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs,
                               self.version)  # fmt: skip
+
+    def _asks_for(self, dys: list[Any], needs: list[bool]) -> set[int]:
+        """Which of the inputs and outputs the gradient computes with: of the others it asks for the shape alone."""
+        values = [*self._values, *self._outputs]
+        every = set(range(len(values)))
+        if any(isinstance(v, Body) for v in self.attributes.values()) or any(isinstance(v, list) for v in values):
+            return every
+        builder = Builder(self.opset)
+
+        def symbol(v: Any) -> Any:
+            if v is None or v is _Dropped:
+                return v
+            return builder.input("x", helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape))
+
+        symbols, count = [symbol(v) for v in values], len(self._values)
+        made = rule_gradients(builder, self.declaration, symbols[:count], symbols[count:], self.attributes,
+                              [symbol(d) for d in dys], needs, self.version)  # fmt: skip
+        graph = builder.proto("gradient", builder.finish([g for g in made if g is not None]))
+        used = {n for node in graph.node for n in reads(node)}
+        return {i for i in every if getattr(symbols[i], "name", None) in used}
 
 
 _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the rule does not name"})()
@@ -237,7 +285,7 @@ class Recorder(Vocabulary["Tensor"]):
         """The results, with the node as their creator."""
         ys = node.record(xs, made, device, not why_not(node.declaration))
         if node.requires_grad:
-            node.keep(values, made)
+            node.keep(values, made, () if trace.current() is not None else (*xs, *ys))
             for y in ys:
                 if y is not None:
                     y.requires_grad = _floats(y)
@@ -407,123 +455,3 @@ def _declaration(domain: str, op_type: str, opset: int) -> Declaration:
 
 op = Recorder()
 """ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
-
-
-# --- backward ---------------------------------------------------------------------------------------------------------
-
-
-def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
-    """How often each operator's results, and each tensor, are used on the way to `y_op`."""
-    operators: Counter[Operator] = Counter()
-    tensors: Counter[int] = Counter()
-    seen = {y_op}
-    pending = [y_op]
-    while pending:
-        operator = pending.pop()
-        for creator, x_id, _, _ in operator.src:
-            operators[creator] += 1
-            tensors[x_id] += 1
-            if creator not in seen:
-                seen.add(creator)
-                pending.append(creator)
-    return operators, tensors
-
-
-def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Play the tape backward from `y`; gives (parameter, gradient) for the tensors that store their gradients.
-
-    y: a tensor of one element.  dy: its gradient, an array, a Tensor or a number; 1 when absent.
-    Each parameter is given once, as soon as its gradient is complete, in an order that is always the same.
-    Raises InvalidInput where `y` has more elements, no tape leads to it, or nothing on it takes a gradient.
-    """
-    from .tensor import Tensor
-
-    reach = _reach.current()
-    if reach is not None:
-        reach.played = True
-    if not y.requires_grad or isinstance(y.creator, Dummy):
-        if training:
-            raise nothing_trains(reach)
-        raise InvalidInput(
-            "no tape leads to this tensor",
-            code="SX313",
-            hint="call model.train(), or set autograd.training = True, before the forward",
-        )
-    shape = op.shape(y)
-    if shape is None or any(d != 1 for d in shape):
-        raise InvalidInput(f"backward starts at a tensor of one element; this one has shape {shape}", code="SX314",
-                           hint="reduce the loss, for example by its mean")  # fmt: skip
-    device = y.device
-    first = vocabulary(device)
-    start = first.full_like(trace.value(y), 1) if dy is None else _start(first, y, dy)
-    wanted, uses = _wanted(y.creator)
-    found: dict[Operator, list[Any]] = {y.creator: [None] * len(y.creator.y_id2idx)}
-    found[y.creator][y.creator.y_id2idx[id(y)]] = start
-    ready = [y.creator]
-    while ready:
-        ready.sort(key=lambda o: o.serial)
-        here = ready.pop()
-        dys = found.pop(here, None)
-        needs = [x is not None and x.creator in wanted for x in here.inputs]
-        grads: list[Any] = [None] * len(needs)
-        if dys is not None and any(d is not None for d in dys):
-            grads = here._backward(dys, needs, device)
-        with_leaf: list[tuple[Operator, Tensor]] = []
-        for x, need, g in zip(here.inputs, needs, grads, strict=True):
-            if not need or x is None:
-                continue
-            creator = x.creator
-            if g is not None:
-                slots = found.setdefault(creator, [None] * len(creator.y_id2idx))
-                i = creator.y_id2idx[id(x)]
-                slots[i] = vocabulary(device).add(slots[i], g)
-            uses[creator] -= 1
-            if uses[creator] == 0:
-                if isinstance(creator, Dummy):
-                    with_leaf.append((creator, x))
-                else:
-                    ready.append(creator)
-        for creator, x in with_leaf:
-            g = found.pop(creator, [None])[0]
-            if g is not None:
-                if reach is not None:
-                    reach.found.add(id(x))
-                yield x, Tensor._of(g, x.device, False)
-
-
-def _start(first: Vocabulary[Any], y: Tensor, dy: Any) -> Any:
-    if _is_tensor(dy) and not dy._loose and trace.current() is None:
-        _same_device(y.device, dy.device, "backward")
-    value = _value_on(y.device, dy) if _is_tensor(dy) else first.constant(dy, op.dtype(y))
-    return first.call("Expand", (first.cast(value, trace.value(y)), first.call("Shape", (trace.value(y),), {}, 1)[0]), {}, 1)[0]
-
-
-def _wanted(y_op: Operator) -> tuple[set[Operator], Counter[Operator]]:
-    """The operators that lead to a tensor which stores its gradient, and how often each is used."""
-    order: list[Operator] = []
-    seen = {y_op}
-    pending = [y_op]
-    while pending:
-        operator = pending.pop()
-        order.append(operator)
-        for x in operator.inputs:
-            if x is not None and x.creator not in seen:
-                seen.add(x.creator)
-                pending.append(x.creator)
-    wanted: set[Operator] = set()
-    for operator in sorted(order, key=lambda o: o.serial):
-        for x in operator.inputs:
-            if x is not None and ((isinstance(x.creator, Dummy) and x.stores_grad) or x.creator in wanted):
-                wanted.add(x.creator)
-                wanted.add(operator)
-    uses: Counter[Operator] = Counter()
-    for operator in wanted:
-        for x in operator.inputs:
-            if x is not None and x.creator in wanted:
-                uses[x.creator] += 1
-    return wanted, uses
-
-
-def gradients(y: Tensor, dy: Any = None) -> dict[int, Tensor]:
-    """The gradients that `backward` gives, by the id of the parameter."""
-    return {id(p): g for p, g in backward(y, dy)}

@@ -43,6 +43,12 @@ class Tensor:
     _origin: Link | None = None
     """Which operator made it, and as which of its results; None for a leaf."""
 
+    _version = 0
+    """How often it was changed in place: a tape asks whether what it read is still there."""
+
+    __array_priority__ = 1000
+    """NumPy leaves `array * tensor` to the tensor, where it would make an array that no tape knows."""
+
     def __init__(self, shape: Any = (), device: Device | None = None, dtype: Any = float32, data: Any = None,
                  requires_grad: bool = True, stores_grad: bool = False, creator: Operator | None = None,
                  name: str | None = None) -> None:  # fmt: skip
@@ -218,6 +224,8 @@ class Tensor:
 
     def contiguous(self) -> Tensor:
         """The same values, stored in the order of the axes."""
+        if self._on_tape():
+            return self.clone()
         made = Tensor(data=self.data.copy(order="C"), device=self.device, requires_grad=self.requires_grad)
         made._origin = self._origin
         return made
@@ -226,8 +234,17 @@ class Tensor:
         """Each element (or each slice along an axis) so many times, as NumPy's repeat."""
         return repeat(self, repeats, axis)
 
+    def _on_tape(self) -> bool:
+        """Whether gradients flow through this tensor to what made it."""
+        return tape.training and self.requires_grad and not self.is_dummy()
+
     def clone(self) -> Tensor:
-        """A tensor with storage of its own."""
+        """A tensor with storage of its own; gradients flow back through it."""
+        if self._on_tape():
+            same = op.Identity(self)
+            if trace.current() is None:
+                same._data = same._data.copy(order="C")
+            return same  # type: ignore[no-any-return]
         made = Tensor(data=self.data.copy(), device=self.device, requires_grad=self.requires_grad, stores_grad=self.stores_grad)
         made.name, made._origin = self.name, self._origin
         return made
@@ -235,7 +252,9 @@ class Tensor:
     deepcopy = clone
 
     def copy(self) -> Tensor:
-        """A tensor that shares this one's storage."""
+        """A tensor that shares this one's storage; gradients flow back through it."""
+        if self._on_tape():
+            return op.Identity(self)  # type: ignore[no-any-return]
         made = Tensor._of(self.data, self.device, self.requires_grad)
         made.stores_grad, made.name, made._origin = self.stores_grad, self.name, self._origin
         return made
@@ -275,7 +294,13 @@ class Tensor:
         target = self if inplace else self.clone()
         with tape.no_tape():
             trace.assign(target, op.Expand(op.constant(x, op.dtype(target)), op.Shape(target)).raw)
+        target._begins_anew()
         return target
+
+    def _begins_anew(self) -> None:
+        """All its values came from outside: it is a leaf from here on, whatever made it before."""
+        origin.forget(self)
+        self._creator = None
 
     def reset_like(self, t: Tensor) -> Tensor:
         """Zeros of the shape, dtype and device of another tensor."""
@@ -291,10 +316,13 @@ class Tensor:
         array = np.asarray(array)
         if offset + array.size > self.size() or (not offset and array.size != self.size()):
             raise InvalidInput(f"{array.size} values at {offset} do not fill a tensor of shape {self.shape}", code="SX337")
-        origin.forget(self)
+        self._version += 1
         if array.size == self.size():
+            self._begins_anew()
             self.data[...] = self.device.backend.put(np.ascontiguousarray(array.reshape(self.shape), op.dtype(self)))
             return
+        self._refuse_on_tape()
+        origin.forget(self)
         flat = self.data.reshape(-1)
         flat[offset : offset + array.size] = self.device.backend.put(array.reshape(-1).astype(op.dtype(self)))
 
@@ -332,6 +360,7 @@ class Tensor:
             else:
                 value = random.bernoulli(a, target.shape, target.device, dtype)
             trace.assign(target, value.raw)
+        target._begins_anew()
         return target
 
     def add_column(self, v: Tensor) -> Tensor:
@@ -352,7 +381,14 @@ class Tensor:
     def mult_row(self, v: Tensor) -> Tensor:
         return self._with(op.Mul(self, v))
 
+    def _refuse_on_tape(self) -> None:
+        if self._on_tape():
+            what = f"{self.name or 'a tensor'} that {self.creator.name} made would be changed in place"
+            hint = "write `y = y + x` in place of `y += x`"
+            raise InvalidInput(f"{what}: no gradient would know of it", code="SX370", hint=hint)
+
     def _with(self, value: Tensor, *others: Any) -> Tensor:
+        self._refuse_on_tape()
         trace.assign(self, op.cast(value, self).raw)
         origin.changed(self, value, *others)
         return self
@@ -437,7 +473,8 @@ class Tensor:
 
     def _in_place(self, name: str, x: Any) -> Tensor:
         with tape.no_tape():
-            return self._with(_binary(name, self, x), x)
+            value = _binary(name, self, x)
+        return self._with(value, x)
 
     def __lt__(self, x: Any) -> Tensor:
         return _compared("Less", self, x)
@@ -463,7 +500,8 @@ def _float(x: Any) -> Any:
 
 
 def _binary(name: str, a: Any, b: Any) -> Tensor:
-    """An operator of two tensors, or of a tensor and a number; an int32 tensor with a Python float becomes float32."""
+    """An operator of two tensors, or of a tensor and a number or array; an int32 tensor with a float becomes float32."""
+    a, b = _operand(a), _operand(b)
     if isinstance(b, float) and isinstance(a, Tensor) and not dtypes.is_float(op.dtype(a)):
         a = _float(a)
     if isinstance(a, float) and isinstance(b, Tensor) and not dtypes.is_float(op.dtype(b)):
@@ -473,6 +511,13 @@ def _binary(name: str, a: Any, b: Any) -> Tensor:
         common = np.dtype(np.float32) if common == np.float64 and np.float64 not in (op.dtype(a), op.dtype(b)) else common
         a, b = (t if op.dtype(t) == common else op.Cast(t, to=dtypes.onnx_code(common)) for t in (a, b))
     return op.call(name, (a, b), {}, 1)[0]
+
+
+def _operand(x: Any) -> Any:
+    """NumPy's numbers as Python's, which take the tensor's dtype; its arrays as constants in their own."""
+    if isinstance(x, np.generic):
+        return x.item()
+    return op.constant(x) if isinstance(x, np.ndarray) else x
 
 
 def _compared(name: str, a: Tensor, b: Any) -> Tensor:
@@ -589,6 +634,8 @@ def copy_data_to_from(dst: Tensor, src: Tensor, size: int, dst_offset: int = 0, 
     """Write `size` values of one tensor into another, both from an offset on; raises InvalidInput beyond either's end."""
     if dst_offset + size > dst.size() or src_offset + size > src.size():
         raise InvalidInput(f"{size} values do not lie in tensors of {dst.size()} and {src.size()} elements", code="SX337")
+    dst._refuse_on_tape()
+    dst._version += 1
     dst.data.reshape(-1)[dst_offset : dst_offset + size] = src.data.reshape(-1)[src_offset : src_offset + size]
 
 
@@ -729,7 +776,8 @@ def repeat(t: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
 def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
     """y += alpha x"""
     with tape.no_tape():
-        return y._with(op.Add(y, op.Mul(x, alpha)))
+        value = op.Add(y, op.Mul(x, alpha))
+    return y._with(value)
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:

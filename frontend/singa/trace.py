@@ -7,7 +7,7 @@ optimizer states, running statistics, the random stream) becomes an output that 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ class Trace:
 
     inputs: the tensors that the step reads, each with its symbol, in the order of first use.
     assigned: the tensors that it writes, in order.
+    settings: what was read in Python and is part of the graph, each with how to ask for it anew, and what it was.
     holds: whether small tensors that are read keep their values: older opsets want some of them as attributes.
     """
 
@@ -46,6 +47,7 @@ class Trace:
         self._holds = holds
         self.inputs: list[tuple[Tensor, Symbol]] = []
         self.assigned: dict[int, Tensor] = {}
+        self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self._bound: dict[int, Symbol] = {}
 
     def bind(self, tensor: Tensor, name: str, type: TypeProto | None = None) -> Symbol:
@@ -106,17 +108,28 @@ def recording(trace: Trace) -> Iterator[Trace]:
         _current.reset(token)
 
 
+def depends(owner: Any, ask: Callable[[], Any]) -> None:
+    """Note a setting of an object that the step reads in Python: where `ask` gives another value later, it is recorded anew."""
+    trace = _current.get()
+    if trace is not None and id(owner) not in trace.settings:
+        trace.settings[id(owner)] = (ask, ask())
+
+
 def value(tensor: Tensor) -> Any:
     """What operators compute with: the tensor's array, or its symbol while a step is recorded."""
     trace = _current.get()
     return tensor._data if trace is None else trace.value(tensor)
 
 
-def assign(tensor: Tensor, new: Any) -> None:
-    """Write a new value of the same shape and dtype into a tensor, in place."""
+def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
+    """Write a new value of the same shape and dtype into a tensor, in place.
+
+    told: whether operators that have read it may not take gradients by it any more; running statistics are read for nothing.
+    """
     trace = _current.get()
     if trace is not None:
         trace.assign(tensor, new)
     elif new is not tensor._data:
         tensor._fixed = False
+        tensor._version += told
         tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new

@@ -105,10 +105,25 @@ def _(op: Op, dy: V, x: V, w: V, b: V, auto_pad: str, dilations: Ints | None, gr
         full = op.ConvTranspose(dy, w, group=group, strides=strides, dilations=dilations)
         dx = unframed(op, full, x, begins)
     if needs[1]:
-        dw = _by_the_filters(op, framed(op, x, dy, kernel, strides, dilations, begins), dy, group, strides, dilations)
+        seen = framed(op, x, dy, kernel, strides, dilations, begins)
+        points = (op.shape(w) or (0, 0, 0))[2:] == (1,) * rank and max(strides) == 1
+        dw = _by_points(op, seen, dy, w, group) if points else _by_the_filters(op, seen, dy, group, strides, dilations)
     if len(needs) > 2 and needs[2]:
         db = op.ReduceSum(dy, op.axes_but(dy, 1), keepdims=0)
     return dx, dw, db
+
+
+def _by_points(op: Op, seen: V, dy: V, w: V, group: int) -> V:
+    """The same where each window is one cell: products of matrices, and several times as fast."""
+    rows, cells_ = (_matrices(op, v, group) for v in (dy, seen))
+    return op.Reshape(op.ReduceSum(op.MatMul(rows, op.swap(cells_)), [0], keepdims=0), op.Shape(w), allowzero=1)
+
+
+def _matrices(op: Op, x: V, group: int) -> V:
+    """N x (G c) x ... as N x G x c x cells"""
+    channels = op.Div(op.Shape(x, start=1, end=2), group)
+    count = op.ReduceProd(cells(op, x), keepdims=1)
+    return op.Reshape(x, op.Concat(op.Shape(x, end=1), [group], channels, count, axis=0), allowzero=1)
 
 
 def _by_the_filters(op: Op, seen: V, dy: V, group: int, strides: Ints, dilations: Ints) -> V:
@@ -237,15 +252,26 @@ def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_p
         raise OperatorError(f"x of shape {x.shape} and filters of shape {w.shape} do not make {group} groups", code="SX404")
     at = transposed(sizes, tuple(w.shape[2:]), strides, pads, dilations, auto_pad, output_padding, output_shape, version)
     m = w.shape[1]
-    filters = w.reshape(group, c // group, m, math.prod(at.kernel)).transpose(3, 0, 2, 1)  # one matrix for each offset
+    offsets, each = math.prod(at.kernel), group * m * math.prod(sizes)
+    filters = xp.ascontiguousarray(w.reshape(group, c // group, m, offsets).transpose(0, 3, 2, 1))  # one matrix for each offset
     x = x.reshape(n, group, c // group, math.prod(sizes))
-    y = xp.zeros((n, group * m, *at.sizes), dtype=x.dtype)
+    y = xp.zeros((n, group, m, *at.sizes), dtype=x.dtype)
     limits.admit((n, group * m, *sizes), x.dtype)
-    every = itertools.product(*(at.taps(axis) for axis in range(len(sizes))))
-    for taps, _ in zip(every, limits.rounds(math.prod(at.kernel)), strict=False):
-        offset = sum(j * math.prod(at.kernel[i + 1 :]) for i, (j, _, _) in enumerate(taps))
-        part = (filters[offset] @ x).reshape(n, group * m, *sizes)
-        y[(..., *(there for _, _, there in taps))] += part[(..., *(here for _, here, _ in taps))]
+    limits.check_rounds(offsets)
+    taps = {sum(j * math.prod(at.kernel[i + 1 :]) for i, (j, _, _) in enumerate(t)): t
+            for t in itertools.product(*(at.taps(axis) for axis in range(len(sizes))))}  # fmt: skip
+    samples = max(1, BLOCK // max(1, offsets * each))
+    step = max(1, BLOCK // max(1, samples * each))
+    for i in limits.rounds(-(-n // samples)):
+        here = slice(i * samples, (i + 1) * samples)
+        for first in range(0, offsets, step):
+            some = filters[:, first : first + step]
+            part = (some.reshape(group, -1, c // group) @ x[here]).reshape(-1, group, some.shape[1], m, *sizes)
+            for k in range(some.shape[1]):
+                if first + k in taps:
+                    _, seen, there = zip(*taps[first + k], strict=True)
+                    y[(here, ..., *there)] += part[(slice(None), slice(None), k, ..., *seen)]
+    y = y.reshape(n, group * m, *at.sizes)
     return y if b is None else y + per_channel(b, group * m, y.ndim)
 
 

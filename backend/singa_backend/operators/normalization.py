@@ -308,6 +308,24 @@ def _(op: Op, dys: list[V], x: V, scale: V, b: V, axis: int, epsilon: float) -> 
     return dx, op.sum_to(op.Mul(dy, normal), scale), None if b is None else op.sum_to(dy, b)
 
 
+@layer_normalization.composed
+def _(op: Op, x: V, scale: V, b: V, axis: int, epsilon: float, stash_type: int) -> tuple[V, V, V]:
+    """The variance about the mean: ONNX's own body takes that of the squares, which cancels where values lie far from 0."""
+    axes = list(range(axis % op.rank(x), op.rank(x)))
+    z = _stashed_in(op, x, stash_type)
+    mean = op.ReduceMean(z, axes, keepdims=1)
+    centred = op.Sub(z, mean)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1), epsilon)))
+    y = op.Mul(op.cast(op.Mul(centred, inverse), x), scale)
+    return y if b is None else op.Add(y, b), op.Cast(mean, to=stash_type), op.Cast(inverse, to=stash_type)
+
+
+def _stashed_in(op: Op, x: V, stash_type: int) -> V:
+    """`_stashed` in a vocabulary."""
+    widest = max((np.dtype(op.dtype(x)), dtypes.numpy_dtype(stash_type)), key=lambda d: d.itemsize)
+    return x if op.dtype(x) == widest else op.Cast(x, to=dtypes.onnx_code(widest))
+
+
 @operator("RMSNormalization", 23)
 def rms_normalization(xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
     """The result has the dtype of `scale`."""
@@ -325,6 +343,14 @@ def _(op: Op, dy: V, x: V, scale: V, axis: int, epsilon: float) -> tuple[V, V]:
     dnormal = op.Mul(op.cast(dy, x), op.cast(scale, x))
     dx = op.Mul(inverse, op.Sub(dnormal, op.Mul(normal, op.ReduceMean(op.Mul(dnormal, normal), axes, keepdims=1))))
     return dx, op.sum_to(op.Mul(dy, op.cast(normal, dy)), scale)
+
+
+@rms_normalization.composed
+def _(op: Op, x: V, scale: V, axis: int, epsilon: float, stash_type: int) -> V:
+    axes = list(range(axis % op.rank(x), op.rank(x)))
+    z = _stashed_in(op, x, stash_type)
+    normal = op.Div(z, op.Sqrt(op.Add(op.ReduceMean(op.Mul(z, z), axes, keepdims=1), epsilon)))
+    return op.Mul(op.cast(op.cast(normal, x), scale), scale)
 
 
 @operator("MeanVarianceNormalization", 9, 13)

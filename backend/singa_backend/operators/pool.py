@@ -135,17 +135,46 @@ def argmax_pool(xp: Xp, x: Array, at: Windows) -> tuple[Array, Array]:
 
     The number is -1 where a window holds nothing but padding.
     """
-    index = xp.broadcast_to(xp.arange(math.prod(at.sizes), dtype=np.int64).reshape(1, 1, *at.sizes), x.shape)
+    cells = math.prod(at.kernel)
+    small = np.uint8 if cells <= 256 else np.int64
+    code = xp.zeros((1,) * x.ndim, dtype=small)  # which offset of the kernel was the largest, the last axis running fastest
+    code = xp.broadcast_to(code, x.shape)
+    nans = x.dtype.kind == "f" and bool(xp.to_host((x != x).any()))
+    inner = 1
     for axis in reversed(range(len(at.counts))):  # the last axis first: the first of equals in each row, then the first row
         shape = (*x.shape[: 2 + axis], at.counts[axis], *x.shape[3 + axis :])
-        y, where = xp.full(shape, lowest(x.dtype), dtype=x.dtype), xp.full(shape, -1, dtype=np.int64)
-        for here, there in slices(at, axis):
-            better = ~(x[there] <= y[here]) & (y[here] == y[here])  # also a NaN that meets a number
-            better |= (where[here] < 0) & (index[there] >= 0)
-            xp.copyto(y[here], x[there], where=better)
-            xp.copyto(where[here], index[there], where=better)
-        x, index = y, where
-    return x, index
+        y, best = xp.full(shape, lowest(x.dtype), dtype=x.dtype), xp.zeros(shape, dtype=small)
+        whole, begun = (slice(None),) * (2 + axis), at.counts[axis]
+        for j, here, there in at.taps(axis):  # later offsets have larger codes, and reach windows that begin earlier
+            seen, mine = x[(*whole, there)], code[(*whole, there)] + small(j * inner)
+            fresh = max(0, min(begun, here.stop) - here.start)  # windows that no offset has reached so far
+            new, old = (*whole, slice(here.start, here.start + fresh)), (*whole, slice(here.start + fresh, here.stop))
+            y[new], best[new] = seen[(*whole, slice(0, fresh))], mine[(*whole, slice(0, fresh))]
+            seen, mine = seen[(*whole, slice(fresh, None))], mine[(*whole, slice(fresh, None))]
+            better = seen > y[old]
+            if nans:
+                better |= (seen != seen) & (y[old] == y[old])
+            xp.maximum(y[old], seen, out=y[old])
+            xp.maximum(best[old], mine * better, out=best[old])
+            begun = min(begun, here.start)
+        x, code, inner = y, best, inner * at.kernel[axis]
+    return x, _numbered(xp, code, at)
+
+
+def _numbered(xp: Xp, code: Array, at: Windows) -> Array:
+    """Offsets of the kernel as numbers of cells: those of window 0 by a table, and how far each window lies from it."""
+    table, base, reached = np.zeros(1, np.int64), np.zeros((1,) * len(at.counts), np.int64), np.ones((1,) * len(at.counts), bool)
+    for axis, count in enumerate(at.counts):
+        stride = math.prod(at.sizes[axis + 1 :])
+        table = (table[:, None] + np.arange(at.kernel[axis]) * at.dilations[axis] * stride).reshape(-1)
+        column = (-1, *(1,) * (len(at.counts) - axis - 1))
+        base = base + ((np.arange(count) * at.strides[axis] - at.begins[axis]) * stride).reshape(column)
+        there = np.zeros(count, bool)
+        for _, here, _ in at.taps(axis):
+            there[here] = True
+        reached = reached & there.reshape(column)
+    index = xp.asarray(table)[code] + xp.asarray(base)
+    return index if reached.all() else xp.where(xp.asarray(reached), index, -1)
 
 
 def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
@@ -185,10 +214,16 @@ def _(op: Op, dys: list[V], ys: list[V], x: V, kernel_shape: Ints, auto_pad: str
     index = ys[1] if len(ys) > 1 and ys[1] is not None and not storage_order else op.MaxPool(
         x, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations, pads=pads, strides=strides,
         outputs=2)[1]  # fmt: skip
-    nowhere = op.Less(index, 0)  # a window of padding alone
-    index, dy = op.Where(nowhere, 0, index), op.Where(nowhere, 0, dys[0])
+    dy, rank = dys[0], len(kernel_shape)
+    strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
+    close = max(dilations) == 1  # no cell lies between those of a window
+    if not close or any(p >= k for p, k in zip(pads or (), (*kernel_shape, *kernel_shape), strict=False)):
+        nowhere = op.Less(index, 0)  # a window of padding alone
+        index, dy, once = op.Where(nowhere, 0, index), op.Where(nowhere, 0, dy), False
+    else:  # windows that share no cell write each of theirs once
+        once = all(s >= k for s, k in zip(strides, kernel_shape, strict=True))
     flat = op.ConstantOfShape(op.Reshape(op.Size(x), [1]), value=np.zeros(1, op.dtype(x)))
-    flat = op.ScatterElements(flat, op.Reshape(index, [-1]), op.Reshape(dy, [-1]), axis=0, reduction="add")
+    flat = op.ScatterElements(flat, op.Reshape(index, [-1]), op.Reshape(dy, [-1]), axis=0, reduction="none" if once else "add")
     return op.Reshape(flat, op.Shape(x), allowzero=1)
 
 

@@ -18,6 +18,7 @@ from .foreign import foreign
 from .fuzz import fuzz
 from .gradients import gradients
 from .inspect import inspect
+from .layout import layout
 from .optimize import optimize
 from .reduce import reduce
 from .report import write_report
@@ -43,6 +44,7 @@ for command in (
     bisect,
     reduce,
     optimize,
+    layout,
     export_,
     convert,
     conform,

@@ -1,0 +1,98 @@
+"""A wrong kernel is noticed: whatever computes wrongly fails the cases of the suite, in every family of operators."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from singa_backend import SingaBackend
+from singa_backend.conform import cases, gaps, worker
+from singa_backend.operator import Declaration, declarations, load_all
+
+EACH = 6
+"""Operators of a family that are spoilt; with all of them the test would take as long as the suite."""
+
+GAPS = set(gaps.read(cases.held("gaps.txt")))
+
+
+@cache
+def families() -> dict[str, dict[int, tuple[Declaration, list[cases.Case]]]]:
+    """The declarations of each module of operators, with up to three cases of the suite that run them."""
+    load_all()
+    found: dict[str, dict[int, tuple[Declaration, list[cases.Case]]]] = defaultdict(dict)
+    for case in cases.load(("node",)):
+        model = onnx.load_model_from_string(case.model)
+        nodes = [n for n in model.graph.node if n.op_type not in ("Constant", "Identity")]
+        empty = not any(getattr(y, "size", 1) for _, outputs in case.data for y in outputs)
+        if len(nodes) != 1 or case.name in GAPS or empty:
+            continue
+        versions = declarations.get(("" if nodes[0].domain == "ai.onnx" else nodes[0].domain, nodes[0].op_type), {})
+        opset = next((o.version for o in model.opset_import if o.domain == nodes[0].domain), 1)
+        newest = max((v for v in versions if v <= opset), default=None)
+        if newest is not None:
+            declaration = versions[newest]
+            held = found[_family(declaration)].setdefault(id(declaration), (declaration, []))[1]
+            if len(held) < 3:
+                held.append(case)
+    return found
+
+
+def _family(declaration: Declaration) -> str:
+    return declaration.body.__module__.rpartition(".")[2]
+
+
+def spoilt(value: Any) -> Any:
+    """Another value of the same kind: larger by one, the other truth, a longer text, a list without its last."""
+    if isinstance(value, tuple):
+        return tuple(map(spoilt, value))
+    if isinstance(value, (list, dict)):
+        return value[:-1] if isinstance(value, list) and value else type(value)()
+    if value is None or (np.ndim(value) == 0 and not hasattr(value, "dtype")):
+        return value
+    if value.dtype == np.bool_:
+        return ~value
+    if value.dtype == object:
+        return np.array([f"{v}x" if isinstance(v, str) else v for v in value.reshape(-1)], object).reshape(value.shape)
+    if value.dtype.kind in "iu":
+        return value ^ value.dtype.type(1)
+    if value.dtype.kind in "fc":
+        return np.where(np.isfinite(value), np.asarray(value * 1.01 + 1, value.dtype), value.dtype.type(0))
+    return (-value.astype(np.float32) + np.float32(1)).astype(value.dtype)
+
+
+def all_families() -> Iterator[str]:
+    load_all()
+    yield from sorted({_family(d) for versions in declarations.values() for d in versions.values()})
+
+
+WITHOUT_CASES = {
+    "gradient": "its cases are graphs of several nodes; tests/test_gradients.py",
+    "ml_linear": "ONNX's suite has no case of these operators; tests/test_ml_linear.py",
+    "ml_map": "ONNX's suite has no case of these operators; tests/test_ml_map.py",
+    "ml_svm": "ONNX's suite has no case of these operators; tests/test_ml_svm.py",
+    "philox": "a private operator; tests/test_philox.py",
+}
+
+
+@pytest.mark.row("Q1")
+@pytest.mark.parametrize("family", list(all_families()))
+def test_a_wrong_kernel_is_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = families().get(family, {})
+    assert bool(members) != (family in WITHOUT_CASES), f"{family}: {len(members)} operators with cases"
+    for declaration, asking in sorted(members.values(), key=lambda m: m[0].name)[:EACH]:
+        body = declaration.body
+
+        def wrong(*args: Any, body: Any = body, **kwargs: Any) -> Any:
+            return spoilt(body(*args, **kwargs))
+
+        monkeypatch.setattr(declaration, "body", wrong)
+        for case in asking:
+            result = worker.run_case(case, SingaBackend, "CPU")
+            assert result.strict != "passed", f"{case.name} passes with a wrong {declaration.name}"
+        monkeypatch.setattr(declaration, "body", body)

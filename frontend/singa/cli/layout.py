@@ -1,0 +1,40 @@
+"""`sonnx layout`: a model whose images come with their channels first, or last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from singa_backend.backend import load_model
+from singa_backend.layout import LAYOUTS, change_layout
+from singa_backend.saving import save
+
+from ._common import json_option, out, say, typed
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--to", required=True, type=click.Choice(LAYOUTS), help="What inputs and outputs shall be.")
+@click.option("--output", "-o", "target", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
+              help="The file to write.")  # fmt: skip
+@click.option(
+    "--name", "names", multiple=True, metavar="NAME", help="An input or output to change; those of 4 or 5 axes if absent."
+)
+@json_option
+@typed
+def layout(model: Path, to: str, target: Path, names: tuple[str, ...], as_json: bool) -> None:
+    """Write MODEL with inputs and outputs in the other layout, and the same numbers in them.
+
+    A Transpose is put behind each input and before each output; graph passes then move them until they meet others, and vanish.
+    """
+    proto, folder = load_model(model)
+    report = change_layout(proto, to, names or None, folder=folder)
+    save(proto, target, folder=folder)
+    assert report is not None
+    if as_json:
+        out.print_json(json.dumps(report.to_dict()))
+    else:
+        left, first = report.after["Transpose"], report.before["Transpose"]
+        say(f"wrote {target}: {report.after.total()} nodes, {left} of them Transpose; before the passes {first}")
