@@ -453,6 +453,14 @@ def test_compile_does_not_touch_statistics() -> None:
     assert all(np.array_equal(v, before[n]) for n, v in values(made).items())
 
 
+def test_batch_norm_with_another_epsilon() -> None:
+    x, made = tensor(4, 3, 2, 2), layer.BatchNorm2d(epsilon=0.5)
+    np.testing.assert_allclose(made(x).data, x.data / np.sqrt(1.5), rtol=1e-10)
+    tape.training = True
+    centred = x.data - x.data.mean((0, 2, 3), keepdims=True)
+    np.testing.assert_allclose(made(x).data, centred / np.sqrt(x.data.var((0, 2, 3), keepdims=True) + 0.5), rtol=1e-8)
+
+
 def test_batch_norm_refuses() -> None:
     made = layer.BatchNorm2d()
     made(tensor(2, 3))
@@ -474,13 +482,15 @@ X = np.arange(24.0).reshape(1, 1, 4, 6)
      np.pad(X, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=-1)[:, :, [[1], [2], [3], [3]], [1, 2, 3, 4, 5, 5]]),
     (lambda: layer.MaxPool2d(2, 2, padding=(0, 2, 1, 1)),
      np.array([[[[6, 8, 10, 11], [18, 20, 22, 23], [-np.inf] * 4]]])),
+    (lambda: layer.MaxPool2d(3, 2, ceil_mode=True), np.array([[[[14, 16, 17], [20, 22, 23]]]])),
+    (lambda: layer.AvgPool2d(3, 2, ceil_mode=True), np.array([[[[7, 9, 10.5], [16, 18, 19.5]]]])),
     (lambda: layer.MaxPool1d(2), X[:, :, :, 1::2]),
     (lambda: layer.AvgPool1d(3, 3), X[:, :, :, 1::3]),
 ])  # fmt: skip
 def test_pooling(make: Any, expected: Any) -> None:
     made = make()
     np.testing.assert_allclose(made(Tensor(data=X)).data, expected)
-    if made.pad_mode == "NOTSET":
+    if made.pad_mode == "NOTSET" and not made.ceil_mode:
         np.testing.assert_allclose(autograd.pooling_2d(made.handle, Tensor(data=X)).data, expected)
 
 

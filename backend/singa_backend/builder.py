@@ -48,6 +48,7 @@ class Symbol:
 
     value: where it is known, and may be worked with while building.  held: of a weight that keeps its name: it is known, but
     what hangs on it is not worked out.
+    wish: the names that a constant without one is to get, of the value and of the node that made it.
     """
 
     name: str
@@ -55,13 +56,18 @@ class Symbol:
     type: TypeProto | None = None
     value: np.ndarray | None = None
     held: np.ndarray | None = None
+    wish: tuple[str, str] | None = None
 
 
 class Builder(Vocabulary[Symbol]):
     """Writes a graph at one opset.
 
     outer: the vocabulary around it, for the graph of an If, Loop or Scan.  functions: names of private operators in use.
+    marks_constants: float constants without a name become Constant nodes, and only weights are initializers: whoever reads the
+        file can tell them apart, and trains the weights alone.
     """
+
+    marks_constants = False
 
     def __init__(self, opset: int, outer: Vocabulary[Any] | None = None, prefix: str = "") -> None:
         self.opset = opset
@@ -79,6 +85,7 @@ class Builder(Vocabulary[Symbol]):
         self._node_names: set[str] = set()
         self._prefix = prefix
         self._known: dict[tuple[Any, ...], Symbol] = {}
+        self._marked: dict[str, str] = {}
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
         self._made: set[str] = set()
         self._adopted: dict[int, tuple[Any, Symbol]] = {}
@@ -171,11 +178,15 @@ class Builder(Vocabulary[Symbol]):
             self.captured[name] = value
 
     def _named(self, constant: Symbol) -> Symbol:
-        """A constant becomes an initializer of the outermost graph when something uses it."""
+        """A constant becomes an initializer, or a Constant node, of the outermost graph when something uses it."""
         assert constant.value is not None
         root = self.root
-        constant.name = root.name("c")
+        marked = root.marks_constants and dtypes.is_float(constant.value.dtype)
+        value, node = constant.wish if marked and constant.wish else ("", "")
+        constant.name = root._wished(value) if value else root.name("c")
         root.initializers[constant.name] = numpy_helper.from_array(constant.value, constant.name)
+        if marked:
+            root._marked[constant.name] = root._node_name(node or constant.name)
         return constant
 
     def dtype(self, x: Symbol) -> np.dtype[Any]:
@@ -365,14 +376,10 @@ class Builder(Vocabulary[Symbol]):
             return None
         if op_type in ("Shape", "Size"):
             shape = self.shape(values[0])
-            if shape is not None and all(isinstance(d, int) for d in shape):
-                sizes: Any = np.array(shape, np.int64)
-                sizes = (
-                    sizes[attributes.get("start", 0) : attributes.get("end")]
-                    if op_type == "Shape"
-                    else np.prod(sizes, dtype=np.int64)
-                )
-                return self.constant(sizes)
+            asked = None if shape is None else shape[attributes.get("start", 0) : attributes.get("end")]
+            if asked is not None and all(isinstance(d, int) for d in asked):  # others may be open: (batch, 3, 8, 8)[2:]
+                sizes = np.array(asked, np.int64)
+                return self.constant(sizes if op_type == "Shape" else np.prod(sizes, dtype=np.int64))
         if any(v is not None and v.value is None for v in values):
             return None
         if op_type == "ConstantOfShape" and int(np.prod(values[0].value)) > _FOLD:
@@ -386,12 +393,15 @@ class Builder(Vocabulary[Symbol]):
     def rename(self, first: int, symbols: Sequence[Any], wishes: Sequence[str], node: str = "") -> None:
         """Give values that the nodes from number `first` on have made the names that they are wished to have.
 
-        A value that was there before (a constant, the result of an equal call) and one whose name is taken keep their names.
+        A value that was there before (the result of an equal call) and one whose name is taken keep their names; a constant gets
+        its name when it is used.
         node: the name of the one that makes the first of them.
         """
         recent = self.nodes[first:]
         makers = {n: p for p in recent for n in p.output}
         for i, (symbol, wish) in enumerate(zip(symbols, wishes, strict=False)):
+            if isinstance(symbol, Symbol) and not symbol.name and symbol.wish is None and wish:
+                symbol.wish = (wish, node)
             if not isinstance(symbol, Symbol) or symbol.name not in makers or not wish or symbol.builder is not self:
                 continue
             old, new = symbol.name, wish if wish == symbol.name else self._wished(wish)
@@ -445,8 +455,11 @@ class Builder(Vocabulary[Symbol]):
         """The graph, without the nodes that nothing needs; `late` leaves the data of large initializers in `arrays`."""
         nodes = _needed(self.nodes, [s.name for s in outputs])
         used = {n for node in nodes for n in reads(node)} | {s.name for s in outputs}
+        marked = [helper.make_node("Constant", [], [n], name=node, value=self.initializers[n])
+                  for n, node in self._marked.items() if n in used]  # fmt: skip
+        used -= set(self._marked)
         graph = helper.make_graph(
-            nodes, name, [_info(s) for s in self.inputs], [_info(s) for s in outputs],
+            [*marked, *nodes], name, [_info(s) for s in self.inputs], [_info(s) for s in outputs],
             [t for n, t in self.initializers.items() if n in used],
         )  # fmt: skip
         if not late:
@@ -489,6 +502,7 @@ def least_ir_version(model: ModelProto) -> int:
     least = helper.find_min_ir_version_for([o for o in model.opset_import if o.domain in ("", "ai.onnx.ml")], ignore_unknown=True)
     least = max(least, 8 if model.functions else 3)
     codes = {t.data_type for t in model.graph.initializer}
+    codes |= {a.t.data_type for node in model.graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")}
     codes |= {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output) if v.type.HasField("tensor_type")}
     return max([least, *(_IR_OF_TYPE.get(c, 0) for c in codes)])
 

@@ -150,6 +150,10 @@ class Writer(Vocabulary[Symbol]):
         while values and values[-1] is None:
             values.pop()
         given = {n: v for n, v in attributes.items() if v is not None}
+        if self._depth and op_type in ("Cast", "CastLike") and not domain:
+            plain = self._plain_cast(values, given)
+            if plain is not None:
+                return [plain]
         self._count(op_type, given)
         if domain or (self.target == self.opset and (op_type, self._version("", op_type)) not in rules()):
             return self.builder.call(op_type, values, given, outputs, domain)
@@ -166,6 +170,21 @@ class Writer(Vocabulary[Symbol]):
             return self._stand_ins(op_type, values, given, outputs)
         finally:
             self._depth -= 1
+
+    def _plain_cast(self, values: list[Any], given: dict[str, Any]) -> Symbol | None:
+        """Within a composition: the value itself where it has the type already, and a constant in the type of another value.
+
+        Bodies cast between the element types that they serve, and mostly there is one: float32 to float32.
+        """
+        types = [self.type_of(v) for v in values]
+        if any(t is None or not t.tensor_type.elem_type for t in types):
+            return None
+        code = given["to"] if len(values) == 1 else dtypes.onnx_code(self.dtype(values[1]))
+        if dtypes.onnx_code(self.dtype(values[0])) == code:
+            return values[0]  # type: ignore[no-any-return]
+        if len(values) == 1 or self.known(values[0]) is None:
+            return None
+        return self.call("Cast", [values[0]], {"to": code}, 1)[0]
 
     def _written(self, name: str, values: list[Any], given: dict[str, Any], outputs: int) -> list[Symbol]:
         known = self.builder.folded(name, values, given, outputs, self._eager)

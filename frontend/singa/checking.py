@@ -74,13 +74,14 @@ def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLi
                      seeds: Sequence[int] = (0, 1), batch_sizes: Sequence[int] | None = None,
                      input_range: tuple[float, float] = (-1.0, 1.0), rtol: float | None = None, atol: float | None = None,
                      engines: Sequence[str] = ("onnxruntime", "sonnx"), ort_optimize: bool = True, timeout: float = 60.0,
-                     **options: Any) -> tuple[ModelProto, Check]:  # fmt: skip
+                     oracle: Oracle | None = None, **options: Any) -> tuple[ModelProto, Check]:  # fmt: skip
     """`sonnx.export`, and a comparison of every output on seeded inputs; gives the model and the comparisons.
 
     model: a Model whose parameters exist.  inputs: tensors like those to come.
     batch_sizes: sizes of the first axis where `dynamic_axes` leaves it open; the given one and another when absent.
     input_range: of float inputs; integer inputs are drawn between the least and the greatest value of those given.
     engines: "onnxruntime" runs in a child process, "sonnx" is `SingaRep`.  rtol, atol: in place of the dtype's own.
+    oracle: an onnxruntime child that runs already, and goes on running: many exports then start one process.
     Raises ExportMismatch where an output differs, what `export` raises, and EngineFailure where an engine gives nothing.
     """
     if options.get("training"):
@@ -92,7 +93,7 @@ def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLi
     first = inputs[0]._data.shape[0] if inputs and inputs[0]._data.ndim else None
     opened = _open(options.get("dynamic_axes"), names)
     sizes = (list(batch_sizes) if batch_sizes is not None else [first, first + 1]) if opened and first is not None else [None]
-    oracle = Oracle("onnxruntime", optimise=ort_optimize) if "onnxruntime" in engines else None
+    peer = (oracle or Oracle("onnxruntime", optimise=ort_optimize)) if "onnxruntime" in engines else None
     rep = SingaBackend.prepare(proto if path is None else os.fspath(path)) if "sonnx" in engines else None
     try:
         for batch in sizes:
@@ -101,10 +102,10 @@ def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLi
                           for i, (n, t) in enumerate(zip(names, inputs, strict=True))]  # fmt: skip
                 wanted = _computed(model, arrays, inputs)
                 answers: dict[str, Sequence[Any]] = {}
-                if oracle is not None:
+                if peer is not None:
                     feeds = dict(zip(names, arrays, strict=True))
                     data = proto.SerializeToString() if path is None else str(path)
-                    found = oracle.run(data, feeds, timeout=timeout)
+                    found = peer.run(data, feeds, timeout=timeout)
                     answers["onnxruntime"] = [found[n] for n in outputs]
                 if rep is not None:
                     answers["sonnx"] = list(rep.run(arrays))
@@ -112,8 +113,8 @@ def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLi
                     for name, a, b in zip(outputs, wanted, got, strict=True):
                         check.comparisons.append(_compared(name, engine, batch, seed, a, np.asarray(b), rtol, atol))
     finally:
-        if oracle is not None:
-            oracle.close()
+        if peer is not None and peer is not oracle:
+            peer.close()
     wrong = [c for c in check.comparisons if not c.agrees]
     if wrong:
         error = ExportMismatch(f"{len(wrong)} of {len(check.comparisons)} comparisons differ: {wrong[0]}",

@@ -208,6 +208,7 @@ class _Played:
         self.options, self.report = options, ExportReport(opset=opset)
         self.record = record = Trace(opset, holds=True)
         self.writer = record.builder
+        self.writer.builder.marks_constants = True
         self.problems: list[UnsupportedModel] = []
         self.writer.problems = []
         self._numbers: Counter[str] = Counter()
@@ -345,7 +346,7 @@ def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] 
     graph = Graph.from_onnx(model, folder)
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
     writer = Writer(target)
-    writer.problems = []
+    writer.problems, writer.builder.marks_constants = [], True
     proto = write_again(graph, target, model.graph.name, writer, late=True)
     report = ExportReport(opset=target)
     _tally(report, writer, writer.problems, chosen)

@@ -323,16 +323,18 @@ class BatchNorm2d(Layer):
 class Pooling2d(Layer):
     """The greatest, or the mean, of each window of (N, C, height, width); the mean leaves padding out.
 
-    stride: as the kernel where None.  padding and pad_mode: as Conv2d's.
+    stride: as the kernel where None.  padding and pad_mode: as Conv2d's.  ceil_mode: a last window may stick out at the end.
     """
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, is_max: bool = True,
-                 pad_mode: str = "NOTSET") -> None:  # fmt: skip
+                 pad_mode: str = "NOTSET", ceil_mode: bool = False) -> None:  # fmt: skip
         super().__init__()
         self.kernel_size = _pair("kernel_size", kernel_size)
         self.stride = self.kernel_size if stride is None else _pair("stride", stride)
-        self.padding, self.is_max, self.pad_mode = padding, is_max, pad_mode
+        self.padding, self.is_max, self.pad_mode, self.ceil_mode = padding, is_max, pad_mode, ceil_mode
         self.attributes = _window(padding, pad_mode)
+        if ceil_mode:
+            self.attributes["ceil_mode"] = 1
         pads = self.attributes.get("pads", (0, 0, 0, 0))
         self.handle = autograd.PoolingHandle(self.kernel_size, self.stride, tuple(pads), is_max)
 
@@ -348,15 +350,17 @@ class Pooling2d(Layer):
 class MaxPool2d(Pooling2d):
     """The greatest value of each window; see Pooling2d."""
 
-    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, pad_mode: str = "NOTSET") -> None:
-        super().__init__(kernel_size, stride, padding, True, pad_mode)
+    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, pad_mode: str = "NOTSET",
+                 ceil_mode: bool = False) -> None:  # fmt: skip
+        super().__init__(kernel_size, stride, padding, True, pad_mode, ceil_mode)
 
 
 class AvgPool2d(Pooling2d):
     """The mean of each window without its padding; see Pooling2d."""
 
-    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, pad_mode: str = "NOTSET") -> None:
-        super().__init__(kernel_size, stride, padding, False, pad_mode)
+    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, pad_mode: str = "NOTSET",
+                 ceil_mode: bool = False) -> None:  # fmt: skip
+        super().__init__(kernel_size, stride, padding, False, pad_mode, ceil_mode)
 
 
 class _Pooling1d(Pooling2d):

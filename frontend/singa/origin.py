@@ -9,10 +9,11 @@ over many batches does not hold the batches; only the last ones are, `RECENT` by
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from singa_backend.errors import InvalidInput
@@ -41,6 +42,7 @@ class Origin:
     depth: how many operators lie before it.
     operator: the user's own operator, written in Python.
     types: then, (dtype, shape) of its results.
+    serial: when it was made: a file follows the program, and draws its random numbers in the program's order.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Origin:
     depth: int
     operator: Any = None
     types: tuple[Any, ...] = ()
+    serial: int = field(default_factory=itertools.count().__next__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +180,13 @@ def replay(outputs: Sequence[Tensor], given: dict[int, Any], links: dict[Link, A
 
 
 def order(ends: Sequence[Link], links: dict[Link, Any] | None = None) -> list[Origin]:
-    """The origins that these results hang on, each after those that it needs, in the order in which they were made."""
+    """The origins that these results hang on, in the order in which they were made: each after those that it needs."""
     known = links or {}
-    found: list[Origin] = []
-    seen: set[int] = set()
-    pending: list[tuple[Origin, bool]] = [(e.origin, False) for e in reversed(ends) if e not in known]
+    found: dict[int, Origin] = {}
+    pending = [e.origin for e in ends if e not in known]
     while pending:
-        origin, ready = pending.pop()
-        if ready:
-            found.append(origin)
-        elif id(origin) not in seen:
-            seen.add(id(origin))
-            pending.append((origin, True))
-            pending += [(a.origin, False) for a in reversed(origin.args) if isinstance(a, Link) and a not in known]
-    return found
+        origin = pending.pop()
+        if origin.serial not in found:
+            found[origin.serial] = origin
+            pending += [a.origin for a in origin.args if isinstance(a, Link) and a not in known]
+    return [found[serial] for serial in sorted(found)]
