@@ -246,12 +246,12 @@ def test_gradients_after_import_are_those_of_the_model(name: str) -> None:
 @every
 def test_the_file_trains(name: str) -> None:
     m = Fitted(exported(name))
-    m.rule = opt.Adam(lr=3e-3)
-    xs, ts = ZOO[name].tensors(4), targets_of(name, 4)
+    m.rule = opt.Adam(lr=5e-4 if m.imported.statistics else 3e-3)  # normalized by eight samples, small steps go far
+    xs, ts = ZOO[name].tensors(8), targets_of(name, 8)
     before = {n: tensor.to_numpy(p) for n, p in m.get_params().items() if p.ndim() > 1}
     m.train()
-    losses = [float(m(xs, ts)) for _ in range(3)]
-    assert np.isfinite(losses).all() and losses[-1] < 0.97 * losses[0], losses
+    losses = [float(m(xs, ts)) for _ in range(4)]
+    assert np.isfinite(losses).all() and losses[-1] < 0.98 * losses[0], losses
     assert [n for n, b in before.items() if np.array_equal(b, tensor.to_numpy(m.get_params()[n]))] == []
 
 
