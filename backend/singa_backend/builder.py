@@ -70,6 +70,8 @@ class Builder(Vocabulary[Symbol]):
         parent = outer if isinstance(outer, Builder) else None
         self.root: Builder = parent.root if parent else self
         self.level: int = parent.level + 1 if parent else 0
+        self.domains: dict[str, int] = self.root.domains if parent else {}
+        """The version of each other domain that the file imports; the newest where none is given."""
         self._names: dict[str, int] = {}
         self._reserved: set[str] = set()
         self._node_names: set[str] = set()
@@ -83,6 +85,10 @@ class Builder(Vocabulary[Symbol]):
     @property
     def builds(self) -> bool:
         return True
+
+    def imported(self, domain: str) -> int:
+        """The version of a domain that this graph is written in; of one that is not imported yet the newest there is."""
+        return self.opset if domain == "" else self.domains.get(domain, 1 << 30)
 
     # --- values
 
@@ -231,12 +237,20 @@ class Builder(Vocabulary[Symbol]):
             )  # ids in the key live
         return list(self._calls[key][1])
 
+    def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:
+        """A node of its own, whatever is known of its results, and whether there is one like it already."""
+        return self._emit(op_type, list(inputs), attributes, outputs, "")
+
+    def makes(self, x: Any) -> bool:
+        """Whether a value is the result of one of this graph's nodes."""
+        return isinstance(x, Symbol) and x.builder is self and x.name in self._made
+
     def _emit(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> list[Symbol]:
         symbols = [self._adopt(v) for v in values]
         names = [self.name(op_type.lower()) for _ in range(outputs)]
         node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=domain)
         for n, v in attributes.items():
-            node.attribute.append(_attribute(domain, op_type, self.opset, n, v))
+            node.attribute.append(_attribute(domain, op_type, self.imported(domain), n, v))
             if isinstance(v, Body):
                 for name, value in v.captured.items():
                     if name not in self._own():
@@ -253,7 +267,7 @@ class Builder(Vocabulary[Symbol]):
 
     def _bound(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
         """The element types of the outputs that share a type parameter with an input: known also where inference gives up."""
-        version = schema_version(domain, node.op_type, self.opset if domain == "" else 1 << 30)
+        version = schema_version(domain, node.op_type, self.imported(domain))
         if version is None:
             return {}
         schema = schemas[domain, node.op_type][version]
@@ -274,7 +288,7 @@ class Builder(Vocabulary[Symbol]):
 
     def _infer(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
         """The types of a node's outputs, by ONNX's own inference."""
-        version = schema_version(domain, node.op_type, self.opset if domain == "" else 1 << 30)
+        version = schema_version(domain, node.op_type, self.imported(domain))
         if version is None:
             return {}
         schema = schemas[domain, node.op_type][version]
@@ -420,7 +434,7 @@ class Builder(Vocabulary[Symbol]):
             if wish and wish != symbol.name and not any(symbol is f for f in finished) and self.outer is None:
                 self.rename(0, [symbol], [wish])
             if (wish and wish != symbol.name) or symbol.name not in self._made or any(symbol is f for f in finished):
-                name = self.name(wish or "y")
+                name = self._wished(wish or "y")
                 self.nodes.append(helper.make_node("Identity", [symbol.name], [name], name=name))
                 self._made.add(name)
                 symbol = Symbol(name, self, symbol.type)
@@ -446,7 +460,7 @@ class Builder(Vocabulary[Symbol]):
         imports = [helper.make_opsetid("", self.opset)]
         for domain in sorted(domains - {""}):
             newest = max((v for (d, _), vs in schemas.items() if d == domain for v in vs), default=1)
-            imports.append(helper.make_opsetid(domain, 1 if domain == DOMAIN else newest))
+            imports.append(helper.make_opsetid(domain, 1 if domain == DOMAIN else self.domains.get(domain, newest)))
         model = helper.make_model(graph, opset_imports=imports, functions=private, producer_name="sonnx")
         finish(model)
         return model
@@ -504,7 +518,7 @@ def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> 
         return helper.make_attribute(name, numpy_helper.from_array(value, name))
     if isinstance(value, tuple):
         value = list(value)
-    version = schema_version(domain, op_type, opset if domain == "" else 1 << 30)
+    version = schema_version(domain, op_type, opset)
     kind = schemas[domain, op_type][version].attributes[name].type if version else None
     if isinstance(value, bool):
         value = int(value)

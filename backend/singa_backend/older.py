@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
+from . import dtypes
 from .operator import Rule, V
 from .writer import Unwritable, Writer
 
@@ -48,6 +50,8 @@ def _(op: Writer, x: V, start: int, end: int | None) -> Any:
 def _(op: Writer, x: V, shape: V, allowzero: int) -> Any:
     """Before opset 14 a 0 always kept the size at its place: that is the same for a tensor without sizes of 0."""
     known, mine = op.known(shape), op.shape(x)
+    if allowzero and known is None and mine is not None and 0 in mine:
+        raise Unwritable("a Reshape before opset 14 by computed sizes keeps those of an empty tensor")
     if allowzero and known is not None and 0 in known:
         if mine is None or any(d == 0 and (i >= len(mine) or mine[i] != 0) for i, d in enumerate(known.tolist())):
             raise Unwritable("a Reshape before opset 14 cannot make a size of 0 of another one")
@@ -145,7 +149,7 @@ def _no_wrap(mode: str) -> None:
 @older("Pad", 2)
 def _(op: Writer, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
     _no_wrap(mode)
-    value = 0.0 if constant_value is None else float(op.value(constant_value, "constant_value of Pad").reshape(-1)[0])
+    value = 0.0 if constant_value is None else _number(op, constant_value, "constant_value of Pad")
     return op.older("Pad", [x], {"pads": _full_pads(op, x, pads, axes), "mode": mode, "value": value})
 
 
@@ -167,11 +171,25 @@ def _(op: Writer, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
 
 @older("Clip", 6)
 def _(op: Writer, x: V, low: V, high: V) -> Any:
-    bounds = {}
-    for name, v in (("min", low), ("max", high)):
-        if v is not None:
-            bounds[name] = float(op.value(v, f"{name} of Clip").reshape(-1)[0])
-    return op.older("Clip", [x], bounds)
+    bounds = {n: v for n, v in (("min", low), ("max", high)) if v is not None}
+    if op.target >= 8 and any(_as_attribute(op, v) is None for v in bounds.values()):
+        y = x if low is None else op.Max(x, low)
+        return y if high is None else op.Min(y, high)
+    return op.older("Clip", [x], {n: _number(op, v, f"{n} of Clip") for n, v in bounds.items()})
+
+
+def _as_attribute(op: Writer, x: V) -> float | None:
+    """A known number that float32, in which attributes are held, holds too."""
+    known = op.known(x)
+    value = None if known is None else float(known.reshape(-1)[0])
+    return value if value is None or value != value or float(np.float32(value)) == value else None
+
+
+def _number(op: Writer, x: V, what: str) -> float:
+    value = _as_attribute(op, x)
+    if value is None:
+        raise Unwritable(f"{what} is {op.value(x, what).reshape(-1)[0]}, and an attribute holds what float32 holds")
+    return value
 
 
 @older("Sum", 6)
@@ -210,6 +228,22 @@ def _(op: Writer, a: V, b: V) -> Any:
     if op.target < 9:
         raise Unwritable("whether floats are equal cannot be said before opset 9, which has IsNaN")
     return op.Not(op.Or(beside, op.Or(op.IsNaN(a), op.IsNaN(b))))
+
+
+@older("Cast", 21, 23)
+def _(op: Writer, x: V, to: int, saturate: int, round_mode: str) -> Any:
+    """Before opset 24 floats were rounded to integers of 4 bits, and saturated; whole numbers lost their high bits then as now."""
+    dtype = dtypes.numpy_dtype(to)
+    if round_mode != "up":
+        raise Unwritable("round_mode came with opset 24")
+    if dtype in dtypes.SUB_BYTE_INTS and dtypes.is_float(op.dtype(x)):
+        x = op.Cast(x, to=int(TensorProto.INT64))
+    return op.older("Cast", [x], {"to": to, "saturate": saturate})
+
+
+@older("CastLike", 21, 23)
+def _(op: Writer, x: V, target_type: V, saturate: int, round_mode: str) -> Any:
+    return op.Cast(x, to=dtypes.onnx_code(op.dtype(target_type)), saturate=saturate, round_mode=round_mode)
 
 
 # --- rows and axes ----------------------------------------------------------------------------------------------------
@@ -410,8 +444,8 @@ def _(op: Writer, x: V, ratio: V, training_mode: V, outputs: int) -> Any:
     if known:
         raise Unwritable("before opset 12 Dropout inferred only")
     rate = ratio if isinstance(ratio, float) else float(op.value(ratio, "ratio of Dropout").reshape(-1)[0])
-    made = op.older("Dropout", [x], {"ratio": rate}, outputs=outputs)
-    return [made[0], *(op.Cast(m, to=9) for m in made[1:])] if op.target < 10 else made
+    y = op.older("Dropout", [x], {"ratio": rate})[0]
+    return [y, op.Cast(op.full_like(x, 1), to=int(TensorProto.BOOL))][:outputs]  # engines disagree on the mask of an inference
 
 
 # --- scatter ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import numpy as np
+from onnx import TensorProto
 
 from .. import limits
 from ..dtypes import NARROW_FLOATS
@@ -168,6 +169,25 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
     homogeneous = xp.stack(places, axis=-1).reshape(-1, rank + 1)
     grid = homogeneous @ xp.swapaxes(theta.astype(np.float64), 1, 2)
     return grid.reshape(size[0], *lengths, rank).astype(theta.dtype)
+
+
+@affine_grid.composed
+def _(op: Op, theta: V, size: V, align_corners: int) -> V:
+    """ONNX's own body takes no batch of one and divides by 0 for a single pixel."""
+    rank = next(s[at] - more for s, at, more in ((op.shape(theta), 1, 0), (op.shape(size), 0, 2)) if s and isinstance(s[at], int))
+    lengths = op.Slice(size, [2], [2 + rank], [0])
+    places = []
+    for axis in range(rank):
+        count = op.Squeeze(op.Slice(size, [2 + axis], [3 + axis], [0]), [0])
+        wide = op.Cast(count, to=int(TensorProto.DOUBLE))
+        steps = op.Sub(op.Add(op.Mul(op.Cast(op.Range(0, count, 1), to=int(TensorProto.DOUBLE)), 2.0), 1.0), wide)
+        line = op.Div(steps, op.Max(op.Sub(wide, 1.0) if align_corners else wide, 1.0))
+        others = [a for a in range(rank + 1) if a != axis]
+        places.append(op.Expand(op.Unsqueeze(line, others), op.Concat(lengths, [1], axis=0)))
+    ones = op.Expand(op.constant(1.0, np.float64), op.Concat(lengths, [1], axis=0))
+    base = op.Reshape(op.Concat(*reversed(places), ones, axis=rank), [-1, rank + 1])
+    grid = op.MatMul(base, op.swap(op.Cast(theta, to=int(TensorProto.DOUBLE))))
+    return op.cast(op.Reshape(grid, op.Concat(op.Slice(size, [0], [1], [0]), lengths, [rank], axis=0), allowzero=1), theta)
 
 
 @affine_grid.gradient
