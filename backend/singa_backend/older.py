@@ -232,7 +232,7 @@ def _(op: Writer, a: V, b: V) -> Any:
 
 @older("Cast", 21, 23)
 def _(op: Writer, x: V, to: int, saturate: int, round_mode: str) -> Any:
-    """Before opset 24 floats were rounded to integers of 4 bits, and saturated; whole numbers lost their high bits then as now."""
+    """Before opset 24 floats were rounded to 4 bits, and saturated; whole numbers lost their high bits then as now."""
     dtype = dtypes.numpy_dtype(to)
     if round_mode != "up":
         raise Unwritable("round_mode came with opset 24")

@@ -49,6 +49,7 @@ class Writer(Vocabulary[Symbol]):
 
     calls, attributes: how often each operator and each attribute was asked for.  warnings: where a file says less than the call.
     problems: where it is a list, what cannot be written is noted there, and a node of an unknown domain stands in for it.
+    seeks: whether an error names the least opset that can; finding it tries them one after another.
     """
 
     def __init__(self, target: int, builder: Builder | None = None) -> None:
@@ -62,6 +63,7 @@ class Writer(Vocabulary[Symbol]):
         self.calls: Counter[str] = Counter()
         self.attributes: Counter[str] = Counter()
         self.problems: list[Unwritable] | None = None
+        self.seeks = True
 
     # --- what the builder says
 
@@ -115,7 +117,8 @@ class Writer(Vocabulary[Symbol]):
 
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
             writer = Writer(self.target, builder)
-            writer.warnings, writer.problems = self.warnings, self.problems
+            writer.warnings, writer.problems, writer.seeks = self.warnings, self.problems, self.seeks
+            writer._depth = self._depth  # within a composition the call that is composed speaks for its parts
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer._own(make(writer, *xs))
 
@@ -200,7 +203,8 @@ class Writer(Vocabulary[Symbol]):
         except Unwritable as error:
             if self._depth > 1:
                 raise
-            refusal = self._refusal(name, write, values, given, error)
+            error.operator = error.operator or name
+            refusal = self._refusal(name, write, values, given, error) if self.seeks else error
             if self.problems is None:
                 raise refusal from None
             self.problems.append(refusal)

@@ -17,6 +17,7 @@ from .foreign import foreign
 from .fuzz import fuzz
 from .gradients import gradients
 from .inspect import inspect
+from .opsets import opsets
 from .optimize import optimize
 from .reduce import reduce
 from .report import write_report
@@ -47,6 +48,7 @@ for command in (
     foreign,
     fuzz,
     gradients,
+    opsets,
     write_report,
 ):
     main.add_command(command)

@@ -84,7 +84,9 @@ def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle 
     asked = _Asked(problem, base, random, oracle)
     for opset in opsets or opsets_for(graph):
         found.outcomes[opset] = _outcome(graph, opset, asked)
-    _hold_to_leasts(found)
+    first = next((o for o, outcome in found.outcomes.items() if outcome.status == "refused"), None)
+    if first is not None:
+        found.outcomes[first] = _with_leasts(graph, first, found)
     return found
 
 
@@ -154,16 +156,22 @@ class _Asked:
 
 def _outcome(graph: Graph, opset: int, asked: _Asked) -> Outcome:
     writer = Writer(opset)
-    writer.problems = noted = []
+    writer.seeks = False
     try:
-        written = convert(graph, opset, writer=writer)
-    except Unwritable as error:  # in a graph within a node, where nothing stands in
-        noted.append(error)
+        written, noted = _noting(graph, writer)
     except Exception as error:
         return Outcome("wrong", says=f"{type(error).__name__}: {_line(error)}")
-    if noted:
-        return Outcome("refused", tuple(dict.fromkeys(_refusal(e) for e in noted)))
-    return asked.judged(written)
+    return Outcome("refused", tuple(dict.fromkeys(map(_refusal, noted)))) if noted else asked.judged(written)
+
+
+def _noting(graph: Graph, writer: Writer) -> tuple[ModelProto, list[Unwritable]]:
+    """The graph as the writer writes it, and what it could not write."""
+    noted: list[Unwritable] = []
+    writer.problems = noted
+    try:
+        return convert(graph, writer.target, writer=writer), noted
+    except Unwritable as error:  # within a graph of a node nothing stands in
+        return ModelProto(), [*noted, error]
 
 
 def _refusal(error: Unwritable) -> Refusal:
@@ -171,24 +179,21 @@ def _refusal(error: Unwritable) -> Refusal:
     return Refusal(error.operator or "", error.least, said["why"] if said else error.message)
 
 
-def _hold_to_leasts(found: Judged) -> None:
-    """An opset that an error calls the least must do, and none before it may."""
-    for opset, outcome in list(found.outcomes.items()):
-        for refusal in outcome.refusals:
-            for later, then in found.outcomes.items():
-                refused = any(r.operator == refusal.operator and r.why == refusal.why for r in then.refusals)
-                named = any(r.operator == refusal.operator for r in then.refusals)
-                if later > opset and refusal.least in (None, later) and then.status != "wrong":
-                    if refusal.least == later and refused:
-                        text = f"{refusal.operator}: opset {later} is called the least, and refuses too"
-                    elif refusal.least is None and not named:
-                        text = f"{refusal.operator}: no opset can, it is said, and opset {later} does"
-                    else:
-                        continue
-                    found.outcomes[opset] = Outcome("wrong", outcome.refusals, text)
-                elif later > opset and refusal.least is not None and later < refusal.least and then.status == "equal":
-                    text = f"{refusal.operator}: opset {refusal.least} is called the least, and {later} does"
-                    found.outcomes[opset] = Outcome("wrong", outcome.refusals, text)
+def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
+    """The first refusal with the least opsets that its errors name: from the greatest on, and no sooner, the model is written."""
+    try:
+        _, noted = _noting(graph, Writer(first))
+    except Exception as error:
+        return Outcome("wrong", says=f"{type(error).__name__}: {_line(error)}")
+    refusals = tuple(dict.fromkeys(map(_refusal, noted)))
+    least = max(newest("") + 1 if r.least is None else r.least for r in refusals)
+    for opset, outcome in found.outcomes.items():
+        refused = outcome.status == "refused"
+        if opset > first and outcome.status != "wrong" and refused != (opset < least):
+            said = least if least <= newest("") else "none"
+            text = f"the least opset is {said}, say the errors at {first}, and {opset} {'refuses' if refused else 'does'}"
+            return Outcome("wrong", refusals, text)
+    return Outcome("refused", refusals)
 
 
 def _meanings(model: ModelProto) -> tuple[Any, ...]:

@@ -38,8 +38,9 @@ _COMMON = (np.float32, np.int64, np.bool_)
 class Problem:
     """A model to write at other opsets.
 
-    kind: "case", "case with constants", "drawn", "drawn with constants".  expected: None where only our own run of the model says it.
-    rtol, atol: of a case.  operators: those of the model, of which each gets a row.
+    kind: "case", "case with constants", "drawn", "drawn with constants".
+    expected: None where only our own run of the model says it.  rtol, atol: of a case.
+    operators: those of the model, of which each gets a row.
     """
 
     name: str
@@ -63,7 +64,7 @@ def listed(select: str = "") -> list[Operator]:
     return sorted(key for key in schemas if key[0] in KNOWN and re.search(select, shown(key)))
 
 
-def problems(select: str = "") -> Iterator[Problem]:
+def models(select: str = "") -> Iterator[Problem]:
     """Everything there is to write for the operators that match, in an order of its own that is always the same."""
     chosen = set(listed(select))
     for case in load(KINDS):
@@ -169,7 +170,7 @@ def _typed(case: generate.Case, held: frozenset[str]) -> ModelProto:
 
 
 def _valid(case: generate.Case) -> bool:
-    """Whether ONNX's checker takes the case, and it can be run: a drawn graph within a node may be of types that its nodes refuse."""
+    """Whether ONNX's checker takes the case: a graph that is drawn for a node may be of types that its own nodes refuse."""
     try:
         onnx.checker.check_model(_typed(case, case.held), full_check=True)
     except Exception:  # the checker raises several kinds
