@@ -30,8 +30,11 @@ _RANKS = {
     **dict.fromkeys(("Pad", "Slice", "Tile", "Conv", "ConvTranspose", "Resize", "GridSample"), "same"),
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), "same"),
     "Reshape": "length", "ConstantOfShape": "length", "Expand": "larger", "Range": "vector",
+    "GreaterOrEqual": "bool", "LessOrEqual": "bool",
 }  # fmt: skip
-"""The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1."""
+"""The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1.
+
+"bool": the larger of the inputs' ranks; of a comparison that is a function inference does not even say that it gives bools."""
 
 _ALIKE = {"Scaler": np.float32, "Normalizer": np.float32, "Imputer": None, "Binarizer": None}
 """Operators of ai.onnx.ml whose result is shaped like the first input, and its dtype (None: that too); inference is silent."""
@@ -250,7 +253,7 @@ class Builder(Vocabulary[Symbol]):
         names = [self.name(op_type.lower()) for _ in range(outputs)]
         node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=domain)
         for n, v in attributes.items():
-            node.attribute.append(_attribute(domain, op_type, self.imported(domain), n, v))
+            node.attribute.append(attribute_proto(domain, op_type, self.imported(domain), n, v))
             if isinstance(v, Body):
                 for name, value in v.captured.items():
                     if name not in self._own():
@@ -335,6 +338,10 @@ class Builder(Vocabulary[Symbol]):
 
     def _rank(self, node: NodeProto, symbols: Sequence[Symbol | None], types: dict[str, TypeProto]) -> None:
         """ONNX's inference gives up a rank where a size is not known; the rank is known all the same."""
+        if _RANKS.get(node.op_type) == "bool" and node.output[0] not in types:
+            shapes = [None if s is None else self.shape(s) for s in symbols]
+            rank = None if None in shapes else [None] * max(len(shape) for shape in shapes if shape is not None)
+            types[node.output[0]] = helper.make_tensor_type_proto(TensorProto.BOOL, rank)
         if node.op_type not in _RANKS or not symbols or symbols[0] is None or node.output[0] not in types:
             return
         found = types[node.output[0]]
@@ -511,7 +518,8 @@ def _info(symbol: Symbol) -> ValueInfoProto:
     return ValueInfoProto(name=symbol.name, type=symbol.type) if symbol.type else ValueInfoProto(name=symbol.name)
 
 
-def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
+def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
+    """An attribute of the type that the operator's version in an opset gives it; raises UnsupportedModel (SX206)."""
     if isinstance(value, Body):
         return helper.make_attribute(name, value.proto)
     if isinstance(value, np.ndarray):

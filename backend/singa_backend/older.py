@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from . import dtypes
 from .operator import Rule, V
+from .vocabulary import Body
 from .writer import Unwritable, Writer
 
 RULES: dict[tuple[str, int], Rule] = {}
@@ -448,6 +449,29 @@ def _(op: Writer, x: V, ratio: V, training_mode: V, outputs: int) -> Any:
     return [y, op.Cast(op.full_like(x, 1), to=int(TensorProto.BOOL))][:outputs]  # engines disagree on the mask of an inference
 
 
+# --- graphs over sequences --------------------------------------------------------------------------------------------
+
+
+@older("Scan", 9)
+def _(op: Writer, values: list[V], body: Body, num_scan_inputs: int, scan_input_axes: Any, scan_input_directions: Any,
+      scan_output_axes: Any, scan_output_directions: Any, outputs: int) -> Any:  # fmt: skip
+    """Axes were counted from the front."""
+    xs, made = values[len(values) - num_scan_inputs :], body.proto.output[len(values) - num_scan_inputs :]
+    ranks = [op.rank_of(x, "a scanned value") for x in xs] if min(scan_input_axes or (0,)) < 0 else []
+    if min(scan_output_axes or (0,)) < 0 and not all(v.type.tensor_type.HasField("shape") for v in made):
+        raise Unwritable("the rank of what the graph of a Scan gives is not known, and Scan-9 counts axes from the front")
+    given = {
+        "body": body, "num_scan_inputs": num_scan_inputs, "scan_input_axes": scan_input_axes, "scan_output_axes": scan_output_axes,
+        "scan_input_directions": scan_input_directions, "scan_output_directions": scan_output_directions,
+    }  # fmt: skip
+    if ranks:
+        given["scan_input_axes"] = [a % rank for a, rank in zip(scan_input_axes, ranks, strict=True)]
+    if min(scan_output_axes or (0,)) < 0:
+        sizes = [len(v.type.tensor_type.shape.dim) + 1 for v in made]
+        given["scan_output_axes"] = [a % rank for a, rank in zip(scan_output_axes, sizes, strict=True)]
+    return op.older("Scan", values, given, outputs=outputs)
+
+
 # --- scatter ----------------------------------------------------------------------------------------------------------
 
 
@@ -483,6 +507,19 @@ def _(op: Writer, x: V, y_scale: V, y_zero_point: V, block_size: int, output_dty
     if block_size or output_dtype or precision:
         raise Unwritable("block_size, output_dtype and precision came with opset 21 and later")
     return op.older("QuantizeLinear", [x, y_scale, y_zero_point], {})
+
+
+@older("QuantizeLinear", 19, 21)
+def _(op: Writer, x: V, y_scale: V, y_zero_point: V, axis: int, block_size: int, output_dtype: int, saturate: int,
+      precision: int) -> Any:  # fmt: skip
+    """These two take data and scales of one type only; before and after whole numbers have scales of floats."""
+    if precision or (op.target < 21 and (block_size or output_dtype)):
+        raise Unwritable("block_size and output_dtype came with opset 21, precision with 23")
+    given = {"axis": axis, "saturate": saturate}
+    if op.target >= 21:
+        given |= {"block_size": block_size, "output_dtype": output_dtype}
+    x = x if dtypes.is_float(op.dtype(x)) else op.cast(x, y_scale)
+    return op.older("QuantizeLinear", [x, y_scale, y_zero_point], given)
 
 
 @older("DequantizeLinear", 10)

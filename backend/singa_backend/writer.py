@@ -14,14 +14,14 @@ Where none of these works `Unwritable` names the operator and the least opset th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, ModelProto, TypeProto, helper
+from onnx import ModelProto, TypeProto, helper
 
 from . import dtypes
+from .bodies import function_of
 from .builder import Builder, Symbol
 from .differentiate import compose, declared_type, replay, visit
 from .errors import UnsupportedModel
@@ -155,8 +155,10 @@ class Writer(Vocabulary[Symbol]):
                     f"the model asks for {domain}:{name} in the versions {meaning.version} and {there}, and a file imports one",
                     operator=name, version=meaning.version,
                 )  # fmt: skip
-        if domain or (there == meaning.version and (there != current or (name, there) not in rules())):
+        if domain:
             return self.builder.call(name, inputs, given, len(wanted), domain)
+        if there == meaning.version and (there != current or (name, there) not in rules()):
+            return self.older(name, inputs, given, outputs=len(wanted))
         versioned = "version" in declaration.services.values()
         renumbered = there is not None and meaning.version < there and there != current and not versioned
         if (
@@ -238,7 +240,9 @@ class Writer(Vocabulary[Symbol]):
                 return self._typed(name, values, given, compose(self, declaration, current, values, given, outputs))
             except Unwritable as error:
                 reasons.append(error)
-        body = _function(name, current, given, tuple(_bytes(self.type_of(v)) if v is not None else b"" for v in values), outputs)
+        body = function_of(
+            name, current, given, tuple(_bytes(self.type_of(v)) if v is not None else b"" for v in values), outputs
+        )
         if body is not None:
             padded = [*values, *[None] * (len(body.inputs) - len(values))]
             return self._typed(name, values, given, list(replay(self, body, padded))[:outputs])
@@ -535,74 +539,3 @@ def _type_string(type: TypeProto | None) -> str:
         inner = _type_string(type.optional_type.elem_type)
         return f"optional({inner})" if inner else ""
     return ""
-
-
-def _function(name: str, version: int, given: dict[str, Any], types: tuple[bytes, ...], outputs: int) -> Graph | None:
-    """ONNX's own function body of a call, as a graph; None where it has none."""
-    if any(isinstance(v, Body) for v in given.values()):
-        return None
-    node = helper.make_node(name, [f"x{i}" if t else "" for i, t in enumerate(types)], [f"y{i}" for i in range(outputs)])
-    for key, value in given.items():
-        from .builder import _attribute
-
-        node.attribute.append(_attribute("", name, newest(""), key, value))
-    for key, attribute in schemas["", name][version].attributes.items():  # a body refers to defaults too
-        if key not in given and attribute.default_value.name:
-            node.attribute.append(attribute.default_value)
-    return _body(name, version, node.SerializeToString(), types)
-
-
-@lru_cache(maxsize=512)
-def _body(name: str, version: int, node: bytes, types: tuple[bytes, ...]) -> Graph | None:
-    schema: Any = schemas["", name][version]
-    if schema.has_function:
-        data = schema.get_function_with_opset_version(min(schema.function_opset_versions))
-    elif schema.has_context_dependent_function:
-        try:
-            least = min(schema.context_dependent_function_opset_versions)
-            data = schema.get_context_dependent_function_with_opset_version(least, node, list(types))
-        except Exception:  # it has a body for some types only
-            return None
-    else:
-        return None
-    function = FunctionProto.FromString(data) if isinstance(data, bytes) else data
-    if not function.node:
-        return None
-    return _graph_of(function, node, types)
-
-
-def _graph_of(function: FunctionProto, node: bytes, types: Iterable[bytes]) -> Graph | None:
-    """The body with this node's attributes: a model whose only node calls it, read, and the function's graph taken out."""
-    from onnx import NodeProto
-
-    call = NodeProto.FromString(node)
-    call.domain = "body"
-    copy = FunctionProto()
-    copy.CopyFrom(function)
-    copy.domain, copy.name = "body", call.op_type
-    made = {n for inner in copy.node for n in inner.output} | set(copy.input)
-    here = [k for k, n in enumerate(copy.output[: len(call.output)]) if n in made]
-    if here != list(range(len(call.output))):  # a body need not make every optional output
-        return None
-    del copy.output[len(call.output) :]
-    known = {*copy.attribute, *(a.name for a in copy.attribute_proto)}
-    kept = [a for a in call.attribute if a.name in known]
-    del call.attribute[:]
-    call.attribute.extend(kept)
-    infos = []
-    for name, data in zip(call.input, types, strict=True):
-        info = helper.make_empty_tensor_value_info(name)
-        if data:
-            info.type.CopyFrom(TypeProto.FromString(data))
-        infos.append(info)
-    graph = helper.make_graph(
-        [call], "call", [i for i in infos if i.name], [helper.make_empty_tensor_value_info(n) for n in call.output]
-    )
-    imports = [
-        helper.make_opsetid("body", 1),
-        *([] if any(o.domain == "" for o in copy.opset_import) else [helper.make_opsetid("", 21)]),
-    ]
-    imports += [o for o in copy.opset_import if o.domain != "body"]
-    model = helper.make_model(graph, functions=[copy], opset_imports=imports)
-    read = Graph.from_onnx(model)
-    return read.nodes[0].function

@@ -180,7 +180,10 @@ def _refusal(error: Unwritable) -> Refusal:
 
 
 def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
-    """The first refusal with the least opsets that its errors name: from the greatest on, and no sooner, the model is written."""
+    """The first refusal with the least opsets that its errors name: at the greatest the model is written, and no sooner.
+
+    A later opset may refuse again: some element types came and went.
+    """
     try:
         _, noted = _noting(graph, Writer(first))
     except Exception as error:
@@ -189,7 +192,7 @@ def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
     least = max(newest("") + 1 if r.least is None else r.least for r in refusals)
     for opset, outcome in found.outcomes.items():
         refused = outcome.status == "refused"
-        if opset > first and outcome.status != "wrong" and refused != (opset < least):
+        if first < opset <= least and outcome.status != "wrong" and refused != (opset < least):
             said = least if least <= newest("") else "none"
             text = f"the least opset is {said}, say the errors at {first}, and {opset} {'refuses' if refused else 'does'}"
             return Outcome("wrong", refusals, text)

@@ -176,8 +176,8 @@ def markdown(document: dict[str, Any]) -> str:
         "* *Equal*: onnx's full check passes, names of inputs and outputs are kept, and the outputs agree: with a case's in its"
         f" own tolerance, everything but floats exactly; with a drawn model's {within} of the largest value, everything else"
         " exactly; of operators that draw random numbers element types and shapes.",
-        "* *Refused*: the error names the operator and the least opset; from there on, and no sooner, the model is written. That"
-        " is held for the error at the lowest opset that refuses.",
+        "* *Refused*: the error names the operator and the least opset; at that one, and no sooner, the model is written. That is"
+        " held for the error at the lowest opset that refuses. A few element types were taken away again by newer opsets.",
         "* onnxruntime is asked where it agrees on the model at its own opset, and compared within 1e-3.",
         "* A model is run once for all opsets at which it is written in the same bytes and its nodes mean the same schema"
         " versions. Models of more than 8 nodes, ONNX's function bodies written out, are written at every third opset and the"

@@ -13,6 +13,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from ... import dtypes
 from ...device import Device
+from ...errors import SonnxError
 from ...executor import Executor
 from ...graph import Graph
 from ...operator import load_all, schemas
@@ -74,7 +75,7 @@ def models(select: str = "") -> Iterator[Problem]:
             feeds, expected = case.data[0]
             yield Problem(case.name, "case", case.model, list(feeds), list(expected), case.rtol, case.atol, operators)
             baked = with_constants(proto, feeds)
-            if baked is not None:
+            if baked is not None and _valid(baked[0]):
                 model, rest = baked
                 kind = "case with constants"
                 yield Problem(case.name, kind, model.SerializeToString(), rest, list(expected), case.rtol, case.atol, operators)
@@ -142,37 +143,44 @@ def drawn(domain: str, name: str, version: int) -> Iterator[Problem]:
         case = generate._case(0, index, domain, name, d, "")
         case.inputs |= d.outer or {}
         case.node.name = "node"
-        if not _valid(case):
-            continue
-        given += 1
         must = {f"x{i}" for i in d.fixed}
-        small = {
-            n for n, x in list(case.inputs.items())[1:] if isinstance(x, np.ndarray) and x.size <= _SMALL and n in case.node.input
-        }
-        for kind, held in (("drawn", must), ("drawn with constants", must | small)):
-            if kind == "drawn" or held != must:
-                model = _typed(case, frozenset(held))
-                feeds = [x for n, x in case.inputs.items() if n not in held]
-                label = f"{shown((domain, name))}-{version} #{given}"
-                yield Problem(label, kind, model.SerializeToString(), feeds, None, 0, 0, operators_of(model))
+        later = {n: x for n, x in list(case.inputs.items())[1:] if n in case.node.input}
+        small = {n for n, x in later.items() if isinstance(x, np.ndarray) and x.size <= _SMALL}
+        found = [_drawn(case, "drawn", must, given + 1)]
+        if small - must:
+            found.append(_drawn(case, "drawn with constants", must | small, given + 1))
+        given += found[0] is not None
+        yield from (problem for problem in found if problem is not None)
 
 
-def _typed(case: generate.Case, held: frozenset[str]) -> ModelProto:
-    """The case as a model; where inference does not know an output's rank a run does."""
+def _drawn(case: generate.Case, kind: str, held: set[str], number: int) -> Problem | None:
+    """The case as a problem; None where ONNX's checker refuses it: a graph drawn for a node may be of types that do not fit."""
+    model = _typed(case, frozenset(held))
+    if model is None or not _valid(model):
+        return None
+    feeds = [x for n, x in case.inputs.items() if n not in held]
+    label = f"{shown((case.domain, case.operator))}-{case.version} #{number}"
+    return Problem(label, kind, model.SerializeToString(), feeds, None, 0, 0, operators_of(model))
+
+
+def _typed(case: generate.Case, held: frozenset[str]) -> ModelProto | None:
+    """The case as a model; where inference does not know an output's rank a run does.  None where it does not run."""
     model = generate.model(case, held=held)
     if any(not info.type.tensor_type.HasField("shape") for info in model.graph.output if info.type.HasField("tensor_type")):
-        graph = Graph.from_onnx(model)
-        outputs = Executor(graph, Device("CPU")).run(graph, [x for n, x in case.inputs.items() if n not in held])
+        try:
+            graph = Graph.from_onnx(model)
+            outputs = Executor(graph, Device("CPU")).run(graph, [x for n, x in case.inputs.items() if n not in held])
+        except SonnxError:
+            return None
         for info, y in zip(model.graph.output, outputs, strict=True):
             if isinstance(y, np.ndarray):
                 info.type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(y.dtype), [None] * y.ndim))
     return model
 
 
-def _valid(case: generate.Case) -> bool:
-    """Whether ONNX's checker takes the case: a graph that is drawn for a node may be of types that its own nodes refuse."""
+def _valid(model: ModelProto) -> bool:
     try:
-        onnx.checker.check_model(_typed(case, case.held), full_check=True)
+        onnx.checker.check_model(model, full_check=True)
     except Exception:  # the checker raises several kinds
         return False
     return True
