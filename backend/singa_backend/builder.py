@@ -338,10 +338,13 @@ class Builder(Vocabulary[Symbol]):
 
     def _rank(self, node: NodeProto, symbols: Sequence[Symbol | None], types: dict[str, TypeProto]) -> None:
         """ONNX's inference gives up a rank where a size is not known; the rank is known all the same."""
-        if _RANKS.get(node.op_type) == "bool" and node.output[0] not in types:
+        if _RANKS.get(node.op_type) == "bool":
+            found = types.setdefault(node.output[0], helper.make_tensor_type_proto(TensorProto.BOOL, None))
             shapes = [None if s is None else self.shape(s) for s in symbols]
-            rank = None if None in shapes else [None] * max(len(shape) for shape in shapes if shape is not None)
-            types[node.output[0]] = helper.make_tensor_type_proto(TensorProto.BOOL, rank)
+            if None not in shapes and not found.tensor_type.HasField("shape"):
+                rank = max(len(shape) for shape in shapes if shape is not None)
+                found.CopyFrom(helper.make_tensor_type_proto(TensorProto.BOOL, [None] * rank))
+            return
         if node.op_type not in _RANKS or not symbols or symbols[0] is None or node.output[0] not in types:
             return
         found = types[node.output[0]]

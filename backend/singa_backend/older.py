@@ -461,7 +461,8 @@ def _(op: Writer, values: list[V], body: Body, num_scan_inputs: int, scan_input_
     if min(scan_output_axes or (0,)) < 0 and not all(v.type.tensor_type.HasField("shape") for v in made):
         raise Unwritable("the rank of what the graph of a Scan gives is not known, and Scan-9 counts axes from the front")
     given = {
-        "body": body, "num_scan_inputs": num_scan_inputs, "scan_input_axes": scan_input_axes, "scan_output_axes": scan_output_axes,
+        "body": body, "num_scan_inputs": num_scan_inputs,
+        "scan_input_axes": scan_input_axes, "scan_output_axes": scan_output_axes,
         "scan_input_directions": scan_input_directions, "scan_output_directions": scan_output_directions,
     }  # fmt: skip
     if ranks:

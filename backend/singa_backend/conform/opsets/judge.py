@@ -34,7 +34,8 @@ Doubles agree as floats do: attributes, and the constants in ONNX's function bod
 ORT_TOLERANCE = 1e-3
 ORT_OPSET = 26
 _BIG = 8
-"""Nodes from which on a model is written at every third opset only: such are function bodies written out."""
+"""A model of more nodes is written at fewer opsets, `_FEW` and the newest: such are function bodies written out."""
+_FEW = (LEAST, 13, 18)
 _REASON = re.compile(r"^.* cannot be written in opset \d+: (?P<why>.*); (?:opset \d+ is the least that can|no opset can)$", re.S)
 
 
@@ -69,7 +70,7 @@ class Judged:
 
 
 def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle | None = None) -> Judged:
-    """The problem at these opsets (all, or every third for large models); raises nothing."""
+    """The problem at these opsets (all, or a few for large models); raises nothing."""
     found = Judged(problem.name, problem.kind, problem.operators)
     try:
         graph = Graph.from_onnx(ModelProto.FromString(problem.model))
@@ -91,8 +92,8 @@ def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle 
 
 
 def opsets_for(graph: Graph) -> list[int]:
-    """All opsets, or every third and the newest."""
-    return sorted({*range(LEAST, newest("") + 1, 3 if len(graph.nodes) > _BIG else 1), newest("")})
+    """All opsets, or a few and the newest."""
+    return [*_FEW, newest("")] if len(graph.nodes) > _BIG else list(range(LEAST, newest("") + 1))
 
 
 class _Asked:

@@ -27,7 +27,7 @@ Operator = tuple[str, str]
 
 KINDS = ("node", "simple")
 KNOWN = ("", "ai.onnx.ml", "ai.onnx.preview.training")
-NEWEST_DRAWS, OLDER_DRAWS = 6, 2
+NEWEST_DRAWS, OLDER_DRAWS = 4, 2
 """How many models are drawn of the newest version of an operator, and of each older one."""
 _SMALL = 64
 """Elements of an input that becomes a constant."""
