@@ -310,7 +310,7 @@ class Writer(Vocabulary[Symbol]):
         for body in (v for v in attributes.values() if isinstance(v, Body)):
             for info in body.proto.output:
                 has = _type_string(info.type)
-                if gives and has and has not in gives:
+                if gives and has and has not in gives and f"seq({has})" not in gives:
                     raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
         made = (
             self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)

@@ -85,6 +85,10 @@ def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle 
     asked = _Asked(problem, base, random, oracle)
     for opset in opsets or opsets_for(graph):
         found.outcomes[opset] = _outcome(graph, opset, asked)
+    own = graph.opsets.get("", LEAST)
+    if own in found.outcomes and found.outcomes[own].status == "refused":
+        why = "; ".join(r.why for r in found.outcomes[own].refusals)
+        found.outcomes[own] = Outcome("wrong", says=f"refused at the opset that the model has: {why}")
     first = next((o for o, outcome in found.outcomes.items() if outcome.status == "refused"), None)
     if first is not None:
         found.outcomes[first] = _with_leasts(graph, first, found)
