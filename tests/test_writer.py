@@ -81,14 +81,14 @@ BY_HAND = {
     "Shape": one("g (float[n, 4] x) => (int64[1] y) { y = Shape <start = 1> (x) }", X),
     "Slice": one("g (float[2, 4] x) => (float[2, 2] y) { y = Slice (x, s, e, a) }", X, s=np.array([-3], np.int64),
                  e=np.array([3], np.int64), a=np.array([-1], np.int64)),
-    "TopK": one("g (float[2, 4] x) => (float[2, 3] y, int64[2, 3] i) { y, i = TopK <largest = 0> (x, k) }", 
+    "TopK": one("g (float[2, 4] x) => (float[2, 3] y, int64[2, 3] i) { y, i = TopK <largest = 0> (x, k) }",
                 np.nan_to_num(X, nan=9), k=np.array([3], np.int64)),
     "Resize": one("""g (float[1, 1, 2, 4] x) => (float[1, 1, 4, 8] y) {
         y = Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor", mode = "nearest"> (x, , , s) }""",
                   X[None, None], s=np.array([1, 1, 4, 8], np.int64)),
     "QuantizeLinear": one("g (float[2, 4] x) => (uint8[2, 4] y) { y = QuantizeLinear (x, s, z) }", np.nan_to_num(X),
                           s=np.float32(0.5), z=np.uint8(3)),
-    "DequantizeLinear": one("g (uint8[2, 4] x) => (float[2, 4] y) { y = DequantizeLinear (x, s, z) }", 
+    "DequantizeLinear": one("g (uint8[2, 4] x) => (float[2, 4] y) { y = DequantizeLinear (x, s, z) }",
                             np.arange(8, dtype=np.uint8).reshape(2, 4), s=np.float32(0.5), z=np.uint8(3)),
 }  # fmt: skip
 """Calls that their old versions hold, of operators of which drawn ones ask for more."""

@@ -28,7 +28,7 @@ def convert(model: Path, target: Path, opset: int | None, optimize: bool, extern
             lenient: bool, as_json: bool) -> None:  # fmt: skip
     """Write MODEL at another opset, older or newer, and check it.
 
-    Operators are written in the version that the opset has, and composed where it has none. The exit code is 1, and nothing is
+    Operators are written in the version that the opset has, and composed where it has none. The exit code is 3, and nothing is
     written, where some operator has no form in this opset; the message names each, and the least opset that holds it.
     """
     _, report = exporting.convert(model, opset, target, with_report=True, optimize=optimize, external_data=external_data,
