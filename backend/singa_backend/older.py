@@ -239,6 +239,9 @@ def _(op: Writer, x: V, to: int, saturate: int, round_mode: str) -> Any:
         raise Unwritable("round_mode came with opset 24")
     if dtype in dtypes.SUB_BYTE_INTS and dtypes.is_float(op.dtype(x)):
         x = op.Cast(x, to=int(TensorProto.INT64))
+    if dtype in dtypes.FLOAT4 and dtypes.is_float(op.dtype(x)):  # it has no NaN, which was the largest value then
+        nan = np.float32(np.nan).astype(dtype).astype(op.dtype(x))
+        x = op.Where(op.IsNaN(x), op.constant(nan), x)
     return op.older("Cast", [x], {"to": to, "saturate": saturate})
 
 

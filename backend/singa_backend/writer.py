@@ -484,6 +484,10 @@ def named_visit(op: Vocabulary[Any], node: Any, inputs: list[Any], frame: list[A
         made = visit(op, node, inputs, frame)
     except Unwritable as error:
         raise error.locate(node=node.name) from None
+    except ValueError:  # what hangs on a stand-in may lack the type that is asked for
+        if not noted or not isinstance(builder, Builder):
+            raise
+        made = builder.call(node.meaning.declaration.name, inputs, {}, len(node.outputs), UNWRITTEN)
     for problem in (getattr(op, "problems", None) or [])[noted:]:
         problem.locate(node=node.name)
     if isinstance(builder, Builder):
