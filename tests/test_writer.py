@@ -18,7 +18,7 @@ from singa_backend.conform.opsets.problems import Problem, current, drawn, opera
 from singa_backend.graph import Graph
 from singa_backend.operator import Rule, load_all, schema_version
 from singa_backend.vocabulary import newest
-from singa_backend.writer import LEAST, Unwritable, convert, rules
+from singa_backend.writer import LEAST, Unwritable, Writer, convert, rules
 
 load_all()
 OPSETS = range(LEAST, newest("") + 1)
@@ -232,6 +232,16 @@ def test_graphs_within_nodes_that_are_refused(text: str, opset: int, operator: s
 def test_a_refusal_within_a_graph_names_the_operator_there() -> None:
     error = refused(model(IF.replace("Relu (x)", "Erf (x)")), 8)
     assert (error.operator, error.least) == ("Erf", 9)
+
+
+def test_what_hangs_on_something_unwritable_is_no_second_problem() -> None:
+    text = SCAN.replace("=> (float[2] y, float[2, 4] s)", "=> (float[2] z, float[2, 4] s)").replace(
+        "(h, x)", "(h, x) z = Mean (y, h)"
+    )
+    writer = Writer(7)
+    writer.problems = []
+    convert(Graph.from_onnx(model(text)), 7, writer=writer)
+    assert [(p.operator, p.least) for p in writer.problems] == [("Scan", 9)]
 
 
 # --- files
