@@ -30,8 +30,11 @@ _RANKS = {
     **dict.fromkeys(("Pad", "Slice", "Tile", "Conv", "ConvTranspose", "Resize", "GridSample"), "same"),
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), "same"),
     "Reshape": "length", "ConstantOfShape": "length", "Expand": "larger", "Range": "vector",
+    "GreaterOrEqual": "bool", "LessOrEqual": "bool",
 }  # fmt: skip
-"""The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1."""
+"""The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1.
+
+"bool": the larger of the inputs' ranks; of a comparison that is a function inference does not even say that it gives bools."""
 
 _ALIKE = {
     ("ai.onnx.ml", "Scaler"): np.float32, ("ai.onnx.ml", "Normalizer"): np.float32, ("ai.onnx.ml", "Imputer"): None,
@@ -80,6 +83,8 @@ class Builder(Vocabulary[Symbol]):
         parent = outer if isinstance(outer, Builder) else None
         self.root: Builder = parent.root if parent else self
         self.level: int = parent.level + 1 if parent else 0
+        self.domains: dict[str, int] = self.root.domains if parent else {}
+        """The version of each other domain that the file imports; the newest where none is given."""
         self._names: dict[str, int] = {}
         self._reserved: set[str] = set()
         self._node_names: set[str] = set()
@@ -94,6 +99,10 @@ class Builder(Vocabulary[Symbol]):
     @property
     def builds(self) -> bool:
         return True
+
+    def imported(self, domain: str) -> int:
+        """The version of a domain that this graph is written in; of one that is not imported yet the newest there is."""
+        return self.opset if domain == "" else self.domains.get(domain, 1 << 30)
 
     # --- values
 
@@ -255,12 +264,20 @@ class Builder(Vocabulary[Symbol]):
             )  # ids in the key live
         return list(self._calls[key][1])
 
+    def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:
+        """A node of its own, whatever is known of its results, and whether there is one like it already."""
+        return self._emit(op_type, list(inputs), attributes, outputs, "")
+
+    def makes(self, x: Any) -> bool:
+        """Whether a value is the result of one of this graph's nodes."""
+        return isinstance(x, Symbol) and x.builder is self and x.name in self._made
+
     def _emit(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> list[Symbol]:
         symbols = [self._adopt(v) for v in values]
         names = [self.name(op_type.lower()) for _ in range(outputs)]
         node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=domain)
         for n, v in attributes.items():
-            node.attribute.append(_attribute(domain, op_type, self.opset, n, v))
+            node.attribute.append(attribute_proto(domain, op_type, self.imported(domain), n, v))
             if isinstance(v, Body):
                 for name, value in v.captured.items():
                     if name not in self._own():
@@ -277,7 +294,7 @@ class Builder(Vocabulary[Symbol]):
 
     def _bound(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
         """The element types of the outputs that share a type parameter with an input: known also where inference gives up."""
-        version = schema_version(domain, node.op_type, self.opset if domain == "" else 1 << 30)
+        version = schema_version(domain, node.op_type, self.imported(domain))
         if version is None:
             return {}
         schema = schemas[domain, node.op_type][version]
@@ -298,7 +315,7 @@ class Builder(Vocabulary[Symbol]):
 
     def _infer(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
         """The types of a node's outputs, by ONNX's own inference."""
-        version = schema_version(domain, node.op_type, self.opset if domain == "" else 1 << 30)
+        version = schema_version(domain, node.op_type, self.imported(domain))
         if version is None:
             return {}
         schema = schemas[domain, node.op_type][version]
@@ -346,6 +363,13 @@ class Builder(Vocabulary[Symbol]):
 
     def _rank(self, node: NodeProto, symbols: Sequence[Symbol | None], types: dict[str, TypeProto]) -> None:
         """ONNX's inference gives up a rank where a size is not known; the rank is known all the same."""
+        if _RANKS.get(node.op_type) == "bool":
+            found = types.setdefault(node.output[0], helper.make_tensor_type_proto(TensorProto.BOOL, None))
+            shapes = [None if s is None else self.shape(s) for s in symbols]
+            if None not in shapes and not found.tensor_type.HasField("shape"):
+                rank = max(len(shape) for shape in shapes if shape is not None)
+                found.CopyFrom(helper.make_tensor_type_proto(TensorProto.BOOL, [None] * rank))
+            return
         if node.op_type not in _RANKS or not symbols or symbols[0] is None or node.output[0] not in types:
             return
         found = types[node.output[0]]
@@ -444,7 +468,7 @@ class Builder(Vocabulary[Symbol]):
             if wish and wish != symbol.name and not any(symbol is f for f in finished) and self.outer is None:
                 self.rename(0, [symbol], [wish])
             if (wish and wish != symbol.name) or symbol.name not in self._made or any(symbol is f for f in finished):
-                name = self.name(wish or "y")
+                name = self._wished(wish or "y")
                 self.nodes.append(helper.make_node("Identity", [symbol.name], [name], name=name))
                 self._made.add(name)
                 symbol = Symbol(name, self, symbol.type)
@@ -479,7 +503,7 @@ class Builder(Vocabulary[Symbol]):
         imports = [helper.make_opsetid("", self.opset)]
         for domain in sorted(domains - {""}):
             newest = max((v for (d, _), vs in schemas.items() if d == domain for v in vs), default=1)
-            imports.append(helper.make_opsetid(domain, 1 if domain == DOMAIN else newest))
+            imports.append(helper.make_opsetid(domain, 1 if domain == DOMAIN else self.domains.get(domain, newest)))
         model = helper.make_model(graph, opset_imports=imports, functions=private, producer_name="sonnx")
         finish(model)
         if not late:
@@ -533,14 +557,15 @@ def _info(symbol: Symbol) -> ValueInfoProto:
     return ValueInfoProto(name=symbol.name, type=symbol.type) if symbol.type else ValueInfoProto(name=symbol.name)
 
 
-def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
+def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
+    """An attribute of the type that the operator's version in an opset gives it; raises UnsupportedModel (SX206)."""
     if isinstance(value, Body):
         return helper.make_attribute(name, value.proto)
     if isinstance(value, np.ndarray):
         return helper.make_attribute(name, numpy_helper.from_array(value, name))
     if isinstance(value, tuple):
         value = list(value)
-    version = schema_version(domain, op_type, opset if domain == "" else 1 << 30)
+    version = schema_version(domain, op_type, opset)
     kind = schemas[domain, op_type][version].attributes[name].type if version else None
     if isinstance(value, bool):
         value = int(value)

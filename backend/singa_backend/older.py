@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from . import dtypes
 from .operator import Rule, V
+from .vocabulary import Body
 from .writer import Unwritable, Writer
 
 RULES: dict[tuple[str, int], Rule] = {}
@@ -49,6 +51,8 @@ def _(op: Writer, x: V, start: int, end: int | None) -> Any:
 def _(op: Writer, x: V, shape: V, allowzero: int) -> Any:
     """Before opset 14 a 0 always kept the size at its place: that is the same for a tensor without sizes of 0."""
     known, mine = op.known(shape), op.shape(x)
+    if allowzero and known is None and mine is not None and 0 in mine:
+        raise Unwritable("a Reshape before opset 14 by computed sizes keeps those of an empty tensor")
     if allowzero and known is not None and 0 in known:
         if mine is None or any(d == 0 and (i >= len(mine) or mine[i] != 0) for i, d in enumerate(known.tolist())):
             raise Unwritable("a Reshape before opset 14 cannot make a size of 0 of another one")
@@ -146,7 +150,7 @@ def _no_wrap(mode: str) -> None:
 @older("Pad", 2)
 def _(op: Writer, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
     _no_wrap(mode)
-    value = 0.0 if constant_value is None else float(op.value(constant_value, "constant_value of Pad").reshape(-1)[0])
+    value = 0.0 if constant_value is None else _number(op, constant_value, "constant_value of Pad")
     return op.older("Pad", [x], {"pads": _full_pads(op, x, pads, axes), "mode": mode, "value": value})
 
 
@@ -168,11 +172,25 @@ def _(op: Writer, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
 
 @older("Clip", 6)
 def _(op: Writer, x: V, low: V, high: V) -> Any:
-    bounds = {}
-    for name, v in (("min", low), ("max", high)):
-        if v is not None:
-            bounds[name] = float(op.value(v, f"{name} of Clip").reshape(-1)[0])
-    return op.older("Clip", [x], bounds)
+    bounds = {n: v for n, v in (("min", low), ("max", high)) if v is not None}
+    if op.target >= 8 and any(_as_attribute(op, v) is None for v in bounds.values()):
+        y = x if low is None else op.Max(x, low)
+        return y if high is None else op.Min(y, high)
+    return op.older("Clip", [x], {n: _number(op, v, f"{n} of Clip") for n, v in bounds.items()})
+
+
+def _as_attribute(op: Writer, x: V) -> float | None:
+    """A known number that float32, in which attributes are held, holds too."""
+    known = op.known(x)
+    value = None if known is None else float(known.reshape(-1)[0])
+    return value if value is None or value != value or float(np.float32(value)) == value else None
+
+
+def _number(op: Writer, x: V, what: str) -> float:
+    value = _as_attribute(op, x)
+    if value is None:
+        raise Unwritable(f"{what} is {op.value(x, what).reshape(-1)[0]}, and an attribute holds what float32 holds")
+    return value
 
 
 @older("Sum", 6)
@@ -236,6 +254,25 @@ def _is_nan(op: Writer, x: V) -> V:
     if op.target >= 9:
         return op.IsNaN(x)
     return op.Not(op.Or(op.Less(x, 1), op.Greater(x, 0)))
+
+
+@older("Cast", 21, 23)
+def _(op: Writer, x: V, to: int, saturate: int, round_mode: str) -> Any:
+    """Before opset 24 floats were rounded to 4 bits, and saturated; whole numbers lost their high bits then as now."""
+    dtype = dtypes.numpy_dtype(to)
+    if round_mode != "up":
+        raise Unwritable("round_mode came with opset 24")
+    if dtype in dtypes.SUB_BYTE_INTS and dtypes.is_float(op.dtype(x)):
+        x = op.Cast(x, to=int(TensorProto.INT64))
+    if dtype in dtypes.FLOAT4 and dtypes.is_float(op.dtype(x)):  # it has no NaN, which was the largest value then
+        nan = np.float32(np.nan).astype(dtype).astype(op.dtype(x))
+        x = op.Where(op.IsNaN(x), op.constant(nan), x)
+    return op.older("Cast", [x], {"to": to, "saturate": saturate})
+
+
+@older("CastLike", 21, 23)
+def _(op: Writer, x: V, target_type: V, saturate: int, round_mode: str) -> Any:
+    return op.Cast(x, to=dtypes.onnx_code(op.dtype(target_type)), saturate=saturate, round_mode=round_mode)
 
 
 # --- rows and axes ----------------------------------------------------------------------------------------------------
@@ -436,8 +473,32 @@ def _(op: Writer, x: V, ratio: V, training_mode: V, outputs: int) -> Any:
     if known:
         raise Unwritable("before opset 12 Dropout inferred only")
     rate = ratio if isinstance(ratio, float) else float(op.value(ratio, "ratio of Dropout").reshape(-1)[0])
-    made = op.older("Dropout", [x], {"ratio": rate}, outputs=outputs)
-    return [made[0], *(op.Cast(m, to=9) for m in made[1:])] if op.target < 10 else made
+    y = op.older("Dropout", [x], {"ratio": rate})[0]
+    return [y, op.Cast(op.full_like(x, 1), to=int(TensorProto.BOOL))][:outputs]  # engines disagree on the mask of an inference
+
+
+# --- graphs over sequences --------------------------------------------------------------------------------------------
+
+
+@older("Scan", 9)
+def _(op: Writer, values: list[V], body: Body, num_scan_inputs: int, scan_input_axes: Any, scan_input_directions: Any,
+      scan_output_axes: Any, scan_output_directions: Any, outputs: int) -> Any:  # fmt: skip
+    """Axes were counted from the front."""
+    xs, made = values[len(values) - num_scan_inputs :], body.proto.output[len(values) - num_scan_inputs :]
+    ranks = [op.rank_of(x, "a scanned value") for x in xs] if min(scan_input_axes or (0,)) < 0 else []
+    if min(scan_output_axes or (0,)) < 0 and not all(v.type.tensor_type.HasField("shape") for v in made):
+        raise Unwritable("the rank of what the graph of a Scan gives is not known, and Scan-9 counts axes from the front")
+    given = {
+        "body": body, "num_scan_inputs": num_scan_inputs,
+        "scan_input_axes": scan_input_axes, "scan_output_axes": scan_output_axes,
+        "scan_input_directions": scan_input_directions, "scan_output_directions": scan_output_directions,
+    }  # fmt: skip
+    if ranks:
+        given["scan_input_axes"] = [a % rank for a, rank in zip(scan_input_axes, ranks, strict=True)]
+    if min(scan_output_axes or (0,)) < 0:
+        sizes = [len(v.type.tensor_type.shape.dim) + 1 for v in made]
+        given["scan_output_axes"] = [a % rank for a, rank in zip(scan_output_axes, sizes, strict=True)]
+    return op.older("Scan", values, given, outputs=outputs)
 
 
 # --- scatter ----------------------------------------------------------------------------------------------------------
@@ -475,6 +536,19 @@ def _(op: Writer, x: V, y_scale: V, y_zero_point: V, block_size: int, output_dty
     if block_size or output_dtype or precision:
         raise Unwritable("block_size, output_dtype and precision came with opset 21 and later")
     return op.older("QuantizeLinear", [x, y_scale, y_zero_point], {})
+
+
+@older("QuantizeLinear", 19, 21)
+def _(op: Writer, x: V, y_scale: V, y_zero_point: V, axis: int, block_size: int, output_dtype: int, saturate: int,
+      precision: int) -> Any:  # fmt: skip
+    """These two take data and scales of one type only; before and after whole numbers have scales of floats."""
+    if precision or (op.target < 21 and (block_size or output_dtype)):
+        raise Unwritable("block_size and output_dtype came with opset 21, precision with 23")
+    given = {"axis": axis, "saturate": saturate}
+    if op.target >= 21:
+        given |= {"block_size": block_size, "output_dtype": output_dtype}
+    x = x if dtypes.is_float(op.dtype(x)) else op.cast(x, y_scale)
+    return op.older("QuantizeLinear", [x, y_scale, y_zero_point], given)
 
 
 @older("DequantizeLinear", 10)

@@ -391,7 +391,7 @@ def _one_node(
     op: Eager, domain: str, op_type: str, present: tuple[bool, ...], attributes: dict[str, Any], outputs: int
 ) -> tuple[Any, list[str]]:
     """The executor of a node with graphs, and the names of what they capture; the same graphs give the same one."""
-    from .builder import _attribute as attribute_of
+    from .builder import attribute_proto as attribute_of
     from .executor import Executor
     from .reader import read
 

@@ -14,14 +14,14 @@ Where none of these works `Unwritable` names the operator and the least opset th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, ModelProto, TypeProto, helper
+from onnx import ModelProto, TypeProto, helper
 
 from . import dtypes
+from .bodies import function_of
 from .builder import Builder, Symbol
 from .differentiate import compose, declared_type, replay, visit
 from .errors import UnsupportedModel
@@ -49,6 +49,7 @@ class Writer(Vocabulary[Symbol]):
 
     calls, attributes: how often each operator and each attribute was asked for.  warnings: where a file says less than the call.
     problems: where it is a list, what cannot be written is noted there, and a node of an unknown domain stands in for it.
+    seeks: whether an error names the least opset that can; finding it tries them one after another.
     """
 
     def __init__(self, target: int, builder: Builder | None = None) -> None:
@@ -62,6 +63,7 @@ class Writer(Vocabulary[Symbol]):
         self.calls: Counter[str] = Counter()
         self.attributes: Counter[str] = Counter()
         self.problems: list[Unwritable] | None = None
+        self.seeks = True
 
     # --- what the builder says
 
@@ -77,7 +79,17 @@ class Writer(Vocabulary[Symbol]):
         return self.builder.inputs
 
     def model(self, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None, *, late: bool = False) -> ModelProto:
-        return self.builder.model(name, outputs, names, late=late)
+        return self.builder.model(name, self._own(outputs), names, late=late)
+
+    def _own(self, outputs: Sequence[Any]) -> list[Any]:
+        """Outputs that the graph makes, each once: of an input, a constant or a value that is there twice a copy is made."""
+        made: list[Any] = []
+        for v in outputs:
+            value = v if self.is_value(v) else self.constant(v)
+            if not self.builder.makes(value) or any(value is m for m in made):
+                value = self._attempt("Identity", _copy, [value], {}, 1, self.opset)[0]
+            made.append(value)
+        return made
 
     def constant(self, value: Any, dtype: Any = None) -> Symbol:
         return self.builder.constant(value, dtype)
@@ -108,9 +120,10 @@ class Writer(Vocabulary[Symbol]):
 
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
             writer = Writer(self.target, builder)
-            writer.warnings, writer.problems = self.warnings, self.problems
+            writer.warnings, writer.problems, writer.seeks = self.warnings, self.problems, self.seeks
+            writer._depth = self._depth  # within a composition the call that is composed speaks for its parts
             writer.calls, writer.attributes = self.calls, self.attributes
-            return make(writer, *xs)
+            return writer._own(make(writer, *xs))
 
         return inner.body(written, types)
 
@@ -124,16 +137,38 @@ class Writer(Vocabulary[Symbol]):
         self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Symbol]:
         """A call in the form of an older version stays as it is where that version, or one like it, is the target's."""
-        declaration, name, domain = meaning.declaration, meaning.declaration.name, meaning.declaration.domain
         given = {n: v for n, v in attributes.items() if v is not None}
-        self._count(name, given)
+        self._count(meaning.declaration.name, given)
+
+        def write(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
+            return writer._version_written(meaning, values, given, wanted)
+
+        return self._attempt(meaning.declaration.name, write, list(inputs), given, len(wanted), meaning.version)
+
+    def _version_written(
+        self, meaning: Meaning, inputs: Sequence[Any], given: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Symbol]:
+        declaration, name, domain = meaning.declaration, meaning.declaration.name, meaning.declaration.domain
         there = self._version(domain, name)
         current = schema_version(domain, name, self.opset)
-        if domain or (there == meaning.version and (there != current or (name, there) not in rules())):
+        if domain and domain in self.builder.domains:
+            there = schema_version(domain, name, self.builder.imported(domain))
+            if there != meaning.version:
+                raise Unwritable(
+                    f"the model asks for {domain}:{name} in the versions {meaning.version} and {there}, and a file imports one",
+                    operator=name, version=meaning.version,
+                )  # fmt: skip
+        if domain:
             return self.builder.call(name, inputs, given, len(wanted), domain)
+        if there == meaning.version and (there != current or (name, there) not in rules()):
+            return self.older(name, inputs, given, outputs=len(wanted))
         versioned = "version" in declaration.services.values()
         renumbered = there is not None and meaning.version < there and there != current and not versioned
-        if renumbered and declarations["", name].get(there or 0) is declaration:
+        if (
+            renumbered
+            and _result_types(name, meaning.version) == _result_types(name, there or 0)
+            and declarations["", name].get(there or 0) is declaration
+        ):
             return self.older(name, inputs, given, outputs=len(wanted))
         same = current is not None and declarations[domain, name].get(current) is declaration and not _deprecated(name, current)
         if same and not (versioned and declaration.composition is not None):
@@ -155,19 +190,34 @@ class Writer(Vocabulary[Symbol]):
             if plain is not None:
                 return [plain]
         self._count(op_type, given)
-        if domain or (self.target == self.opset and (op_type, self._version("", op_type)) not in rules()):
+        if domain:
             return self.builder.call(op_type, values, given, outputs, domain)
+
+        def write(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
+            return writer._written(op_type, list(values), given, outputs)
+
+        return self._attempt(op_type, write, values, given, outputs, self.opset)
+
+    def _attempt(
+        self, name: str, write: Callable[[Writer, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
+        outputs: int, opset: int,
+    ) -> list[Symbol]:  # fmt: skip
+        """What `write` makes; an outermost call that cannot be written is raised, or noted, with the least opset that can.
+
+        opset: one that means the call in the form that it has.
+        """
         self._depth += 1
         try:
-            return self._written(op_type, values, given, outputs)
+            return write(self, values)
         except Unwritable as error:
             if self._depth > 1:
                 raise
-            refusal = self._refusal(op_type, values, given, outputs, error)
+            error.operator = error.operator or name
+            refusal = self._refusal(name, write, values, given, error) if self.seeks else error
             if self.problems is None:
                 raise refusal from None
             self.problems.append(refusal)
-            return self._stand_ins(op_type, values, given, outputs)
+            return self._stand_ins(name, values, given, outputs, opset)
         finally:
             self._depth -= 1
 
@@ -212,7 +262,9 @@ class Writer(Vocabulary[Symbol]):
                 return self._typed(name, values, given, compose(self, declaration, current, values, given, outputs))
             except Unwritable as error:
                 reasons.append(error)
-        body = _function(name, current, given, tuple(_bytes(self.type_of(v)) if v is not None else b"" for v in values), outputs)
+        body = function_of(
+            name, current, given, tuple(_bytes(self.type_of(v)) if v is not None else b"" for v in values), outputs
+        )
         if body is not None:
             padded = [*values, *[None] * (len(body.inputs) - len(values))]
             return self._typed(name, values, given, list(replay(self, body, padded))[:outputs])
@@ -232,10 +284,12 @@ class Writer(Vocabulary[Symbol]):
                     y.type = whole.type
         return made
 
-    def older(self, name: str, inputs: Sequence[Any], attributes: dict[str, Any], *, outputs: int = 1) -> list[Symbol]:
+    def older(
+        self, name: str, inputs: Sequence[Any], attributes: dict[str, Any], *, outputs: int = 1, fold: bool = True
+    ) -> list[Symbol]:
         """A node in the form that the target's version of the operator has.
 
-        Raises Unwritable where that version does not take these element types.
+        fold: work out what is known.  Raises Unwritable where that version does not take these element types.
         """
         values = [v if v is None or self.is_value(v) else self.constant(v) for v in inputs]
         version = self._version("", name)
@@ -243,6 +297,7 @@ class Writer(Vocabulary[Symbol]):
             raise Unwritable(f"opset {self.target} has no {name}", operator=name)
         schema = schemas["", name][version]
         allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        bound: dict[str, str] = {}
         if outputs > schema.max_output:
             raise Unwritable(f"{name}-{version} has {schema.max_output} outputs", operator=name)
         for i, v in enumerate(values):
@@ -255,9 +310,15 @@ class Writer(Vocabulary[Symbol]):
             has = _type_string(self.type_of(v))
             if has and has not in takes:
                 raise Unwritable(f"{name}-{version} does not take {has} as {parameter.name}", operator=name)
-        for key in ("to", "dtype"):
-            if isinstance(attributes.get(key), int) and attributes[key]:
-                wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(attributes[key]))})"
+            if has and parameter.is_homogeneous and bound.setdefault(parameter.type_str, has) != has:
+                raise Unwritable(
+                    f"{name}-{version} takes {parameter.name} as {bound[parameter.type_str]}, not {has}", operator=name
+                )
+        for key in ("to", "dtype", "value"):
+            said = attributes.get(key)
+            code = dtypes.onnx_code(said.dtype) if isinstance(said, np.ndarray) else said if key != "value" else 0
+            if isinstance(code, int) and code:
+                wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})"
                 makes = allowed.get(schema.outputs[0].type_str, [])
                 if makes and wanted not in makes:
                     raise Unwritable(f"{name}-{version} does not make {wanted}", operator=name)
@@ -271,9 +332,11 @@ class Writer(Vocabulary[Symbol]):
         for body in (v for v in attributes.values() if isinstance(v, Body)):
             for info in body.proto.output:
                 has = _type_string(info.type)
-                if gives and has.startswith(("seq", "optional")) and has not in gives:
+                if gives and has and has not in gives and f"seq({has})" not in gives:
                     raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
-        made = self.builder.call(name, values, attributes, outputs)
+        made = (
+            self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
+        )
         for y, parameter in zip(made, [*schema.outputs, *[schema.outputs[-1]] * outputs], strict=False):
             gives, has = allowed.get(parameter.type_str, [parameter.type_str]), _type_string(self.type_of(y))
             if has and has not in gives:
@@ -328,12 +391,12 @@ class Writer(Vocabulary[Symbol]):
             self.calls[name] += 1
             self.attributes.update(list(given))
 
-    def _stand_ins(self, name: str, values: list[Any], given: dict[str, Any], outputs: int) -> list[Symbol]:
+    def _stand_ins(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[Symbol]:
         """A node of a domain that nothing knows, with results of the right types, so that the rest can be written."""
         plain = {n: v for n, v in given.items() if not isinstance(v, Body)}
         made = self.builder.call(name, values, plain, outputs, UNWRITTEN)
         if len(plain) == len(given):
-            scratch = Builder(self.opset)
+            scratch = Builder(opset)
             inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
             for y, whole in zip(made, scratch.call(name, inputs, given, outputs), strict=True):
                 y.type = whole.type
@@ -363,13 +426,26 @@ class Writer(Vocabulary[Symbol]):
         version = schema_version(domain, name, self.target if domain == "" else 1 << 30)
         return None if version is None or (domain == "" and _deprecated(name, version)) else version
 
-    def _refusal(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, error: Unwritable) -> Unwritable:
+    def _refusal(
+        self, name: str, write: Callable[[Writer, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
+        error: Unwritable,
+    ) -> Unwritable:  # fmt: skip
         """The error that names the operator and the least opset in which this very call can be written."""
-        least = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, values, given, outputs)), None)
+        least = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, write, values, given)), None)
         hint = f"opset {least} is the least that can" if least else "no opset can"
         found = Unwritable(f"{name} cannot be written in opset {self.target}: {error.message}; {hint}", operator=name)
         found.least = least
         return found
+
+    def _copied(self, v: Any, scratch: Writer) -> Symbol:
+        """What is known of a value here, as a value of another writer."""
+        v = v if self.is_value(v) else self.constant(v)
+        symbol = v if isinstance(v, Symbol) else None
+        known = self.known(v)
+        if known is None:
+            return scratch.input("x", self.type_of(v))
+        held = symbol is not None and symbol.value is None
+        return scratch.builder.initializer("x", known) if held else scratch.constant(known)
 
 
 def rules() -> dict[tuple[str, int], Rule]:
@@ -379,21 +455,25 @@ def rules() -> dict[tuple[str, int], Rule]:
     return RULES
 
 
-def _fits(opset: int, writer: Writer, name: str, values: list[Any], given: dict[str, Any], outputs: int) -> bool:
+def _copy(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
+    """A node that copies a value, also where the value is known."""
+    return writer.older("Identity", values, {}, fold=False)
+
+
+def _fits(
+    opset: int, writer: Writer, name: str, write: Callable[[Writer, Sequence[Any]], list[Symbol]], values: list[Any],
+    given: dict[str, Any],
+) -> bool:  # fmt: skip
     """Whether a call can be written in another opset."""
-    if any(isinstance(v, Body) for v in given.values()):
-        version = schema_version("", name, opset)
-        return version is not None  # its graphs were written for this opset; their nodes speak for themselves
     scratch = Writer(opset)
     scratch._depth = 1  # no search within the search
-    inputs: list[Any] = []
-    for v in values:
-        known = None if v is None else writer.known(v)
-        inputs.append(
-            None if v is None else scratch.constant(known) if known is not None else scratch.input("x", writer.type_of(v))
-        )
+    scratch.builder.domains.update(writer.builder.domains)
     try:
-        scratch.call(name, inputs, given, outputs)
+        inputs = [None if v is None else writer._copied(v, scratch) for v in values]
+        if any(isinstance(v, Body) for v in given.values()):
+            scratch.older(name, inputs, given)  # its graphs were written for this opset; their nodes speak for themselves
+        else:
+            write(scratch, inputs)
     except Unwritable:
         return False
     return True
@@ -406,6 +486,7 @@ def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = No
     late: leave the data of large weights in `writer.builder.arrays`.
     """
     writer = writer or Writer(opset)
+    writer.builder.domains.update({d: v for d, v in graph.opsets.items() if d})  # other domains stay as they are
     inputs = [writer.input(v.name, declared_type(v)) for v in graph.inputs]
     states = {n: writer.builder.initializer(n, a, fold=not dtypes.is_float(a.dtype)) for n, a in graph.states.items()}
     writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
@@ -431,6 +512,10 @@ def named_visit(op: Vocabulary[Any], node: Any, inputs: list[Any], frame: list[A
         made = visit(op, node, inputs, frame)
     except Unwritable as error:
         raise error.locate(node=node.name) from None
+    except ValueError:  # what hangs on a stand-in may lack the type that is asked for
+        if not noted or not isinstance(builder, Builder):
+            raise
+        made = builder.call(node.meaning.declaration.name, inputs, {}, len(node.outputs), UNWRITTEN)
     for problem in (getattr(op, "problems", None) or [])[noted:]:
         problem.locate(node=node.name)
     if isinstance(builder, Builder):
@@ -450,6 +535,10 @@ def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, A
 
 def _deprecated(name: str, version: int) -> bool:
     return bool(schemas["", name][version].deprecated)
+
+
+def _result_types(name: str, version: int) -> list[str]:
+    return [parameter.type_str for parameter in schemas["", name][version].outputs]
 
 
 def _variadic(schema: Any) -> bool:
@@ -482,74 +571,3 @@ def _type_string(type: TypeProto | None) -> str:
         inner = _type_string(type.optional_type.elem_type)
         return f"optional({inner})" if inner else ""
     return ""
-
-
-def _function(name: str, version: int, given: dict[str, Any], types: tuple[bytes, ...], outputs: int) -> Graph | None:
-    """ONNX's own function body of a call, as a graph; None where it has none."""
-    if any(isinstance(v, Body) for v in given.values()):
-        return None
-    node = helper.make_node(name, [f"x{i}" if t else "" for i, t in enumerate(types)], [f"y{i}" for i in range(outputs)])
-    for key, value in given.items():
-        from .builder import _attribute
-
-        node.attribute.append(_attribute("", name, newest(""), key, value))
-    for key, attribute in schemas["", name][version].attributes.items():  # a body refers to defaults too
-        if key not in given and attribute.default_value.name:
-            node.attribute.append(attribute.default_value)
-    return _body(name, version, node.SerializeToString(), types)
-
-
-@lru_cache(maxsize=512)
-def _body(name: str, version: int, node: bytes, types: tuple[bytes, ...]) -> Graph | None:
-    schema: Any = schemas["", name][version]
-    if schema.has_function:
-        data = schema.get_function_with_opset_version(min(schema.function_opset_versions))
-    elif schema.has_context_dependent_function:
-        try:
-            least = min(schema.context_dependent_function_opset_versions)
-            data = schema.get_context_dependent_function_with_opset_version(least, node, list(types))
-        except Exception:  # it has a body for some types only
-            return None
-    else:
-        return None
-    function = FunctionProto.FromString(data) if isinstance(data, bytes) else data
-    if not function.node:
-        return None
-    return _graph_of(function, node, types)
-
-
-def _graph_of(function: FunctionProto, node: bytes, types: Iterable[bytes]) -> Graph | None:
-    """The body with this node's attributes: a model whose only node calls it, read, and the function's graph taken out."""
-    from onnx import NodeProto
-
-    call = NodeProto.FromString(node)
-    call.domain = "body"
-    copy = FunctionProto()
-    copy.CopyFrom(function)
-    copy.domain, copy.name = "body", call.op_type
-    made = {n for inner in copy.node for n in inner.output} | set(copy.input)
-    here = [k for k, n in enumerate(copy.output[: len(call.output)]) if n in made]
-    if here != list(range(len(call.output))):  # a body need not make every optional output
-        return None
-    del copy.output[len(call.output) :]
-    known = {*copy.attribute, *(a.name for a in copy.attribute_proto)}
-    kept = [a for a in call.attribute if a.name in known]
-    del call.attribute[:]
-    call.attribute.extend(kept)
-    infos = []
-    for name, data in zip(call.input, types, strict=True):
-        info = helper.make_empty_tensor_value_info(name)
-        if data:
-            info.type.CopyFrom(TypeProto.FromString(data))
-        infos.append(info)
-    graph = helper.make_graph(
-        [call], "call", [i for i in infos if i.name], [helper.make_empty_tensor_value_info(n) for n in call.output]
-    )
-    imports = [
-        helper.make_opsetid("body", 1),
-        *([] if any(o.domain == "" for o in copy.opset_import) else [helper.make_opsetid("", 21)]),
-    ]
-    imports += [o for o in copy.opset_import if o.domain != "body"]
-    model = helper.make_model(graph, functions=[copy], opset_imports=imports)
-    read = Graph.from_onnx(model)
-    return read.nodes[0].function

@@ -57,6 +57,7 @@ __all__ = [
     "run_node",
     "save",
     "step_pairs",
+    "supported_ops",
     "supports_device",
     "to_onnx",
     "to_training_onnx",
@@ -82,6 +83,16 @@ def load(path: str | os.PathLike[str]) -> ModelProto:
 def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None:
     """Write a model to a file; keywords are those of `onnx.save`."""
     onnx.save(model, os.fspath(path), **kwargs)
+
+
+def supported_ops(opset: int) -> dict[tuple[str, str], Any]:
+    """Every operator that ONNX defines, (domain, name) -> how it is written at an opset: `how`, and the `least` opset that can.
+
+    how: "native", "composed" of other operators, or "".  Raises InvalidInput (SX323) for an opset that is not written at all.
+    """
+    from singa_backend.conform.opsets.supported import supported_ops as found  # draws models, and so needs the generator
+
+    return dict(found(opset))
 
 
 class SONNXModel(Model):

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from .. import dtypes
 from ..errors import OperatorError
 from ..limits import admit_bytes, count_bytes
-from ..operator import Array, Op, V, Version, Xp, operator
+from ..operator import Array, Op, V, Xp, operator
 
 _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 _INTEGERS = dtypes.SUB_BYTE_INTS | {np.dtype(f"{u}int{b}") for u in ("", "u") for b in (8, 16, 32, 64)}
@@ -197,15 +197,39 @@ def convert(xp: Xp, x: Array, dtype: np.dtype[Any], *, saturate: bool = True, ro
     return xp.cast(x, dtype)
 
 
-@operator("Cast", 6, 9, 13, 19, 21, 23, 24, 25, 28, widen=False)
-def cast(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up", version: Version = 28) -> Array:
-    return convert(xp, x, dtypes.numpy_dtype(to), saturate=bool(saturate), round_mode=round_mode, version=version)
+@operator("Cast", 24, 25, 28, widen=False)
+def cast(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
+    return convert(xp, x, dtypes.numpy_dtype(to), saturate=bool(saturate), round_mode=round_mode)
 
 
 @cast.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def cast_back(op: Op, dy: V, x: V) -> V:
     """From float to float; what passes through another type has no gradient."""
     return op.cast(dy, x) if dtypes.is_float(op.dtype(x)) else None
+
+
+@operator("Cast", 6, 9, 13, 19, 21, 23, widen=False)
+def cast_6(xp: Xp, x: Array, *, to: int, saturate: int = 1) -> Array:
+    """Before opset 24 floats were rounded, and saturated, to what is narrower than a byte."""
+    return convert(xp, x, dtypes.numpy_dtype(to), saturate=bool(saturate), version=23)
+
+
+cast_6.gradient(cast_back)
+
+
+@cast_6.composed
+def _(op: Op, x: V, to: int, saturate: int) -> V:
+    return op.Cast(_rounded(op, x, dtypes.numpy_dtype(to)), to=to, saturate=saturate)
+
+
+def _rounded(op: Op, x: V, dtype: np.dtype[Any]) -> V:
+    """Floats as they were before a cast to this type cut them."""
+    if not dtypes.is_float(op.dtype(x)) or dtype not in dtypes.SUB_BYTE_INTS | dtypes.FLOAT4 | dtypes.FLOAT6:
+        return x
+    wide = op.Cast(x, to=int(TensorProto.FLOAT)) if op.dtype(x) in dtypes.NARROW_FLOATS else x
+    whole = dtype in dtypes.SUB_BYTE_INTS
+    known = op.Where(op.IsNaN(wide), op.constant(0 if whole else _largest(dtype), op.dtype(wide)), wide)
+    return op.Clip(op.Round(known), *map(float, limits(dtype))) if whole else known
 
 
 @operator("Cast", 1, widen=False)
@@ -222,15 +246,26 @@ def _(op: Op, x: V, to: str) -> V:
     return op.Cast(x, to=dict(TensorProto.DataType.items())[to.upper()])
 
 
-@operator("CastLike", 15, 19, 21, 23, 24, 25, widen=False)
-def cast_like(xp: Xp, x: Array, target_type: Array, *, saturate: int = 1, round_mode: str = "up", version: Version = 25) -> Array:
-    return convert(xp, x, np.dtype(target_type.dtype), saturate=bool(saturate), round_mode=round_mode, version=version)
+@operator("CastLike", 24, 25, widen=False)
+def cast_like(xp: Xp, x: Array, target_type: Array, *, saturate: int = 1, round_mode: str = "up") -> Array:
+    return convert(xp, x, np.dtype(target_type.dtype), saturate=bool(saturate), round_mode=round_mode)
 
 
-@cast_like.gradient
-def _(op: Op, dy: V, x: V) -> V:
-    """From float to float; what passes through another type has no gradient."""
-    return op.cast(dy, x) if dtypes.is_float(op.dtype(x)) else None
+cast_like.gradient(cast_back)
+
+
+@operator("CastLike", 15, 19, 21, 23, widen=False)
+def cast_like_15(xp: Xp, x: Array, target_type: Array, *, saturate: int = 1) -> Array:
+    """As Cast before opset 24."""
+    return convert(xp, x, np.dtype(target_type.dtype), saturate=bool(saturate), version=23)
+
+
+cast_like_15.gradient(cast_back)
+
+
+@cast_like_15.composed
+def _(op: Op, x: V, target_type: V, saturate: int) -> V:
+    return op.CastLike(_rounded(op, x, op.dtype(target_type)), target_type, saturate=saturate)
 
 
 def _bits(dtype: np.dtype[Any]) -> int:

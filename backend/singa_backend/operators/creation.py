@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from .. import dtypes, limits
 from ..errors import OperatorError
@@ -97,6 +98,25 @@ def _(op: Op, dy: V, start: V, delta: V) -> tuple[V, V, V]:
     i = op.cast(op.Range(0, op.Squeeze(op.Shape(dy), [0]), 1), dy)
     dstart, ddelta = op.ReduceSum(dy, keepdims=0), op.ReduceSum(op.Mul(dy, i), keepdims=0)
     return op.Reshape(dstart, op.Shape(start)), None, op.Reshape(ddelta, op.Shape(delta))
+
+
+@range_.composed
+def _(op: Op, start: V, limit: V, delta: V, stash_type: int) -> V:
+    """Before opset 11: the places of as many ones as there are values."""
+    dtype = op.dtype(start)
+    whole = dtype.kind in "iu"
+    code = TensorProto.INT64 if whole else stash_type if dtype in dtypes.HALVES else TensorProto.DOUBLE
+    a, b, step = (op.Cast(op.Reshape(v, op.constant([], np.int64)), to=int(code)) for v in (start, limit, delta))
+    way = op.Sub(b, a)
+    count = op.Div(way, step)
+    if whole:  # division cuts towards zero: one more where something is left and the step leads on
+        left = op.Not(op.Equal(op.Mul(count, step), way))
+        onward = op.Equal(*(op.Greater(op.Cast(v, to=int(TensorProto.DOUBLE)), 0.0) for v in (way, step)))
+        count = op.Add(count, op.Cast(op.And(left, onward), to=int(TensorProto.INT64)))
+    count = op.Relu(op.Ceil(op.Cast(count, to=int(TensorProto.DOUBLE))))
+    ones = op.ConstantOfShape(op.Reshape(op.Cast(count, to=int(TensorProto.INT64)), [1]), value=np.ones(1, np.int64))
+    i = op.Squeeze(op.NonZero(ones), [0])
+    return op.Cast(op.Add(a, op.Mul(op.Cast(i, to=int(code)), step)), to=dtypes.onnx_code(dtype))
 
 
 @operator("Trilu", 14, widen=False)

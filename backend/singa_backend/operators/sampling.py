@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from .. import limits
-from ..dtypes import NARROW_FLOATS
+from ..dtypes import NARROW_FLOATS, onnx_code
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Op, V, Xp, operator
 from ._sampling import grid_taps, length, read
@@ -116,6 +118,9 @@ def grid_sample(
 @grid_sample.composed
 def in_parts(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
     """The nearest pixel does not change with the grid: its gradient is 0, as in PyTorch."""
+    dtype = op.dtype(x)
+    if dtype.kind in "iu" and _MODES[mode] != "nearest":
+        return _cut(op, in_parts(op, op.Cast(x, to=int(TensorProto.DOUBLE)), grid, align_corners, mode, padding_mode), dtype)
     rank = op.rank(x) - 2
     sizes = [length(op, x, axis + 2) for axis in range(rank)]
     axes = []
@@ -129,6 +134,14 @@ def in_parts(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode:
     pixels = op.Reshape(x, op.Concat(ends, op.ReduceProd(op.Shape(x, start=2), keepdims=1), axis=0), allowzero=1)
     places = op.Shape(grid, start=1, end=rank + 1)
     return op.Reshape(read(op, pixels, axes, sizes), op.Concat(ends, places, axis=0), allowzero=1)
+
+
+def _cut(op: Op, y: V, dtype: np.dtype[Any]) -> V:
+    """Doubles as integers, as `saturated` makes them."""
+    whole = op.Round(y)
+    near = op.Less(op.Abs(op.Sub(y, whole)), op.Mul(op.Max(op.Abs(whole), 1.0), 1e-9))
+    held = op.Clip(op.Where(near, whole, y), *(float(v) for v in (np.iinfo(dtype).min, np.iinfo(dtype).max)))
+    return op.Cast(held, to=onnx_code(dtype))
 
 
 @operator("GridSample", 16, widen=False)
@@ -168,6 +181,26 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
     homogeneous = xp.stack(places, axis=-1).reshape(-1, rank + 1)
     grid = homogeneous @ xp.swapaxes(theta.astype(np.float64), 1, 2)
     return grid.reshape(size[0], *lengths, rank).astype(theta.dtype)
+
+
+@affine_grid.composed
+def _(op: Op, theta: V, size: V, align_corners: int) -> V:
+    """ONNX's own body takes no batch of one and divides by 0 for a single pixel."""
+    counts = [(op.shape(theta) or (None,) * 3)[1], (op.shape(size) or (None,))[0]]
+    rank = next(n - more for n, more in zip(counts, (0, 2), strict=True) if isinstance(n, int))
+    lengths = op.Slice(size, [2], [2 + rank], [0])
+    places = []
+    for axis in range(rank):
+        count = op.Squeeze(op.Slice(size, [2 + axis], [3 + axis], [0]), [0])
+        wide = op.Cast(count, to=int(TensorProto.DOUBLE))
+        steps = op.Sub(op.Add(op.Mul(op.Cast(op.Range(0, count, 1), to=int(TensorProto.DOUBLE)), 2.0), 1.0), wide)
+        line = op.Div(steps, op.Max(op.Sub(wide, 1.0) if align_corners else wide, 1.0))
+        others = [a for a in range(rank + 1) if a != axis]
+        places.append(op.Expand(op.Unsqueeze(line, others), op.Concat(lengths, [1], axis=0)))
+    ones = op.Expand(op.constant(1.0, np.float64), op.Concat(lengths, [1], axis=0))
+    base = op.Reshape(op.Concat(*reversed(places), ones, axis=rank), [-1, rank + 1])
+    grid = op.MatMul(base, op.swap(op.Cast(theta, to=int(TensorProto.DOUBLE))))
+    return op.cast(op.Reshape(grid, op.Concat(op.Slice(size, [0], [1], [0]), lengths, [rank], axis=0), allowzero=1), theta)
 
 
 @affine_grid.gradient

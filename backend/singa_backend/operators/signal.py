@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from .. import dtypes, limits
 from ..errors import OperatorError
@@ -200,8 +202,28 @@ def blackman_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, period
     return _window(xp, size, periodic, output_datatype, 0.42, 0.5, 0.08)
 
 
-for _declared in (hann_window, hamming_window, blackman_window):
-    _declared.no_gradient("constant")
+def _as_graph(declared: Any, a0: float, a1: float, a2: float = 0.0) -> None:
+    """In doubles, as above: ONNX's function bodies compute in floats, and give integers a peak of 0."""
+    declared.no_gradient("constant")
+
+    @declared.composed  # type: ignore[untyped-decorator]
+    def _(op: Op, size: V, output_datatype: int, periodic: int) -> V:
+        count = op.Cast(op.Reshape(size, op.constant([], np.int64)), to=int(TensorProto.INT64))
+        last = op.Cast(count, to=int(TensorProto.DOUBLE)) if periodic else op.Cast(op.Sub(count, 1), to=int(TensorProto.DOUBLE))
+        turn = op.Div(op.Mul(op.Cast(op.Range(0, count, 1), to=int(TensorProto.DOUBLE)), 2 * np.pi), last)
+        y = op.Sub(a0, op.Mul(op.Cos(turn), a1))
+        if a2:
+            y = op.Add(y, op.Mul(op.Cos(op.Mul(turn, 2.0)), a2))
+        if not periodic:
+            y = op.Where(op.Equal(last, 0.0), op.constant(1.0, np.float64), y)
+        if dtypes.numpy_dtype(output_datatype).kind in "iu":
+            y = op.Add(y, 1e-12)
+        return op.Cast(y, to=output_datatype)
+
+
+_as_graph(hann_window, 0.5, 0.5)
+_as_graph(hamming_window, 25 / 46, 21 / 46)
+_as_graph(blackman_window, 0.42, 0.5, 0.08)
 
 
 # --- the mel scale --------------------------------------------------------------------------------------------------

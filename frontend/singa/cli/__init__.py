@@ -20,6 +20,7 @@ from .fuzz import fuzz
 from .gradients import gradients
 from .inspect import inspect
 from .layout import layout
+from .opsets import opsets
 from .optimize import optimize
 from .reduce import reduce
 from .report import write_report
@@ -53,6 +54,7 @@ for command in (
     foreign,
     fuzz,
     gradients,
+    opsets,
     write_report,
 ):
     main.add_command(command)

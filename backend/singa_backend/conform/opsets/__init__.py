@@ -1,0 +1,17 @@
+"""The opset matrix: each operator written at each opset, equal there or refused by name; and the table of what can be written.
+
+problems    the models: ONNX's cases, the same with constants, and drawn ones for every schema version
+judge       one of them at every opset: written, checked, run and compared, or refused with the least opset
+run         many of them, in several processes
+supported   which operators can be written at an opset, by the registry and the writer
+page        the matrix as data, as Markdown, and held to what the writer can do today
+"""
+
+from .judge import Judged, Outcome, judge
+from .page import contradictions, stale, to_json, write
+from .problems import Problem, listed, models
+from .run import run
+from .supported import Support, supported_ops
+
+__all__ = ["Judged", "Outcome", "Problem", "Support", "contradictions", "judge", "listed", "models", "run", "stale",
+           "supported_ops", "to_json", "write"]  # fmt: skip

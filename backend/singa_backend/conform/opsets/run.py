@@ -1,0 +1,40 @@
+"""Problems judged in several processes, each with onnxruntime in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+from ...oracle import Oracle
+from .judge import Judged, judge
+from .problems import Problem
+
+_oracle: Oracle | None = None
+
+
+def run(problems: Sequence[Problem], oracle: str | None = "onnxruntime", jobs: int | None = None) -> Iterator[Judged]:
+    """The problems with their outcomes, as they come."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the processes share the cores already
+    count = max(1, min(jobs or os.cpu_count() or 1, len(problems) or 1))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, _begin, (oracle,)) as pool:
+        waiting = [pool.submit(_one, problem) for problem in problems]
+        try:
+            for done in as_completed(waiting):
+                yield done.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _begin(engine: str | None) -> None:
+    global _oracle
+    warnings.simplefilter("ignore")
+    _oracle = Oracle(engine) if engine else None
+
+
+def _one(problem: Problem) -> Judged:
+    return judge(problem, None, _oracle)

@@ -1,0 +1,94 @@
+"""`sonnx opsets`: every operator written at every opset, and held to equal numbers or a refusal that names the least."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from singa_backend.conform import opsets as matrix
+from singa_backend.conform.opsets import page
+
+from ._common import NO, json_option, out, progress, say, typed
+
+
+def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(f"{text!r} is no regular expression: {error}") from None
+    return text
+
+
+@click.command()
+@click.argument("select", default="", callback=_expression)
+@click.option("--oracle", default="onnxruntime", show_default=True, type=click.Choice(["onnxruntime", "none"]),
+              help="Who runs what was written, too.")  # fmt: skip
+@click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
+@click.option("--to", "folder", type=click.Path(file_okay=False, path_type=Path),
+              help="Write opsets.json and opsets.md into this folder; all operators must be selected.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
+@json_option
+@typed
+def opsets(select: str, oracle: str, jobs: int | None, folder: Path | None, check: bool, as_json: bool) -> None:
+    """Write the models of operators that match SELECT ('^Softmax$', '^Reduce') at every opset, check, run and compare them.
+
+    Leaves with 1 when a written file is refused by onnx's checker, does not run or gives other numbers, when an error names a
+    least opset that is not, or when the models contradict what `supported_ops` says.
+    """
+    if check:
+        _check(folder or Path("reports"), as_json)
+        return
+    if select and folder:
+        raise click.UsageError("--to writes the whole matrix: give no SELECT with it")
+    operators = matrix.listed(select)
+    if not operators:
+        raise click.UsageError(f"no operator matches {select!r}")
+    models = list(matrix.models(select))
+    found: list[matrix.Judged] = []
+    with progress(len(models), "opsets", quiet=as_json) as step:
+        wrong = 0
+        for judged in matrix.run(models, None if oracle == "none" else oracle, jobs):
+            found.append(judged)
+            wrong += any(o.status == "wrong" for o in judged.outcomes.values())
+            step(note=f"{wrong} wrong")
+    document = page.to_json(found, operators)
+    against = matrix.contradictions(document)
+    if folder:
+        matrix.write(document, folder)
+    if as_json:
+        click.echo(json.dumps(document | {"contradictions": against}))
+    else:
+        _show(document, against)
+    sys.exit(NO if document["wrong"] or against else 0)
+
+
+def _check(folder: Path, as_json: bool) -> None:
+    why = matrix.stale(folder)
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "stale": why}))
+    else:
+        say(f"stale: {why}; run sonnx opsets --to {folder}" if why else "the opset matrix is up to date")
+    if why:
+        sys.exit(NO)
+
+
+def _show(document: dict[str, object], against: list[str]) -> None:
+    totals = document["totals"]
+    assert isinstance(totals, dict)
+    table = Table("outcome", "models and opsets", title="opsets")
+    for status, count in totals["outcomes"].items():
+        table.add_row(status, f"{count:,}")
+    out.print(table)
+    say(f"confirmed by onnxruntime: {totals['witness'].get('agree', 0):,}, differs: {totals['witness'].get('differs', 0)}")
+    for part, style in (("wrong", "red"), ("differs", "yellow")):
+        found = document[part]
+        assert isinstance(found, dict)
+        for name, why in found.items():
+            say(f"{name}: {why}", style=style)
+    for text in against:
+        say(text, style="red")
