@@ -78,7 +78,7 @@ BY_HAND = {
     "Flatten": one("g (float[2, 4] x) => (float[2, 4] y) { y = Flatten <axis = -1> (x) }", X),
     "Pad": one("g (float[2, 4] x) => (float[2, 6] y) { y = Pad (x, p, v, a) }", X, p=np.array([2, 0], np.int64),
                v=np.float32(1.5), a=np.array([-1], np.int64)),
-    "Shape": one("g (float[n, 4] x) => (int64[1] y) { y = Shape <start = 1> (x) }", X),
+    "Shape": one("g (float[n, m] x) => (int64[1] y) { y = Shape <start = 1> (x) }", X),
     "Slice": one("g (float[2, 4] x) => (float[2, 2] y) { y = Slice (x, s, e, a) }", X, s=np.array([-3], np.int64),
                  e=np.array([3], np.int64), a=np.array([-1], np.int64)),
     "TopK": one("g (float[2, 4] x) => (float[2, 3] y, int64[2, 3] i) { y, i = TopK <largest = 0> (x, k) }",

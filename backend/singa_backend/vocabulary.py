@@ -391,7 +391,7 @@ def _one_node(
     op: Eager, domain: str, op_type: str, present: tuple[bool, ...], attributes: dict[str, Any], outputs: int
 ) -> tuple[Any, list[str]]:
     """The executor of a node with graphs, and the names of what they capture; the same graphs give the same one."""
-    from .builder import attribute_proto as attribute_of
+    from .builder import attribute_proto
     from .executor import Executor
     from .reader import read
 
@@ -403,7 +403,7 @@ def _one_node(
         node = helper.make_node(op_type, names, [f"out_{i}" for i in range(outputs)], name=op_type, domain=domain)
         for name, value in attributes.items():
             if value is not None:
-                node.attribute.append(attribute_of(domain, op_type, op.opset, name, value))  # typed: [] has no type of its own
+                node.attribute.append(attribute_proto(domain, op_type, op.opset, name, value))  # typed: [] has no type of its own
         captured = list(dict.fromkeys(n for b in bodies for n in b.captured))
         infos = [helper.make_empty_tensor_value_info(n) for n in (*filter(None, names), *captured)]
         ends = [helper.make_empty_tensor_value_info(n) for n in node.output]
