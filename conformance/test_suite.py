@@ -13,7 +13,12 @@ from singa_backend.conform import cases, gaps, worker
 NAMES = list(json.loads(cases.held("manifest.json").read_text())["cases"])
 GAPS = gaps.read(cases.held("gaps.txt"))
 GPU = pytest.param(
-    "CUDA", marks=[pytest.mark.gpu, pytest.mark.skipif(not SingaBackend.supports_device("CUDA"), reason="no CUDA device")]
+    "CUDA",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.row("I17"),
+        pytest.mark.skipif(not SingaBackend.supports_device("CUDA"), reason="no CUDA device"),
+    ],
 )
 
 

@@ -134,6 +134,7 @@ FEW = [
 SKLEARN = [n for n in STORED if n.startswith("sklearn-")]
 
 
+@pytest.mark.row("I13")
 @pytest.mark.parametrize("name", STORED if ALL else [*FEW, *SKLEARN[::8], "sklearn-svr-skl2onnx-21"])
 def test_a_stored_model(name: str, tmp_path: Path) -> None:
     """Equal to the bit in inference, at both batch sizes; trains alike."""
@@ -429,6 +430,7 @@ def process(*args: Any, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.row("I13")
 def test_in_a_fresh_process(tmp_path: Path) -> None:
     """The command line writes it; it runs on given inputs with equal bits, agrees with onnxruntime, and trains."""
     model, inputs = MADE["layers"]
@@ -517,6 +519,7 @@ def test_it_is_a_model_like_any_other(tmp_path: Path) -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("I13")
 def test_the_same_text_as_alone(tmp_path: Path) -> None:
     """After other models, in another process, with other hashes."""
     path = STORED["models-vit-script-17"].path
@@ -541,6 +544,7 @@ def own_and_one(i: int, folder: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.row("I14")
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_four_processes_in_one_folder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from onnx import checker, helper
 from singa import autograd, layer, model, origin, sonnx, tape, tensor
 from singa.tape import op
 from singa_backend import SingaBackend
-from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.errors import InvalidInput, InvalidModel, UnsupportedModel
 from singa_backend.oracle import Oracle
 
 F = np.float32
@@ -532,6 +532,33 @@ def test_exporters_by_opset_as_functions_and_as_nodes() -> None:
     assert node.domain == "my.domain" and helper.get_node_attr_value(node, "by") == 2.0
     with pytest.raises(UnsupportedModel, match="begins at opset 13"):
         sonnx.to_onnx([x], [y], opset=12)
+
+
+class Corrupt(autograd.Operator):
+    """Its exporter writes a shape that the elements do not fill."""
+
+    def forward(self, x: Any) -> Any:
+        return (x > 0).astype(x.dtype)
+
+
+@sonnx.exporter(Corrupt)
+def _corrupt(op: Any, corrupt: Corrupt, x: Any) -> Any:
+    return op.Reshape(x, [7])
+
+
+@pytest.mark.row("E14")
+def test_an_exporter_that_writes_nonsense_is_an_error_of_the_export(tmp_path: Path) -> None:
+    x = named(values(2, 3), "x")
+
+    class Uses(model.Model):
+        def forward(self, x: Any) -> Any:
+            return Corrupt()(x)[0]
+
+    for write in (lambda: sonnx.to_onnx([x], [Corrupt()(x)[0]]), lambda: sonnx.export(Uses(), [x], tmp_path / "no.onnx")):
+        with pytest.raises(InvalidModel, match="checker refuses"):
+            write()
+    assert not list(tmp_path.iterdir())
+    assert sonnx.to_onnx([x], [Corrupt()(x)[0]], check=False).graph.node[0].op_type == "Reshape"
 
 
 # --- round trips
