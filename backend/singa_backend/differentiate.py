@@ -339,9 +339,9 @@ def apply(op: Vocabulary[Any], meaning: Meaning, inputs: Sequence[Any], attribut
           wanted: tuple[bool, ...] = ()) -> list[Any]:  # fmt: skip
     """Do what an operator of some version does, at the vocabulary's opset."""
     declaration = meaning.declaration
-    if op.keeps_versions and not any(isinstance(v, Body) for v in attributes.values()):
-        return op.call_version(meaning, inputs, attributes, wanted or (True,) * outputs)
     domain, name = declaration.domain, declaration.name
+    if op.keeps_versions and (op.target is not None or not any(isinstance(v, Body) for v in attributes.values())):
+        return op.call_version(meaning, inputs, attributes, wanted or (True,) * outputs)
     version = schema_version(domain, name, op.opset if domain == "" else 1 << 30)
     there = declarations.get((domain, name), {}).get(version or 0)
     versioned = "version" in declaration.services.values() and version != meaning.version

@@ -58,9 +58,10 @@ def newest(domain: str) -> int:
 
 
 class Vocabulary(ABC, Generic[T]):
-    """ONNX's operators at one opset, on values of some kind."""
+    """ONNX's operators at one opset, on values of some kind.  target: the opset that is written, where calls are of another."""
 
     opset: int
+    target: int | None = None
 
     @property
     def keeps_versions(self) -> bool:

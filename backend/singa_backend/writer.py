@@ -52,6 +52,8 @@ class Writer(Vocabulary[Symbol]):
     seeks: whether an error names the least opset that can; finding it tries them one after another.
     """
 
+    target: int
+
     def __init__(self, target: int, builder: Builder | None = None) -> None:
         load_all()
         self.opset = newest("")
@@ -320,7 +322,7 @@ class Writer(Vocabulary[Symbol]):
             if isinstance(code, int) and code:
                 wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})"
                 makes = allowed.get(schema.outputs[0].type_str, [])
-                if makes and wanted not in makes:
+                if makes and not {wanted, f"seq({wanted})"} & {*makes}:
                     raise Unwritable(f"{name}-{version} does not make {wanted}", operator=name)
         for i, parameter in enumerate(schema.inputs):
             if parameter.option == parameter.option.Single and (i >= len(values) or values[i] is None):
@@ -470,10 +472,7 @@ def _fits(
     scratch.builder.domains.update(writer.builder.domains)
     try:
         inputs = [None if v is None else writer._copied(v, scratch) for v in values]
-        if any(isinstance(v, Body) for v in given.values()):
-            scratch.older(name, inputs, given)  # its graphs were written for this opset; their nodes speak for themselves
-        else:
-            write(scratch, inputs)
+        write(scratch, inputs)  # graphs among its attributes stay as they are: their nodes speak for themselves
     except Unwritable:
         return False
     return True
