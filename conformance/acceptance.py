@@ -1,7 +1,7 @@
 """reports/acceptance.md: which tests prove which row of acceptance.toml, and whether they passed.
 
-pytest -n auto --rows reports             writes the page anew
-pytest -n auto --rows-check reports       fails where the page is stale, or a row has no test that passed
+pytest -n auto --rows=reports             writes the page anew
+pytest -n auto --rows-check=reports       fails where the page is stale, or a row has no test that passed
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Acceptance:
         lines = [
             "# What is asked of export, optimizer and import",
             "",
-            "Written by `pytest --rows reports`. A row is proved by the tests that name it (`@pytest.mark.row`): `yes` says that",
+            "Written by `pytest --rows=reports`. A row is proved by the tests that name it (`@pytest.mark.row`): `yes` says that",
             "all of them that ran passed, and `cases` counts those.",
             "",
             f"**{yes} of {len(ROWS)}: yes.**",

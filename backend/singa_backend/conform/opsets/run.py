@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -32,8 +33,17 @@ def run(problems: Sequence[Problem], oracle: str | None = "onnxruntime", jobs: i
 
 def _begin(engine: str | None) -> None:
     global _oracle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")
     _oracle = Oracle(engine) if engine else None
+
+
+def _end_with_parent() -> None:
+    """A worker of a pool waits for work for ever; where whoever gives it was killed, none comes."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _one(problem: Problem) -> Judged:
