@@ -137,3 +137,18 @@ def test_it_trains_from_the_file(name: str) -> None:
     assert not m.not_traceable
     assert np.isfinite(losses).all() and losses[-1] < 0.95 * losses[0], losses
     assert [n for n, b in before.items() if np.array_equal(b, m.get_params()[n].data)] == []
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_in_and_out_is_a_fixed_point(name: str) -> None:
+    """What was written once is written again byte for byte, and gives the file's own outputs bit for bit."""
+    path = STORED[name].path
+    first = sonnx.SONNXModel(str(path))
+    first.eval()
+    once = sonnx.export(first)
+    second = sonnx.SONNXModel(once)
+    second.eval()
+    assert sonnx.export(second).SerializeToString() == once.SerializeToString()
+    for inputs, _ in STORED[name].data:
+        for a, b in zip(sonnx.prepare(str(path)).run(inputs), sonnx.prepare(once).run(inputs), strict=True):
+            np.testing.assert_array_equal(a, b)
