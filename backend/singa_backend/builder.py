@@ -148,7 +148,7 @@ class Builder(Vocabulary[Symbol]):
     def is_value(self, x: Any) -> bool:
         return isinstance(x, Symbol) or hasattr(x, "raw") or (self.outer is not None and self.outer.is_value(x))
 
-    def _adopt(self, x: Any) -> Symbol | None:
+    def adopted(self, x: Any) -> Symbol | None:
         """A value as this graph's own: one from outside is captured, as the tape's variable that it is where it is one."""
         if x is None:
             return None
@@ -163,7 +163,7 @@ class Builder(Vocabulary[Symbol]):
             return value
         if self.outer is not None and self.outer.is_value(value):
             if isinstance(self.outer, Builder):
-                symbol = self.outer._adopt(x)
+                symbol = self.outer.adopted(x)
                 assert symbol is not None
                 self._capture(symbol.name, x, symbol.builder)
                 return symbol
@@ -229,7 +229,7 @@ class Builder(Vocabulary[Symbol]):
         return self._type_of(x)
 
     def _plain(self, x: Any) -> Symbol:
-        symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self._adopt(x)
+        symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self.adopted(x)
         assert symbol is not None
         return symbol
 
@@ -246,7 +246,7 @@ class Builder(Vocabulary[Symbol]):
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Symbol]:
         values: list[Any] = [
-            v if v is None or isinstance(v, Symbol) else self._adopt(v) for v in arguments(self, domain, op_type, inputs)
+            v if v is None or isinstance(v, Symbol) else self.adopted(v) for v in arguments(self, domain, op_type, inputs)
         ]
         while values and values[-1] is None:
             values.pop()
@@ -273,7 +273,7 @@ class Builder(Vocabulary[Symbol]):
         return isinstance(x, Symbol) and x.builder is self and x.name in self._made
 
     def _emit(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> list[Symbol]:
-        symbols = [self._adopt(v) for v in values]
+        symbols = [self.adopted(v) for v in values]
         names = [self.name(op_type.lower()) for _ in range(outputs)]
         node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=domain)
         for n, v in attributes.items():
@@ -462,7 +462,7 @@ class Builder(Vocabulary[Symbol]):
         """The outputs as values that this graph makes, one for each, under these names where given."""
         finished: list[Symbol] = []
         for i, value in enumerate(outputs):
-            symbol = self._adopt(value if self.is_value(value) else self.constant(value))
+            symbol = self.adopted(value if self.is_value(value) else self.constant(value))
             assert symbol is not None
             wish = names[i] if names else None
             if wish and wish != symbol.name and not any(symbol is f for f in finished) and self.outer is None:

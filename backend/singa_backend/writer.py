@@ -145,7 +145,11 @@ class Writer(Vocabulary[Symbol]):
         def write(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
             return writer._version_written(meaning, values, given, wanted)
 
-        return self._attempt(meaning.declaration.name, write, list(inputs), given, len(wanted), meaning.version)
+        return self._attempt(meaning.declaration.name, write, self._symbols(inputs), given, len(wanted), meaning.version)
+
+    def _symbols(self, values: Sequence[Any]) -> list[Any]:
+        """Values of outer vocabularies as this graph's own."""
+        return [v if v is None or isinstance(v, Symbol) else self.builder.adopted(v) for v in values]
 
     def _version_written(
         self, meaning: Meaning, inputs: Sequence[Any], given: dict[str, Any], wanted: Sequence[bool]
@@ -183,7 +187,7 @@ class Writer(Vocabulary[Symbol]):
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Symbol]:
         """The outputs of an operator in its newest form; raises Unwritable."""
-        values = arguments(self, domain, op_type, inputs)
+        values = self._symbols(arguments(self, domain, op_type, inputs))
         while values and values[-1] is None:
             values.pop()
         given = {n: v for n, v in attributes.items() if v is not None}

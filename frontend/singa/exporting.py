@@ -209,6 +209,7 @@ class _Played:
         self.record = record = Trace(opset, holds=True)
         self.writer = record.builder
         self.writer.builder.marks_constants = True
+        self.writer.builder.domains.update(_other_domains(ys))
         self.problems: list[UnsupportedModel] = []
         self.writer.problems = []
         self._numbers: Counter[str] = Counter()
@@ -416,6 +417,17 @@ def _natural(ys: Sequence[Tensor]) -> int:
         if graph is not None:
             found.append(graph.opsets.get("", USUAL))
     return max([LEAST, *found]) if found else USUAL
+
+
+def _other_domains(ys: Sequence[Tensor]) -> dict[str, int]:
+    """The versions of other domains than ONNX's in the files that the outputs come from: they stay as they are."""
+    found: dict[str, int] = {}
+    for call in origin.order([y._origin for y in ys if y._origin is not None]):
+        graph = getattr(call.operator, "graph", None)
+        for domain, version in (graph.opsets if graph is not None else {}).items():
+            if domain:
+                found[domain] = max(version, found.get(domain, 0))
+    return found
 
 
 def _domains(proto: ModelProto, extra: Sequence[tuple[str, int]]) -> None:
