@@ -304,6 +304,17 @@ def test_other_domains_keep_their_version() -> None:
     assert run(written, np.array(["b", "a"], object))[0].tolist() == [1, 0]
 
 
+def test_maps_keep_their_types() -> None:
+    kind = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    node = helper.make_node("DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b", "c"])
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3])]
+    graph = helper.make_graph([node], "g", [helper.make_value_info("x", kind)], outputs)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 1)]
+    written = at(helper.make_model(graph, opset_imports=imports, ir_version=10), 9)
+    assert written.graph.input[0].type == kind
+    assert run(written, {"c": 2.0, "a": 0.5})[0].reshape(-1).tolist() == [0.5, 0, 2]
+
+
 def test_types_that_a_version_ties_together_are_checked() -> None:
     text = "g (float[1, 2, 3] x, double[2] s) => (float[1, 2, 3] y) { y = BatchNormalization (x, s, s, s, s) }"
     error = refused(model(text), 14)

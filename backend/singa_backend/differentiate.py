@@ -370,7 +370,7 @@ def as_body(op: Vocabulary[Any], graph: Graph, captured: Sequence[Any]) -> Body:
 
 def declared_type(value: Value) -> TypeProto | None:
     """The type of a graph's input as far as the file says it."""
-    return None if value.dtype is None or value.kind in ("map", "") else value.type
+    return None if value.dtype is None or value.kind == "" else value.type
 
 
 def graph_of(body: Body) -> Graph:

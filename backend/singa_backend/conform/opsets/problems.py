@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from ... import dtypes
 from ...device import Device
@@ -82,6 +82,8 @@ def models(select: str = "") -> Iterator[Problem]:
     for domain, name in sorted(chosen):
         for version in sorted(schemas[domain, name]):
             yield from drawn(domain, name, version)
+        if (domain, name) in _OF_MAPS:
+            yield _of_a_map(name)
 
 
 def operators_of(model: ModelProto) -> tuple[Operator, ...]:
@@ -161,6 +163,25 @@ def _drawn(case: generate.Case, kind: str, held: set[str], number: int) -> Probl
     feeds = [x for n, x in case.inputs.items() if n not in held]
     label = f"{shown((case.domain, case.operator))}-{case.version} #{number}"
     return Problem(label, kind, model.SerializeToString(), feeds, None, 0, 0, operators_of(model))
+
+
+_OF_MAPS: dict[Operator, tuple[int, dict[str, Any], dict[Any, float], int]] = {
+    ("ai.onnx.ml", "CastMap"): (TensorProto.INT64, {"map_form": "SPARSE", "max_map": 4}, {0: 0.5, 2: -1.25}, 4),
+    ("ai.onnx.ml", "DictVectorizer"): (TensorProto.STRING, {"string_vocabulary": ["a", "b", "c"]}, {"c": 2.0, "a": 0.5}, 3),
+}
+"""Operators of maps, which no generator draws: the type of the keys, attributes, a map of floats, the length of the result."""
+
+
+def _of_a_map(name: str) -> Problem:
+    keys, attributes, value, length = _OF_MAPS["ai.onnx.ml", name]
+    kind = helper.make_map_type_proto(keys, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    graph = helper.make_graph(
+        [helper.make_node(name, ["x"], ["y"], domain="ai.onnx.ml", **attributes)], name, [helper.make_value_info("x", kind)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, length])],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    return Problem(f"{name} of a map", "drawn", model.SerializeToString(), [value], None, 0, 0, operators_of(model))
 
 
 def _typed(case: generate.Case, held: frozenset[str]) -> ModelProto | None:
