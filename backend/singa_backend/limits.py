@@ -343,6 +343,11 @@ def rounds(count: int | None) -> Iterator[int]:
     return current().rounds(count)
 
 
+def blocks(size: int, step: int) -> Iterator[int]:
+    """Where each block of `step` begins below `size`; the deadline is looked at before each, as for `rounds`."""
+    return (i * step for i in rounds(-(-size // step)))
+
+
 def check_rounds(count: int) -> None:
     """Raise unless a loop may have so many rounds, before it begins."""
     current().check_rounds(count)

@@ -271,7 +271,7 @@ for name, code, model in [
                                                 hidden_size=1, outputs=2)),
 ]:  # fmt: skip
     case("loops", name, code, model)
-case("loops", "kernel_of_many_taps", "SX608", one("ConvTranspose", np.ones((1, 1, 64), F), np.ones((1, 64, 1 << 16), F)))
+case("loops", "kernel_of_many_taps", "SX608", one("ConvTranspose", np.ones((1, 1, 1 << 15), F), np.ones((1, 1, 1 << 16), F)))
 case("loops", "loop_over_the_iterations", "SX606", loop(asked, None, True, {"x": A}), iterations=1000)
 case("loops", "executions", "SX605", loop(asked, 10**6, True, {"x": A}), executions=1000)
 case("loops", "loop_at_the_limit_runs", "", loop(asked, 1000, True, {"x": A}), iterations=1000)

@@ -45,7 +45,7 @@ def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
     rank = len(at.counts)
     step = max(COLUMNS // max(1, row) + 1, BLOCK // max(1, n * group * kernel * row))
     limits.admit((n, group, kernel, min(step, rows), row), x.dtype)
-    for first in range(0, rows, step):
+    for first in limits.blocks(rows, step):
         some = view[(..., slice(first, first + step), *(slice(None),) * (rank - 1))]
         last = first + some.shape[-rank]
         columns = some.reshape(n, group, kernel, (last - first) * row)
@@ -262,9 +262,9 @@ def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_p
             for t in itertools.product(*(at.taps(axis) for axis in range(len(sizes))))}  # fmt: skip
     samples = max(1, BLOCK // max(1, offsets * each))
     step = max(1, BLOCK // max(1, samples * each))
-    for i in limits.rounds(-(-n // samples)):
-        here = slice(i * samples, (i + 1) * samples)
-        for first in range(0, offsets, step):
+    for start in limits.blocks(n, samples):
+        here = slice(start, start + samples)
+        for first in limits.blocks(offsets, step):
             some = filters[:, first : first + step]
             part = (some.reshape(group, -1, c // group) @ x[here]).reshape(-1, group, some.shape[1], m, *sizes)
             for k in range(some.shape[1]):

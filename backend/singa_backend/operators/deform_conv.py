@@ -45,7 +45,7 @@ def deform_conv(xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = Non
     y = xp.zeros((n, m, *at.counts), dtype=x.dtype)
     if x.size == 0 or y.size == 0:
         index = index[:0]  # nothing to read
-    for i in range(n):
+    for i in limits.rounds(n):
         columns = xp.zeros((offset_group, c // offset_group, cells * out), dtype=x.dtype)
         for g in range(offset_group):
             for corner in range(len(index)):

@@ -147,13 +147,13 @@ def _probabilities(z: np.ndarray, classes: int, a: Floats, b: Floats) -> np.ndar
     q[:, range(classes), range(classes)] = (r * r).sum(axis=1)
     p = np.full((len(z), classes), 1 / classes)
     going = np.ones(len(z), bool)
-    for _ in range(max(100, classes)):
+    for _ in limits.rounds(max(100, classes)):
         qp = np.einsum("nij,nj->ni", q, p)
         pqp = (p * qp).sum(axis=1)
         going = going & (np.abs(qp - pqp[:, None]).max(axis=1) >= 0.005 / classes)
         if not going.any():
             break
-        for t in range(classes):
+        for t in limits.rounds(classes):
             step = np.where(going, (pqp - qp[:, t]) / q[:, t, t], 0)
             pqp = (pqp + step * (step * q[:, t, t] + 2 * qp[:, t])) / (1 + step) ** 2
             qp = (qp + step[:, None] * q[:, t, :]) / (1 + step[:, None])

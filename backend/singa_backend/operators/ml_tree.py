@@ -114,7 +114,7 @@ class Trees:
         targets, weights = xp.asarray(np.where(self.targets < 0, count, self.targets)), xp.asarray(self.weights)
         y = xp.zeros((x.shape[0], count), np.float64)
         step = max(1, _AT_ONCE // max(1, len(self.roots) * self.targets.shape[1]))
-        for start in range(0, x.shape[0], step):
+        for start in limits.blocks(x.shape[0], step):
             leaf = self.leaves(xp, x[start : start + step])
             n = leaf.shape[0]
             place = (xp.arange(n)[:, None, None] * (count + 1) + targets[leaf]).reshape(-1)

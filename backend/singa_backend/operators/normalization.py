@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Ints, Op, V, Version, Wanted, Xp, operator
 from ._common import axes_of, axis_of
@@ -407,7 +407,9 @@ def lrn(xp: Xp, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75,
     channels = x.shape[1]
     square = x * x
     total = xp.zeros_like(x)
-    for offset in range(-min((size - 1) // 2, channels), min(size // 2, channels) + 1):
+    behind, ahead = min((size - 1) // 2, channels), min(size // 2, channels)
+    for i in limits.rounds(behind + ahead + 1):
+        offset = i - behind
         into = slice(max(0, -offset), max(0, channels - max(0, offset)))
         source = slice(max(0, offset), max(0, channels - max(0, -offset)))
         total[:, into] += square[:, source]

@@ -81,7 +81,7 @@ def roi_align(
         limits.admit((output_height * rows, output_width * columns, c), np.float64)
         group = np.flatnonzero((counts == (rows, columns)).all(axis=1))
         size = max(1, _CHUNK // (c * rows * columns * output_height * output_width))
-        for some in (group[i : i + size] for i in range(0, len(group), size)):
+        for some in (group[i : i + size] for i in limits.blocks(len(group), size)):
             down = _bilinear(top[some], high[some], output_height, rows, height)
             across = _bilinear(left[some], wide[some], output_width, columns, width)
             y[xp.asarray(some)] = _pool(xp, pixels, batch_indices[some], down, across, rows, columns, mode)

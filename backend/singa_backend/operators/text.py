@@ -132,7 +132,8 @@ def _count(codes: np.ndarray, grams: np.ndarray, size: int, skips: int) -> np.nd
     numbers = len(levels[-1]) if levels else size
     limits.admit((len(codes), numbers), np.int64)
     total = np.zeros((len(codes), numbers), np.int64)
-    for distance in range(1, skips + 2):
+    for skipped in limits.rounds(min(skips + 1, codes.shape[1])):
+        distance = skipped + 1
         places = codes.shape[1] - (grams.shape[1] - 1) * distance
         if places <= 0:
             break
