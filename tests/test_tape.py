@@ -385,3 +385,19 @@ def test_a_scan_of_which_no_slice_takes_a_gradient() -> None:
     y = op.Scan(state, xs, body=body, num_scan_inputs=1)
     np.testing.assert_array_equal(y.data, [9.0, 5.25])  # (1 w + x1) w + x2
     np.testing.assert_array_equal(grads(op.ReduceSum(y, keepdims=0))["w"], [2 * 2 + 1, 2 * 0.5 + 2])
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(np.int64, 0.5), (np.int32, float("nan")), (np.int64, 2**70), (np.uint8, -1),
+                                               (np.uint8, 300), (np.int8, [1, 200]), (bool, 0.5)])  # fmt: skip
+def test_a_number_that_integers_cannot_hold_is_refused(dtype: Any, number: Any) -> None:
+    x = Tensor(data=np.zeros(2, dtype), requires_grad=False)
+    with pytest.raises(InvalidInput, match=r"SX372.*(Add|And) is given"):
+        (op.And if dtype is bool else op.Add)(x, number)
+
+
+def test_a_whole_number_of_another_kind_is_held() -> None:
+    x = Tensor(data=np.arange(3, dtype=np.int32), requires_grad=False)
+    for one in (1.0, True, np.int64(1), np.float32(1)):
+        y = op.Add(x, one)
+        assert y.data.dtype == np.int32
+        np.testing.assert_array_equal(y.data, [1, 2, 3])

@@ -23,6 +23,7 @@ from onnx import GraphProto, TypeProto, defs, helper
 
 from . import arrays, dtypes
 from .device import Device
+from .errors import InvalidInput
 from .graph import Graph
 from .operator import Meaning, declarations, load_all, runs_on_host, schema_version, schemas
 
@@ -234,7 +235,10 @@ def _formal(domain: str, op_type: str, opset: int) -> tuple[tuple[str, ...], dic
 
 
 def arguments(op: Vocabulary[T], domain: str, op_type: str, inputs: Sequence[Any]) -> list[T | None]:
-    """The inputs of a call as values: numbers and lists become constants of the dtype that the schema asks for."""
+    """The inputs of a call as values: numbers and lists become constants of the dtype that the schema asks for.
+
+    Raises InvalidInput (SX372) where integers or booleans are asked for and cannot hold the number.
+    """
     if all(x is None or op.is_value(x) for x in inputs):
         return list(inputs)
     strings, kinds, _ = _formal(domain, op_type, op.opset)
@@ -257,8 +261,24 @@ def arguments(op: Vocabulary[T], domain: str, op_type: str, inputs: Sequence[Any
         else:
             natural = x.dtype if isinstance(x, (np.ndarray, np.generic)) else _natural(x)
             dtype = kinds[which][0] if len(kinds[which]) == 1 else natural
-        values.append(op.constant(x, dtype))
+        values.append(op.constant(_held(x, np.dtype(dtype), op_type), dtype))
     return values
+
+
+def _held(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
+    """`x`, unless integers or booleans of this dtype cannot hold it: a fraction, NaN, or out of range."""
+    given = np.asarray(x)
+    if dtype.kind not in "iub" or given.dtype == dtype or given.dtype.kind not in "iubfO":
+        return x
+    try:
+        with np.errstate(invalid="ignore"):
+            held = bool((given.astype(dtype) == given).all())
+    except (OverflowError, ValueError, TypeError):
+        held = False
+    if not held:
+        hint = "cast the tensors, or give a number of their type; operators of Tensor promote by themselves"
+        raise InvalidInput(f"{op_type} is given {x!r} beside tensors of {dtype}, which cannot hold it", code="SX372", hint=hint)
+    return x
 
 
 def _natural(x: Any) -> np.dtype[Any]:
