@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa.cli import main
+from singa.sonnx import SONNXModel
 from singa_backend import InvalidInput, InvalidModel, OperatorError, SingaBackend, passes
 from singa_backend.conform import foreign
 from singa_backend.oracle import Oracle
@@ -327,6 +328,19 @@ def test_constants_fold_and_large_ones_do_not() -> None:
     assert sum(t.ByteSize() for t in model.graph.initializer) < 1000
     names = [t.name for t in model.graph.initializer]
     assert len(names) == len(set(names)) == 2
+
+
+@pytest.mark.parametrize("opset", [7, 13, 22])
+def test_what_constant_nodes_make_does_not_begin_to_train(opset: int) -> None:
+    """A float initializer is something to train, and these are none; what a weight has part in stays one."""
+    text = """g (float[2] x) => (float[2] y, float[2] z) {
+        c = Constant <value = float[2] {1, 2}> () z = Neg(c) e = Exp(c) a = Mul(x, e) v = Neg(w) y = Mul(a, v) }"""
+    model = read(text, opset=opset, w=np.array([3, 4], F))
+    assert held(model, ["fold_constants", "remove_dead"], np.ones(2, F)) == ["Mul", "Mul"]
+    (weight,) = model.graph.initializer
+    np.testing.assert_array_equal(numpy_helper.to_array(weight), [-3, -4])
+    assert [n.output[0] for n in model.graph.node if n.op_type == "Constant"] == ["z", "e"]
+    assert list(SONNXModel(model).get_params()) == [weight.name]
 
 
 def test_a_large_weight_is_folded_in_its_place() -> None:

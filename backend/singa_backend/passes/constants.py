@@ -13,7 +13,7 @@ from ..backend import SingaBackend
 from ..errors import SonnxError
 from ..limits import Limits
 from .inference import node_proto
-from .net import Net, Node
+from .net import Net, Node, constant_node
 from .semantics import deterministic
 
 MOST = 1 << 20
@@ -23,7 +23,10 @@ BOUNDS = Limits(tensor_bytes=LARGEST, live_bytes=4 * LARGEST, executions=10_000,
 
 
 def fold_constants(net: Net) -> int:
-    """Fold every deterministic node of constants, within bounds of size and work; one that fails is left to fail."""
+    """Fold every deterministic node of constants, within bounds of size and work; one that fails is left to fail.
+
+    Floats that hang on Constant nodes only become one.
+    """
     count = 0
     for node in list(net.nodes):
         if node in net.edit.refused or not _foldable(net, node):
@@ -37,11 +40,17 @@ def fold_constants(net: Net) -> int:
             net.edit.refused.add(node)
             continue
         wanted = [o for o in node.outputs if o]
-        if any(o in net.held for o in wanted) or (any(o in net.outputs for o in wanted) and not _may_name(net)):
+        made = dict(zip(wanted, results, strict=True))
+        initial = {o for o, r in made.items() if net.trains(r, *node.inputs)}
+        if any(o in net.held for o in wanted) or (any(o in net.outputs for o in initial) and not _may_name(net)):
             continue
+        for o, result in made.items():
+            if o not in initial:
+                net.insert(constant_node(o, result), before=node)
         net.remove(node)
-        for o, result in zip(wanted, results, strict=True):
-            _become(net, o, result)
+        for o, result in made.items():
+            if o in initial:
+                _become(net, o, result)
         count += 1
     return count
 

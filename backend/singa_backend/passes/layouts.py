@@ -314,7 +314,7 @@ def lay_out(net: Net, name: str, p: Perm, before: Node) -> str:
     kind = net.type(name)
     array = net.constant(name, LARGEST)
     if array is not None:
-        return net.add_constant(array.reshape((1,) * (n - rank) + array.shape).transpose(inverse), name)
+        return net.add_constant(array.reshape((1,) * (n - rank) + array.shape).transpose(inverse), name, net.trains(array, name))
     axes = [k for k in range(n) if inverse[k] >= n - rank]  # of the result, that come from axes of the value
     order = tuple(inverse[k] - (n - rank) for k in axes)
     maker = net.producer(name)

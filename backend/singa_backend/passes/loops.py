@@ -67,7 +67,8 @@ def _invariant(net: Net, loop: Node, body: Net, runs: bool) -> int:
         arrays = {n: body.constant(n, MOST) for n in own}
         if any(a is None for a in arrays.values()) or any(o in body.held for o in node.outputs):
             continue
-        _hoist(net, loop, body, node, {n: net.add_constant(a, n) for n, a in arrays.items() if a is not None})
+        made = {n: net.add_constant(a, n, body.trains(a, n)) for n, a in arrays.items() if a is not None}
+        _hoist(net, loop, body, node, made)
         count += 1
     return count
 

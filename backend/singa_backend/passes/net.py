@@ -289,19 +289,23 @@ class Net:
             self.types[made[0]] = type
         return node
 
-    def add_constant(self, array: np.ndarray, like: str = "constant") -> str:
-        """A new constant: an initializer, in functions a Constant node.
+    def trains(self, array: np.ndarray, *names: str) -> bool:
+        """Whether a constant made of these may be an initializer, which trains: not the floats of Constant nodes."""
+        return array.dtype.kind != "f" or any(isinstance(self.tensor(n), TensorProto) for n in names)
+
+    def add_constant(self, array: np.ndarray, like: str = "constant", trains: bool = True) -> str:
+        """A new constant: an initializer, in functions and where it must not train a Constant node.
 
         Before IR version 4 an initializer had to be listed as an input too, which those of the main graph only can be.
         """
         name = self.edit.fresh(like)
         tensor = numpy_helper.from_array(np.asarray(array), name)
-        net = self.edit.main if self.edit.ir_version < 4 and not self.in_function else self
-        net.types[name] = Type(tensor.data_type, tuple(array.shape))
-        if self.in_function:
-            first = self.nodes[0] if self.nodes else None
-            self.insert(Node("Constant", [], [name], {"value": helper.make_attribute("value", tensor)}), before=first)
+        if self.in_function or not trains:
+            self.types[name] = Type(tensor.data_type, tuple(array.shape))
+            self.insert(constant_node(name, array), before=self.nodes[0] if self.nodes else None)
             return name
+        net = self.edit.main if self.edit.ir_version < 4 else self
+        net.types[name] = Type(tensor.data_type, tuple(array.shape))
         net.initializers[name] = tensor
         if self.edit.ir_version < 4:
             net.inputs.append(name)
@@ -462,6 +466,11 @@ def nbytes(tensor: TensorProto) -> int:
     if not dtypes.is_known(tensor.data_type):
         return 0
     return math.prod(max(0, d) for d in tensor.dims) * dtypes.numpy_dtype(tensor.data_type).itemsize
+
+
+def constant_node(name: str, array: np.ndarray) -> Node:
+    """A Constant node that makes the value of this name."""
+    return Node("Constant", [], [name], {"value": helper.make_attribute("value", numpy_helper.from_array(array, name))})
 
 
 def _value(node: Node) -> np.ndarray | None:
