@@ -71,6 +71,24 @@ def test_data_beside_the_file(mended: bool, tmp_path: Path) -> None:
     assert (found.get_params()["b"].data == [1, 2, 3]).all()
 
 
+@pytest.mark.parametrize("mended", [False, True])
+def test_data_of_a_function_beside_the_file(mended: bool, tmp_path: Path) -> None:
+    proto = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        g (float[1, 3] x) => (float[1, 3] y) {{ a = own.f(x) y = BatchNormalization(a, {"" if mended else "s"}, b, m, v) }}
+        <domain: "own", opset_import: ["": 18]>
+        f (x) => (y) {{ c = Constant<value: tensor = float[3] {{0, 0, 0}}>() y = Add(x, c) }}""")
+    for name, value in (("b", F([1, 2, 3])), ("m", F([0, 0, 0])), ("v", F([1, 1, 1])), ("s", F([1, 1, 1]))):
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    (tmp_path / "c.bin").write_bytes(F([5, 5, 5]).tobytes())
+    held = proto.functions[0].node[0].attribute[0].t
+    held.ClearField("float_data")
+    held.data_location = TensorProto.EXTERNAL
+    held.external_data.add(key="location", value="c.bin")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    found = sonnx.from_onnx(tmp_path / "m.onnx")
+    np.testing.assert_allclose(ours(found, np.zeros((1, 3), F))[0], [[6, 7, 8]], rtol=1e-4)
+
+
 def test_a_subclass_trains_on_what_was_read() -> None:
     class Fitted(sonnx.SONNXModel):
         def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
