@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa import autograd, opt, sonnx, tape
 from singa.importing._cleaning import names, rename, separate
-from singa.importing._common import difference, leaves, open_sizes, rebuilt
+from singa.importing._common import difference, leaves, name_values, open_sizes, outputs, rebuilt
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput, InvalidModel, MissingDependency, UnsupportedModel
 
@@ -213,6 +213,20 @@ def test_values_that_change_names_swap_them_everywhere() -> None:
     assert found.run([F([5]), F([3]), np.True_])[0].tolist() == [7.0]
     assert found.run([F([5]), F([3]), np.False_])[0].tolist() == [3.0]
     assert len(names(proto.graph)) == 7
+
+
+def test_inputs_in_any_order_get_the_names_of_the_call() -> None:
+    """An exporter may write its inputs in another order, and leave out one that is not used."""
+    proto = model("(float[n] input_2, float[n] input_0) => (float[n] z, float[n] input_1) "
+                  "{ z = Sub(input_0, input_2) input_1 = Identity(input_2) }")  # fmt: skip
+    name_values(proto, ["a", "b", "z"], None)
+    assert [v.name for v in proto.graph.input] == ["z", "a"] and [v.name for v in proto.graph.output] == ["output_0", "output_1"]
+    found = sonnx.from_onnx(proto)
+    feeds = [F([5]), F([9]), F([3])]
+    assert [y.tolist() for y in outputs(found, ["a", "b", "z"], feeds)] == [[2.0], [3.0]]
+    assert [y.tolist() for y in outputs(found, [], feeds[:2])] == [[4.0], [5.0]]  # the exporter named them: in order
+    with pytest.raises(InvalidInput, match="output_names"):
+        name_values(proto, [], ["y"])
 
 
 def test_outputs_that_are_inputs_or_there_twice_get_names() -> None:

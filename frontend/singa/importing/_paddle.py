@@ -30,10 +30,12 @@ from ._common import (
     beside,
     check_axes,
     check_names,
+    exporting,
     freeze,
     is_array,
     leaves,
     made,
+    name_values,
     needed,
     open_sizes,
     outputs,
@@ -98,35 +100,24 @@ def from_paddle(layer: Any, inputs: Any, *, train: bool = False, opset: int | No
 
     own = _own_names(layer)
     marks: dict[str, Any] = {}
-    try:
-        with _mode(paddle, layer, False, {}), paddle.no_grad():
-            result = layer(*args)
-    except Exception as error:
-        raise ExporterFailure(*who, f"{type(error).__name__}: {error}") from error
+    with exporting(*who), _mode(paddle, layer, False, {}), paddle.no_grad():
+        result = layer(*args)
     with _mode(paddle, layer, train, marks), tempfile.TemporaryDirectory(prefix="sonnx") as folder:
-        try:
-            with paddle.utils.unique_name.guard():
-                paddle.jit.save(layer, f"{folder}/model", input_spec=[rebuilt(a, spec) for a in args])
-        except Exception as error:
-            raise ExporterFailure(*who, f"{type(error).__name__}: {error}") from error
+        with exporting(*who), paddle.utils.unique_name.guard():
+            paddle.jit.save(layer, f"{folder}/model", input_spec=[rebuilt(a, spec) for a in args])
         proto = _converted(Path(folder), opset or _OPSET, who)
     _unmark(proto, marks)
     _to_initializers(proto, own)
     _as_given(proto, result)
     separate(proto)
-    made_names = [v.name for v in proto.graph.output]
-    check_names("output_names", output_names, len(made_names))
-    wanted = list(output_names) if output_names else [f"output_{i}" for i in range(len(made_names))]
-    inner = [v.name for v in proto.graph.input]
-    rename(proto, [*inner, *made_names], [*(names[int(n.removeprefix("input_"))] for n in inner), *wanted])
+    name_values(proto, names, output_names)
     model = made(proto, device, model_class, train)
     still = {n for n, p in layer.named_parameters() if p.stop_gradient} | {n for n, _ in layer.named_buffers()}
     trained = set(own.values()) - still
     freeze(model, lambda name, t: name not in trained)
     if check:
         expected = [as_array(y) for y in leaves(result)]
-        by_name = {n: as_array(x) for n, x in zip(names, fed, strict=True)}
-        beside(model, outputs(model, [by_name[v.name] for v in model.imported.graph.inputs]), expected, tolerance, who)
+        beside(model, outputs(model, names, fed), expected, tolerance, who)
     return model
 
 

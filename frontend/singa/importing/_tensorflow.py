@@ -15,15 +15,16 @@ from singa_backend.errors import InvalidInput
 from ._cleaning import names as names_of
 from ._cleaning import rename, unused
 from ._common import (
-    ExporterFailure,
     as_array,
     beside,
     check_axes,
     check_names,
+    exporting,
     freeze,
     is_array,
     leaves,
     made,
+    name_values,
     needed,
     open_sizes,
     outputs,
@@ -75,24 +76,17 @@ def from_tensorflow(model: Any, inputs: Any = None, *, train: bool = False, opse
         rest = iter(tensors)
         return [tf.identity(y) for y in leaves(call(rebuilt(form, lambda x: next(rest) if is_array(x) else x)))]
 
-    try:
+    with exporting(*who):
         expected = [as_array(y) for y in flat(*tensors)] if check or train else []  # the first call makes weights
         if train:
             proto, trained = _for_training(tf, tf2onnx, model, flat, signature, opset)
         else:
             proto, trained = _export(tf, tf2onnx, flat, signature, opset), None
-    except Exception as error:
-        raise ExporterFailure(*who, f"{type(error).__name__}: {error}") from error
-    made_names = [v.name for v in proto.graph.output]
-    check_names("output_names", output_names, len(made_names))
-    wanted = list(output_names) if output_names else [f"output_{i}" for i in range(len(made_names))]
-    inner = [v.name for v in proto.graph.input]
-    rename(proto, [*inner, *made_names], [*(names[int(n.removeprefix("input_"))] for n in inner), *wanted])
+    name_values(proto, names, output_names)
     found = made(proto, device, model_class, train)
     freeze(found, lambda name, t: not t.shape if trained is None else name not in trained)
     if check:
-        by_name = {n: as_array(x) for n, x in zip(names, tensors, strict=True)}
-        beside(found, outputs(found, [by_name[v.name] for v in found.imported.graph.inputs]), expected, tolerance, who)
+        beside(found, outputs(found, names, tensors), expected, tolerance, who)
     return found
 
 
