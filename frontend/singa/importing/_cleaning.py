@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from singa_backend.messages import graphs, names, unused
 
 _NORM_INPUTS = 5
 """x, scale, bias, mean, variance."""
@@ -44,30 +46,6 @@ def _lacking(node: NodeProto) -> list[int]:
     if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx") or len(node.input) < _NORM_INPUTS:
         return []
     return [slot for slot in (1, 2) if not node.input[slot]]
-
-
-def unused(name: str, taken: set[str]) -> str:
-    """A name that is not taken, and is from now on."""
-    found = next(n for n in (name, *(f"{name}_{i}" for i in range(1, len(taken) + 2))) if n not in taken)
-    taken.add(found)
-    return found
-
-
-def names(graph: GraphProto) -> set[str]:
-    """Every name of a value in a graph and the graphs within it."""
-    found = (
-        {v.name for v in graph.input} | {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    )
-    for node in graph.node:
-        found.update(node.output)
-        for inner in graphs(node):
-            found |= names(inner)
-    return found
-
-
-def graphs(node: NodeProto) -> list[GraphProto]:
-    """The graphs among a node's attributes."""
-    return [g for a in node.attribute for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)]
 
 
 def separate(model: ModelProto) -> None:

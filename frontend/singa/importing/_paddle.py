@@ -21,9 +21,10 @@ import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.messages import names as names_of
+from singa_backend.messages import unused
 
-from ._cleaning import names as names_of
-from ._cleaning import rename, separate, unused
+from ._cleaning import rename, separate
 from ._common import (
     ExporterFailure,
     as_array,

@@ -11,9 +11,10 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from singa_backend.errors import InvalidInput
+from singa_backend.messages import names as names_of
+from singa_backend.messages import unused
 
-from ._cleaning import names as names_of
-from ._cleaning import rename, unused
+from ._cleaning import rename
 from ._common import (
     as_array,
     beside,
