@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,6 @@ from singa_backend.errors import UnsupportedModel
 from singa_backend.oracle import Oracle
 
 F = np.float32
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    with Oracle("onnxruntime") as engine:
-        yield engine
 
 
 def drawn(*shape: int) -> tensor.Tensor:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -762,14 +760,6 @@ def test_large_weights_cost_little_memory() -> None:
 
 
 # --- models from elsewhere
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    if find_spec("onnxruntime") is None:
-        pytest.skip("onnxruntime is not installed")
-    with Oracle("onnxruntime") as engine:
-        yield engine
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -26,7 +26,6 @@ def _seeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
     yield
-    tape.training = False
     assert os.listdir(tmp_path) == []
 
 
