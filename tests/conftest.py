@@ -1,13 +1,15 @@
-"""What tests of many modules share: onnxruntime beside us, and a tape that no test leaves training."""
+"""What tests of many modules share: onnxruntime beside us, a tape that no test leaves training, a model to train."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
-from singa import tape
+from singa import autograd, sonnx, tape
+from singa.tensor import Tensor
 from singa_backend.oracle import Oracle
 
 
@@ -24,3 +26,17 @@ def oracle() -> Iterator[Oracle]:
 def stop_training() -> Iterator[None]:
     yield
     tape.training = False
+
+
+@pytest.fixture
+def mean_squares() -> type[sonnx.SONNXModel]:
+    """The class of an imported model whose first output is trained under mean squares."""
+
+    class Fitted(sonnx.SONNXModel):
+        def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
+            y = self.forward(x)[0]
+            loss = autograd.mse_loss(y, t)
+            self.optimizer(loss)
+            return y, loss
+
+    return Fitted
