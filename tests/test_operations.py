@@ -510,7 +510,7 @@ TOLERANCE = {np.dtype(np.float32): (1e-5, 2e-6), np.dtype(np.float64): (1e-9, 1e
 
 
 @pytest.fixture(scope="module", autouse=True)
-def oracle() -> Iterator[None]:
+def stop_onnxruntime() -> Iterator[None]:
     yield
     _onnxruntime().close()
     _onnxruntime.cache_clear()
