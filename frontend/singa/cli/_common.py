@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,17 @@ limit_option = click.option(
 def say(text: str, *, style: str | None = None) -> None:
     """A line for people, on standard output, never wrapped and never read as markup."""
     out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def witness(engine: str, quiet: bool) -> str | None:
+    """The engine to ask beside us; None where "none" is asked for, or it is not installed, which is said unless `quiet`."""
+    if engine == "none":
+        return None
+    if find_spec(engine) is None:
+        if not quiet:
+            err.print(f"{engine} is not installed, so there is no second witness: pip install 'sonnx\\[oracle]'", style="yellow")
+        return None
+    return engine
 
 
 def check_matrix(what: str, command: str, folder: Path, why: str, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from singa_backend.conform import matrix
 from singa_backend.conform.matrix import page
 
-from ._common import NO, check_matrix, err, expression, json_option, out, progress, say, typed
+from ._common import NO, check_matrix, expression, json_option, out, progress, say, typed, witness
 
 
 @click.command()
@@ -44,7 +44,7 @@ def gradients(select: str, points: int, seed: int, oracle: str, jobs: int | None
     rows = matrix.listed(select)
     if not rows:
         raise click.UsageError(f"no operator version matches {select!r}")
-    engine = None if oracle == "none" or not _installed(as_json) else oracle
+    engine = witness(oracle, as_json)
     found: list[matrix.Row] = []
     with progress(len(rows), "gradients", quiet=as_json) as step:
         bad = 0
@@ -62,15 +62,6 @@ def gradients(select: str, points: int, seed: int, oracle: str, jobs: int | None
     else:
         _show(document, bool(select))
     sys.exit(NO if document["unexplained"] else 0)
-
-
-def _installed(quiet: bool) -> bool:
-    from importlib.util import find_spec
-
-    there = find_spec("onnxruntime") is not None
-    if not there and not quiet:
-        err.print("onnxruntime is not installed, so there is no second witness: pip install 'sonnx\\[oracle]'", style="yellow")
-    return there
 
 
 def _show(document: dict[str, Any], each: bool) -> None:
