@@ -133,6 +133,13 @@ def test_train_keeps_dropout_batch_norm_and_fresh_weights(mean_squares: Any) -> 
     assert not np.array_equal(ours(found, X)[0], ours(found, X)[0])  # dropped at random
 
 
+def test_dropout_before_its_ratio_was_an_input() -> None:
+    found = sonnx.from_tensorflow(net(), train=True, opset=11)
+    (drop,) = (n for n in found.onnx_model.graph.node if n.op_type == "Dropout")
+    assert len(drop.input) == 1 and [a.name for a in drop.attribute] == ["ratio"]
+    assert set(found.get_params()) == trained(found)  # nothing is held that nobody reads
+
+
 def test_training_beside_keras_and_statistics(mean_squares: Any) -> None:
     """Five steps of the same SGD, with a frozen layer: losses, weights and running statistics."""
     model = net(rate=0.0)

@@ -1,4 +1,4 @@
-"""What some exporters leave out or name badly, mended in a copy of the file; a file that needs nothing is given back as it is."""
+"""What exporters leave out, name badly or cannot say, mended in the file; `cleaned` mends a copy, and only where it must."""
 
 from __future__ import annotations
 
@@ -46,6 +46,20 @@ def _lacking(node: NodeProto) -> list[int]:
     if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx") or len(node.input) < _NORM_INPUTS:
         return []
     return [slot for slot in (1, 2) if not node.input[slot]]
+
+
+def dropout_inputs(graph: GraphProto, prefix: str, ratio: float, opset: int,
+                   taken: set[str]) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
+    """What a Dropout that follows the mode of its model takes besides x, as initializers of the graph, and its attributes.
+
+    Before opset 12 the ratio was an attribute, and whether it drops was not said.
+    """
+    if opset < 12:
+        return [], {"ratio": ratio}
+    made = [unused(f"{prefix}{name}", taken) for name in ("ratio", "training_mode")]
+    for name, value in zip(made, (np.float32(ratio), np.bool_(True)), strict=True):
+        graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return made, {}
 
 
 def separate(model: ModelProto) -> None:

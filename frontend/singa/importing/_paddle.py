@@ -16,15 +16,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper
 
 from singa_backend.errors import InvalidInput, MissingDependency
 from singa_backend.messages import names as names_of
 from singa_backend.messages import unused
 
-from ._cleaning import rename, separate
+from ._cleaning import dropout_inputs, rename, separate
 from ._common import (
     ExporterFailure,
     as_array,
@@ -228,15 +227,8 @@ def _unmark(model: ModelProto, marks: Mapping[str, Any]) -> None:
         if node.op_type != "Add" or mark is None:
             continue
         x = next(n for n in node.input if n != mark)
-        ratio = float(marks[mark])
-        if opset < 12:
-            dropout = helper.make_node("Dropout", [x], node.output, name=node.name, ratio=ratio)
-        else:
-            extra = [unused(f"dropout_{i}.{n}", taken) for n in ("ratio", "training_mode")]
-            for name, value in zip(extra, (np.float32(ratio), np.bool_(True)), strict=True):
-                graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-            dropout = helper.make_node("Dropout", [x, *extra], node.output, name=node.name)
-        node.CopyFrom(dropout)
+        extra, options = dropout_inputs(graph, f"dropout_{i}.", float(marks[mark]), opset, taken)
+        node.CopyFrom(helper.make_node("Dropout", [x, *extra], node.output, name=node.name, **options))
     _drop(model, [n for n in graph.node if n.op_type == "Constant" and n.output[0] in marks])
 
 

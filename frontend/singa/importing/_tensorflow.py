@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from singa_backend.errors import InvalidInput
 from singa_backend.messages import names as names_of
 from singa_backend.messages import unused
 
-from ._cleaning import rename
+from ._cleaning import dropout_inputs, rename
 from ._common import (
     as_array,
     beside,
@@ -255,7 +255,7 @@ def _mark(tf: Any, key: str) -> Callable[..., Any]:
 def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, str], taken: set[str]) -> None:
     """Write the layers where their marks stand; a layer that is used twice has its weights once."""
     graph, version = model.graph, next(o.version for o in model.opset_import if not o.domain)
-    kept: dict[str, list[str]] = {}
+    kept: dict[str, tuple[list[str], dict[str, Any]]] = {}
     nodes: list[NodeProto] = []
     for node in graph.node:
         if node.domain != _DOMAIN:
@@ -265,39 +265,33 @@ def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, st
         layer = layers[key]
         norm = hasattr(layer, "moving_mean")
         if key not in kept:
-            values = _statistics(layer) if norm else _settings(layer)
-            kept[key] = [names.get(id(v)) or unused(f"{layer.name}/{name}", taken) for name, v in values.items()]
-            graph.initializer.extend(
-                numpy_helper.from_array(np.asarray(v), n) for n, v in zip(kept[key], values.values(), strict=True)
-            )
-        nodes += _norm(node, layer, int(rank), kept[key], taken) if norm else [_dropout(node, layer, version, kept[key])]
+            kept[key] = (_norm_inputs(graph, layer, names, taken) if norm
+                         else dropout_inputs(graph, f"{layer.name}/", float(layer.rate), version, taken))  # fmt: skip
+        held, options = kept[key]
+        if norm:
+            nodes += _norm(node, layer, int(rank), held, options, taken)
+        else:
+            nodes.append(helper.make_node("Dropout", [*node.input, *held], node.output, name=node.name, **options))
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _settings(layer: Any) -> dict[str, Any]:
-    """The inputs of a Dropout after its first."""
-    return {"ratio": np.float32(layer.rate), "training_mode": np.bool_(True)}
+def _norm_inputs(graph: GraphProto, layer: Any, names: Mapping[int, str],
+                 taken: set[str]) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
+    """What a BatchNormalization takes besides x, as initializers of the graph, and its attributes: Keras' momentum is ONNX's."""
+    values = {"gamma": layer.gamma if layer.scale else np.ones_like(layer.moving_mean),
+              "beta": layer.beta if layer.center else np.zeros_like(layer.moving_mean),
+              "moving_mean": layer.moving_mean, "moving_variance": layer.moving_variance}  # fmt: skip
+    made = [names.get(id(v)) or unused(f"{layer.name}/{name}", taken) for name, v in values.items()]
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in zip(made, values.values(), strict=True))
+    return made, {"epsilon": float(layer.epsilon), "momentum": float(layer.momentum)}
 
 
-def _statistics(layer: Any) -> dict[str, Any]:
-    """The inputs of a BatchNormalization after its first."""
-    return {"gamma": layer.gamma if layer.scale else np.ones_like(layer.moving_mean),
-            "beta": layer.beta if layer.center else np.zeros_like(layer.moving_mean),
-            "moving_mean": layer.moving_mean, "moving_variance": layer.moving_variance}  # fmt: skip
-
-
-def _dropout(node: NodeProto, layer: Any, version: int, names: Sequence[str]) -> NodeProto:
-    if version < 12:
-        return helper.make_node("Dropout", node.input, node.output, name=node.name, ratio=float(layer.rate))
-    return helper.make_node("Dropout", [*node.input, *names], node.output, name=node.name)
-
-
-def _norm(node: NodeProto, layer: Any, rank: int, names: Sequence[str], taken: set[str]) -> list[NodeProto]:
-    """BatchNormalization of ONNX is over axis 1; Keras counts channels last.  A momentum of Keras is one of ONNX."""
+def _norm(node: NodeProto, layer: Any, rank: int, names: Sequence[str], options: Mapping[str, Any],
+          taken: set[str]) -> list[NodeProto]:  # fmt: skip
+    """BatchNormalization of ONNX is over axis 1; Keras counts channels last."""
     axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
     axis %= rank
-    options: dict[str, Any] = {"epsilon": float(layer.epsilon), "momentum": float(layer.momentum)}
     if axis == 1:
         return [helper.make_node("BatchNormalization", [*node.input, *names], node.output, name=node.name, **options)]
     order = [0, axis, *(a for a in range(1, rank) if a != axis)]
