@@ -309,7 +309,6 @@ def of(write: Callable[..., Any], formula: Callable[..., Any], **rest: Any) -> M
 
 
 IMAGES = finite((2, 4, 6, 6), (1, 4, 8, 6), (0, 4, 6, 6))
-MATRICES = finite((3, 4), (2, 3, 4), (1, 5))
 TABLE = finite((3, 4), (2, 3, 2), (5, 1, 3))
 EMPTIES = finite((3, 4), (2, 3, 2), (3, 0))
 
