@@ -77,6 +77,14 @@ def test_opsets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["models"] and row["cells"]["18"][0] and not any(cell[2] for cell in row["cells"].values())
 
 
+def test_opsets_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "KINDS", ())
+    monkeypatch.setattr("singa.cli._common.find_spec", lambda name: None)
+    found = sonnx("opsets", "^Mish$", "--jobs", 1)
+    assert found.exit_code == 0 and "onnxruntime is not installed" in found.stderr and "sonnx[oracle]" in found.stderr
+    assert "confirmed by onnxruntime: 0" in found.output
+
+
 def test_opsets_is_used_wrongly(tmp_path: Path) -> None:
     assert sonnx("opsets", "^Nothing$").exit_code == 2
     assert sonnx("opsets", "(").exit_code == 2

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,6 @@ HERE = Path(__file__).parent
 ALL = bool(os.environ.get("SONNX_CODEGEN_ALL"))
 F = np.float32
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def stop_training() -> Iterator[None]:
-    yield
-    tape.training = False
 
 
 def text_model(body: str, opset: int = 21, **weights: np.ndarray) -> ModelProto:

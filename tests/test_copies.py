@@ -25,12 +25,6 @@ DEVICES = pytest.mark.parametrize("dev", [default_device, STRICT], ids=["CPU", "
 MODES = pytest.mark.parametrize("graph", [False, True], ids=["tape", "graph"])
 
 
-@pytest.fixture(autouse=True)
-def stop_training() -> Any:
-    yield
-    tape.training = False
-
-
 def data(dev: Device = default_device, seed: int = 0) -> tuple[Tensor, Tensor]:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((6, 2, 4, 4)).astype(F)

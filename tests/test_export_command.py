@@ -124,6 +124,11 @@ def test_what_a_program_may_name(name: str, program: Path, tmp_path: Path) -> No
     assert onnx.load(tmp_path / "o.onnx").graph.input[0].name == "x"
 
 
+def test_an_input_that_is_too_large_to_draw_is_refused(program: Path, tmp_path: Path) -> None:
+    result = run("export", f"{program}:Net", "-o", tmp_path / "o.onnx", "-i", "x=float32[100000000,1000000]", "--json")
+    assert result.exit_code == 3 and json.loads(result.output)["error"] == "ResourceExhausted"
+
+
 def test_inputs_from_an_archive_of_a_model_in_a_module(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "in.npz", picture=np.zeros((1, 3, 8, 8), np.float32))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +25,6 @@ from singa_backend.oracle import Oracle
 MODELS = Path(__file__).parent / "models"
 STORED = {m.name: m for m in foreign.stored(MODELS)}
 F = np.float32
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    if find_spec("onnxruntime") is None:
-        pytest.skip("onnxruntime is not installed")
-    with Oracle("onnxruntime") as engine:
-        yield engine
 
 
 def test_every_net_is_here_from_both_exporters() -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
-from singa import autograd, opt, sonnx, tape
+from singa import autograd, opt, sonnx
 from singa.tensor import Tensor
 from singa_backend.conform import foreign
 from singa_backend.oracle import Oracle
@@ -27,20 +26,6 @@ TABLE = tomllib.loads((FRAMEWORKS / "rows.toml").read_text())
 FOLDERS = list(TABLE["versions"])
 STORED = {f"{folder}-{m.name}": m for folder in FOLDERS for m in foreign.stored(FRAMEWORKS / folder)}
 F = np.float32
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    if find_spec("onnxruntime") is None:
-        pytest.skip("onnxruntime is not installed")
-    with Oracle("onnxruntime") as engine:
-        yield engine
-
-
-@pytest.fixture(autouse=True)
-def stop_training() -> Iterator[None]:
-    yield
-    tape.training = False
 
 
 @pytest.mark.row("I10")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,12 +66,6 @@ MAY_BE_REFUSED = {"Mod", "Round", "CumSum", "Einsum", "NegativeLogLikelihoodLoss
 
 NO_KERNEL = {"Swish"}
 """Operators of the newest opsets that onnxruntime does not have yet: SingaRep stands in."""
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    with Oracle("onnxruntime") as engine:
-        yield engine
 
 
 def answer(oracle: Oracle, proto: onnx.ModelProto, arrays: dict[str, Any]) -> Any:

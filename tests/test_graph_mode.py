@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from singa import autograd, device, layer, opt, tape
+from singa import autograd, device, layer, opt
 from singa.model import Model
 from singa.tensor import Tensor
 
 F = np.float32
 SIZES = (8, 8, 8, 5, 8, 8, 5, 5, 3, 8, 8)
 Decay = opt.ExponentialDecay
-
-
-@pytest.fixture(autouse=True)
-def stop_training() -> Iterator[None]:
-    yield
-    tape.training = False
 
 
 class Net(Model):

@@ -14,10 +14,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa import autograd, opt, sonnx, tape
-from singa.importing._cleaning import names, rename, separate
-from singa.importing._common import difference, leaves, open_sizes, rebuilt
+from singa.importing._cleaning import rename, separate
+from singa.importing._common import difference, leaves, name_values, open_sizes, outputs, rebuilt
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput, InvalidModel, MissingDependency, UnsupportedModel
+from singa_backend.messages import names
 
 F = np.float32
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
@@ -71,20 +72,29 @@ def test_data_beside_the_file(mended: bool, tmp_path: Path) -> None:
     assert (found.get_params()["b"].data == [1, 2, 3]).all()
 
 
-def test_a_subclass_trains_on_what_was_read() -> None:
-    class Fitted(sonnx.SONNXModel):
-        def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
-            loss = autograd.mse_loss(self.forward(x)[0], t)
-            self.optimizer(loss)
-            return loss
+@pytest.mark.parametrize("mended", [False, True])
+def test_data_of_a_function_beside_the_file(mended: bool, tmp_path: Path) -> None:
+    proto = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        g (float[1, 3] x) => (float[1, 3] y) {{ a = own.f(x) y = BatchNormalization(a, {"" if mended else "s"}, b, m, v) }}
+        <domain: "own", opset_import: ["": 18]>
+        f (x) => (y) {{ c = Constant<value: tensor = float[3] {{0, 0, 0}}>() y = Add(x, c) }}""")
+    for name, value in (("b", F([1, 2, 3])), ("m", F([0, 0, 0])), ("v", F([1, 1, 1])), ("s", F([1, 1, 1]))):
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    (tmp_path / "c.bin").write_bytes(F([5, 5, 5]).tobytes())
+    held = proto.functions[0].node[0].attribute[0].t
+    held.ClearField("float_data")
+    held.data_location = TensorProto.EXTERNAL
+    held.external_data.add(key="location", value="c.bin")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    found = sonnx.from_onnx(tmp_path / "m.onnx")
+    np.testing.assert_allclose(ours(found, np.zeros((1, 3), F))[0], [[6, 7, 8]], rtol=1e-4)
 
-    found = sonnx.from_onnx(model("(float[n] x) => (float[n] y) { y = Mul(x, w) }", w=F([1, 1])), model_class=Fitted)
+
+def test_a_subclass_trains_on_what_was_read(mean_squares: Any) -> None:
+    found = sonnx.from_onnx(model("(float[n] x) => (float[n] y) { y = Mul(x, w) }", w=F([1, 1])), model_class=mean_squares)
     found.optimizer = opt.SGD(lr=0.1)
-    try:
-        found.train()
-        found(Tensor(data=F([1, 1])), Tensor(data=F([3, 1])))
-    finally:
-        found.eval()
+    found.train()
+    found(Tensor(data=F([1, 1])), Tensor(data=F([3, 1])))
     np.testing.assert_allclose(found.get_params()["w"].data, [1.2, 1.0], rtol=1e-6)  # half of d/dw ((w - t)^2), by 0.1
 
 
@@ -195,6 +205,20 @@ def test_values_that_change_names_swap_them_everywhere() -> None:
     assert found.run([F([5]), F([3]), np.True_])[0].tolist() == [7.0]
     assert found.run([F([5]), F([3]), np.False_])[0].tolist() == [3.0]
     assert len(names(proto.graph)) == 7
+
+
+def test_inputs_in_any_order_get_the_names_of_the_call() -> None:
+    """An exporter may write its inputs in another order, and leave out one that is not used."""
+    proto = model("(float[n] input_2, float[n] input_0) => (float[n] z, float[n] input_1) "
+                  "{ z = Sub(input_0, input_2) input_1 = Identity(input_2) }")  # fmt: skip
+    name_values(proto, ["a", "b", "z"], None)
+    assert [v.name for v in proto.graph.input] == ["z", "a"] and [v.name for v in proto.graph.output] == ["output_0", "output_1"]
+    found = sonnx.from_onnx(proto)
+    feeds = [F([5]), F([9]), F([3])]
+    assert [y.tolist() for y in outputs(found, ["a", "b", "z"], feeds)] == [[2.0], [3.0]]
+    assert [y.tolist() for y in outputs(found, [], feeds[:2])] == [[4.0], [5.0]]  # the exporter named them: in order
+    with pytest.raises(InvalidInput, match="output_names"):
+        name_values(proto, [], ["y"])
 
 
 def test_outputs_that_are_inputs_or_there_twice_get_names() -> None:

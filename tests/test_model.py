@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, checker, helper, numpy_helper, parser
 
-from singa import autograd, layer, opt, sonnx, tape, tensor
+from singa import autograd, layer, opt, sonnx, tensor
 from singa.model import Model
 from singa.tape import Operator
 from singa.tensor import Tensor
@@ -23,12 +23,6 @@ from singa_backend.oracle import Oracle
 
 MODELS = Path(__file__).parent / "models"
 F = np.float32
-
-
-@pytest.fixture(autouse=True)
-def stop_training() -> Any:
-    yield
-    tape.training = False
 
 
 class Net(Model):

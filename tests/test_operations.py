@@ -309,7 +309,6 @@ def of(write: Callable[..., Any], formula: Callable[..., Any], **rest: Any) -> M
 
 
 IMAGES = finite((2, 4, 6, 6), (1, 4, 8, 6), (0, 4, 6, 6))
-MATRICES = finite((3, 4), (2, 3, 4), (1, 5))
 TABLE = finite((3, 4), (2, 3, 2), (5, 1, 3))
 EMPTIES = finite((3, 4), (2, 3, 2), (3, 0))
 
@@ -510,7 +509,7 @@ TOLERANCE = {np.dtype(np.float32): (1e-5, 2e-6), np.dtype(np.float64): (1e-9, 1e
 
 
 @pytest.fixture(scope="module", autouse=True)
-def oracle() -> Iterator[None]:
+def stop_onnxruntime() -> Iterator[None]:
     yield
     _onnxruntime().close()
     _onnxruntime.cache_clear()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +196,7 @@ def test_back_to_back(nodes: str, opset: int, weights: dict[str, Any], left: lis
 
 @pytest.mark.row("O2")
 def test_two_transposes_compose_in_order() -> None:
-    """D2: (0,2,1,3) then (0,1,3,2) is (0,2,3,1)."""
+    """(0,2,1,3) then (0,1,3,2) is (0,2,3,1)."""
     text = """g (float[2,3,4,5] x) => (float[2,4,5,3] y)
         { a = Transpose<perm = [0, 2, 1, 3]>(x) b = Transpose<perm = [0, 1, 3, 2]>(a) y = Relu(b) }"""
     for names in (None, ["optimize_transpose"]):
@@ -210,7 +208,7 @@ def test_two_transposes_compose_in_order() -> None:
 
 @pytest.mark.row("O2")
 def test_transposes_that_undo_each_other_vanish() -> None:
-    """D3; between an input and an output of the graph an Identity stays."""
+    """Between an input and an output of the graph an Identity stays."""
     text = """g (float[2,3,4,5] x) => (float[2,3,4,5] y)
         { a = Transpose<perm = [2, 0, 1, 3]>(x) b = Transpose<perm = [1, 2, 0, 3]>(a) y = Relu(b) }"""
     for names in (None, ["optimize_transpose"], ["remove_back_to_back"]):
@@ -776,14 +774,6 @@ def test_large_weights_cost_little_memory() -> None:
 
 
 # --- models from elsewhere
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    if find_spec("onnxruntime") is None:
-        pytest.skip("onnxruntime is not installed")
-    with Oracle("onnxruntime") as engine:
-        yield engine
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -17,18 +16,6 @@ from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.oracle import Oracle
 
 F = np.float32
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    with Oracle("onnxruntime") as engine:
-        yield engine
-
-
-@pytest.fixture(autouse=True)
-def flag() -> Iterator[None]:
-    yield
-    tape.training = False
 
 
 def named(array: Any, name: str = "x") -> tensor.Tensor:

@@ -21,12 +21,6 @@ F = np.float32
 MODES = pytest.mark.parametrize("graph", [False, True], ids=["tape", "graph"])
 
 
-@pytest.fixture(autouse=True)
-def stop_training() -> Any:
-    yield
-    tape.training = False
-
-
 class Net(Model):
     """A body with two heads; `way` says what the loss is made of."""
 

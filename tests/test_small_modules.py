@@ -31,12 +31,6 @@ from singa_backend.errors import InvalidInput
 F = np.float32
 
 
-@pytest.fixture(autouse=True)
-def stop_training() -> Any:
-    yield
-    tape.training = False
-
-
 def test_every_module_is_imported_from_singa_and_none_asks_for_pillow() -> None:
     names = "tensor, device, autograd, layer, model, opt, initializer, sonnx, utils, data, image_tool, snapshot"
     code = (

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 
-from singa import autograd, device, layer, opt, sonnx, tape
+from singa import autograd, device, layer, opt, sonnx
 from singa.fitting import accuracy, fit, predict
 from singa.model import Model
 from singa.tensor import Tensor
@@ -61,12 +60,6 @@ class Transfer(sonnx.SONNXModel):
         loss = autograd.softmax_cross_entropy(y, t)
         self.rule(loss)
         return y, loss
-
-
-@pytest.fixture(autouse=True)
-def stop_training() -> Any:
-    yield
-    tape.training = False
 
 
 def test_five_folds_of_the_digits() -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from singa import autograd, device, opt, random, sonnx, tape, tensor
+from singa import autograd, device, opt, random, sonnx, tensor
 from singa.model import Model
 from singa.tensor import Tensor
 from singa_backend.errors import UnsupportedModel
@@ -43,20 +42,6 @@ def _zoo() -> Any:
 zoo = _zoo()
 ZOO = zoo.ZOO
 every = pytest.mark.parametrize("name", ZOO)
-
-
-@pytest.fixture(autouse=True)
-def stop_training() -> Iterator[None]:
-    yield
-    tape.training = False
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    if find_spec("onnxruntime") is None:
-        pytest.skip("onnxruntime is not installed")
-    with Oracle("onnxruntime") as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,16 @@ weights = transpose_layout(weights, "OIHW", "HWIO")   # as TensorFlow stores tho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorShapeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorShapeProto, ValueInfoProto, helper
 
 from . import passes
 from .errors import InvalidInput
+from .messages import defined, graphs, unused
+from .messages import names as names_of
 from .passes import Report
 
 LAYOUTS = ("channels_first", "channels_last")
@@ -53,7 +55,7 @@ def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None
             raise InvalidInput(f"{name!r} is an input and an output at once", code="SX362", hint="put an Identity between them")
         if (_rank(values[name]) or 0) < 3:
             raise InvalidInput(f"{name!r} has no known rank of 3 or more", code="SX362", hint="name those that hold images")
-    taken = set(_names(graph))
+    taken = names_of(graph)
     for v in list(graph.input):
         if v.name in chosen:
             _turn_input(graph, v, to, taken)
@@ -65,7 +67,7 @@ def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None
 
 def _turn_input(graph: GraphProto, v: ValueInfoProto, to: str, taken: set[str]) -> None:
     """The new input goes through a Transpose, which gives what the nodes have read so far."""
-    inner = _fresh(f"{v.name}_{_other(to)}", taken)
+    inner = unused(f"{v.name}_{_other(to)}", taken)
     _rename(graph, v.name, inner)
     back = _permutation(_rank(v) or 0, _other(to))
     graph.node.insert(0, helper.make_node("Transpose", [v.name], [inner], name=inner, perm=back))
@@ -74,7 +76,7 @@ def _turn_input(graph: GraphProto, v: ValueInfoProto, to: str, taken: set[str]) 
 
 def _turn_output(graph: GraphProto, v: ValueInfoProto, to: str, taken: set[str]) -> None:
     """What the nodes have made so far goes through a Transpose, which gives the new output."""
-    inner = _fresh(f"{v.name}_{_other(to)}", taken)
+    inner = unused(f"{v.name}_{_other(to)}", taken)
     for node in graph.node:
         node.output[:] = [inner if o == v.name else o for o in node.output]
     _rename(graph, v.name, inner)
@@ -109,40 +111,11 @@ def _rename(graph: GraphProto, old: str, new: str) -> None:
     """Have every node, those of inner graphs too, read a value by its new name; what was said of the old one is dropped."""
     for node in graph.node:
         node.input[:] = [new if n == old else n for n in node.input]
-        for inner in _graphs(node):
-            if old not in _defined(inner):
+        for inner in graphs(node):
+            if old not in defined(inner):
                 _rename(inner, old, new)
                 for o in inner.output:
                     o.name = new if o.name == old else o.name
     kept = [v for v in graph.value_info if v.name != old]
     del graph.value_info[:]
     graph.value_info.extend(kept)
-
-
-def _graphs(node: NodeProto) -> Iterator[GraphProto]:
-    for a in node.attribute:
-        if a.HasField("g"):
-            yield a.g
-        yield from a.graphs
-
-
-def _defined(graph: GraphProto) -> set[str]:
-    made: Iterable[str] = (o for n in graph.node for o in n.output)
-    return {*made, *(v.name for v in graph.input), *(t.name for t in graph.initializer)}
-
-
-def _names(graph: GraphProto) -> Iterator[str]:
-    yield from _defined(graph)
-    for node in graph.node:
-        yield from node.input
-        for inner in _graphs(node):
-            yield from _names(inner)
-
-
-def _fresh(wish: str, taken: set[str]) -> str:
-    name, i = wish, 0
-    while name in taken:
-        i += 1
-        name = f"{wish}_{i}"
-    taken.add(name)
-    return name

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from singa import tape
-
 
 @pytest.fixture(autouse=True)
 def _empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -19,7 +17,6 @@ def _empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     yield
-    tape.training = False
     of_autograph = ("__autograph", "__pycache__")  # TensorFlow's, of every function that it traces
     left = [n for n in os.listdir(scratch) if not n.startswith(of_autograph)]
     assert os.listdir(folder) == [] and left == []

@@ -13,7 +13,7 @@ import pytest
 from paddle import nn
 from paddle.nn import functional
 
-from singa import autograd, opt, sonnx, tape
+from singa import opt, sonnx, tape
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput
 
@@ -88,19 +88,9 @@ def test_the_layer_is_left_as_it_was(train: bool) -> None:
     assert model.training is train and not tape.training
 
 
-class Fitted(sonnx.SONNXModel):
-    """An imported layer under mean squares."""
-
-    def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
-        y = self.forward(x)[0]
-        loss = autograd.mse_loss(y, t)
-        self.optimizer(loss)
-        return y, loss
-
-
-def test_train_keeps_dropout_and_batch_norm() -> None:
+def test_train_keeps_dropout_and_batch_norm(mean_squares: Any) -> None:
     layer = Block()
-    model = sonnx.from_paddle(layer, X, train=True, model_class=Fitted)
+    model = sonnx.from_paddle(layer, X, train=True, model_class=mean_squares)
     kinds = [n.op_type for n in model.imported.graph.nodes]
     assert kinds.count("Dropout") == 1 and kinds.count("BatchNormalization") == 1
     assert set(model.imported.statistics) == {"norm._mean", "norm._variance"}
@@ -111,12 +101,12 @@ def test_train_keeps_dropout_and_batch_norm() -> None:
     assert not np.array_equal(ours(model, X)[0], ours(model, X)[0])  # dropped at random
 
 
-def test_training_beside_paddle_and_statistics() -> None:
+def test_training_beside_paddle_and_statistics(mean_squares: Any) -> None:
     """Five steps of the same SGD, with a frozen layer: losses, parameters and running statistics."""
     layer = Block(rate=0.0)
     layer.middle.weight.stop_gradient = layer.middle.bias.stop_gradient = True
     still = layer.middle.weight.numpy().copy()
-    model = sonnx.from_paddle(layer, X, train=True, model_class=Fitted)
+    model = sonnx.from_paddle(layer, X, train=True, model_class=mean_squares)
     model.optimizer = opt.SGD(lr=0.05)
     model.train()
     layer.train()

@@ -27,7 +27,7 @@ from sklearn import (
     tree,
 )
 
-from singa import autograd, opt, sonnx, tape
+from singa import opt, sonnx, tape
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput
 
@@ -113,19 +113,9 @@ def test_options_and_opset() -> None:
     np.testing.assert_allclose(ours(model, X)[1], fitted.decision_function(X), rtol=1e-4, atol=1e-4)
 
 
-class Fitted(sonnx.SONNXModel):
-    """An imported regressor under mean squares."""
-
-    def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
-        y = self.forward(x)[0]
-        loss = autograd.mse_loss(y, t)
-        self.optimizer(loss)
-        return y, loss
-
-
-def test_a_network_trains_on() -> None:
+def test_a_network_trains_on(mean_squares: Any) -> None:
     fitted = neural_network.MLPRegressor(hidden_layer_sizes=(8,), max_iter=20, random_state=0).fit(X, TARGET)
-    model = sonnx.from_sklearn(fitted, X, model_class=Fitted)
+    model = sonnx.from_sklearn(fitted, X, model_class=mean_squares)
     assert not tape.training and not model.training
     model.optimizer = opt.SGD(lr=0.05)
     model.train()

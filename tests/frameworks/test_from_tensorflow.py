@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from singa import autograd, opt, sonnx, tape
+from singa import opt, sonnx, tape
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput, UnsupportedModel
 
@@ -116,23 +116,13 @@ def test_the_model_is_left_as_it_was(train: bool) -> None:
     assert found.training is train and not tape.training
 
 
-class Fitted(sonnx.SONNXModel):
-    """An imported model under mean squares."""
-
-    def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
-        y = self.forward(x)[0]
-        loss = autograd.mse_loss(y, t)
-        self.optimizer(loss)
-        return y, loss
-
-
 def trained(model: Any) -> set[str]:
     return {n for n, p in model.get_params().items() if p.stores_grad}
 
 
-def test_train_keeps_dropout_batch_norm_and_fresh_weights() -> None:
+def test_train_keeps_dropout_batch_norm_and_fresh_weights(mean_squares: Any) -> None:
     model = net()
-    found = sonnx.from_tensorflow(model, train=True, model_class=Fitted)
+    found = sonnx.from_tensorflow(model, train=True, model_class=mean_squares)
     kinds = [n.op_type for n in found.imported.graph.nodes]
     assert kinds.count("Dropout") == 1 and kinds.count("BatchNormalization") == 1
     assert trained(found) == {v.path for v in model.trainable_variables}
@@ -143,11 +133,18 @@ def test_train_keeps_dropout_batch_norm_and_fresh_weights() -> None:
     assert not np.array_equal(ours(found, X)[0], ours(found, X)[0])  # dropped at random
 
 
-def test_training_beside_keras_and_statistics() -> None:
+def test_dropout_before_its_ratio_was_an_input() -> None:
+    found = sonnx.from_tensorflow(net(), train=True, opset=11)
+    (drop,) = (n for n in found.onnx_model.graph.node if n.op_type == "Dropout")
+    assert len(drop.input) == 1 and [a.name for a in drop.attribute] == ["ratio"]
+    assert set(found.get_params()) == trained(found)  # nothing is held that nobody reads
+
+
+def test_training_beside_keras_and_statistics(mean_squares: Any) -> None:
     """Five steps of the same SGD, with a frozen layer: losses, weights and running statistics."""
     model = net(rate=0.0)
     model.get_layer("middle").trainable = False
-    found = sonnx.from_tensorflow(model, train=True, model_class=Fitted)
+    found = sonnx.from_tensorflow(model, train=True, model_class=mean_squares)
     found.optimizer = opt.SGD(lr=0.05)
     found.train()
     sgd = keras.optimizers.SGD(0.05)
@@ -191,9 +188,9 @@ class Text(keras.Model):
 
 
 @pytest.mark.parametrize(("train", "use_graph"), [(False, False), (True, False), (True, True)])
-def test_a_model_of_its_own_class(train: bool, use_graph: bool) -> None:
+def test_a_model_of_its_own_class(train: bool, use_graph: bool, mean_squares: Any) -> None:
     model, ids = Text(), np.array([[1, 2, 3], [4, 5, 6]], np.int32)
-    found = sonnx.from_tensorflow(model, ids, train=train, model_class=Fitted)
+    found = sonnx.from_tensorflow(model, ids, train=train, model_class=mean_squares)
     found.graph(use_graph)
     kinds = [n.op_type for n in found.imported.graph.nodes]
     assert kinds.count("Dropout") == (2 if train else 0)  # one of them within the attention

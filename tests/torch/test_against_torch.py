@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from singa import autograd, opt, sonnx, tape
+from singa import autograd, opt, sonnx
 from singa.tensor import Tensor
 
 _spec = importlib.util.spec_from_file_location("nets", Path(__file__).with_name("nets.py"))
@@ -94,12 +94,6 @@ def gradient_error(case: Any, proto: Any, states: Any) -> float:
 
 
 _RUNS: dict[Any, Any] = {}
-
-
-@pytest.fixture(autouse=True)
-def _training() -> Any:
-    yield
-    tape.training = False
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["tape", "graph"])

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from singa import autograd, opt, sonnx, tape
+from singa import opt, sonnx, tape
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput
 
@@ -26,7 +26,6 @@ def _seeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
     yield
-    tape.training = False
     assert os.listdir(tmp_path) == []
 
 
@@ -103,20 +102,10 @@ def test_the_module_is_left_as_it_was(dynamo: bool, train: bool) -> None:
     assert model.training is train and not tape.training
 
 
-class Fitted(sonnx.SONNXModel):
-    """An imported module under mean squares."""
-
-    def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
-        y = self.forward(x)[0]
-        loss = autograd.mse_loss(y, t)
-        self.optimizer(loss)
-        return y, loss
-
-
 @BOTH
-def test_train_keeps_dropout_and_batch_norm(dynamo: bool) -> None:
+def test_train_keeps_dropout_and_batch_norm(dynamo: bool, mean_squares: Any) -> None:
     net = Block()
-    model = sonnx.from_pytorch(net, X, dynamo=dynamo, train=True, model_class=Fitted)
+    model = sonnx.from_pytorch(net, X, dynamo=dynamo, train=True, model_class=mean_squares)
     kinds = [n.op_type for n in model.imported.graph.nodes]
     assert kinds.count("Dropout") == 2 and kinds.count("BatchNormalization") == 1
     trains = {n for n, p in model.get_params().items() if p.stores_grad}
@@ -129,12 +118,12 @@ def test_train_keeps_dropout_and_batch_norm(dynamo: bool) -> None:
 
 
 @BOTH
-def test_training_beside_pytorch_and_statistics(dynamo: bool) -> None:
+def test_training_beside_pytorch_and_statistics(dynamo: bool, mean_squares: Any) -> None:
     """Five steps of the same SGD: losses, parameters and running statistics; the variance of PyTorch's is the unbiased one."""
     net = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.BatchNorm2d(8, momentum=0.3), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
                         nn.Flatten(), nn.Linear(8, 3))  # fmt: skip
     net[0].bias.requires_grad = False  # frozen there, frozen here
-    model = sonnx.from_pytorch(net, X, dynamo=dynamo, train=True, model_class=Fitted)
+    model = sonnx.from_pytorch(net, X, dynamo=dynamo, train=True, model_class=mean_squares)
     model.optimizer = opt.SGD(lr=0.05, momentum=0.9)
     sgd = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.05, momentum=0.9)
     model.train()

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
@@ -45,6 +47,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 device_option = click.option("--device", default="CPU", show_default=True, help="CPU, CUDA, CUDA:1, or STRICT (for tests).")
 
 
+def expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
+    """The callback of an option, or an argument, that is a regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(f"{text!r} is no regular expression: {error}") from None
+    return text
+
+
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -73,6 +84,30 @@ limit_option = click.option(
 def say(text: str, *, style: str | None = None) -> None:
     """A line for people, on standard output, never wrapped and never read as markup."""
     out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def witness(engine: str, quiet: bool) -> str | None:
+    """The engine to ask beside us; None where "none" is asked for, or it is not installed, which is said unless `quiet`."""
+    if engine == "none":
+        return None
+    if find_spec(engine) is None:
+        if not quiet:
+            err.print(f"{engine} is not installed, so there is no second witness: pip install 'sonnx\\[oracle]'", style="yellow")
+        return None
+    return engine
+
+
+def check_matrix(what: str, command: str, folder: Path, why: str, as_json: bool) -> None:
+    """Say whether the matrix in a folder is stale; where it is, leave with NO.
+
+    what: what it is called.  command: which one writes it.  why: what is stale about it; empty where nothing is.
+    """
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "stale": why}))
+    else:
+        say(f"stale: {why}; run sonnx {command} --to {folder}" if why else f"{what} is up to date")
+    if why:
+        sys.exit(NO)
 
 
 def progress(total: int | None, what: str, *, quiet: bool = False) -> AbstractContextManager[Callable[..., None]]:

@@ -14,11 +14,11 @@ from singa_backend import DeviceUnavailable
 from singa_backend.conform import cases, gaps, releases, report, results, worker
 
 from . import _releases
-from ._common import NO, device_option, err, json_option, out, progress, typed
+from ._common import NO, device_option, err, expression, json_option, out, progress, typed
 
 
 @click.command()
-@click.option("--select", "-k", default="", help="Only cases whose name matches this regular expression.")
+@click.option("--select", "-k", default="", callback=expression, help="Only cases whose name matches this regular expression.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(cases.KINDS), help="Only cases of this kind (repeatable).")
 @click.option("--processes", "-n", type=int, help="Child processes (default: one per core).")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds that one case may take.")

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
+from singa_backend import Value
 from singa_backend.errors import InvalidInput
 
 from .. import _feeding, checking, exporting
@@ -46,9 +47,9 @@ def export_(target: str, archive: Path | None, drawn: tuple[str, ...], compared:
     and a list of Tensors to call it with. The program is imported, so run only what you trust.
     """
     model, inputs = _built(target)
-    arrays = _feeding.from_npz(archive) if archive else dict(map(_array, drawn))
+    arrays = _feeding.from_npz(archive) if archive else _feeding.random_inputs([*map(_declared, drawn)], 0, {})
     if arrays:
-        inputs = [_named(a, n) for n, a in arrays.items()]
+        inputs = [Tensor(data=a, requires_grad=False, name=n) for n, a in arrays.items()]
     if inputs and not model.get_states():
         model.compile(list(inputs), is_train=False)
     chosen = given(options)
@@ -101,7 +102,7 @@ def _program(place: str) -> Any:
     return module
 
 
-def _array(text: str) -> tuple[str, Any]:
+def _declared(text: str) -> Value:
     found = re.fullmatch(r"(.+)=(\w+)\[([\d, ]*)\]", text)
     if found is None:
         raise click.BadParameter(f"{text!r} is not NAME=DTYPE[SIZE,...], such as x=float32[2,3,8,8]")
@@ -109,13 +110,4 @@ def _array(text: str) -> tuple[str, Any]:
         dtype = np.dtype(found[2])
     except TypeError:
         raise click.BadParameter(f"{found[2]!r} is no dtype; float32, int64, bool are some") from None
-    shape = [int(d) for d in found[3].split(",") if d.strip()]
-    rng = np.random.default_rng(0)
-    values = rng.integers(0, 2, shape) if dtype.kind in "iub" else rng.standard_normal(shape)
-    return found[1], np.asarray(values).astype(dtype)
-
-
-def _named(array: Any, name: str) -> Tensor:
-    tensor = Tensor(data=array, requires_grad=False)
-    tensor.name = name
-    return tensor
+    return Value(found[1], "tensor", dtype, tuple(int(d) for d in found[3].split(",") if d.strip()))

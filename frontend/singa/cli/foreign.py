@@ -13,12 +13,12 @@ from singa_backend.conform import foreign as foreigners
 from singa_backend.conform import light
 from singa_backend.oracle import Oracle
 
-from ._common import NO, json_option, progress, say, typed
+from ._common import NO, expression, json_option, progress, say, typed
 
 
 @click.command()
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--select", "-k", default="", help="Only models whose name matches this regular expression.")
+@click.option("--select", "-k", default="", callback=expression, help="Only models whose name matches this regular expression.")
 @click.option("--light/--no-light", "with_light", default=True, help="The light models of onnx with random weights too.")
 @click.option("--to", "target", type=click.Path(file_okay=False, path_type=Path), help="Write foreign.json and foreign.md here.")
 @json_option

@@ -14,13 +14,14 @@ from singa_backend.conform import results
 from singa_backend.conform.cases import held
 from singa_backend.conform.fuzz import generate, ledger, run, summary
 
-from ._common import NO, json_option, out, progress, say, typed
+from ._common import NO, expression, json_option, out, progress, say, typed
 
 
 @click.command()
 @click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="How many cases.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Case i of a seed is always the same.")
-@click.option("--select", "-k", default="", help="Only operator versions that match this expression: '^Conv', 'Softmax-13'.")
+@click.option("--select", "-k", default="", callback=expression,
+              help="Only operator versions that match this expression: '^Conv', 'Softmax-13'.")  # fmt: skip
 @click.option("--only", type=click.IntRange(0), help="Only the case of this index, in detail.")
 @click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path),
               help="With --only: write the case as model.onnx and test_data_set_0, with a witness's outputs.")  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,11 @@ from rich.table import Column, Table
 from singa_backend.conform import matrix
 from singa_backend.conform.matrix import page
 
-from ._common import NO, err, json_option, out, progress, say, typed
-
-
-def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise click.BadParameter(f"{text!r} is no regular expression: {error}") from None
-    return text
+from ._common import NO, check_matrix, expression, json_option, out, progress, say, typed, witness
 
 
 @click.command()
-@click.argument("select", default="", callback=_expression)
+@click.argument("select", default="", callback=expression)
 @click.option("--points", default=20, show_default=True, type=click.IntRange(1), help="Points per operator version.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The points of a seed are always the same.")
 @click.option("--oracle", default="onnxruntime", show_default=True, type=click.Choice(["onnxruntime", "none"]),
@@ -46,13 +37,14 @@ def gradients(select: str, points: int, seed: int, oracle: str, jobs: int | None
     gradients.toml.
     """
     if check:
-        _check(folder or Path("reports"), as_json)
+        folder = folder or Path("reports")
+        check_matrix("the gradient matrix", "gradients", folder, matrix.stale(folder), as_json)
         return
     entries = matrix.read()
     rows = matrix.listed(select)
     if not rows:
         raise click.UsageError(f"no operator version matches {select!r}")
-    engine = None if oracle == "none" or not _installed(as_json) else oracle
+    engine = witness(oracle, as_json)
     found: list[matrix.Row] = []
     with progress(len(rows), "gradients", quiet=as_json) as step:
         bad = 0
@@ -70,25 +62,6 @@ def gradients(select: str, points: int, seed: int, oracle: str, jobs: int | None
     else:
         _show(document, bool(select))
     sys.exit(NO if document["unexplained"] else 0)
-
-
-def _check(folder: Path, as_json: bool) -> None:
-    why = matrix.stale(folder)
-    if as_json:
-        click.echo(json.dumps({"folder": str(folder), "stale": why}))
-    else:
-        say(f"stale: {why}; run sonnx gradients --to {folder}" if why else "the gradient matrix is up to date")
-    if why:
-        sys.exit(NO)
-
-
-def _installed(quiet: bool) -> bool:
-    from importlib.util import find_spec
-
-    there = find_spec("onnxruntime") is not None
-    if not there and not quiet:
-        err.print("onnxruntime is not installed, so there is no second witness: pip install 'sonnx\\[oracle]'", style="yellow")
-    return there
 
 
 def _show(document: dict[str, Any], each: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -13,19 +12,11 @@ from rich.table import Table
 from singa_backend.conform import opsets as matrix
 from singa_backend.conform.opsets import page
 
-from ._common import NO, json_option, out, progress, say, typed
-
-
-def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise click.BadParameter(f"{text!r} is no regular expression: {error}") from None
-    return text
+from ._common import NO, check_matrix, expression, json_option, out, progress, say, typed, witness
 
 
 @click.command()
-@click.argument("select", default="", callback=_expression)
+@click.argument("select", default="", callback=expression)
 @click.option("--oracle", default="onnxruntime", show_default=True, type=click.Choice(["onnxruntime", "none"]),
               help="Who runs what was written, too.")  # fmt: skip
 @click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
@@ -41,7 +32,8 @@ def opsets(select: str, oracle: str, jobs: int | None, folder: Path | None, chec
     least opset that is not, or when the models contradict what `supported_ops` says.
     """
     if check:
-        _check(folder or Path("reports"), as_json)
+        folder = folder or Path("reports")
+        check_matrix("the opset matrix", "opsets", folder, matrix.stale(folder), as_json)
         return
     if select and folder:
         raise click.UsageError("--to writes the whole matrix: give no SELECT with it")
@@ -52,7 +44,7 @@ def opsets(select: str, oracle: str, jobs: int | None, folder: Path | None, chec
     found: list[matrix.Judged] = []
     with progress(len(models), "opsets", quiet=as_json) as step:
         wrong = 0
-        for judged in matrix.run(models, None if oracle == "none" else oracle, jobs):
+        for judged in matrix.run(models, witness(oracle, as_json), jobs):
             found.append(judged)
             wrong += any(o.status == "wrong" for o in judged.outcomes.values())
             step(note=f"{wrong} wrong")
@@ -65,16 +57,6 @@ def opsets(select: str, oracle: str, jobs: int | None, folder: Path | None, chec
     else:
         _show(document, against)
     sys.exit(NO if document["wrong"] or against else 0)
-
-
-def _check(folder: Path, as_json: bool) -> None:
-    why = matrix.stale(folder)
-    if as_json:
-        click.echo(json.dumps({"folder": str(folder), "stale": why}))
-    else:
-        say(f"stale: {why}; run sonnx opsets --to {folder}" if why else "the opset matrix is up to date")
-    if why:
-        sys.exit(NO)
 
 
 def _show(document: dict[str, object], against: list[str]) -> None:

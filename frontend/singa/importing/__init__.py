@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from onnx import ModelProto, TensorProto
 
 from singa_backend.backend import load_model
-from singa_backend.debug.light import _tensors, embed
+from singa_backend.debug.light import embed
+from singa_backend.saving import tensors
 
 from ._cleaning import cleaned
 from ._common import ExporterFailure
@@ -42,20 +43,10 @@ def from_onnx(
 
     proto, folder = load_model(source)
     mended = cleaned(proto)
-    path = folder is not None and _has_external(proto)  # then its data are found beside it
-    if path and mended is not proto:
+    if mended is not proto:
         embed(mended, folder)
-        path = False
-    model = (model_class or SONNXModel)(source if path else mended, device)
+    outside = any(t.data_location == TensorProto.EXTERNAL for t in tensors(mended))  # found beside the file that a path names
+    model = (model_class or SONNXModel)(source if outside and folder is not None else mended, device)
     model.onnx_model = mended
     model.training = False
     return model
-
-
-def _has_external(model: ModelProto) -> bool:
-    """Whether data of the model stand in other files."""
-    graphs = [model.graph]
-    while graphs:
-        if any(t.data_location == TensorProto.EXTERNAL for t in _tensors(graphs.pop(), graphs)):
-            return True
-    return False

@@ -1,4 +1,4 @@
-"""What some exporters leave out or name badly, mended in a copy of the file; a file that needs nothing is given back as it is."""
+"""What exporters leave out, name badly or cannot say, mended in the file; `cleaned` mends a copy, and only where it must."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from singa_backend.messages import graphs, names, unused
 
 _NORM_INPUTS = 5
 """x, scale, bias, mean, variance."""
@@ -46,28 +48,18 @@ def _lacking(node: NodeProto) -> list[int]:
     return [slot for slot in (1, 2) if not node.input[slot]]
 
 
-def unused(name: str, taken: set[str]) -> str:
-    """A name that is not taken, and is from now on."""
-    found = next(n for n in (name, *(f"{name}_{i}" for i in range(1, len(taken) + 2))) if n not in taken)
-    taken.add(found)
-    return found
+def dropout_inputs(graph: GraphProto, prefix: str, ratio: float, opset: int,
+                   taken: set[str]) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
+    """What a Dropout that follows the mode of its model takes besides x, as initializers of the graph, and its attributes.
 
-
-def names(graph: GraphProto) -> set[str]:
-    """Every name of a value in a graph and the graphs within it."""
-    found = (
-        {v.name for v in graph.input} | {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    )
-    for node in graph.node:
-        found.update(node.output)
-        for inner in graphs(node):
-            found |= names(inner)
-    return found
-
-
-def graphs(node: NodeProto) -> list[GraphProto]:
-    """The graphs among a node's attributes."""
-    return [g for a in node.attribute for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)]
+    Before opset 12 the ratio was an attribute, and whether it drops was not said.
+    """
+    if opset < 12:
+        return [], {"ratio": ratio}
+    made = [unused(f"{prefix}{name}", taken) for name in ("ratio", "training_mode")]
+    for name, value in zip(made, (np.float32(ratio), np.bool_(True)), strict=True):
+        graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return made, {}
 
 
 def separate(model: ModelProto) -> None:

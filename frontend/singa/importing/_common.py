@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from singa_backend.errors import InvalidInput, MissingDependency, SonnxError
 
 from .. import tape
 from ..tensor import Tensor
+from ._cleaning import rename
 
 if TYPE_CHECKING:
     from ..sonnx import SONNXModel
@@ -39,6 +41,15 @@ class ExporterFailure(SonnxError):
         did = "exports another model than it runs" if code == "SX911" else "could not export the model"
         super().__init__(f"{framework} {version} {did}: {shown}", code=code, hint=hint)
         self.framework, self.framework_version, self.reason = framework, version, reason
+
+
+@contextmanager
+def exporting(framework: str, version: str, hint: str = "") -> Iterator[None]:
+    """What is raised within is the exporter's own: it becomes an ExporterFailure (SX910) that says so."""
+    try:
+        yield
+    except Exception as error:
+        raise ExporterFailure(framework, version, f"{type(error).__name__}: {error}", hint=hint) from error
 
 
 def needed(call: str, *modules: str, install: str) -> list[ModuleType]:
@@ -130,6 +141,15 @@ def check_axes(axes: Any, names: Sequence[str]) -> None:
 # --- the model
 
 
+def name_values(proto: ModelProto, names: Sequence[str], output_names: Sequence[str] | None) -> None:
+    """Give the inputs, which a file has as input_0, input_1, ... in any order, their names, and the outputs theirs, in place."""
+    found = [v.name for v in proto.graph.output]
+    check_names("output_names", output_names, len(found))
+    wanted = output_names or [f"output_{i}" for i in range(len(found))]
+    inner = [v.name for v in proto.graph.input]
+    rename(proto, [*inner, *found], [*(names[int(n.removeprefix("input_"))] for n in inner), *wanted])
+
+
 def made(proto: ModelProto, device: Any, model_class: type[SONNXModel] | None, train: bool) -> SONNXModel:
     """The exported file as a model, in the mode that it was exported for."""
     from . import from_onnx
@@ -146,11 +166,14 @@ def freeze(model: SONNXModel, still: Callable[[str, Tensor], bool]) -> None:
             t.requires_grad = t.stores_grad = False
 
 
-def outputs(model: SONNXModel, feeds: Sequence[Any]) -> list[np.ndarray]:
-    """What the imported model infers for arrays in the order of its inputs."""
+def outputs(model: SONNXModel, names: Sequence[str], feeds: Sequence[Any]) -> list[np.ndarray]:
+    """What the imported model infers for arrays that are called so; where its inputs have other names, in their order."""
     imported = model.imported
+    known = dict(zip(names, feeds, strict=False))
+    declared = [v.name for v in imported.graph.inputs]
+    given = [known[n] for n in declared] if set(declared) <= set(known) else feeds
     with tape.no_tape():
-        inputs = [Tensor(data=np.asarray(x), device=imported.device, requires_grad=False) for x in feeds]
+        inputs = [Tensor(data=as_array(x), device=imported.device, requires_grad=False) for x in given]
         return [as_array(y) for y in imported.forward(inputs, training=False)]
 
 

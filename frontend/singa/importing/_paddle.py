@@ -16,24 +16,26 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper
 
 from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.messages import names as names_of
+from singa_backend.messages import unused
 
-from ._cleaning import names as names_of
-from ._cleaning import rename, separate, unused
+from ._cleaning import dropout_inputs, rename, separate
 from ._common import (
     ExporterFailure,
     as_array,
     beside,
     check_axes,
     check_names,
+    exporting,
     freeze,
     is_array,
     leaves,
     made,
+    name_values,
     needed,
     open_sizes,
     outputs,
@@ -98,35 +100,24 @@ def from_paddle(layer: Any, inputs: Any, *, train: bool = False, opset: int | No
 
     own = _own_names(layer)
     marks: dict[str, Any] = {}
-    try:
-        with _mode(paddle, layer, False, {}), paddle.no_grad():
-            result = layer(*args)
-    except Exception as error:
-        raise ExporterFailure(*who, f"{type(error).__name__}: {error}") from error
+    with exporting(*who), _mode(paddle, layer, False, {}), paddle.no_grad():
+        result = layer(*args)
     with _mode(paddle, layer, train, marks), tempfile.TemporaryDirectory(prefix="sonnx") as folder:
-        try:
-            with paddle.utils.unique_name.guard():
-                paddle.jit.save(layer, f"{folder}/model", input_spec=[rebuilt(a, spec) for a in args])
-        except Exception as error:
-            raise ExporterFailure(*who, f"{type(error).__name__}: {error}") from error
+        with exporting(*who), paddle.utils.unique_name.guard():
+            paddle.jit.save(layer, f"{folder}/model", input_spec=[rebuilt(a, spec) for a in args])
         proto = _converted(Path(folder), opset or _OPSET, who)
     _unmark(proto, marks)
     _to_initializers(proto, own)
     _as_given(proto, result)
     separate(proto)
-    made_names = [v.name for v in proto.graph.output]
-    check_names("output_names", output_names, len(made_names))
-    wanted = list(output_names) if output_names else [f"output_{i}" for i in range(len(made_names))]
-    inner = [v.name for v in proto.graph.input]
-    rename(proto, [*inner, *made_names], [*(names[int(n.removeprefix("input_"))] for n in inner), *wanted])
+    name_values(proto, names, output_names)
     model = made(proto, device, model_class, train)
     still = {n for n, p in layer.named_parameters() if p.stop_gradient} | {n for n, _ in layer.named_buffers()}
     trained = set(own.values()) - still
     freeze(model, lambda name, t: name not in trained)
     if check:
         expected = [as_array(y) for y in leaves(result)]
-        by_name = {n: as_array(x) for n, x in zip(names, fed, strict=True)}
-        beside(model, outputs(model, [by_name[v.name] for v in model.imported.graph.inputs]), expected, tolerance, who)
+        beside(model, outputs(model, names, fed), expected, tolerance, who)
     return model
 
 
@@ -236,15 +227,8 @@ def _unmark(model: ModelProto, marks: Mapping[str, Any]) -> None:
         if node.op_type != "Add" or mark is None:
             continue
         x = next(n for n in node.input if n != mark)
-        ratio = float(marks[mark])
-        if opset < 12:
-            dropout = helper.make_node("Dropout", [x], node.output, name=node.name, ratio=ratio)
-        else:
-            extra = [unused(f"dropout_{i}.{n}", taken) for n in ("ratio", "training_mode")]
-            for name, value in zip(extra, (np.float32(ratio), np.bool_(True)), strict=True):
-                graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-            dropout = helper.make_node("Dropout", [x, *extra], node.output, name=node.name)
-        node.CopyFrom(dropout)
+        extra, options = dropout_inputs(graph, f"dropout_{i}.", float(marks[mark]), opset, taken)
+        node.CopyFrom(helper.make_node("Dropout", [x, *extra], node.output, name=node.name, **options))
     _drop(model, [n for n in graph.node if n.op_type == "Constant" and n.output[0] in marks])
 
 

@@ -16,11 +16,11 @@ import onnx
 from onnx import ModelProto
 
 from ._common import (
-    ExporterFailure,
     as_array,
     beside,
     check_axes,
     check_names,
+    exporting,
     freeze,
     is_array,
     leaves,
@@ -65,23 +65,17 @@ def from_pytorch(module: Any, inputs: Any, *, train: bool = False, opset: int | 
     options: dict[str, Any] = {"input_names": names, "output_names": list(output_names) if output_names else None,
                                "opset_version": opset, "dynamic_axes": dynamic_axes, "verbose": False}  # fmt: skip
     # Under no_grad some modules would take ways that no exporter knows.
-    with _mode(torch, module, train), warnings.catch_warnings():
+    hint = f"dynamo={not dynamo} takes PyTorch's other exporter" if newer else ""
+    with _mode(torch, module, train), warnings.catch_warnings(), exporting(*who, hint):
         warnings.simplefilter("ignore")
-        try:
-            proto = _export(torch, module, args, kwargs, options, train, dynamo, newer)
-        except Exception as error:
-            hint = f"dynamo={not dynamo} takes PyTorch's other exporter" if newer else ""
-            raise ExporterFailure(*who, f"{type(error).__name__}: {error}", hint=hint) from error
+        proto = _export(torch, module, args, kwargs, options, train, dynamo, newer)
     check_names("output_names", output_names, len(proto.graph.output))
     model = made(proto, device, model_class, train)
     _choose(module, model, train)
     if check:
         with _mode(torch, module, False), torch.no_grad():
             expected = [_array(torch, y) for y in leaves(module(*args, **kwargs))]
-        known = dict(zip(names or [], fed, strict=False))
-        declared = [v.name for v in model.imported.graph.inputs]
-        given = [known[n] for n in declared] if set(declared) <= set(known) else fed
-        beside(model, outputs(model, [_array(torch, x) for x in given]), expected, tolerance, who)
+        beside(model, outputs(model, names or [], [_array(torch, x) for x in fed]), expected, tolerance, who)
     return model
 
 

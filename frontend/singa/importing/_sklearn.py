@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 from singa_backend.errors import InvalidInput
 
 from ._cleaning import rename
-from ._common import ExporterFailure, as_array, beside, check_names, made, needed, outputs
+from ._common import as_array, beside, check_names, exporting, made, needed, outputs
 
 if TYPE_CHECKING:
     from ..sonnx import SONNXModel
@@ -41,10 +41,8 @@ def from_sklearn(estimator: Any, inputs: Any, *, opset: int | None = None, input
     check_names("input_names", input_names, len(columns))
     names = list(columns)
     declared = [(n, _type(types, n, a)) for n, a in columns.items()]
-    try:
+    with exporting(*who):
         proto = skl2onnx.convert_sklearn(estimator, initial_types=declared, target_opset=opset, options=options)
-    except Exception as error:
-        raise ExporterFailure(*who, f"{type(error).__name__}: {error}") from error
     if options is None:
         _unzip(proto)
     given = [v.name for v in proto.graph.output]
@@ -52,8 +50,7 @@ def from_sklearn(estimator: Any, inputs: Any, *, opset: int | None = None, input
     rename(proto, [*names, *given], [*(input_names or names), *(output_names or given)])
     model = made(proto, device, model_class, False)
     if check:
-        by_name = dict(zip(input_names or names, columns.values(), strict=True))
-        found = outputs(model, [by_name[v.name] for v in model.imported.graph.inputs])
+        found = outputs(model, input_names or names, list(columns.values()))
         expected = _own(sklearn, estimator, samples)[: len(found)]
         found = found[: len(expected)]  # as many as scikit-learn has a method for
         expected = [e.reshape(y.shape) if e.size == y.size else e for e, y in zip(expected, found, strict=True)]

@@ -8,22 +8,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from singa_backend.errors import InvalidInput
+from singa_backend.messages import names as names_of
+from singa_backend.messages import unused
 
-from ._cleaning import names as names_of
-from ._cleaning import rename, unused
+from ._cleaning import dropout_inputs, rename
 from ._common import (
-    ExporterFailure,
     as_array,
     beside,
     check_axes,
     check_names,
+    exporting,
     freeze,
     is_array,
     leaves,
     made,
+    name_values,
     needed,
     open_sizes,
     outputs,
@@ -75,24 +77,17 @@ def from_tensorflow(model: Any, inputs: Any = None, *, train: bool = False, opse
         rest = iter(tensors)
         return [tf.identity(y) for y in leaves(call(rebuilt(form, lambda x: next(rest) if is_array(x) else x)))]
 
-    try:
+    with exporting(*who):
         expected = [as_array(y) for y in flat(*tensors)] if check or train else []  # the first call makes weights
         if train:
             proto, trained = _for_training(tf, tf2onnx, model, flat, signature, opset)
         else:
             proto, trained = _export(tf, tf2onnx, flat, signature, opset), None
-    except Exception as error:
-        raise ExporterFailure(*who, f"{type(error).__name__}: {error}") from error
-    made_names = [v.name for v in proto.graph.output]
-    check_names("output_names", output_names, len(made_names))
-    wanted = list(output_names) if output_names else [f"output_{i}" for i in range(len(made_names))]
-    inner = [v.name for v in proto.graph.input]
-    rename(proto, [*inner, *made_names], [*(names[int(n.removeprefix("input_"))] for n in inner), *wanted])
+    name_values(proto, names, output_names)
     found = made(proto, device, model_class, train)
     freeze(found, lambda name, t: not t.shape if trained is None else name not in trained)
     if check:
-        by_name = {n: as_array(x) for n, x in zip(names, tensors, strict=True)}
-        beside(found, outputs(found, [by_name[v.name] for v in found.imported.graph.inputs]), expected, tolerance, who)
+        beside(found, outputs(found, names, tensors), expected, tolerance, who)
     return found
 
 
@@ -260,7 +255,7 @@ def _mark(tf: Any, key: str) -> Callable[..., Any]:
 def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, str], taken: set[str]) -> None:
     """Write the layers where their marks stand; a layer that is used twice has its weights once."""
     graph, version = model.graph, next(o.version for o in model.opset_import if not o.domain)
-    kept: dict[str, list[str]] = {}
+    kept: dict[str, tuple[list[str], dict[str, Any]]] = {}
     nodes: list[NodeProto] = []
     for node in graph.node:
         if node.domain != _DOMAIN:
@@ -270,39 +265,33 @@ def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, st
         layer = layers[key]
         norm = hasattr(layer, "moving_mean")
         if key not in kept:
-            values = _statistics(layer) if norm else _settings(layer)
-            kept[key] = [names.get(id(v)) or unused(f"{layer.name}/{name}", taken) for name, v in values.items()]
-            graph.initializer.extend(
-                numpy_helper.from_array(np.asarray(v), n) for n, v in zip(kept[key], values.values(), strict=True)
-            )
-        nodes += _norm(node, layer, int(rank), kept[key], taken) if norm else [_dropout(node, layer, version, kept[key])]
+            kept[key] = (_norm_inputs(graph, layer, names, taken) if norm
+                         else dropout_inputs(graph, f"{layer.name}/", float(layer.rate), version, taken))  # fmt: skip
+        held, options = kept[key]
+        if norm:
+            nodes += _norm(node, layer, int(rank), held, options, taken)
+        else:
+            nodes.append(helper.make_node("Dropout", [*node.input, *held], node.output, name=node.name, **options))
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _settings(layer: Any) -> dict[str, Any]:
-    """The inputs of a Dropout after its first."""
-    return {"ratio": np.float32(layer.rate), "training_mode": np.bool_(True)}
+def _norm_inputs(graph: GraphProto, layer: Any, names: Mapping[int, str],
+                 taken: set[str]) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
+    """What a BatchNormalization takes besides x, as initializers of the graph, and its attributes: Keras' momentum is ONNX's."""
+    values = {"gamma": layer.gamma if layer.scale else np.ones_like(layer.moving_mean),
+              "beta": layer.beta if layer.center else np.zeros_like(layer.moving_mean),
+              "moving_mean": layer.moving_mean, "moving_variance": layer.moving_variance}  # fmt: skip
+    made = [names.get(id(v)) or unused(f"{layer.name}/{name}", taken) for name, v in values.items()]
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in zip(made, values.values(), strict=True))
+    return made, {"epsilon": float(layer.epsilon), "momentum": float(layer.momentum)}
 
 
-def _statistics(layer: Any) -> dict[str, Any]:
-    """The inputs of a BatchNormalization after its first."""
-    return {"gamma": layer.gamma if layer.scale else np.ones_like(layer.moving_mean),
-            "beta": layer.beta if layer.center else np.zeros_like(layer.moving_mean),
-            "moving_mean": layer.moving_mean, "moving_variance": layer.moving_variance}  # fmt: skip
-
-
-def _dropout(node: NodeProto, layer: Any, version: int, names: Sequence[str]) -> NodeProto:
-    if version < 12:
-        return helper.make_node("Dropout", node.input, node.output, name=node.name, ratio=float(layer.rate))
-    return helper.make_node("Dropout", [*node.input, *names], node.output, name=node.name)
-
-
-def _norm(node: NodeProto, layer: Any, rank: int, names: Sequence[str], taken: set[str]) -> list[NodeProto]:
-    """BatchNormalization of ONNX is over axis 1; Keras counts channels last.  A momentum of Keras is one of ONNX."""
+def _norm(node: NodeProto, layer: Any, rank: int, names: Sequence[str], options: Mapping[str, Any],
+          taken: set[str]) -> list[NodeProto]:  # fmt: skip
+    """BatchNormalization of ONNX is over axis 1; Keras counts channels last."""
     axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
     axis %= rank
-    options: dict[str, Any] = {"epsilon": float(layer.epsilon), "momentum": float(layer.momentum)}
     if axis == 1:
         return [helper.make_node("BatchNormalization", [*node.input, *names], node.output, name=node.name, **options)]
     order = [0, axis, *(a for a in range(1, rank) if a != axis)]

@@ -1,0 +1,66 @@
+"""What tests of many modules share: onnxruntime beside us, a tape that no test leaves training, a function beside its formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+from singa import autograd, sonnx, tape
+from singa.tensor import Tensor
+from singa_backend.oracle import Oracle
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    """onnxruntime in a child process; where it is not installed, what asks for it is skipped."""
+    if find_spec("onnxruntime") is None:
+        pytest.skip("onnxruntime is not installed")
+    with Oracle("onnxruntime") as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def stop_training() -> Iterator[None]:
+    yield
+    tape.training = False
+
+
+@pytest.fixture
+def mean_squares() -> type[sonnx.SONNXModel]:
+    """The class of an imported model whose first output is trained under mean squares."""
+
+    class Fitted(sonnx.SONNXModel):
+        def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
+            y = self.forward(x)[0]
+            loss = autograd.mse_loss(y, t)
+            self.optimizer(loss)
+            return y, loss
+
+    return Fitted
+
+
+@pytest.fixture
+def beside_formula() -> Callable[..., None]:
+    """beside_formula(function, want, arrays, rtol, atol): a function of tensors has the values of NumPy's, and its slopes.
+
+    The tolerances are those of the slopes, which are differences in a direction for each argument.
+    """
+
+    def run(function: Callable[..., Any], want: Callable[..., Any], arrays: Sequence[Any], rtol: float, atol: float) -> None:
+        xs = [Tensor(data=np.array(a), stores_grad=True, name=f"x{i}") for i, a in enumerate(arrays)]
+        y = function(*xs)
+        np.testing.assert_allclose(y.data, want(*arrays), rtol=1e-6, atol=1e-9)
+        dy = np.random.default_rng(1).standard_normal(y.shape)
+        loss = tape.op.Reshape(tape.op.ReduceSum(tape.op.Mul(y, Tensor(data=dy))), [1])
+        grads = {p.name: g.data for p, g in autograd.backward(loss)}
+        for i, a in enumerate(arrays):
+            v = np.random.default_rng(2 + i).standard_normal(a.shape)
+            moved = [[b + t * 1e-5 * v if j == i else b for j, b in enumerate(arrays)] for t in (1, -1)]
+            slope = sum(s * (want(*m) * dy).sum() for s, m in zip((1, -1), moved, strict=True)) / 2e-5
+            np.testing.assert_allclose((grads[f"x{i}"] * v).sum(), slope, rtol=rtol, atol=atol)
+
+    return run
