@@ -90,7 +90,7 @@ class Imported:
         aux_output: names of values to give after the outputs.  last_layers: how many operators to run, as `SingaRep.run` counts.
         training: whether BatchNormalization takes the statistics of the batch, and Dropout drops.
         """
-        with origin.quiet():  # the model as a whole is what its outputs come from
+        with origin.quiet:  # the model as a whole is what its outputs come from
             made = self._forward(inputs, aux_output, last_layers, training)
 
         def again(xs: list[Any], train: bool) -> Sequence[Any]:

@@ -159,7 +159,7 @@ def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.Pa
                 stack.enter_context(trace.recording(scratch))
                 device = model_device(model)
                 xs = [Tensor._of(scratch.builder.input(n, t), device, False) for n, t in zip(names, types, strict=True)]
-            stack.enter_context(origin.keeping())
+            stack.enter_context(origin.keeping)
             made = model.forward(*xs)
             ys = list(made) if isinstance(made, (list, tuple)) else [made]
             proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, names, types, path)
@@ -217,7 +217,7 @@ class _Played:
         outer = tape.training
         tape.training = False
         try:
-            with trace.recording(record), origin.quiet():
+            with trace.recording(record), origin.quiet:
                 shadows = [Tensor._of(self.writer.input(n, t), x.device, False)
                            for n, t, x in zip(names, types, xs, strict=True)]  # fmt: skip
                 given = {id(x): s for x, s in zip(xs, shadows, strict=True)}

@@ -8,11 +8,10 @@ over many batches does not hold the batches; only the last ones are, `RECENT` by
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -80,41 +79,38 @@ class Leaf:
 
 _recent: deque[tuple[Any, int]] = deque()
 _recent_bytes = 0
-_keeping = 0
 
 
-@contextlib.contextmanager
-def keeping() -> Iterator[None]:
-    """The context in which origins keep every leaf alive: of an export, and of a step that is recorded."""
-    global _keeping
-    _keeping += 1
-    try:
-        yield
-    finally:
-        _keeping -= 1
+class _Context:
+    """Something that holds while a program is in a context, however often it has entered it."""
 
+    def __init__(self) -> None:
+        self._entered = 0
+
+    def __enter__(self) -> None:
+        self._entered += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._entered -= 1
+
+    def __bool__(self) -> bool:
+        return self._entered > 0
+
+
+keeping = _Context()
+"""The context in which origins keep every leaf alive: of an export, and of a step that is recorded."""
+
+quiet = _Context()
+"""The context in which results have no origin: updates of states, and what is inside an operator that has one as a whole."""
 
 CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
 """The origin of a tensor that was changed in place by what operators made."""
-
-_quiet = 0
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The context in which results have no origin: updates of states, and what is inside an operator that has one as a whole."""
-    global _quiet
-    _quiet += 1
-    try:
-        yield
-    finally:
-        _quiet -= 1
 
 
 def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any], operator: Any = None,
              types: tuple[Any, ...] = ()) -> None:  # fmt: skip
     """Give tensors an origin."""
-    if _quiet:
+    if quiet:
         return
     found: list[Any] = []
     depth = 0
@@ -138,7 +134,7 @@ def _leaf(x: Any) -> Any:
     global _recent_bytes
     data = getattr(x, "_data", x)
     size = getattr(data, "nbytes", 0)
-    if size <= SMALL or _keeping or getattr(x, "stores_grad", False):
+    if size <= SMALL or keeping or getattr(x, "stores_grad", False):
         return x
     if not _recent or _recent[-1][0] is not x:
         _recent.append((x, size))

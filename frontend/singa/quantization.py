@@ -45,7 +45,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, *, axis: int = 1
         with tape.no_tape():
             inside = _inside(op, x, scale, zero_point, axis)
             fixed = op.Where(inside, x, 0)
-        with origin.quiet():
+        with origin.quiet:
             y = op.Add(y, op.Sub(op.Where(inside, x, 0), fixed))
 
     def again(xs: list[Any], training: bool) -> Sequence[Any]:
@@ -205,7 +205,7 @@ class FakeQuantize(Layer):
         if self.observing:
             self.observer(x)
         self.observer._follow(x)
-        with origin.quiet():
+        with origin.quiet:
             y = self._rounded(x) if trace.current() is not None or self.observer.knows else op.Identity(x)
         origin.remember([y], "FakeQuantize", self._again, [x])
         return y

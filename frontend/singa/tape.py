@@ -43,7 +43,7 @@ def no_tape() -> Iterator[None]:
     global training
     before, training = training, False
     try:
-        with origin.quiet():
+        with origin.quiet:
             yield
     finally:
         training = before

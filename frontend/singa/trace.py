@@ -111,7 +111,7 @@ def recording(trace: Trace) -> Iterator[Trace]:
     """The context in which a step is recorded, and every leaf that it reads is kept alive."""
     token = _current.set(trace)
     try:
-        with origin.keeping():
+        with origin.keeping:
             yield trace
     finally:
         _current.reset(token)
