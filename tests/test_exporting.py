@@ -502,6 +502,23 @@ def test_an_exporter_in_onnxs_operators() -> None:
     assert [n.op_type for n in derived.graph.node] == ["Constant", "Abs", "Add", "Sqrt"]
 
 
+def test_an_operator_may_have_an_attribute_that_is_called_graph() -> None:
+    class Edges(Root):
+        def __init__(self) -> None:
+            super().__init__(0.25)
+            self.graph = {0: [1]}
+
+    @sonnx.exporter(Edges)
+    def _(op: Any, edges: Edges, x: Any) -> Any:
+        return op.Sqrt(op.Add(op.Abs(x), edges.shift))
+
+    x = named(values(2, 3), "x")
+    y = Edges()(x)[0]
+    proto = sonnx.to_onnx([x], [y])
+    assert proto.opset_import[0].version == 18 and proto.graph.node[-1].name == "Edges#0"
+    np.testing.assert_allclose(run(proto, values(2, 3))[0], tensor.to_numpy(y), rtol=1e-6)
+
+
 class Scaled(autograd.Operator):
     def __init__(self, by: float) -> None:
         super().__init__()

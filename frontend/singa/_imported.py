@@ -96,7 +96,7 @@ class Imported:
         def again(xs: list[Any], train: bool) -> Sequence[Any]:
             return self.forward(xs, aux_output, last_layers, train)
 
-        origin.remember(made, "an ONNX model", again, list(inputs), self)
+        origin.remember(made, "an ONNX model", again, list(inputs), graph=self.graph)
         return made
 
     def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:

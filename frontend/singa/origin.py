@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from singa_backend.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from singa_backend.graph import Graph
+
     from .tensor import Tensor
 
 LONGEST = 20_000
@@ -41,6 +43,7 @@ class Origin:
     depth: how many operators lie before it.
     operator: the user's own operator, written in Python.
     types: then, (dtype, shape) of its results.
+    graph: where the operator is a whole ONNX model, that of its file.
     serial: when it was made: a file follows the program, and draws its random numbers in the program's order.
     """
 
@@ -50,6 +53,7 @@ class Origin:
     depth: int
     operator: Any = None
     types: tuple[Any, ...] = ()
+    graph: Graph | None = None
     serial: int = field(default_factory=itertools.count().__next__)
 
 
@@ -108,7 +112,7 @@ CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
 
 
 def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any], operator: Any = None,
-             types: tuple[Any, ...] = ()) -> None:  # fmt: skip
+             types: tuple[Any, ...] = (), graph: Graph | None = None) -> None:  # fmt: skip
     """Give tensors an origin."""
     if quiet:
         return
@@ -123,7 +127,7 @@ def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any
             found.append(_leaf(x))
     if depth >= LONGEST:
         return
-    origin = Origin(name, again, tuple(found), depth + 1, operator, types)
+    origin = Origin(name, again, tuple(found), depth + 1, operator, types, graph)
     for i, y in enumerate(results):
         if y is not None:
             y._origin = Link(origin, i)
