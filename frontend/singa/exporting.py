@@ -186,7 +186,7 @@ def _write(xs: Sequence[Tensor], ys: Sequence[Tensor], name: str, options: Optio
     if options.input_names is not None:
         names = _listed("input_names", options.input_names, len(xs))
     if types is None:
-        types = [_overridden(n, _type_of(t), options) for n, t in zip(names, xs, strict=True)]
+        types = [_overridden(n, trace.type_of(t), options) for n, t in zip(names, xs, strict=True)]
     types = [_opened(n, t, options) for n, t in zip(names, types, strict=True)]
     _known_names(options, names)
     graphs = _graphs(ys)
@@ -522,7 +522,7 @@ def declared(model: Any, inputs: Sequence[Tensor] | None) -> list[tuple[str, Typ
     graph = getattr(getattr(model, "imported", None), "graph", None)
     if inputs is not None:
         own = [v.name for v in graph.inputs] if graph is not None and len(graph.inputs) == len(inputs) else _names(inputs)
-        return list(zip(own, map(_type_of, inputs), strict=True))
+        return list(zip(own, map(trace.type_of, inputs), strict=True))
     if graph is None:
         raise InvalidInput(
             "a model of layers does not say what it takes", code="SX324", hint="give inputs=[a Tensor like those to come]"
@@ -533,7 +533,3 @@ def declared(model: Any, inputs: Sequence[Tensor] | None) -> list[tuple[str, Typ
             raise InvalidInput(f"the type of input {v} is not known", code="SX324", hint="give inputs=[...]")
         found.append((v.name, helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape)))
     return found
-
-
-def _type_of(t: Tensor) -> TypeProto:
-    return helper.make_tensor_type_proto(dtypes.onnx_code(t._data.dtype), t._data.shape)

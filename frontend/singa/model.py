@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import helper
 
 from singa_backend import dtypes, limits
 from singa_backend.errors import InvalidInput
@@ -274,8 +273,7 @@ class Step:
         record = Trace(tape.op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
-            type = helper.make_tensor_type_proto(dtypes.onnx_code(t._data.dtype), t._data.shape)
-            shadows[id(t)] = Tensor._of(record.builder.input(f"input_{i}", type), t.device, t.requires_grad)
+            shadows[id(t)] = Tensor._of(record.builder.input(f"input_{i}", trace.type_of(t)), t.device, t.requires_grad)
         with trace.recording(record):
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
             self._result = result

@@ -52,12 +52,9 @@ class Trace:
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self._bound: dict[int, Symbol] = {}
 
-    def bind(self, tensor: Tensor, name: str, type: TypeProto | None = None) -> Symbol:
-        """Make a tensor an input of the graph, under a name; `type` may leave sizes open."""
-        if type is None:
-            array = tensor._data
-            type = helper.make_tensor_type_proto(dtypes.onnx_code(array.dtype), array.shape)
-        symbol = self.builder.input(name, type)
+    def bind(self, tensor: Tensor, name: str) -> Symbol:
+        """Make a tensor an input of the graph, under a name."""
+        symbol = self.builder.input(name, type_of(tensor))
         if self._holds and tensor._data.size <= _HELD:
             symbol.held = tensor.device.backend.get(tensor._data)
         self.inputs.append((tensor, symbol))
@@ -128,6 +125,11 @@ def value(tensor: Tensor) -> Any:
     """What operators compute with: the tensor's array, or its symbol while a step is recorded."""
     trace = _current.get()
     return tensor._data if trace is None else trace.value(tensor)
+
+
+def type_of(tensor: Tensor) -> TypeProto:
+    """The type of a tensor that has a value, with its sizes."""
+    return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape)
 
 
 def assign(tensor: Tensor, new: Any, told: bool = True) -> None:

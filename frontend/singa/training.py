@@ -113,13 +113,9 @@ def _checked(opset: int) -> int:
     return opset
 
 
-def _type(t: Tensor) -> TypeProto:
-    return helper.make_tensor_type_proto(dtypes.onnx_code(t._data.dtype), t._data.shape)
-
-
 def _target(y: Tensor, target: Any, loss: Any) -> TypeProto:
     if isinstance(target, Tensor):
-        return _type(target)
+        return trace.type_of(target)
     if target is not None:
         dtype, shape = target
         return helper.make_tensor_type_proto(dtypes.onnx_code(dtype_of(dtype)), shape)
