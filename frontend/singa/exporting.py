@@ -144,27 +144,22 @@ def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.Pa
     Raises InvalidInput, UnsupportedModel listing everything that cannot be written, NotTraceable where values are read in Python.
     """
     chosen = Options(**options)
-    names = [n for n, _ in declared(model, inputs)]
-    types = [_overridden(n, t, chosen) for n, t in declared(model, inputs)]
-    before = (model.training, tape.training)
-    model.train(chosen.training)
-    try:
-        with contextlib.ExitStack() as stack:
-            if inputs is not None and not chosen.training:
-                xs = [x.copy() for x in inputs]  # leaves of this call alone
-                for x in xs:
-                    origin.forget(x)
-            else:  # without values, and so without a change to statistics and random numbers
-                scratch = Trace(tape.op.opset)
-                stack.enter_context(trace.recording(scratch))
-                device = model_device(model)
-                xs = [Tensor._of(scratch.builder.input(n, t), device, False) for n, t in zip(names, types, strict=True)]
-            stack.enter_context(origin.keeping)
-            made = model.forward(*xs)
-            ys = list(made) if isinstance(made, (list, tuple)) else [made]
-            proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, names, types, path)
-    finally:
-        model.training, tape.training = before
+    takes = {n: _overridden(n, t, chosen) for n, t in declared(model, inputs)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model._in_mode(chosen.training))
+        if inputs is not None and not chosen.training:
+            xs = [x.copy() for x in inputs]  # leaves of this call alone
+            for x in xs:
+                origin.forget(x)
+        else:  # without values, and so without a change to statistics and random numbers
+            scratch = Trace(tape.op.opset)
+            stack.enter_context(trace.recording(scratch))
+            device = model_device(model)
+            xs = [Tensor._of(scratch.builder.input(n, t), device, False) for n, t in takes.items()]
+        stack.enter_context(origin.keeping)
+        made = model.forward(*xs)
+        ys = list(made) if isinstance(made, (list, tuple)) else [made]
+        proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, list(takes), list(takes.values()), path)
     return (proto, report) if with_report else proto
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -9,7 +10,7 @@ import tempfile
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,16 @@ class Model(Layer):
     def eval(self) -> None:
         """Calling the model infers from here on."""
         self.train(False)
+
+    @contextlib.contextmanager
+    def _in_mode(self, training: bool) -> Iterator[None]:
+        """The context in which the model trains or infers; afterwards it and the tape are in the mode in which they were."""
+        before = (self.training, tape.training)
+        self.train(training)
+        try:
+            yield
+        finally:
+            self.training, tape.training = before
 
     def graph(self, mode: bool = True, sequential: bool = False) -> None:
         """Run steps as one ONNX graph, or on the tape."""

@@ -55,9 +55,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
     optimizer = optimizer if optimizer is not None else SGD(lr=0.1)
     compute = _loss(loss)
     record = Trace(tape.op.opset if opset is None else _checked(opset))
-    before = (model.training, tape.training)
-    model.train()
-    try:
+    with model._in_mode(training=True):
         with tape.no_tape():
             for name, p in model.get_params().items():
                 if p.stores_grad:
@@ -84,8 +82,6 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]
         proto = record.builder.model("training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
-    finally:
-        model.training, tape.training = before
     for t, symbol in record.inputs:
         array = t.device.backend.get(t._data)
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), symbol.name))
