@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import checker, helper
 
-from singa import autograd, layer, model, origin, sonnx, tape, tensor
+from singa import autograd, initializer, layer, model, origin, sonnx, tape, tensor
 from singa.tape import op
 from singa_backend import SingaBackend
 from singa_backend.errors import InvalidInput, InvalidModel, UnsupportedModel
@@ -148,6 +148,25 @@ def test_a_change_in_place_is_refused_and_not_written_as_a_constant() -> None:
         sonnx.to_onnx([x], [autograd.exp(total)])
     total.copy_from_numpy(values(3))  # from outside: a leaf again
     assert len(sonnx.to_onnx([x], [autograd.add(total, x)]).graph.initializer) == 1
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        initializer.eye,
+        initializer.orthogonal,
+        lambda t: tensor.copy_from_numpy(t, np.eye(2)),
+        lambda t: tensor.copy_data_to_from(t, tensor.from_numpy(values(4)), 4),
+        lambda t: tensor.copy_data_to_from(t, tensor.from_numpy(values(4)), 2, 1),
+    ],
+)
+def test_what_is_written_into_a_tensor_is_exported_and_not_what_it_was_before(fill: Any) -> None:
+    x = named(values(3, 2), "x")
+    w = tensor.zeros_like(tensor.from_numpy(values(2, 2)))
+    fill(w)
+    np.testing.assert_array_equal(run(sonnx.to_onnx([x], [op.Add(x, op.MatMul(x, w))]), values(3, 2))[0],
+                                  tensor.to_numpy(op.Add(x, op.MatMul(x, w))))  # fmt: skip
+    assert np.abs(tensor.to_numpy(w)).max() > 0
 
 
 def test_a_state_that_is_fed_back_for_ever_does_not_grow() -> None:

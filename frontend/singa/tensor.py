@@ -316,15 +316,21 @@ class Tensor:
         array = np.asarray(array)
         if offset + array.size > self.size() or (not offset and array.size != self.size()):
             raise InvalidInput(f"{array.size} values at {offset} do not fill a tensor of shape {self.shape}", code="SX337")
-        self._version += 1
-        if array.size == self.size():
+        self._write(self.device.backend.put(np.ascontiguousarray(array.reshape(-1), op.dtype(self))), offset)
+
+    def _write(self, values: Any, offset: int) -> None:
+        """Write values from outside, one after the other, on the tensor's device."""
+        data = self.data
+        if values.size == self.size():
             self._begins_anew()
-            self.data[...] = self.device.backend.put(np.ascontiguousarray(array.reshape(self.shape), op.dtype(self)))
-            return
-        self._refuse_on_tape()
-        origin.forget(self)
-        flat = self.data.reshape(-1)
-        flat[offset : offset + array.size] = self.device.backend.put(array.reshape(-1).astype(op.dtype(self)))
+        else:
+            self._refuse_on_tape()
+            origin.forget(self)
+        self._version += 1
+        flat = data.reshape(-1)
+        flat[offset : offset + values.size] = values
+        if not data.flags.c_contiguous:  # then `flat` is a copy
+            data[...] = flat.reshape(data.shape)
 
     def copy_data(self, t: Tensor) -> None:
         """Write another tensor's values."""
@@ -635,16 +641,17 @@ def copy_data_to_from(dst: Tensor, src: Tensor, size: int, dst_offset: int = 0, 
     if dst_offset + size > dst.size() or src_offset + size > src.size():
         raise InvalidInput(f"{size} values do not lie in tensors of {dst.size()} and {src.size()} elements", code="SX337")
     dst._refuse_on_tape()
-    dst._version += 1
-    dst.data.reshape(-1)[dst_offset : dst_offset + size] = src.data.reshape(-1)[src_offset : src_offset + size]
+    dst._write(src.data.reshape(-1)[src_offset : src_offset + size], dst_offset)
 
 
 def copy_from_numpy(data: Any, array: Any) -> None:
-    """Write an array's values into the storage of a tensor, `t.data`."""
-    target = data if not isinstance(data, Tensor) else data.data
-    if target.size != np.asarray(array).size:
-        raise InvalidInput(f"{np.asarray(array).size} values do not fill {target.size} elements", code="SX337")
-    target[...] = np.asarray(array).reshape(target.shape)
+    """Write an array's values into a tensor, or into the storage of one, `t.data`."""
+    if isinstance(data, Tensor):
+        data.copy_from_numpy(array)
+        return
+    if data.size != np.asarray(array).size:
+        raise InvalidInput(f"{np.asarray(array).size} values do not fill {data.size} elements", code="SX337")
+    data[...] = np.asarray(array).reshape(data.shape)
 
 
 def _unary(onnx: str, doc: str) -> Any:
