@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import checker, helper
 
-from singa import autograd, initializer, layer, model, origin, sonnx, tape, tensor
+from singa import autograd, initializer, layer, model, opt, origin, sonnx, tape, tensor
 from singa.tape import op
 from singa_backend import SingaBackend
 from singa_backend.errors import InvalidInput, InvalidModel, UnsupportedModel
@@ -122,8 +122,6 @@ def test_after_a_step_in_graph_mode() -> None:
         optimizer(loss)
         return out, loss
 
-    from singa import opt
-
     optimizer = opt.SGD(lr=0.1)
     m.train_one_batch = train_one_batch  # type: ignore[method-assign, assignment]
     m.compile([x], is_train=True, use_graph=True)
@@ -167,6 +165,30 @@ def test_what_is_written_into_a_tensor_is_exported_and_not_what_it_was_before(fi
     np.testing.assert_array_equal(run(sonnx.to_onnx([x], [op.Add(x, op.MatMul(x, w))]), values(3, 2))[0],
                                   tensor.to_numpy(op.Add(x, op.MatMul(x, w))))  # fmt: skip
     assert np.abs(tensor.to_numpy(w)).max() > 0
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_parameter_that_an_operator_made_is_exported_as_it_has_become(graph: bool) -> None:
+    class Net(model.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = tensor.from_numpy(values(2, 2)) * 0.5
+            self.w.stores_grad = self.w.requires_grad = True
+
+        def forward(self, x: Any) -> Any:
+            return op.MatMul(x, self.w)
+
+        def train_one_batch(self, x: Any) -> Any:  # type: ignore[override]
+            opt.SGD(lr=0.1)(autograd.mse_loss(self.forward(x), op.full_like(x, 0)))
+
+    x = named(values(3, 2), "x")
+    net = Net()
+    net.graph(graph)
+    for _ in range(3):
+        net(x)
+    net.eval()
+    y = net.forward(x)
+    np.testing.assert_allclose(run(sonnx.to_onnx([x], [y]), values(3, 2))[0], tensor.to_numpy(y), rtol=1e-5)
 
 
 def test_a_state_that_is_fed_back_for_ever_does_not_grow() -> None:

@@ -313,6 +313,7 @@ class Step:
         n = len(made) - len(self._writes)
         for t, new in zip(self._writes, made[n:], strict=True):
             t._data[...] = new if t.device is self.device else t.device.backend.put(self.device.backend.get(new))
+            origin.forget(t)
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
         origin.remember(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)

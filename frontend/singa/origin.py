@@ -148,10 +148,9 @@ def _leaf(x: Any) -> Any:
     return Leaf(weakref.ref(x), f"a leaf {data.dtype}{list(data.shape)}")
 
 
-def changed(tensor: Tensor, *others: Any) -> None:
-    """Note that a tensor is changed in place: what operators made cannot be told from it any more."""
-    if any(getattr(x, "_origin", None) is not None for x in (tensor, *others)):
-        tensor._origin = Link(CHANGED, 0)
+def changed(tensor: Tensor, *others: Any) -> Link | None:
+    """The origin that a tensor has when others have changed it in place: what operators made cannot be told from it any more."""
+    return Link(CHANGED, 0) if any(getattr(x, "_origin", None) is not None for x in (tensor, *others)) else None
 
 
 def forget(tensor: Tensor) -> None:

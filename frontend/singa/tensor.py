@@ -395,8 +395,9 @@ class Tensor:
 
     def _with(self, value: Tensor, *others: Any) -> Tensor:
         self._refuse_on_tape()
+        link = origin.changed(self, value, *others)
         trace.assign(self, op.cast(value, self).raw)
-        origin.changed(self, value, *others)
+        self._origin = link
         return self
 
     # --- operators

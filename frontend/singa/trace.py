@@ -133,7 +133,7 @@ def type_of(tensor: Tensor) -> TypeProto:
 
 
 def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
-    """Write a new value of the same shape and dtype into a tensor, in place.
+    """Write a new value of the same shape and dtype into a tensor, in place: what made it before did not make this one.
 
     told: whether operators that have read it may not take gradients by it any more; running statistics are read for nothing.
     """
@@ -143,4 +143,5 @@ def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
     elif new is not tensor._data:
         tensor._fixed = False
         tensor._version += told
+        origin.forget(tensor)
         tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new
