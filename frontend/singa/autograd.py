@@ -22,7 +22,7 @@ from singa_backend.errors import InvalidInput
 
 from . import _functions, random, tape, trace
 from ._backward import backward, gradients, infer_dependency
-from ._formula import Formula, formula
+from ._formula import Formula, formula, true, whole
 from ._functions import *  # noqa: F403
 from .tape import Dummy, Operation, Operator
 from .tape import op as recorder
@@ -83,8 +83,8 @@ def _declare_plain() -> None:
     for name, (function, onnx) in _BINARY.items():
         _plain(name, function, onnx, lambda onnx: lambda op, a, b: op.call(onnx, (a, b), {}, 1)[0])
     for name, (function, onnx) in _LOGICAL.items():
-        _plain(name, function, onnx, lambda onnx: lambda op, a, b: op.call(onnx, (_true(op, a), _true(op, b)), {}, 1)[0])
-    _plain("Not", "_not", "Not", lambda onnx: lambda op, x: op.Not(_true(op, x)))
+        _plain(name, function, onnx, lambda onnx: lambda op, a, b: op.call(onnx, (true(op, a), true(op, b)), {}, 1)[0])
+    _plain("Not", "_not", "Not", lambda onnx: lambda op, x: op.Not(true(op, x)))
 
 
 def _plain(name: str, function: str, onnx: str, make: Callable[[str], Callable[..., Any]]) -> None:
@@ -94,11 +94,6 @@ def _plain(name: str, function: str, onnx: str, make: Callable[[str], Callable[.
         f"ONNX's {onnx}, element by element." if onnx != "MatMul" else "ONNX's MatMul: NumPy's product of matrices.",
     )
     globals()[function] = formula(name)(body)
-
-
-def _true(op: Any, x: Any) -> Any:
-    """Truth values, of numbers whether they are not zero."""
-    return x if op.dtype(x) == np.bool_ else op.Cast(x, to=dtypes.onnx_code(np.bool_))
 
 
 _declare_plain()
@@ -347,40 +342,33 @@ def space_to_depth(op: Any, x: Any, *, blocksize: int, mode: str = "DCR") -> Any
 @formula("Gather")
 def gather(op: Any, x: Any, *, axis: int, indices: Any) -> Any:
     """What stands at these places along an axis; negative ones count from the end, others beyond it are an error."""
-    return op.Gather(x, _whole(op, indices), axis=axis)
+    return op.Gather(x, whole(op, indices), axis=axis)
 
 
 @formula("ScatterElements")
 def scatter_elements(op: Any, x: Any, indices: Any, updates: Any, *, axis: int = 0) -> Any:
     """x with updates written at places along an axis."""
-    return op.ScatterElements(x, _whole(op, indices), updates, axis=axis)
+    return op.ScatterElements(x, whole(op, indices), updates, axis=axis)
 
 
 @formula("Where", "x", "y", "condition")
 def where(op: Any, x: Any, y: Any, *, condition: Any) -> Any:
     """x where the condition holds, else y."""
     condition = condition if op.is_value(condition) else op.constant(condition)
-    return op.Where(_true(op, condition), x, y)
+    return op.Where(true(op, condition), x, y)
 
 
 @formula("OneHot", "axis", "indices", "depth", "values")
 def onehot(op: Any, indices: Any, *, axis: int, depth: int, values: Any = (0.0, 1.0)) -> Any:
     """values[1] at the class of each index along a new axis, values[0] elsewhere."""
     values = values if op.is_value(values) else op.constant(values, np.float32)
-    return op.OneHot(_whole(op, indices), op.constant(int(depth), np.int64), values, axis=axis)
+    return op.OneHot(whole(op, indices), op.constant(int(depth), np.int64), values, axis=axis)
 
 
 @formula("Embedding")
 def embedding(op: Any, x: Any, w: Any) -> Any:
     """The rows of w that x names."""
-    return op.Gather(w, _whole(op, x), axis=0)
-
-
-def _whole(op: Any, x: Any) -> Any:
-    """Indices as int64: SINGA's programs have them as floats too."""
-    if not op.is_value(x):
-        return op.constant(x, np.int64)
-    return x if op.dtype(x) in (np.int32, np.int64) else op.Cast(x, to=dtypes.onnx_code(np.int64))
+    return op.Gather(w, whole(op, x), axis=0)
 
 
 # --- conversion, reduction --------------------------------------------------------------------------------------------
@@ -395,7 +383,7 @@ def cast(op: Any, x: Any, *, to: Any) -> Any:
 @formula("ConstantOfShape")
 def constant_of_shape(op: Any, x: Any, *, value: float = 0) -> Any:
     """An array of the shape that x holds, filled; float32 for a float, int64 for an integer."""
-    return op.ConstantOfShape(_whole(op, x), value=np.array([value], np.float32 if isinstance(value, float) else np.int64))
+    return op.ConstantOfShape(whole(op, x), value=np.array([value], np.float32 if isinstance(value, float) else np.int64))
 
 
 @formula("ReduceSum")
@@ -458,7 +446,7 @@ def softmax_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
     _matrix(op, x, "the scores")
     if op.rank(t) == 1 or (op.rank(t) == 2 and op.shape(t)[1] == 1 != op.shape(x)[1]):
         _check_classes(op, x, t)
-        ids = op.Reshape(_whole(op, t), [-1])
+        ids = op.Reshape(whole(op, t), [-1])
         return op.Reshape(op.SoftmaxCrossEntropyLoss(x, ids), [1])
     _same_shape(op, x, t)
     t = op.cast(t, x)
