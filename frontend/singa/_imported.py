@@ -113,12 +113,12 @@ class Imported:
             frame[slot] = x
         current = trace.current()
         if current is not None:
-            current.builder.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
+            current.writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
 
         def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
             if current is None:
                 return self.visit(op, node, values, here, training)
-            before = len(current.builder.builder.nodes)
+            before = len(current.writer.builder.nodes)
             made = self.visit(op, node, values, here, training)
             current.named(before, made, node.output_names, node.name)
             return made

@@ -155,7 +155,7 @@ def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.Pa
             scratch = Trace(tape.op.opset)
             stack.enter_context(trace.recording(scratch))
             device = model_device(model)
-            xs = [Tensor._of(scratch.builder.input(n, t), device, False) for n, t in takes.items()]
+            xs = [Tensor._of(scratch.writer.input(n, t), device, False) for n, t in takes.items()]
         stack.enter_context(origin.keeping)
         made = model.forward(*xs)
         ys = list(made) if isinstance(made, (list, tuple)) else [made]
@@ -203,7 +203,7 @@ class _Played:
                  types: Sequence[TypeProto], opset: int, domains: Mapping[str, int]) -> None:  # fmt: skip
         self.options, self.report = options, ExportReport(opset=opset)
         self.record = record = Trace(opset, holds=True)
-        self.writer = record.builder
+        self.writer = record.writer
         self.writer.builder.marks_constants = True
         self.writer.builder.domains.update(domains)
         self.problems: list[UnsupportedModel] = []

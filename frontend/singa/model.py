@@ -284,7 +284,7 @@ class Step:
         record = Trace(tape.op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
-            shadows[id(t)] = Tensor._of(record.builder.input(f"input_{i}", trace.type_of(t)), t.device, t.requires_grad)
+            shadows[id(t)] = Tensor._of(record.writer.input(f"input_{i}", trace.type_of(t)), t.device, t.requires_grad)
         with trace.recording(record):
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
             self._result = result
@@ -294,7 +294,7 @@ class Step:
         self._writes = list(record.assigned.values())
         self._reads = [t for t, _ in record.inputs]
         outputs = [*made, *(record.value(t) for t in self._writes)]
-        self.onnx = record.builder.model("step", outputs)
+        self.onnx = record.writer.model("step", outputs)
         self.graph = Graph.from_onnx(self.onnx)
         self._executor = Executor(self.graph, self.device.backend)
         self._limits = limits.Limits()

@@ -61,7 +61,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
                 if p.stores_grad:
                     optimizer.make_states(name, p)
         with trace.recording(record):
-            xs = [Tensor._of(record.builder.input(n, t), model_device(model), False) for n, t in declared(model, inputs)]
+            xs = [Tensor._of(record.writer.input(n, t), model_device(model), False) for n, t in declared(model, inputs)]
             for name, t in model.get_states().items():
                 record.bind(t, name)
             states = optimizer.get_states()
@@ -71,7 +71,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             tape.training = True
             made = model.forward(*xs)
             y = made[output] if isinstance(made, (list, tuple)) else made
-            goal = Tensor._of(record.builder.input("target", _target(y, target, loss)), y.device, False)
+            goal = Tensor._of(record.writer.input("target", _target(y, target, loss)), y.device, False)
             value = compute(y, goal)
             with watching(model.get_params) as reach:
                 optimizer(value)
@@ -81,7 +81,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             named = {id(t): s.name for t, s in record.inputs}
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]
-        proto = record.builder.model("training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
+        proto = record.writer.model("training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
     for t, symbol in record.inputs:
         array = t.device.backend.get(t._data)
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), symbol.name))
