@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -309,7 +310,7 @@ class BatchNorm2d(Layer):
     def forward(self, x: Tensor) -> Tensor:
         _channels(self, self._shape(x), self.channels)
         self._follow(x)
-        trace.depends(self, lambda: self.handle.factor)
+        trace.depends(self, lambda: astuple(self.handle))
         return autograd.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)  # type: ignore[no-any-return]
 
 

@@ -184,6 +184,7 @@ class MovingAverageMinMaxObserver(Observer):
         self.momentum = momentum
 
     def _merged(self, old: Tensor, new: Tensor) -> Tensor:
+        trace.depends(self, lambda: self.momentum)
         kept = op.Mul(self.seen, self.momentum)  # the first range counts as a whole
         return op.Add(op.Mul(old, kept), op.Mul(new, op.Sub(1.0, kept)))  # type: ignore[no-any-return]
 
@@ -202,6 +203,7 @@ class FakeQuantize(Layer):
         self.observing = True
 
     def forward(self, x: Tensor) -> Tensor:
+        trace.depends(self, lambda: self.observing)
         if self.observing:
             self.observer(x)
         self.observer._follow(x)
