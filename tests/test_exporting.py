@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import checker, helper
 
-from singa import autograd, layer, model, origin, sonnx, tape, tensor
+from singa import autograd, initializer, layer, model, opt, origin, sonnx, tape, tensor
 from singa.tape import op
 from singa_backend import SingaBackend
 from singa_backend.errors import InvalidInput, InvalidModel, UnsupportedModel
@@ -122,8 +122,6 @@ def test_after_a_step_in_graph_mode() -> None:
         optimizer(loss)
         return out, loss
 
-    from singa import opt
-
     optimizer = opt.SGD(lr=0.1)
     m.train_one_batch = train_one_batch  # type: ignore[method-assign, assignment]
     m.compile([x], is_train=True, use_graph=True)
@@ -148,6 +146,49 @@ def test_a_change_in_place_is_refused_and_not_written_as_a_constant() -> None:
         sonnx.to_onnx([x], [autograd.exp(total)])
     total.copy_from_numpy(values(3))  # from outside: a leaf again
     assert len(sonnx.to_onnx([x], [autograd.add(total, x)]).graph.initializer) == 1
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        initializer.eye,
+        initializer.orthogonal,
+        lambda t: tensor.copy_from_numpy(t, np.eye(2)),
+        lambda t: tensor.copy_data_to_from(t, tensor.from_numpy(values(4)), 4),
+        lambda t: tensor.copy_data_to_from(t, tensor.from_numpy(values(4)), 2, 1),
+    ],
+)
+def test_what_is_written_into_a_tensor_is_exported_and_not_what_it_was_before(fill: Any) -> None:
+    x = named(values(3, 2), "x")
+    w = tensor.zeros_like(tensor.from_numpy(values(2, 2)))
+    fill(w)
+    np.testing.assert_array_equal(run(sonnx.to_onnx([x], [op.Add(x, op.MatMul(x, w))]), values(3, 2))[0],
+                                  tensor.to_numpy(op.Add(x, op.MatMul(x, w))))  # fmt: skip
+    assert np.abs(tensor.to_numpy(w)).max() > 0
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_parameter_that_an_operator_made_is_exported_as_it_has_become(graph: bool) -> None:
+    class Net(model.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = tensor.from_numpy(values(2, 2)) * 0.5
+            self.w.stores_grad = self.w.requires_grad = True
+
+        def forward(self, x: Any) -> Any:
+            return op.MatMul(x, self.w)
+
+        def train_one_batch(self, x: Any) -> Any:  # type: ignore[override]
+            opt.SGD(lr=0.1)(autograd.mse_loss(self.forward(x), op.full_like(x, 0)))
+
+    x = named(values(3, 2), "x")
+    net = Net()
+    net.graph(graph)
+    for _ in range(3):
+        net(x)
+    net.eval()
+    y = net.forward(x)
+    np.testing.assert_allclose(run(sonnx.to_onnx([x], [y]), values(3, 2))[0], tensor.to_numpy(y), rtol=1e-5)
 
 
 def test_a_state_that_is_fed_back_for_ever_does_not_grow() -> None:
@@ -500,6 +541,23 @@ def test_an_exporter_in_onnxs_operators() -> None:
         sonnx.exporter(Root)(lambda op, root, x: x)
     derived = sonnx.to_onnx([x], [Broken(0.25)(x)[0]])  # by the class that it derives from
     assert [n.op_type for n in derived.graph.node] == ["Constant", "Abs", "Add", "Sqrt"]
+
+
+def test_an_operator_may_have_an_attribute_that_is_called_graph() -> None:
+    class Edges(Root):
+        def __init__(self) -> None:
+            super().__init__(0.25)
+            self.graph = {0: [1]}
+
+    @sonnx.exporter(Edges)
+    def _(op: Any, edges: Edges, x: Any) -> Any:
+        return op.Sqrt(op.Add(op.Abs(x), edges.shift))
+
+    x = named(values(2, 3), "x")
+    y = Edges()(x)[0]
+    proto = sonnx.to_onnx([x], [y])
+    assert proto.opset_import[0].version == 18 and proto.graph.node[-1].name == "Edges#0"
+    np.testing.assert_allclose(run(proto, values(2, 3))[0], tensor.to_numpy(y), rtol=1e-6)
 
 
 class Scaled(autograd.Operator):

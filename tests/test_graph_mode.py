@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import autograd, device, layer, opt
+from singa import autograd, device, layer, opt, quantization
 from singa.model import Model
 from singa.tensor import Tensor
 
@@ -134,6 +134,49 @@ def test_the_graph_follows(change: Callable[[Net, int], Net | None]) -> None:
         np.testing.assert_array_equal(value, as_graph[name], err_msg=name)
     differs = any(not np.array_equal(value, unchanged[name]) for name, value in as_graph.items())
     assert differs == (change not in (modes, copies))
+
+
+class Recurrent(Model):
+    """Layers whose settings may be assigned while they train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = layer.BatchNorm2d()
+        self.act = quantization.FakeQuantize(quantization.MovingAverageMinMaxObserver(momentum=0.5))
+        self.rnn = layer.RNN(5, 3, num_layers=2)
+        self.optimizer = opt.SGD(lr=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(self.act(self.norm(x)).reshape([1, -1, 5]))[0]  # type: ignore[no-any-return]
+
+    def train_one_batch(self, x: Tensor) -> Tensor:
+        y = self.forward(x)
+        loss = autograd.mse_loss(y, autograd.identity(y) * 0.5)
+        self.optimizer(loss)
+        return loss  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("change", [
+    lambda net: setattr(net.act, "observing", False), lambda net: setattr(net.act.observer, "momentum", 0.9),
+    lambda net: setattr(net.rnn, "dropout", 0.5), lambda net: setattr(net.norm.handle, "epsilon", 1.0),
+    lambda net: setattr(net.norm.handle, "unbiased", False),
+], ids=["observing", "momentum", "dropout", "epsilon", "unbiased"])  # fmt: skip
+def test_the_graph_follows_the_settings_of_layers(change: Callable[[Recurrent], None]) -> None:
+    def run(graph: bool, change: Callable[[Recurrent], None]) -> list[Any]:
+        device.default_device.SetRandSeed(5)
+        net, rng, found = Recurrent(), np.random.default_rng(0), []
+        net.compile([Tensor(data=np.zeros((4, 5), F))], is_train=True, use_graph=graph)
+        for i in range(7):
+            if i == 4:
+                change(net)
+            loss = net(Tensor(data=rng.normal(scale=1 + i, size=(4, 5)).astype(F), requires_grad=False))
+            found.append((float(loss), *(t.data.copy() for n, t in net.get_states().items() if "act" in n or "running" in n)))
+        assert not net.not_traceable
+        return [np.concatenate([np.ravel(v) for v in values]) for values in found]
+
+    as_graph, unchanged = run(True, change), run(True, lambda net: None)
+    np.testing.assert_allclose(as_graph, run(False, change), rtol=1e-4)
+    assert not np.allclose(as_graph[-1], unchanged[-1], rtol=1e-3)
 
 
 class Coder(Model):

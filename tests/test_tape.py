@@ -192,7 +192,7 @@ def test_a_recorded_step_is_the_tapes_step_bit_for_bit() -> None:
         loss = step()
         ends = [loss.raw, record.value(w), record.value(b)]
     assert [t.name for t in record.assigned.values()] == ["b", "w"]
-    graph = Graph.from_onnx(record.builder.model("step", ends))
+    graph = Graph.from_onnx(record.writer.model("step", ends))
     feeds = [t._data.copy() for t, _ in record.inputs]
     made = Executor(graph, w.device.backend).run(graph, feeds)
     assert np.array_equal(made[0], step().data)

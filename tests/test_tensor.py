@@ -115,6 +115,16 @@ def test_copying() -> None:
     assert y.data.tolist() == [0, 3, 9, 0]
 
 
+@pytest.mark.parametrize("write", [
+    lambda x: x.copy_from_numpy(np.array([8, 9]), offset=1),
+    lambda x: tensor.copy_data_to_from(x, tensor.from_numpy(np.array([8, 9], F)), 2, 1),
+])  # fmt: skip
+def test_a_part_of_a_transpose_is_written_in_its_own_order(write: Any) -> None:
+    x = t(2, 3).T()
+    write(x)
+    assert x.data.tolist() == [[0, 8], [9, 4], [2, 5]]
+
+
 def test_functions_beside_numpy() -> None:
     x = t(2, 3) + 1
     v = x.data.copy()

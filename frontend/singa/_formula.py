@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from singa_backend import dtypes
 from singa_backend.device import holding
 from singa_backend.differentiate import Taped
 from singa_backend.errors import InvalidInput
@@ -113,3 +114,18 @@ def formula(name: str, *order: str) -> Callable[[Callable[..., Any]], Callable[.
 
 def _one(results: tuple[Any, ...]) -> Any:
     return results[0] if len(results) == 1 else results
+
+
+# --- what several of them need ----------------------------------------------------------------------------------------
+
+
+def true(op: Any, x: Any) -> Any:
+    """Truth values, of numbers whether they are not zero."""
+    return x if op.dtype(x) == np.bool_ else op.Cast(x, to=dtypes.onnx_code(np.bool_))
+
+
+def whole(op: Any, x: Any) -> Any:
+    """Indices as int64: SINGA's programs have them as floats too."""
+    if not op.is_value(x):
+        return op.constant(x, np.int64)
+    return x if op.dtype(x) in (np.int32, np.int64) else op.Cast(x, to=dtypes.onnx_code(np.int64))

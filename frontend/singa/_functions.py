@@ -15,7 +15,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from . import random, tape
-from ._formula import formula
+from ._formula import formula, true
 from .tape import op as recorder
 from .tensor import Tensor
 
@@ -179,6 +179,5 @@ def fused_bias_add_scale_mask_softmax_dropout(x: Tensor, bias: Tensor, mask: Ten
     if not 0 <= p < 1:
         raise InvalidInput(f"the share that is dropped lies in [0, 1); it is {p}", code="SX333")
     op = recorder
-    holds = mask if op.dtype(mask) == np.bool_ else op.Cast(mask, to=dtypes.onnx_code(np.bool_))
-    y = op.Softmax(op.Where(holds, op.Mul(op.Add(x, bias), scale), fill), axis=-1)
+    y = op.Softmax(op.Where(true(op, mask), op.Mul(op.Add(x, bias), scale), fill), axis=-1)
     return random.dropout(y, p)[0] if tape.training and p else y

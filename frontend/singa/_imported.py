@@ -90,13 +90,13 @@ class Imported:
         aux_output: names of values to give after the outputs.  last_layers: how many operators to run, as `SingaRep.run` counts.
         training: whether BatchNormalization takes the statistics of the batch, and Dropout drops.
         """
-        with origin.quiet():  # the model as a whole is what its outputs come from
+        with origin.quiet:  # the model as a whole is what its outputs come from
             made = self._forward(inputs, aux_output, last_layers, training)
 
         def again(xs: list[Any], train: bool) -> Sequence[Any]:
             return self.forward(xs, aux_output, last_layers, train)
 
-        origin.remember(made, "an ONNX model", again, list(inputs), self)
+        origin.remember(made, "an ONNX model", again, list(inputs), graph=self.graph)
         return made
 
     def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:
@@ -113,12 +113,12 @@ class Imported:
             frame[slot] = x
         current = trace.current()
         if current is not None:
-            current.builder.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
+            current.writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
 
         def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
             if current is None:
                 return self.visit(op, node, values, here, training)
-            before = len(current.builder.builder.nodes)
+            before = len(current.writer.builder.nodes)
             made = self.visit(op, node, values, here, training)
             current.named(before, made, node.output_names, node.name)
             return made

@@ -11,7 +11,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import random, tape
+from . import random, tape, trace
 from ._layer import Layer
 from .tape import op
 from .tensor import Tensor
@@ -74,6 +74,7 @@ class RNN_Base(Layer):
         wide = [None if s is None else op.Unsqueeze(s, [0]) if len(s.shape) == 2 else s for s in states]
         last: list[list[Tensor]] = [[] for _ in states]
         d = self.directions
+        trace.depends(self, lambda: self.dropout)
         for i in range(self.num_layers):
             if i and self.dropout and tape.training:
                 x, _ = random.dropout(x, self.dropout)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -20,10 +19,12 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import _functions, random, tape, trace
+from . import _functions, _handles, _losses, random, tape
 from ._backward import backward, gradients, infer_dependency
-from ._formula import Formula, formula
+from ._formula import Formula, formula, true, whole
 from ._functions import *  # noqa: F403
+from ._handles import *  # noqa: F403
+from ._losses import *  # noqa: F403
 from .tape import Dummy, Operation, Operator
 from .tape import op as recorder
 from .tensor import Tensor, dtype_of
@@ -55,6 +56,8 @@ __all__ = [
     "gradients",
     "infer_dependency",
     *_functions.__all__,
+    *_handles.__all__,
+    *_losses.__all__,
 ]
 
 # --- one tensor in, one out -------------------------------------------------------------------------------------------
@@ -83,8 +86,8 @@ def _declare_plain() -> None:
     for name, (function, onnx) in _BINARY.items():
         _plain(name, function, onnx, lambda onnx: lambda op, a, b: op.call(onnx, (a, b), {}, 1)[0])
     for name, (function, onnx) in _LOGICAL.items():
-        _plain(name, function, onnx, lambda onnx: lambda op, a, b: op.call(onnx, (_true(op, a), _true(op, b)), {}, 1)[0])
-    _plain("Not", "_not", "Not", lambda onnx: lambda op, x: op.Not(_true(op, x)))
+        _plain(name, function, onnx, lambda onnx: lambda op, a, b: op.call(onnx, (true(op, a), true(op, b)), {}, 1)[0])
+    _plain("Not", "_not", "Not", lambda onnx: lambda op, x: op.Not(true(op, x)))
 
 
 def _plain(name: str, function: str, onnx: str, make: Callable[[str], Callable[..., Any]]) -> None:
@@ -94,11 +97,6 @@ def _plain(name: str, function: str, onnx: str, make: Callable[[str], Callable[.
         f"ONNX's {onnx}, element by element." if onnx != "MatMul" else "ONNX's MatMul: NumPy's product of matrices.",
     )
     globals()[function] = formula(name)(body)
-
-
-def _true(op: Any, x: Any) -> Any:
-    """Truth values, of numbers whether they are not zero."""
-    return x if op.dtype(x) == np.bool_ else op.Cast(x, to=dtypes.onnx_code(np.bool_))
 
 
 _declare_plain()
@@ -347,40 +345,33 @@ def space_to_depth(op: Any, x: Any, *, blocksize: int, mode: str = "DCR") -> Any
 @formula("Gather")
 def gather(op: Any, x: Any, *, axis: int, indices: Any) -> Any:
     """What stands at these places along an axis; negative ones count from the end, others beyond it are an error."""
-    return op.Gather(x, _whole(op, indices), axis=axis)
+    return op.Gather(x, whole(op, indices), axis=axis)
 
 
 @formula("ScatterElements")
 def scatter_elements(op: Any, x: Any, indices: Any, updates: Any, *, axis: int = 0) -> Any:
     """x with updates written at places along an axis."""
-    return op.ScatterElements(x, _whole(op, indices), updates, axis=axis)
+    return op.ScatterElements(x, whole(op, indices), updates, axis=axis)
 
 
 @formula("Where", "x", "y", "condition")
 def where(op: Any, x: Any, y: Any, *, condition: Any) -> Any:
     """x where the condition holds, else y."""
     condition = condition if op.is_value(condition) else op.constant(condition)
-    return op.Where(_true(op, condition), x, y)
+    return op.Where(true(op, condition), x, y)
 
 
 @formula("OneHot", "axis", "indices", "depth", "values")
 def onehot(op: Any, indices: Any, *, axis: int, depth: int, values: Any = (0.0, 1.0)) -> Any:
     """values[1] at the class of each index along a new axis, values[0] elsewhere."""
     values = values if op.is_value(values) else op.constant(values, np.float32)
-    return op.OneHot(_whole(op, indices), op.constant(int(depth), np.int64), values, axis=axis)
+    return op.OneHot(whole(op, indices), op.constant(int(depth), np.int64), values, axis=axis)
 
 
 @formula("Embedding")
 def embedding(op: Any, x: Any, w: Any) -> Any:
     """The rows of w that x names."""
-    return op.Gather(w, _whole(op, x), axis=0)
-
-
-def _whole(op: Any, x: Any) -> Any:
-    """Indices as int64: SINGA's programs have them as floats too."""
-    if not op.is_value(x):
-        return op.constant(x, np.int64)
-    return x if op.dtype(x) in (np.int32, np.int64) else op.Cast(x, to=dtypes.onnx_code(np.int64))
+    return op.Gather(w, whole(op, x), axis=0)
 
 
 # --- conversion, reduction --------------------------------------------------------------------------------------------
@@ -395,7 +386,7 @@ def cast(op: Any, x: Any, *, to: Any) -> Any:
 @formula("ConstantOfShape")
 def constant_of_shape(op: Any, x: Any, *, value: float = 0) -> Any:
     """An array of the shape that x holds, filled; float32 for a float, int64 for an integer."""
-    return op.ConstantOfShape(_whole(op, x), value=np.array([value], np.float32 if isinstance(value, float) else np.int64))
+    return op.ConstantOfShape(whole(op, x), value=np.array([value], np.float32 if isinstance(value, float) else np.int64))
 
 
 @formula("ReduceSum")
@@ -443,166 +434,6 @@ def dropout(x: Tensor, seed: int = 0, ratio: float = 0.5) -> Tensor:
     if not 0 <= ratio < 1:
         raise InvalidInput(f"the ratio of dropout lies in [0, 1); it is {ratio}", code="SX333")
     return Dropout(seed, ratio)(x)[0]
-
-
-# --- losses: of shape (1,) --------------------------------------------------------------------------------------------
-
-
-@formula("SoftMaxCrossEntropy")
-def softmax_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
-    """The mean over rows of -sum (t / sum t) log softmax(x).
-
-    x: (N, C) scores.  t: class numbers (N,), or one-hot or soft labels (N, C).
-    Raises InvalidInput for labels of another shape, or class numbers outside [0, C).
-    """
-    _matrix(op, x, "the scores")
-    if op.rank(t) == 1 or (op.rank(t) == 2 and op.shape(t)[1] == 1 != op.shape(x)[1]):
-        _check_classes(op, x, t)
-        ids = op.Reshape(_whole(op, t), [-1])
-        return op.Reshape(op.SoftmaxCrossEntropyLoss(x, ids), [1])
-    _same_shape(op, x, t)
-    t = op.cast(t, x)
-    share = op.Div(t, op.ReduceSum(t, [1], keepdims=1))
-    return _mean_over_rows(op, op.Neg(op.Mul(share, op.LogSoftmax(x, axis=1))), x)
-
-
-@formula("MeanSquareError")
-def mse_loss(op: Any, x: Any, *, t: Any) -> Any:
-    """The mean of (x - t)^2 over all elements; equal shapes."""
-    _same_shape(op, x, t)
-    d = op.Sub(x, op.cast(t, x))
-    return op.Reshape(op.ReduceMean(op.Mul(d, d), keepdims=0), [1])
-
-
-@formula("CrossEntropy")
-def cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
-    """-sum t log x over rows; x: (N, C) probabilities, t: labels of the same shape."""
-    _same_shape(op, x, t)
-    return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), op.Log(x))), x)
-
-
-@formula("BinaryCrossEntropy")
-def binary_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
-    """-sum [t log(x + 1e-4) + (1 - t) log(1.0001 - x)] over rows; x: probabilities, t: labels of the same shape."""
-    _same_shape(op, x, t)
-    t = op.cast(t, x)
-    each = op.Add(op.Mul(t, op.Log(op.Add(x, 1e-4))), op.Mul(op.Sub(1, t), op.Log(op.Sub(1.0001, x))))
-    return _mean_over_rows(op, op.Neg(each), x)
-
-
-@formula("RankingLoss")
-def ranking_loss(op: Any, pos: Any, neg: Any, *, M: float = 0.2) -> Any:
-    """The mean of max(0, M - pos + neg)."""
-    return op.Reshape(op.ReduceMean(op.Relu(op.Add(op.Sub(neg, pos), M)), keepdims=0), [1])
-
-
-def _mean_over_rows(op: Any, each: Any, x: Any) -> Any:
-    rows = op.cast(op.Shape(x, start=0, end=1), x)
-    return op.Div(op.Reshape(op.ReduceSum(each, keepdims=0), [1]), rows)
-
-
-def _matrix(op: Any, x: Any, what: str) -> None:
-    if op.rank(x) != 2:
-        raise InvalidInput(f"{what} have shape {op.shape(x)}; a row for each sample is needed, (N, C)", code="SX334")
-
-
-def _same_shape(op: Any, x: Any, t: Any) -> None:
-    """Raises InvalidInput where sizes that are known differ."""
-    a, b = op.shape(x), op.shape(t)
-    if a is None or b is None:
-        return
-    if len(a) != len(b) or any(isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(a, b, strict=True)):
-        raise InvalidInput(f"the outputs have shape {a} and the targets {b}; they must be equal", code="SX334")
-
-
-def _check_classes(op: Any, x: Any, t: Any) -> None:
-    rows, classes = op.shape(x)
-    count = op.shape(t)[0]
-    if isinstance(rows, int) and isinstance(count, int) and rows != count:
-        raise InvalidInput(f"there are {rows} rows of scores and {count} labels", code="SX334")
-    if trace.current() is not None or not isinstance(t, Tensor):
-        return
-    values = np.asarray(t.device.backend.get(t.data)).reshape(-1)
-    if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and (values != np.floor(values)).any()):
-        raise InvalidInput(
-            f"class numbers are whole numbers, not {dtypes.onnx_name(values.dtype)} like {values[:3].tolist()}", code="SX335"
-        )
-    if values.size and not (values.min() >= 0 and values.max() < classes):
-        what = f"the labels go from {values.min()} to {values.max()}; the scores have {classes} classes"
-        raise InvalidInput(what, code="SX335", hint="class numbers begin at 0")
-
-
-# --- by handle --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class ConvHandle:
-    """How a convolution goes: strides, ONNX's pads (all begins, then all ends), dilations, groups."""
-
-    strides: tuple[int, ...] = (1, 1)
-    pads: tuple[int, ...] = (0, 0, 0, 0)
-    dilations: tuple[int, ...] = (1, 1)
-    group: int = 1
-
-
-@dataclass
-class BatchNormHandle:
-    """factor: the weight of the new batch in the running statistics; epsilon: what is added to the variance.
-
-    unbiased: whether the running variance is that of a sample, divided by n - 1, or that of the population, as ONNX has it.
-    """
-
-    factor: float = 0.9
-    epsilon: float = 1e-5
-    unbiased: bool = True
-
-
-@dataclass
-class PoolingHandle:
-    """How a pooling goes: the window, its strides, ONNX's pads, and whether the maximum or the mean is taken."""
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    pads: tuple[int, ...] = (0, 0, 0, 0)
-    is_max: bool = True
-
-
-def conv2d(handle: ConvHandle, x: Tensor, W: Tensor, b: Tensor | None = None, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
-    """x (N, C, H, W) convolved with filters (M, C / group, kh, kw), plus b (M,); odd_padding is top, bottom, left, right."""
-    pads = _odd(handle.pads, odd_padding)
-    return recorder.Conv(x, W, b, strides=handle.strides, pads=pads, dilations=handle.dilations, group=handle.group)
-
-
-def pooling_2d(handle: PoolingHandle, x: Tensor, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
-    """The maximum or the mean of windows of x (N, C, H, W); padding never wins and never counts."""
-    pool = recorder.MaxPool if handle.is_max else recorder.AveragePool
-    return pool(x, kernel_shape=handle.kernel, strides=handle.strides, pads=_odd(handle.pads, odd_padding))
-
-
-def _odd(pads: Sequence[int], odd: Sequence[int]) -> list[int]:
-    top, bottom, left, right = odd  # as `utils.get_padding_shape` gives it: axis by axis
-    return [p + o for p, o in zip(pads, (top, left, bottom, right), strict=True)]
-
-
-def batchnorm_2d(
-    handle: BatchNormHandle, x: Tensor, scale: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor
-) -> Any:
-    """x normalized by channel: in training with the statistics of the batch, which then enter the running ones.
-
-    running = (1 - factor) running + factor batch, with the variance that the handle asks for.
-    """
-    values = (x, scale, bias, running_mean, running_var)
-    if not tape.training:
-        return recorder.BatchNormalization(*values, epsilon=handle.epsilon)
-    y, mean, variance = recorder.BatchNormalization(*values, epsilon=handle.epsilon, momentum=0.0, training_mode=1, outputs=3)
-    with tape.no_tape():
-        if handle.unbiased:
-            n = recorder.cast(recorder.Div(recorder.Size(x), recorder.Size(mean)), mean)
-            variance = recorder.Mul(variance, recorder.Div(n, recorder.Max(recorder.Sub(n, 1), 1)))
-        for running, batch in ((running_mean, mean), (running_var, variance)):
-            new = recorder.Add(recorder.Mul(running, 1 - handle.factor), recorder.Mul(batch, handle.factor))
-            trace.assign(running, recorder.cast(new, running).raw, told=False)
-    return y
 
 
 # --- for operators of users -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from singa_backend import SingaBackend, dtypes
 from singa_backend.errors import SonnxError
 from singa_backend.oracle import Oracle
 
-from . import exporting, tape
+from . import exporting
 from .tensor import Tensor
 
 TOLERANCES: dict[Any, tuple[float, float]] = {
@@ -146,12 +146,8 @@ def _drawn(t: Tensor, seed: int, batch: int | None, within: tuple[float, float])
 
 def _computed(model: Any, arrays: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
     """What the model itself gives, in inference."""
-    before = (model.training, tape.training)
-    model.eval()
-    try:
+    with model._in_mode(training=False):
         made = model.forward(*(Tensor(data=a, device=t.device, requires_grad=False) for a, t in zip(arrays, like, strict=True)))
-    finally:
-        model.training, tape.training = before
     return [t.device.backend.get(t.data) for t in (made if isinstance(made, (list, tuple)) else [made])]
 
 

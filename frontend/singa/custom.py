@@ -63,7 +63,7 @@ class Exporter:
 
     def _function(self, operator: Operator, given: Sequence[Any], opset: int, name: str) -> tuple[FunctionProto, list[Any]]:
         record = Trace(opset)
-        builder = record.builder.builder
+        builder = record.writer.builder
         with trace.recording(record):
             own = [builder.input(f"x{i}", t) for i, t in enumerate(given)]
             made = _several(self.body(tape.op, operator, *(Tensor._of(s, default_device, False) for s in own)))

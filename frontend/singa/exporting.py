@@ -144,27 +144,22 @@ def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.Pa
     Raises InvalidInput, UnsupportedModel listing everything that cannot be written, NotTraceable where values are read in Python.
     """
     chosen = Options(**options)
-    names = [n for n, _ in declared(model, inputs)]
-    types = [_overridden(n, t, chosen) for n, t in declared(model, inputs)]
-    before = (model.training, tape.training)
-    model.train(chosen.training)
-    try:
-        with contextlib.ExitStack() as stack:
-            if inputs is not None and not chosen.training:
-                xs = [x.copy() for x in inputs]  # leaves of this call alone
-                for x in xs:
-                    origin.forget(x)
-            else:  # without values, and so without a change to statistics and random numbers
-                scratch = Trace(tape.op.opset)
-                stack.enter_context(trace.recording(scratch))
-                device = model_device(model)
-                xs = [Tensor._of(scratch.builder.input(n, t), device, False) for n, t in zip(names, types, strict=True)]
-            stack.enter_context(origin.keeping())
-            made = model.forward(*xs)
-            ys = list(made) if isinstance(made, (list, tuple)) else [made]
-            proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, names, types, path)
-    finally:
-        model.training, tape.training = before
+    takes = {n: _overridden(n, t, chosen) for n, t in declared(model, inputs)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model._in_mode(chosen.training))
+        if inputs is not None and not chosen.training:
+            xs = [x.copy() for x in inputs]  # leaves of this call alone
+            for x in xs:
+                origin.forget(x)
+        else:  # without values, and so without a change to statistics and random numbers
+            scratch = Trace(tape.op.opset)
+            stack.enter_context(trace.recording(scratch))
+            device = model_device(model)
+            xs = [Tensor._of(scratch.writer.input(n, t), device, False) for n, t in takes.items()]
+        stack.enter_context(origin.keeping)
+        made = model.forward(*xs)
+        ys = list(made) if isinstance(made, (list, tuple)) else [made]
+        proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, list(takes), list(takes.values()), path)
     return (proto, report) if with_report else proto
 
 
@@ -186,12 +181,13 @@ def _write(xs: Sequence[Tensor], ys: Sequence[Tensor], name: str, options: Optio
     if options.input_names is not None:
         names = _listed("input_names", options.input_names, len(xs))
     if types is None:
-        types = [_overridden(n, _type_of(t), options) for n, t in zip(names, xs, strict=True)]
+        types = [_overridden(n, trace.type_of(t), options) for n, t in zip(names, xs, strict=True)]
     types = [_opened(n, t, options) for n, t in zip(names, types, strict=True)]
     _known_names(options, names)
-    opset = options.opset or _natural(ys)
+    graphs = _graphs(ys)
+    opset = options.opset or _natural(graphs)
     while True:
-        played = _Played(xs, ys, name, options, names, types, opset)
+        played = _Played(xs, ys, name, options, names, types, opset, _other_domains(graphs))
         least = [p.least for p in played.problems if isinstance(p, Unwritable)]
         if options.opset is None and least and all(least):
             opset = max(n for n in least if n is not None)
@@ -204,12 +200,12 @@ class _Played:
     """One attempt: the origins played into a graph of one opset."""
 
     def __init__(self, xs: Sequence[Tensor], ys: Sequence[Tensor], name: str, options: Options, names: Sequence[str],
-                 types: Sequence[TypeProto], opset: int) -> None:  # fmt: skip
+                 types: Sequence[TypeProto], opset: int, domains: Mapping[str, int]) -> None:  # fmt: skip
         self.options, self.report = options, ExportReport(opset=opset)
         self.record = record = Trace(opset, holds=True)
-        self.writer = record.builder
+        self.writer = record.writer
         self.writer.builder.marks_constants = True
-        self.writer.builder.domains.update(_other_domains(ys))
+        self.writer.builder.domains.update(domains)
         self.problems: list[UnsupportedModel] = []
         self.writer.problems = []
         self._numbers: Counter[str] = Counter()
@@ -217,7 +213,7 @@ class _Played:
         outer = tape.training
         tape.training = False
         try:
-            with trace.recording(record), origin.quiet():
+            with trace.recording(record), origin.quiet:
                 shadows = [Tensor._of(self.writer.input(n, t), x.device, False)
                            for n, t, x in zip(names, types, xs, strict=True)]  # fmt: skip
                 given = {id(x): s for x, s in zip(xs, shadows, strict=True)}
@@ -256,7 +252,7 @@ class _Played:
         """A graph's output says its rank; where inference lost it, the tensor knows it, or the file that it came from."""
         if symbol.type is None or not symbol.type.HasField("tensor_type") or symbol.type.tensor_type.HasField("shape"):
             return
-        graph = getattr(y._origin.origin.operator, "graph", None) if y._origin is not None else None
+        graph = y._origin.origin.graph if y._origin is not None else None
         if hasattr(y._data, "ndim"):
             symbol.type = helper.make_tensor_type_proto(symbol.type.tensor_type.elem_type, [None] * y._data.ndim)
         elif graph is not None and y._origin is not None and y._origin.index < len(graph.outputs):
@@ -273,7 +269,7 @@ class _Played:
         made = self._custom(call, args)
         if made is None:
             made = call.again(args, self.options.training)
-        if not hasattr(call.operator, "graph"):  # a file's own nodes have names
+        if call.graph is None:  # a file's own nodes have names
             node = f"{call.name}#{self._numbers[call.name]}"
             self._numbers[call.name] += 1
             self.record.named(before, made, [f"{node}:{i}" for i in range(len(made))], node)
@@ -284,7 +280,7 @@ class _Played:
         if call is CHANGED:
             raise InvalidInput("a tensor on the way was changed in place after operators made it", code="SX354",
                                hint="write y = y + x in place of y += x")  # fmt: skip
-        if not isinstance(call.operator, tape.Operator):
+        if call.operator is None:
             return None
         self.writer.calls[call.name] += 1
         handler = custom.find(type(call.operator), self.report.opset)
@@ -308,12 +304,11 @@ class _Played:
     def _output_names(self, ys: Sequence[Tensor]) -> list[str]:
         if self.options.output_names is not None:
             return _listed("output_names", self.options.output_names, len(ys))
-        links = [y._origin for y in ys]
-        graphs = {id(link.origin.operator.graph): link.origin.operator.graph for link in links
-                  if link is not None and hasattr(link.origin.operator, "graph")}  # fmt: skip
-        if len(graphs) == 1 and all(link is not None and hasattr(link.origin.operator, "graph") for link in links):
-            names = [v.name for v in next(iter(graphs.values())).outputs]
-            chosen = [names[link.index] for link in links if link is not None and link.index < len(names)]
+        links = [y._origin for y in ys if y._origin is not None]
+        graph = links[0].origin.graph if links else None
+        if graph is not None and len(links) == len(ys) and all(link.origin.graph is graph for link in links):
+            names = [v.name for v in graph.outputs]
+            chosen = [names[link.index] for link in links if link.index < len(names)]
             if len(chosen) == len(ys) == len(set(chosen)):
                 return chosen
         named = [y.name for y in ys]
@@ -409,22 +404,22 @@ def _check(proto: ModelProto) -> None:
         raise InvalidModel(f"onnx's checker refuses what was written: {error}", code="SX109") from None
 
 
-def _natural(ys: Sequence[Tensor]) -> int:
-    """The opset of the files that the outputs come from, else the usual one."""
-    found = []
-    for call in origin.order([y._origin for y in ys if y._origin is not None]):
-        graph = getattr(call.operator, "graph", None)
-        if graph is not None:
-            found.append(graph.opsets.get("", USUAL))
-    return max([LEAST, *found]) if found else USUAL
+def _graphs(ys: Sequence[Tensor]) -> list[Graph]:
+    """Those of the files that the outputs come from."""
+    calls = origin.order([y._origin for y in ys if y._origin is not None])
+    return [call.graph for call in calls if call.graph is not None]
 
 
-def _other_domains(ys: Sequence[Tensor]) -> dict[str, int]:
-    """The versions of other domains than ONNX's in the files that the outputs come from: they stay as they are."""
+def _natural(graphs: Sequence[Graph]) -> int:
+    """The opset of files, the usual one where there are none."""
+    return max([LEAST, *(g.opsets.get("", USUAL) for g in graphs)]) if graphs else USUAL
+
+
+def _other_domains(graphs: Sequence[Graph]) -> dict[str, int]:
+    """The versions of other domains than ONNX's in files: they stay as they are."""
     found: dict[str, int] = {}
-    for call in origin.order([y._origin for y in ys if y._origin is not None]):
-        graph = getattr(call.operator, "graph", None)
-        for domain, version in (graph.opsets if graph is not None else {}).items():
+    for graph in graphs:
+        for domain, version in graph.opsets.items():
             if domain:
                 found[domain] = max(version, found.get(domain, 0))
     return found
@@ -522,7 +517,7 @@ def declared(model: Any, inputs: Sequence[Tensor] | None) -> list[tuple[str, Typ
     graph = getattr(getattr(model, "imported", None), "graph", None)
     if inputs is not None:
         own = [v.name for v in graph.inputs] if graph is not None and len(graph.inputs) == len(inputs) else _names(inputs)
-        return list(zip(own, map(_type_of, inputs), strict=True))
+        return list(zip(own, map(trace.type_of, inputs), strict=True))
     if graph is None:
         raise InvalidInput(
             "a model of layers does not say what it takes", code="SX324", hint="give inputs=[a Tensor like those to come]"
@@ -533,7 +528,3 @@ def declared(model: Any, inputs: Sequence[Tensor] | None) -> list[tuple[str, Typ
             raise InvalidInput(f"the type of input {v} is not known", code="SX324", hint="give inputs=[...]")
         found.append((v.name, helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape)))
     return found
-
-
-def _type_of(t: Tensor) -> TypeProto:
-    return helper.make_tensor_type_proto(dtypes.onnx_code(t._data.dtype), t._data.shape)

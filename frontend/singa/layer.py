@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
-from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from . import autograd, random, tape, trace
@@ -147,10 +147,7 @@ class Embedding(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._follow(x)
-        index = op.Cast(x, to=dtypes.onnx_code(np.int64)) if dtypes.is_float(op.dtype(x)) else x
-        if op.dtype(index) not in (np.int32, np.int64):
-            index = op.Cast(index, to=dtypes.onnx_code(np.int64))
-        return op.Gather(self.W, index, axis=0)  # type: ignore[no-any-return]
+        return autograd.embedding(x, self.W)  # type: ignore[no-any-return]
 
 
 def _pair(name: str, value: Any) -> tuple[int, ...]:
@@ -313,7 +310,7 @@ class BatchNorm2d(Layer):
     def forward(self, x: Tensor) -> Tensor:
         _channels(self, self._shape(x), self.channels)
         self._follow(x)
-        trace.depends(self, lambda: self.handle.factor)
+        trace.depends(self, lambda: astuple(self.handle))
         return autograd.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)  # type: ignore[no-any-return]
 
 

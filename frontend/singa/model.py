@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -9,13 +10,12 @@ import tempfile
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import helper
 
 from singa_backend import dtypes, limits
 from singa_backend.errors import InvalidInput
@@ -87,6 +87,16 @@ class Model(Layer):
     def eval(self) -> None:
         """Calling the model infers from here on."""
         self.train(False)
+
+    @contextlib.contextmanager
+    def _in_mode(self, training: bool) -> Iterator[None]:
+        """The context in which the model trains or infers; afterwards it and the tape are in the mode in which they were."""
+        before = (self.training, tape.training)
+        self.train(training)
+        try:
+            yield
+        finally:
+            self.training, tape.training = before
 
     def graph(self, mode: bool = True, sequential: bool = False) -> None:
         """Run steps as one ONNX graph, or on the tape."""
@@ -274,8 +284,7 @@ class Step:
         record = Trace(tape.op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
-            type = helper.make_tensor_type_proto(dtypes.onnx_code(t._data.dtype), t._data.shape)
-            shadows[id(t)] = Tensor._of(record.builder.input(f"input_{i}", type), t.device, t.requires_grad)
+            shadows[id(t)] = Tensor._of(record.writer.input(f"input_{i}", trace.type_of(t)), t.device, t.requires_grad)
         with trace.recording(record):
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
             self._result = result
@@ -285,7 +294,7 @@ class Step:
         self._writes = list(record.assigned.values())
         self._reads = [t for t, _ in record.inputs]
         outputs = [*made, *(record.value(t) for t in self._writes)]
-        self.onnx = record.builder.model("step", outputs)
+        self.onnx = record.writer.model("step", outputs)
         self.graph = Graph.from_onnx(self.onnx)
         self._executor = Executor(self.graph, self.device.backend)
         self._limits = limits.Limits()
@@ -304,6 +313,7 @@ class Step:
         n = len(made) - len(self._writes)
         for t, new in zip(self._writes, made[n:], strict=True):
             t._data[...] = new if t.device is self.device else t.device.backend.put(self.device.backend.get(new))
+            origin.forget(t)
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
         origin.remember(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)

@@ -143,9 +143,8 @@ class Optimizer:
 
     def _settings(self) -> tuple[Any, ...]:
         """What a recorded step has of the hyperparameters in itself: numbers but the rate, and the formulas of schedules."""
-        read = [(n, type(s), None if isinstance(s, Constant) and n in self._values else repr(vars(s)))
-                for n, s in self._schedules.items()]  # fmt: skip
-        return (*read, getattr(self, "nesterov", None))
+        return tuple((n, type(s), None if isinstance(s, Constant) and n in self._values else repr(vars(s)))
+                     for n, s in self._schedules.items())  # fmt: skip
 
     def _refresh(self, names: Any) -> None:
         """The values of this step, out of `step_counter`."""
@@ -403,6 +402,9 @@ class SGD(Optimizer):
             raise ValueError("this SGD was made without momentum, and has no states for it: make one with momentum")
         if self.nesterov and (not self.kinds or not self._is("dampening", 0)):
             raise ValueError("nesterov needs momentum, and no dampening")
+
+    def _settings(self) -> tuple[Any, ...]:
+        return (*super()._settings(), self.nesterov)
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         d, new = g, ()  # type: tuple[Tensor, tuple[Tensor, ...]]

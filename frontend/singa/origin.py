@@ -8,17 +8,18 @@ over many batches does not hold the batches; only the last ones are, `RECENT` by
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from singa_backend.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from singa_backend.graph import Graph
+
     from .tensor import Tensor
 
 LONGEST = 20_000
@@ -42,6 +43,7 @@ class Origin:
     depth: how many operators lie before it.
     operator: the user's own operator, written in Python.
     types: then, (dtype, shape) of its results.
+    graph: where the operator is a whole ONNX model, that of its file.
     serial: when it was made: a file follows the program, and draws its random numbers in the program's order.
     """
 
@@ -51,6 +53,7 @@ class Origin:
     depth: int
     operator: Any = None
     types: tuple[Any, ...] = ()
+    graph: Graph | None = None
     serial: int = field(default_factory=itertools.count().__next__)
 
 
@@ -80,41 +83,38 @@ class Leaf:
 
 _recent: deque[tuple[Any, int]] = deque()
 _recent_bytes = 0
-_keeping = 0
 
 
-@contextlib.contextmanager
-def keeping() -> Iterator[None]:
-    """The context in which origins keep every leaf alive: of an export, and of a step that is recorded."""
-    global _keeping
-    _keeping += 1
-    try:
-        yield
-    finally:
-        _keeping -= 1
+class _Context:
+    """Something that holds while a program is in a context, however often it has entered it."""
 
+    def __init__(self) -> None:
+        self._entered = 0
+
+    def __enter__(self) -> None:
+        self._entered += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._entered -= 1
+
+    def __bool__(self) -> bool:
+        return self._entered > 0
+
+
+keeping = _Context()
+"""The context in which origins keep every leaf alive: of an export, and of a step that is recorded."""
+
+quiet = _Context()
+"""The context in which results have no origin: updates of states, and what is inside an operator that has one as a whole."""
 
 CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
 """The origin of a tensor that was changed in place by what operators made."""
 
-_quiet = 0
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The context in which results have no origin: updates of states, and what is inside an operator that has one as a whole."""
-    global _quiet
-    _quiet += 1
-    try:
-        yield
-    finally:
-        _quiet -= 1
-
 
 def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any], operator: Any = None,
-             types: tuple[Any, ...] = ()) -> None:  # fmt: skip
+             types: tuple[Any, ...] = (), graph: Graph | None = None) -> None:  # fmt: skip
     """Give tensors an origin."""
-    if _quiet:
+    if quiet:
         return
     found: list[Any] = []
     depth = 0
@@ -127,7 +127,7 @@ def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any
             found.append(_leaf(x))
     if depth >= LONGEST:
         return
-    origin = Origin(name, again, tuple(found), depth + 1, operator, types)
+    origin = Origin(name, again, tuple(found), depth + 1, operator, types, graph)
     for i, y in enumerate(results):
         if y is not None:
             y._origin = Link(origin, i)
@@ -138,7 +138,7 @@ def _leaf(x: Any) -> Any:
     global _recent_bytes
     data = getattr(x, "_data", x)
     size = getattr(data, "nbytes", 0)
-    if size <= SMALL or _keeping or getattr(x, "stores_grad", False):
+    if size <= SMALL or keeping or getattr(x, "stores_grad", False):
         return x
     if not _recent or _recent[-1][0] is not x:
         _recent.append((x, size))
@@ -148,10 +148,9 @@ def _leaf(x: Any) -> Any:
     return Leaf(weakref.ref(x), f"a leaf {data.dtype}{list(data.shape)}")
 
 
-def changed(tensor: Tensor, *others: Any) -> None:
-    """Note that a tensor is changed in place: what operators made cannot be told from it any more."""
-    if any(getattr(x, "_origin", None) is not None for x in (tensor, *others)):
-        tensor._origin = Link(CHANGED, 0)
+def changed(tensor: Tensor, *others: Any) -> Link | None:
+    """The origin that a tensor has when others have changed it in place: what operators made cannot be told from it any more."""
+    return Link(CHANGED, 0) if any(getattr(x, "_origin", None) is not None for x in (tensor, *others)) else None
 
 
 def forget(tensor: Tensor) -> None:

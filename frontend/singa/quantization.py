@@ -45,7 +45,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, *, axis: int = 1
         with tape.no_tape():
             inside = _inside(op, x, scale, zero_point, axis)
             fixed = op.Where(inside, x, 0)
-        with origin.quiet():
+        with origin.quiet:
             y = op.Add(y, op.Sub(op.Where(inside, x, 0), fixed))
 
     def again(xs: list[Any], training: bool) -> Sequence[Any]:
@@ -184,6 +184,7 @@ class MovingAverageMinMaxObserver(Observer):
         self.momentum = momentum
 
     def _merged(self, old: Tensor, new: Tensor) -> Tensor:
+        trace.depends(self, lambda: self.momentum)
         kept = op.Mul(self.seen, self.momentum)  # the first range counts as a whole
         return op.Add(op.Mul(old, kept), op.Mul(new, op.Sub(1.0, kept)))  # type: ignore[no-any-return]
 
@@ -202,10 +203,11 @@ class FakeQuantize(Layer):
         self.observing = True
 
     def forward(self, x: Tensor) -> Tensor:
+        trace.depends(self, lambda: self.observing)
         if self.observing:
             self.observer(x)
         self.observer._follow(x)
-        with origin.quiet():
+        with origin.quiet:
             y = self._rounded(x) if trace.current() is not None or self.observer.knows else op.Identity(x)
         origin.remember([y], "FakeQuantize", self._again, [x])
         return y

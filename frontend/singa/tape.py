@@ -43,7 +43,7 @@ def no_tape() -> Iterator[None]:
     global training
     before, training = training, False
     try:
-        with origin.quiet():
+        with origin.quiet:
             yield
     finally:
         training = before
@@ -69,7 +69,7 @@ def _eager(device: Device) -> Eager:
 def vocabulary(device: Device | None = None) -> Vocabulary[Any]:
     """What computes the values of tensors now: the device, or the graph that is being recorded."""
     current = trace.current()
-    return current.builder if current is not None else _eager(device or default_device)
+    return current.writer if current is not None else _eager(device or default_device)
 
 
 # --- operators --------------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class Recorder(Vocabulary["Tensor"]):
     def known(self, x: Tensor) -> np.ndarray | None:
         """While a step is recorded, what its graph knows; without one, every value may change from call to call."""
         current = trace.current()
-        return None if current is None else current.builder.known(current.value(x))
+        return None if current is None else current.writer.known(current.value(x))
 
     def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
         return (_anywhere if trace.current() is None else vocabulary()).graph(make, types)

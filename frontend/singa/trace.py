@@ -38,6 +38,7 @@ class NotTraceable(SonnxError):
 class Trace:
     """A step in the making.
 
+    writer: what its nodes are written by.
     inputs: the tensors that the step reads, each with its symbol, in the order of first use.
     assigned: the tensors that it writes, in order.
     settings: what was read in Python and is part of the graph, each with how to ask for it anew, and what it was.
@@ -45,19 +46,16 @@ class Trace:
     """
 
     def __init__(self, opset: int, holds: bool = False) -> None:
-        self.builder = Writer(opset)
+        self.writer = Writer(opset)
         self._holds = holds
         self.inputs: list[tuple[Tensor, Symbol]] = []
         self.assigned: dict[int, Tensor] = {}
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self._bound: dict[int, Symbol] = {}
 
-    def bind(self, tensor: Tensor, name: str, type: TypeProto | None = None) -> Symbol:
-        """Make a tensor an input of the graph, under a name; `type` may leave sizes open."""
-        if type is None:
-            array = tensor._data
-            type = helper.make_tensor_type_proto(dtypes.onnx_code(array.dtype), array.shape)
-        symbol = self.builder.input(name, type)
+    def bind(self, tensor: Tensor, name: str) -> Symbol:
+        """Make a tensor an input of the graph, under a name."""
+        symbol = self.writer.input(name, type_of(tensor))
         if self._holds and tensor._data.size <= _HELD:
             symbol.held = tensor.device.backend.get(tensor._data)
         self.inputs.append((tensor, symbol))
@@ -72,21 +70,21 @@ class Trace:
             return tensor._data
         if tensor._fixed and tensor.name:  # a constant of a file keeps its name
             array = tensor.device.backend.get(tensor._data)
-            self._bound[id(tensor)] = self.builder.builder.initializer(tensor.name, array, fold=True)
+            self._bound[id(tensor)] = self.writer.builder.initializer(tensor.name, array, fold=True)
             return self._bound[id(tensor)]
         if tensor._fixed:
-            return self.builder.constant(tensor.device.backend.get(tensor._data))
+            return self.writer.constant(tensor.device.backend.get(tensor._data))
         return self.bind(tensor, tensor.name or "state")
 
     def named(self, first: int, tensors: Sequence[Tensor | None], names: Sequence[str], node: str = "") -> None:
         """Give what the nodes from number `first` on have made the names that it is wished to have."""
         symbols = [t._data if t is not None and isinstance(t._data, Symbol) else None for t in tensors]
-        self.builder.builder.rename(first, symbols, names, node)
+        self.writer.builder.rename(first, symbols, names, node)
 
     def declared(self, tensor: Tensor | None, type: TypeProto | None) -> None:
         """What a file says of a result, where inference lost its rank."""
         symbol = tensor._data if tensor is not None else None
-        if type is not None and isinstance(symbol, Symbol) and self.builder.shape(symbol) is None:
+        if type is not None and isinstance(symbol, Symbol) and self.writer.shape(symbol) is None:
             symbol.type = type
 
     def assign(self, tensor: Tensor, symbol: Symbol) -> None:
@@ -111,7 +109,7 @@ def recording(trace: Trace) -> Iterator[Trace]:
     """The context in which a step is recorded, and every leaf that it reads is kept alive."""
     token = _current.set(trace)
     try:
-        with origin.keeping():
+        with origin.keeping:
             yield trace
     finally:
         _current.reset(token)
@@ -130,8 +128,13 @@ def value(tensor: Tensor) -> Any:
     return tensor._data if trace is None else trace.value(tensor)
 
 
+def type_of(tensor: Tensor) -> TypeProto:
+    """The type of a tensor that has a value, with its sizes."""
+    return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape)
+
+
 def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
-    """Write a new value of the same shape and dtype into a tensor, in place.
+    """Write a new value of the same shape and dtype into a tensor, in place: what made it before did not make this one.
 
     told: whether operators that have read it may not take gradients by it any more; running statistics are read for nothing.
     """
@@ -141,4 +144,5 @@ def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
     elif new is not tensor._data:
         tensor._fixed = False
         tensor._version += told
+        origin.forget(tensor)
         tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new

@@ -55,15 +55,13 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
     optimizer = optimizer if optimizer is not None else SGD(lr=0.1)
     compute = _loss(loss)
     record = Trace(tape.op.opset if opset is None else _checked(opset))
-    before = (model.training, tape.training)
-    model.train()
-    try:
+    with model._in_mode(training=True):
         with tape.no_tape():
             for name, p in model.get_params().items():
                 if p.stores_grad:
                     optimizer.make_states(name, p)
         with trace.recording(record):
-            xs = [Tensor._of(record.builder.input(n, t), model_device(model), False) for n, t in declared(model, inputs)]
+            xs = [Tensor._of(record.writer.input(n, t), model_device(model), False) for n, t in declared(model, inputs)]
             for name, t in model.get_states().items():
                 record.bind(t, name)
             states = optimizer.get_states()
@@ -73,7 +71,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             tape.training = True
             made = model.forward(*xs)
             y = made[output] if isinstance(made, (list, tuple)) else made
-            goal = Tensor._of(record.builder.input("target", _target(y, target, loss)), y.device, False)
+            goal = Tensor._of(record.writer.input("target", _target(y, target, loss)), y.device, False)
             value = compute(y, goal)
             with watching(model.get_params) as reach:
                 optimizer(value)
@@ -83,9 +81,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             named = {id(t): s.name for t, s in record.inputs}
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]
-        proto = record.builder.model("training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
-    finally:
-        model.training, tape.training = before
+        proto = record.writer.model("training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
     for t, symbol in record.inputs:
         array = t.device.backend.get(t._data)
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), symbol.name))
@@ -113,13 +109,9 @@ def _checked(opset: int) -> int:
     return opset
 
 
-def _type(t: Tensor) -> TypeProto:
-    return helper.make_tensor_type_proto(dtypes.onnx_code(t._data.dtype), t._data.shape)
-
-
 def _target(y: Tensor, target: Any, loss: Any) -> TypeProto:
     if isinstance(target, Tensor):
-        return _type(target)
+        return trace.type_of(target)
     if target is not None:
         dtype, shape = target
         return helper.make_tensor_type_proto(dtypes.onnx_code(dtype_of(dtype)), shape)

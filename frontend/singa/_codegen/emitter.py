@@ -17,7 +17,7 @@ from singa_backend.vocabulary import _formal, newest
 
 from ..model import Model
 from .lowering import Lowered
-from .stored import Stored
+from .stored import Stored, refused
 from .text import (
     Expr,
     Names,
@@ -39,7 +39,7 @@ _CODES = {"to", "dtype", "output_datatype", "output_dtype", "stash_type", "softm
 _LONG = 16
 """Elements, and characters, above which an attribute goes into the file of the weights."""
 
-MODULES = frozenset({
+_TAKEN = frozenset({
     "BOUND", "INPUTS", "MissingDependency", "Model", "NARROW", "OUTPUTS", "Oracle", "Path", "TRAINED", "TensorProto", "WEIGHTS",
     "Weights", "argparse", "autograd", "batch_norm", "compare", "device", "dropout", "error", "given_input", "helper", "layer",
     "main", "ml_dtypes", "model", "np", "op", "opt", "random", "random_inputs", "read", "self", "tensor", "w",
@@ -98,17 +98,18 @@ class Emitter:
     initial: list[Assign] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)
     layers: int = 0
-    exact: bool | None = None
     _shared: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         own = {*dir(Model), *Model().__dict__, "weights", "optimizer"}
         self.attributes = Names(own)
-        self.locals = Names(MODULES)
+        self.locals = Names(_TAKEN)
         self.expressions: dict[str, str] = {}
         self.uses = Counter(_used(self.model.graph))
         self.constants: dict[str, np.ndarray] = dict(self.model.constants)
         self.last_origin: Node | None = None
+        codes = {t.tensor_type.elem_type for t in self.model.types.values()}
+        self.exact = TensorProto.DOUBLE in codes
         self.parameters = [self.local(v.name, "x") for v in self.model.graph.input]
 
     # --- values
@@ -185,9 +186,6 @@ class Emitter:
 
         That is a model with values of float64; and operators of other domains, such as SVMRegressor and Adam.
         """
-        if self.exact is None:
-            codes = {t.tensor_type.elem_type for t in self.model.types.values()}
-            self.exact = TensorProto.DOUBLE in codes
         return number(value, np.float64 if self.exact or domain else np.float32)
 
     def shared(self, kind: str) -> str:
@@ -236,7 +234,7 @@ class Emitter:
             return beside(array) if small is None else f"np.array({small}, {dtype_text(array.dtype)})"
         if a.type == AttributeProto.TYPE_PROTO:
             return type_text(value)
-        raise self.stored.refused(f"the attribute {a.name!r} of {node.op_type} has a kind that no program holds", node)
+        raise refused(f"the attribute {a.name!r} of {node.op_type} has a kind that no program holds", node)
 
     # --- nodes
 

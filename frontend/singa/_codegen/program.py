@@ -17,7 +17,7 @@ from .emitter import Assign, Emitter, Function, rendered
 from .lowering import Lowered
 from .stored import Stored
 from .templates import COMPARE, END, HELPERS, MAIN, TRAIN_OPTION, TRAIN_RUN, inputs, run, weights
-from .text import Expr, call, lines, quoted, shortened, statement
+from .text import call, flat, lines, quoted, shortened, statement, tuple_of
 
 
 def write(model: Lowered, stem: str) -> tuple[str, Stored, dict[str, int]]:
@@ -106,26 +106,16 @@ def _constants(model: Lowered, trained: Sequence[int]) -> list[str]:
     out = ['WEIGHTS = Path(__file__).with_suffix(".npz")', "", "INPUTS = {" if model.inputs else "INPUTS = {}"]
     for v in model.inputs:
         shape = "None" if v.shape is None else _shape(v.shape)
-        out += lines(f"{quoted(v.name)}: ", _tuple([quoted(_kind(v.type)), shape]), 4, ",")
+        out += lines(f"{quoted(v.name)}: ", tuple_of([quoted(_kind(v.type)), shape]), 4, ",")
     out += ["}"] if model.inputs else []
     out += ['"""The inputs in order: dtype and shape, where a name stands for a size that the model leaves open."""', ""]
-    out += statement("OUTPUTS = ", _names([v.name for v in model.outputs]), 0)
-    out += statement("TRAINED = ", _names([model.outputs[i].name for i in trained]), 0) if trained else []
+    out += statement("OUTPUTS = ", tuple_of([quoted(v.name) for v in model.outputs]), 0)
+    out += statement("TRAINED = ", tuple_of([quoted(model.outputs[i].name) for i in trained]), 0) if trained else []
     return [*out, ""]
 
 
-def _names(names: Sequence[str]) -> Expr:
-    return f"({quoted(names[0])},)" if len(names) == 1 else _tuple([quoted(n) for n in names])
-
-
-def _tuple(items: Sequence[Expr]) -> Expr:
-    made = call("", items)
-    return type(made)(made.open, made.items, made.close, literal=True)
-
-
 def _shape(shape: Sequence[Any]) -> str:
-    dims = [str(d) if isinstance(d, int) else quoted(d or "?") for d in shape]
-    return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
+    return flat(tuple_of([str(d) if isinstance(d, int) else quoted(d or "?") for d in shape]))
 
 
 def _kind(type: TypeProto | None) -> str:

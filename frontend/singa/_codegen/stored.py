@@ -67,17 +67,18 @@ class Stored:
         if array.dtype == dtypes.STRING:
             texts = np.array(array.tolist(), str)  # of one width; a NUL at the end is lost
             if array.size and texts.tolist() != array.tolist():
-                raise self.refused(f"the strings of {key!r} end in NUL characters, which no .npz file keeps")
+                raise refused(f"the strings of {key!r} end in NUL characters, which no .npz file keeps")
             return texts.reshape(array.shape)
         if array.dtype.type.__module__ == "numpy":
             return array
         self.narrow[key] = array.dtype.name
         return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
 
-    def refused(self, why: str, node: NodeProto | None = None) -> UnsupportedModel:
-        """The error that says what cannot be written."""
-        return UnsupportedModel(f"no program can be written: {why}", code="SX207", node=node.name if node else "",
-                                operator=node.op_type if node else "")  # fmt: skip
+
+def refused(why: str, node: NodeProto | None = None) -> UnsupportedModel:
+    """The error that says what cannot be written."""
+    return UnsupportedModel(f"no program can be written: {why}", code="SX207", node=node.name if node else "",
+                            operator=node.op_type if node else "")  # fmt: skip
 
 
 def _usable(name: str) -> bool:

@@ -188,13 +188,3 @@ def dropout(x, ratio, seed=None):
     return op.Dropout(x, ratio, autograd.training, seed=seed, outputs=2)
 ''',
 }
-
-READ = '''
-
-def read(arrays, name):
-    """An array of the file in its own dtype."""
-    array = arrays[name]
-    if name in NARROW:
-        return array.view(np.dtype(NARROW[name]))
-    return array.astype(object) if array.dtype.kind == "U" else array
-'''

@@ -176,3 +176,8 @@ def code_text(code: int) -> str:
 def sequence(items: Sequence[Expr]) -> Group:
     """A list."""
     return Group("[", tuple(items), "]", literal=True)
+
+
+def tuple_of(items: Sequence[Expr]) -> Expr:
+    """A tuple; that of one thing is never broken."""
+    return f"({flat(items[0])},)" if len(items) == 1 else Group("(", tuple(items), literal=True)
