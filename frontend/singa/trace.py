@@ -136,6 +136,11 @@ def type_of(tensor: Tensor) -> TypeProto:
     return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape)
 
 
+def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes may be equal: a size that is not known, of a step with open sizes, contradicts nothing."""
+    return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if isinstance(m, int) and isinstance(n, int))
+
+
 def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
     """Write a new value of the same shape and dtype into a tensor, in place: what made it before did not make this one.
 
