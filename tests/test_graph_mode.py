@@ -13,6 +13,7 @@ import pytest
 from singa import autograd, device, layer, opt, quantization
 from singa.model import Model
 from singa.tensor import Tensor
+from singa_backend.errors import InvalidInput
 
 F = np.float32
 SIZES = (8, 8, 8, 5, 8, 8, 5, 5, 3, 8, 8)
@@ -177,6 +178,23 @@ def test_the_graph_follows_the_settings_of_layers(change: Callable[[Recurrent], 
     as_graph, unchanged = run(True, change), run(True, lambda net: None)
     np.testing.assert_allclose(as_graph, run(False, change), rtol=1e-4)
     assert not np.allclose(as_graph[-1], unchanged[-1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_loss_that_was_computed_before_a_step_has_no_gradients_after_it(graph: bool) -> None:
+    net = Net()
+    net.optimizer = opt.SGD(lr=0.1)
+    net.compile([Tensor(data=np.zeros((4, 5), F))], is_train=True, use_graph=graph)
+    x, t = (Tensor(data=v, requires_grad=False) for v in batches()[0])
+    for _ in range(3):
+        net(x, t)
+    loss = autograd.softmax_cross_entropy(net.forward(x), t)
+    assert len(autograd.gradients(loss)) == 6
+    net.forward(x)  # the running statistics change, and no gradient asks for them
+    assert len(autograd.gradients(loss)) == 6
+    net(x, t)
+    with pytest.raises(InvalidInput, match="was changed after"):
+        autograd.gradients(loss)
 
 
 class Coder(Model):

@@ -16,7 +16,7 @@ from singa_backend.files import owned
 from singa_backend.graph import Graph, Node, Value
 from singa_backend.vocabulary import Vocabulary
 
-from . import origin, tape, trace
+from . import origin, random, tape, trace
 from .device import Device
 from .device import resolve as resolve_device
 from .tape import op
@@ -188,8 +188,6 @@ class Imported:
 
     def _dropout(self, node: Node, inputs: list[Any], training: bool) -> list[Any]:
         """By the mode.  A node that carries a seed uses the stream that ONNX demands, the others that of the device."""
-        from . import random
-
         x = inputs[0]
         if not training:
             return [op.Identity(x), op.Cast(op.full_like(x, 1), to=dtypes.onnx_code(np.bool_))][: len(node.outputs)]

@@ -80,9 +80,7 @@ def _matrix(op: Any, x: Any, what: str) -> None:
 def _same_shape(op: Any, x: Any, t: Any) -> None:
     """Raises InvalidInput where sizes that are known differ."""
     a, b = op.shape(x), op.shape(t)
-    if a is None or b is None:
-        return
-    if len(a) != len(b) or any(isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(a, b, strict=True)):
+    if a is not None and b is not None and not trace.alike(a, b):
         raise InvalidInput(f"the outputs have shape {a} and the targets {b}; they must be equal", code="SX334")
 
 

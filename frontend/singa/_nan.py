@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from singa_backend import dtypes
+from singa_backend.device import holding
 from singa_backend.errors import InvalidInput
 
 from .tape import Dummy, Operator
@@ -65,5 +66,5 @@ def _has_nan(t: Tensor) -> bool:
 
 
 def _is_nan(value: Any) -> bool:
-    array = np.asarray(value.get() if hasattr(value, "get") and not isinstance(value, np.ndarray) else value)
+    array = np.asarray(holding(value).get(value))
     return dtypes.is_float(array.dtype) and bool(np.isnan(array).any())

@@ -291,7 +291,7 @@ class Step:
             made = [trace.value(t) for t in _tensors(result)]
         self._settings = list(record.settings.values())
         self._shadows = list(shadows.values())
-        self._writes = list(record.assigned.values())
+        self._writes, self._told = list(record.assigned.values()), record.told
         self._reads = [t for t, _ in record.inputs]
         outputs = [*made, *(record.value(t) for t in self._writes)]
         self.onnx = record.writer.model("step", outputs)
@@ -312,8 +312,7 @@ class Step:
         made = [v.copy() if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
         n = len(made) - len(self._writes)
         for t, new in zip(self._writes, made[n:], strict=True):
-            t._data[...] = new if t.device is self.device else t.device.backend.put(self.device.backend.get(new))
-            origin.forget(t)
+            trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._told)
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
         origin.remember(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)

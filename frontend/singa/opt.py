@@ -252,7 +252,7 @@ class Optimizer:
         self(loss)
 
     def _fits(self, name: str, p: Tensor, g: Tensor) -> None:
-        if not _alike(p.shape, g.shape):
+        if not trace.alike(p.shape, g.shape):
             raise InvalidInput(f"the gradient of {name!r} has shape {g.shape}; the parameter's is {p.shape}", code="SX329")
         for kind in self.kinds:
             state = self._states[kind].get(name)
@@ -369,11 +369,6 @@ class Optimizer:
             self._settled = device
             for t in (self.step_counter, *self._values.values()):
                 _move(t, device, op.dtype(t))
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two shapes may be equal: a size that is not known, of a step with open sizes, contradicts nothing."""
-    return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if isinstance(m, int) and isinstance(n, int))
 
 
 class SGD(Optimizer):

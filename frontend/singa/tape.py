@@ -102,7 +102,7 @@ class Operator:
         if trace.current() is not None:
             raise trace.NotTraceable(f"the operator {self.name} is written in Python: it cannot become part of a graph")
         for x in xs:
-            if not hasattr(x, "stores_grad"):
+            if not _is_tensor(x):
                 raise InvalidInput(f"{self.name} takes tensors; it was given a {type(x).__name__}", code="SX311")
         device = next((x.device for x in xs if not x._loose), default_device)
         for x in xs:

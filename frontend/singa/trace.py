@@ -40,7 +40,7 @@ class Trace:
 
     writer: what its nodes are written by.
     inputs: the tensors that the step reads, each with its symbol, in the order of first use.
-    assigned: the tensors that it writes, in order.
+    assigned: the tensors that it writes, in order.  told: those of them whose readers may not take gradients any more.
     settings: what was read in Python and is part of the graph, each with how to ask for it anew, and what it was.
     holds: whether small tensors that are read keep their values: older opsets want some of them as attributes.
     """
@@ -50,6 +50,7 @@ class Trace:
         self._holds = holds
         self.inputs: list[tuple[Tensor, Symbol]] = []
         self.assigned: dict[int, Tensor] = {}
+        self.told: set[int] = set()
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self._bound: dict[int, Symbol] = {}
 
@@ -87,12 +88,14 @@ class Trace:
         if type is not None and isinstance(symbol, Symbol) and self.writer.shape(symbol) is None:
             symbol.type = type
 
-    def assign(self, tensor: Tensor, symbol: Symbol) -> None:
+    def assign(self, tensor: Tensor, symbol: Symbol, told: bool = True) -> None:
         """From here on the tensor is this value; it is written back when the graph has run."""
         tensor._fixed = False  # what is written is no constant
         if not isinstance(tensor._data, Symbol):
             self.value(tensor)
             self.assigned[id(tensor)] = tensor
+            if told:
+                self.told.add(id(tensor))
         self._bound[id(tensor)] = symbol
 
 
@@ -133,6 +136,11 @@ def type_of(tensor: Tensor) -> TypeProto:
     return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape)
 
 
+def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes may be equal: a size that is not known, of a step with open sizes, contradicts nothing."""
+    return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if isinstance(m, int) and isinstance(n, int))
+
+
 def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
     """Write a new value of the same shape and dtype into a tensor, in place: what made it before did not make this one.
 
@@ -140,7 +148,7 @@ def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
     """
     trace = _current.get()
     if trace is not None:
-        trace.assign(tensor, new)
+        trace.assign(tensor, new, told)
     elif new is not tensor._data:
         tensor._fixed = False
         tensor._version += told
