@@ -6,6 +6,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,8 +20,8 @@ from .gaps import Judgement
 from .worker import Cell, Result
 
 
-def environment(device: str) -> dict[str, str]:
-    """The versions of what ran; on a GPU those of CUDA and the device too."""
+def environment(device: str, *witnesses: str) -> dict[str, str]:
+    """The versions of what ran, and of these packages beside which it ran; on a GPU those of CUDA and the device too."""
     out = {
         "onnx": onnx.__version__,
         "numpy": np.__version__,
@@ -28,6 +29,7 @@ def environment(device: str) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "device": device,
+        **{name: _version(name) for name in witnesses},
     }
     if device.startswith("CUDA"):
         import cupy
@@ -38,6 +40,13 @@ def environment(device: str) -> dict[str, str]:
         out["cuda_driver"] = str(cupy.cuda.runtime.driverGetVersion())
         out["cuda_runtime"] = str(cupy.cuda.runtime.runtimeGetVersion())
     return out
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"
 
 
 def to_json(results: Sequence[Result], judgement: Judgement, backend: str, device: str, manifest: str) -> dict[str, Any]:

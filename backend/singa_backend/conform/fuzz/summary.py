@@ -22,7 +22,7 @@ def to_json(results: Sequence[Judged], seed: int, select: str = "") -> dict[str,
         "count": len(results),
         "seed": seed,
         "select": select,
-        "environment": environment("CPU") | {"onnxruntime": _version("onnxruntime")},
+        "environment": environment("CPU", "onnxruntime"),
         "totals": totals(results),
         "cells": [list(c) for c in cells],
         "versions": _versions(results),
@@ -30,15 +30,6 @@ def to_json(results: Sequence[Judged], seed: int, select: str = "") -> dict[str,
         "deaths_of_witnesses": sorted(f"{r.describe}: {d}" for r in results for d in r.deaths),
         "bad": [_bad(r) for r in results if not r.good],
     }
-
-
-def _version(name: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "absent"
 
 
 def totals(results: Sequence[Judged]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from ...operator import DOMAINS
 from ...standing import FLOWS
-from ..fuzz.summary import _version
 from ..results import environment, save
 from . import ledger
 from .row import Row, listed
@@ -26,7 +25,7 @@ def to_json(rows: Iterable[Row], count: int, seed: int, entries: Sequence[ledger
     return {
         "points": count,
         "seed": seed,
-        "environment": environment("CPU") | {"onnxruntime": _version("onnxruntime")},
+        "environment": environment("CPU", "onnxruntime"),
         "totals": totals(ordered),
         "unexplained": unexplained,
         "unused": [f"{e.what} {e.operator}" for e in entries if e not in used and not e.sometimes],

@@ -12,7 +12,6 @@ from typing import Any
 from ...operator import DOMAINS
 from ...vocabulary import newest
 from ...writer import LEAST
-from ..fuzz.summary import _version
 from ..results import environment, save
 from .judge import TOLERANCE, Judged
 from .problems import Operator, listed, shown
@@ -28,7 +27,7 @@ def to_json(found: Iterable[Judged], operators: Iterable[Operator]) -> dict[str,
     rows = [row(operator, [j for j in judged if operator in j.operators]) for operator in operators]
     outcomes = [o for j in judged for o in j.outcomes.values()]
     return {
-        "environment": environment("CPU") | {"onnxruntime": _version("onnxruntime")},
+        "environment": environment("CPU", "onnxruntime"),
         "opsets": [LEAST, newest("")],
         "totals": {
             "operators": len(rows),
