@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...operator import DOMAINS
-from ..results import environment, save
+from ..results import environment, publish
 from .run import BAD, Judged
 
 STATES = ("agree", "explained", "unjudged", "undrawn", *BAD)
@@ -127,6 +127,4 @@ def markdown(document: dict[str, Any]) -> str:
 
 def write(document: dict[str, Any], folder: Path) -> None:
     """fuzz.json and fuzz.md in a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save(document, folder / "fuzz.json")
-    (folder / "fuzz.md").write_text(markdown(document))
+    publish(document, folder / "fuzz.json", {"fuzz.md": markdown})
