@@ -24,7 +24,7 @@ Cell: TypeAlias = tuple[str, str, int, str, str]
 
 TRIES = 40
 ORT_OPSET = 26
-"""Among the opsets that mean one schema version, those up to here are drawn most: onnxruntime knows them."""
+"""The newest opset that onnxruntime knows; among those that mean one schema version, the ones up to here are drawn most."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ...operator import DOMAINS
 from ...vocabulary import newest
 from ...writer import LEAST
 from ..results import environment, load, publish, stale_page
-from .judge import TOLERANCE, Judged
+from .judge import BIG, FEW, TOLERANCE, Judged
 from .problems import Operator, listed, shown
 from .supported import how
 
@@ -174,7 +174,8 @@ def markdown(document: dict[str, Any]) -> str:
         "* onnxruntime is asked where it agrees on the model at its own opset, and compared within 1e-3, half floats"
         " within 1e-2.",
         "* A model is run once for all opsets at which it is written in the same bytes and its nodes mean the same schema"
-        " versions. Models of more than 8 nodes, ONNX's function bodies written out, are written at 7, 13, 18 and the newest.",
+        f" versions. Models of more than {BIG} nodes, ONNX's function bodies written out, are written at"
+        f" {', '.join(map(str, FEW))} and the newest.",
         "",
     ]  # fmt: skip
     for title, part in (("Anything else", "wrong"), ("onnxruntime differs", "differs"), ("Not judged", "skipped")):

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ... import dtypes
 from ...device import Device
 from ...errors import SonnxError
 from ...executor import Executor
 from ...graph import Graph
-from ...operator import load_all, schemas
+from ...operator import load_all, plain_domain, schemas
 from ..cases import load
 from ..fuzz import generate, recipes
 from ..fuzz.draw import Skip
 from ..fuzz.smooth import SMOOTH, Smooth
+from ..matrix import DOMAINS
 
 Operator = tuple[str, str]
 """(domain, operator)"""
 
 KINDS = ("node", "simple")
-KNOWN = ("", "ai.onnx.ml", "ai.onnx.preview.training")
 NEWEST_DRAWS, OLDER_DRAWS = 4, 2
 """How many models are drawn of the newest version of an operator, and of each older one."""
 _SMALL = 64
@@ -62,7 +63,7 @@ def shown(operator: Operator) -> str:
 def listed(select: str = "") -> list[Operator]:
     """Every operator of the domains that ONNX defines whose name matches."""
     load_all()
-    return sorted(key for key in schemas if key[0] in KNOWN and re.search(select, shown(key)))
+    return sorted(key for key in schemas if key[0] in DOMAINS and re.search(select, shown(key)))
 
 
 def models(select: str = "") -> Iterator[Problem]:
@@ -88,18 +89,17 @@ def models(select: str = "") -> Iterator[Problem]:
 
 def operators_of(model: ModelProto) -> tuple[Operator, ...]:
     """The operators of the known domains in a model, its graphs and its functions."""
-    found: set[Operator] = set()
+    nodes = chain(nodes_of(model.graph.node), *(nodes_of(f.node) for f in model.functions))
+    found = {(plain_domain(node.domain), node.op_type) for node in nodes}
+    return tuple(sorted(f for f in found if f[0] in DOMAINS))
 
-    def look(nodes: Any) -> None:
-        for node in nodes:
-            found.add(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
-            for attribute in node.attribute:
-                look(attribute.g.node)
 
-    look(model.graph.node)
-    for function in model.functions:
-        look(function.node)
-    return tuple(sorted(f for f in found if f[0] in KNOWN))
+def nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """These nodes and those of their graphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from nodes_of(attribute.g.node)
 
 
 def with_constants(proto: ModelProto, feeds: Sequence[Any]) -> tuple[ModelProto, list[Any]] | None:
