@@ -206,12 +206,7 @@ def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, nonpad
         offset = op.Squeeze(op.Shape(past_key, start=2, end=3), [0])
         k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
     dtype = op.dtype(q)
-    if scale is None:
-        root_q: V = op.Reciprocal(op.Sqrt(op.Sqrt(op.cast(op.Squeeze(op.Shape(q, start=3), [0]), q))))
-        root_k = root_q
-    else:
-        root_q, root_k = (op.constant(r, dtype) for r in root_of_scale(scale, 1, dtype))
-    scores = op.MatMul(op.Mul(q, root_q), op.swap(for_each_query_head(op, op.Mul(k, root_k), q)))
+    scores = composed_scores(op, q, k, scale)
     shown = scores
     if softcap:
         scores = op.Mul(op.Tanh(op.Div(scores, softcap)), softcap)
@@ -247,6 +242,16 @@ def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, nonpad
             y, op.Concat(op.Shape(y, end=2), op.Mul(op.Shape(y, start=2, end=3), op.Shape(y, start=3)), axis=0), allowzero=1
         )
     return y, k, v, shown
+
+
+def composed_scores(op: Op, q: V, k: V, scale: float | None) -> V:
+    """How well each query meets each key: their products, each scaled by a root of the scale."""
+    if scale is None:
+        root_q: V = op.Reciprocal(op.Sqrt(op.Sqrt(op.cast(op.Squeeze(op.Shape(q, start=3), [0]), q))))
+        root_k = root_q
+    else:
+        root_q, root_k = (op.constant(r, op.dtype(q)) for r in root_of_scale(scale, 1, op.dtype(q)))
+    return op.MatMul(op.Mul(q, root_q), op.swap(for_each_query_head(op, op.Mul(k, root_k), q)))
 
 
 def _split_heads(op: Op, x: V, heads: int | None) -> V:
