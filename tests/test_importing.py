@@ -71,6 +71,23 @@ def test_data_beside_the_file(mended: bool, tmp_path: Path) -> None:
     assert (found.get_params()["b"].data == [1, 2, 3]).all()
 
 
+@pytest.mark.parametrize("mended", [False, True])
+def test_data_of_a_function_beside_the_file(mended: bool, tmp_path: Path) -> None:
+    proto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21, "own": 1]> g (float[1, 2] x) => (float[1, 2] y)'
+        " { z = BatchNormalization(x, %s, b, m, v) y = own.F(z) }"
+        % ("" if mended else "s")
+        + ' <domain: "own", opset_import: ["": 21]> F (x) => (y) { c = Constant() y = Add(x, c) }'
+    )
+    proto.graph.initializer.extend(numpy_helper.from_array(F([v, v]), n) for n, v in (("s", 1), ("b", 0), ("m", 0), ("v", 1)))
+    outside = TensorProto(name="c", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    outside.external_data.add(key="location", value="w")
+    proto.functions[0].node[0].attribute.append(helper.make_attribute("value", outside))
+    onnx.save(proto, tmp_path / "m.onnx")
+    (tmp_path / "w").write_bytes(F([1, 2]).tobytes())
+    np.testing.assert_allclose(ours(sonnx.from_onnx(tmp_path / "m.onnx"), F([[1, 1]]))[0], [[2, 3]], rtol=1e-4)
+
+
 def test_a_subclass_trains_on_what_was_read() -> None:
     class Fitted(sonnx.SONNXModel):
         def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
