@@ -60,15 +60,14 @@ def dft(
 
 
 @dft.gradient
-def _(op: Op, dy: V, x: V, dft_length: V, axis: V, inverse: int, onesided: int) -> V:
-    return _dft_back(op, dy, x, dft_length, axis, inverse, onesided)
-
-
-def _dft_back(op: Op, dy: V, x: V, n: V, axis: V, inverse: int, onesided: int) -> V:
+def dft_back(op: Op, dy: V, x: V, dft_length: V, axis: V, inverse: int, onesided: int) -> V:
     """The transform is linear: its gradient is the conjugate transposed one, n times the inverse."""
     at = op.Cast(op.Reshape(axis, [1]), to=7)
     length = op.Gather(op.Shape(x), at)
-    n = (op.Mul(op.Sub(length, 1), 2) if inverse and onesided else length) if n is None else op.Cast(op.Reshape(n, [1]), to=7)
+    if dft_length is None:
+        n = op.Mul(op.Sub(length, 1), 2) if inverse and onesided else length
+    else:
+        n = op.Cast(op.Reshape(dft_length, [1]), to=7)
     scale = op.cast(op.Max(n, 1), x)
     scalar = op.Squeeze(n, [0])
     if not inverse:
@@ -99,9 +98,7 @@ def dft_17(xp: Xp, x: Array, dft_length: Host[int] | None = None, *, axis: int =
     return dft(xp, x, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
-@dft_17.gradient
-def _(op: Op, dy: V, x: V, dft_length: V, axis: int, inverse: int, onesided: int) -> V:
-    return _dft_back(op, dy, x, dft_length, axis, inverse, onesided)
+dft_17.gradient(dft_back)
 
 
 @dft_17.composed
