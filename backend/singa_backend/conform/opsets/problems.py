@@ -19,9 +19,7 @@ from ...executor import Executor
 from ...graph import Graph
 from ...operator import load_all, plain_domain, schemas
 from ..cases import load
-from ..fuzz import generate, recipes
-from ..fuzz.draw import Skip
-from ..fuzz.smooth import SMOOTH, Smooth
+from ..fuzz import generate, recipes, smooth
 from ..matrix import DOMAINS
 
 Operator = tuple[str, str]
@@ -121,12 +119,10 @@ def with_constants(proto: ModelProto, feeds: Sequence[Any]) -> tuple[ModelProto,
 
 def drawn(domain: str, name: str, version: int) -> Iterator[Problem]:
     """Models of one node of a schema version, without special values; the first of each in the commonest element types."""
-    made = SMOOTH.get((domain, name)) or recipes.load().get((domain, name))
-    schema = schemas[domain, name][version]
-    allowed = generate.allowed_types(schema)
+    allowed = generate.allowed_types(schemas[domain, name][version])
     count = NEWEST_DRAWS if version == current(domain, name) else OLDER_DRAWS
     given = 0
-    for index in range(_TRIES if made else 0):
+    for index in range(_TRIES if (domain, name) in recipes.load() else 0):
         if given == count:
             return
         rng = np.random.default_rng([index, version, *name.encode()])
@@ -135,16 +131,10 @@ def drawn(domain: str, name: str, version: int) -> Iterator[Problem]:
             types |= {
                 p: np.dtype(next(d for d in _COMMON if d in found)) for p, found in allowed.items() if {*_COMMON} & {*found}
             }
-        generate._tie(types, "")
-        d = Smooth(rng, schema, generate._opset(rng, domain, name, version), types)
-        try:
-            assert made is not None
-            made(d)
-        except Skip:
+        made = smooth.drawn(rng, domain, name, version, types, index=index)
+        if made is None:
             continue
-        case = generate._case(0, index, domain, name, d, "")
-        case.inputs |= d.outer or {}
-        case.node.name = "node"
+        case, d = made
         must = {f"x{i}" for i in d.fixed}
         later = {n: x for n, x in list(case.inputs.items())[1:] if n in case.node.input}
         small = {n for n, x in later.items() if isinstance(x, np.ndarray) and x.size <= _SMALL}
