@@ -22,7 +22,7 @@ from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError
 from .executor import Executor
 from .graph import Graph, Node, Value
 from .limits import Budget, Flag, Limits, spend
-from .operator import load_all
+from .operator import load_all, plain_domain
 
 _QUIET = frozenset({"rtol", "atol", "init_inputs", "keep_initializers_as_inputs"})
 """Keywords that the suite's runner and programs of old pass to `prepare`, and that mean nothing here."""
@@ -387,7 +387,7 @@ class SingaBackend(Backend):
             [helper.make_empty_tensor_value_info(n) for n in names],
             [helper.make_empty_tensor_value_info(n) for n in node.output if n],
         )  # fmt: skip
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = plain_domain(node.domain)
         newest = max((v for (d, _), vs in _schemas().items() if d == domain for v in vs), default=1)
         newest = defs.onnx_opset_version() if domain == "" else newest
         imports = [helper.make_opsetid(domain, opset or newest)]

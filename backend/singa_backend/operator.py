@@ -72,6 +72,11 @@ DOMAINS = {"": "ai.onnx"}
 """ONNX writes its main domain as the empty string; everything that people read says ai.onnx."""
 
 
+def plain_domain(domain: str) -> str:
+    """A domain as the schemas know it: "" for ai.onnx."""
+    return "" if domain == "ai.onnx" else domain
+
+
 @dataclass(frozen=True)
 class Input:
     """An input parameter of a body: how to read it, and what stands in for it when it is absent."""

@@ -22,7 +22,7 @@ from . import files
 from .errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
 from .graph import ABSENT, Graph, Node, Value
 from .limits import current, ensured, exhausted
-from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
+from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, load_all, plain_domain, schema_version, schemas
 
 PRIVATE = "ai.singa"
 """The domain of our own operators; files carry their bodies as functions, which mean the same and take longer."""
@@ -94,7 +94,7 @@ class _Reader:
         self.unsupported: list[Problem] = []
         self.opsets = _opsets(model.opset_import, self) or {"": 1}
         for f in model.functions:
-            key = (_domain(self.text(f.domain, "a domain")), self.text(f.name, "a function"), f.overload)
+            key = (plain_domain(self.text(f.domain, "a domain")), self.text(f.name, "a function"), f.overload)
             if key in self.functions:
                 self.wrong("SX103", f"function {f.domain}.{f.name} is defined twice")
             self.functions[key] = f
@@ -136,10 +136,6 @@ class _Reader:
                     version=one.version, problems=problems)  # fmt: skip
 
 
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
 @cache
 def _newest(domain: str) -> int | None:
     """The newest opset of a domain that the installed onnx knows."""
@@ -150,7 +146,7 @@ def _newest(domain: str) -> int | None:
 def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in imports:
-        domain = _domain(reader.text(entry.domain, "a domain"))
+        domain = plain_domain(reader.text(entry.domain, "a domain"))
         shown = DOMAINS.get(domain, domain)
         newest = _newest(domain)
         if newest is not None and entry.version > newest:
@@ -305,7 +301,7 @@ class _Scope:
 
     def _node(self, proto: NodeProto, name: str) -> Node:
         reader = self.reader
-        domain, name = _domain(reader.text(proto.domain, "a domain")), reader.text(name, "a node")
+        domain, name = plain_domain(reader.text(proto.domain, "a domain")), reader.text(name, "a node")
         opset = self.opsets.get(domain, 0)
         reader.text(proto.op_type, "an operator")
         where = {"node": name, "operator": proto.op_type, "opset": opset or None}

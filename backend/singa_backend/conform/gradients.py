@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
@@ -25,9 +24,7 @@ from ..executor import Executor
 from ..graph import Graph
 from ..operator import schemas
 from ..vocabulary import LEAST_OPSET, Eager, newest
-from .fuzz import generate, recipes
-from .fuzz.draw import Skip
-from .fuzz.smooth import SMOOTH, Smooth
+from .fuzz import generate, smooth
 from .verdict import same_bits
 
 POINTS = 20
@@ -175,33 +172,20 @@ def _plain(x: Any) -> Any:
     return x.raw if isinstance(x, Var) else x
 
 
-@lru_cache(maxsize=1)
-def _recipes() -> dict[tuple[str, str], recipes.Recipe]:
-    return recipes.load()
-
-
 def points(domain: str, name: str, version: int, seed: int = 0, count: int = POINTS, every: bool = False) -> Iterator[Point]:
     """Up to `count` points of an operator's version, always the same for a seed; fewer where too few draws are of use.
 
     every: ask for the gradients of all float inputs, also of those that ONNX says have none.
     """
-    schema = schemas[domain, name][version]
-    allowed = generate.allowed_types(schema)
+    allowed = generate.allowed_types(schemas[domain, name][version])
     given = 0
     for index in range(DRAWS):
         if given == count:
             return
         rng = np.random.default_rng([seed, index, version, *name.encode()])
         types = {p: _wide(found, rng) for p, found in allowed.items()}
-        generate._tie(types, "")
-        d = Smooth(rng, schema, generate._opset(rng, domain, name, version), types)
-        try:
-            (SMOOTH.get((domain, name)) or _recipes()[domain, name])(d)
-        except Skip:
-            continue
-        case = generate._case(seed, index, domain, name, d, "")
-        case.inputs |= d.outer or {}
-        point = _point(case, rng, every)
+        made = smooth.drawn(rng, domain, name, version, types, seed, index)
+        point = _point(made[0], rng, every) if made else None
         if point is not None:
             given += 1
             yield point
@@ -214,7 +198,6 @@ def _wide(found: list[np.dtype[Any]], rng: np.random.Generator) -> np.dtype[Any]
 
 def _point(case: generate.Case, rng: np.random.Generator, every: bool = False) -> Point | None:
     """The case as a point; None where its values are not plain or it cannot be computed."""
-    case.node.name = "node"
     model = generate.model(case, held=frozenset())
     with in_double(case.domain, case.operator):
         graph = Graph.from_onnx(model)

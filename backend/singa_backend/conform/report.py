@@ -19,7 +19,7 @@ from ..operator import DOMAINS, declarations, load_all, schemas
 from . import gaps, html, releases
 from .cases import ConformanceError, held
 from .markdown import by_release, markdown
-from .results import save
+from .results import load, publish, stale_page
 
 Row = dict[str, Any]
 Cells = dict[str, list[str]]
@@ -98,9 +98,7 @@ def _releases(name: str, run: dict[str, Any]) -> list[tuple[str, Row]]:
 
 def _generated(folder: Path | None) -> dict[str, Any]:
     """What `fuzz.json` in the report's folder says of generated models; nothing where there is none."""
-    path = folder / "fuzz.json" if folder else None
-    found: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
-    return found
+    return load(folder / "fuzz.json") if folder else {}
 
 
 def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
@@ -183,12 +181,7 @@ PAGES = {"support.md": markdown, "support.html": html.page}
 
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
     """Write support.json and the pages that it renders to; returns their paths."""
-    path = folder / "support.json"
-    save(report, path)
-    written = json.loads(path.read_text())  # the order of its keys is the file's, for whoever renders it again
-    for name, render in PAGES.items():
-        (folder / name).write_text(render(written), encoding="utf-8")
-    return [folder / name for name in ("support.json", *PAGES)]
+    return publish(report, folder / "support.json", PAGES)
 
 
 def stale(report: dict[str, Any], folder: Path) -> str:
@@ -196,16 +189,12 @@ def stale(report: dict[str, Any], folder: Path) -> str:
     path = folder / "support.json"
     if not path.exists():
         return f"{path} does not exist"
-    written = json.loads(path.read_text())
+    written = load(path)
     here, there = (_comparable(r, list(report["totals"]), list(report["releases"])) for r in (report, written))
     for key in here:
         if here[key] != there[key]:
             return f"{path}: " + _difference(key, here[key], there[key])
-    for name, render in PAGES.items():
-        page = folder / name
-        if not page.exists() or page.read_text(encoding="utf-8") != render(written):
-            return f"{page} is not what support.json renders to"
-    return ""
+    return stale_page(written, path, PAGES)
 
 
 def _difference(key: str, here: Any, there: Any) -> str:

@@ -1,11 +1,12 @@
-"""Results as data: one JSON of a run, and JUnit XML for continuous integration."""
+"""Results as data: one JSON of a run with the pages that it renders to, and JUnit XML for continuous integration."""
 
 from __future__ import annotations
 
 import json
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,8 +20,8 @@ from .gaps import Judgement
 from .worker import Cell, Result
 
 
-def environment(device: str) -> dict[str, str]:
-    """The versions of what ran; on a GPU those of CUDA and the device too."""
+def environment(device: str, *witnesses: str) -> dict[str, str]:
+    """The versions of what ran, and of these packages beside which it ran; on a GPU those of CUDA and the device too."""
     out = {
         "onnx": onnx.__version__,
         "numpy": np.__version__,
@@ -28,6 +29,7 @@ def environment(device: str) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "device": device,
+        **{name: _version(name) for name in witnesses},
     }
     if device.startswith("CUDA"):
         import cupy
@@ -38,6 +40,13 @@ def environment(device: str) -> dict[str, str]:
         out["cuda_driver"] = str(cupy.cuda.runtime.driverGetVersion())
         out["cuda_runtime"] = str(cupy.cuda.runtime.runtimeGetVersion())
     return out
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"
 
 
 def to_json(results: Sequence[Result], judgement: Judgement, backend: str, device: str, manifest: str) -> dict[str, Any]:
@@ -124,4 +133,32 @@ def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> 
 def save(document: dict[str, Any], path: Path) -> None:
     """Write JSON, readable and stable: sorted keys, one trailing newline."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+Pages = Mapping[str, Callable[[dict[str, Any]], str]]
+"""What a document is rendered to: the names of files beside it, and how their text is made."""
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The document that a file holds; empty where there is none."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def publish(document: dict[str, Any], path: Path, pages: Pages) -> list[Path]:
+    """Write a document and its pages; returns their paths."""
+    save(document, path)
+    written = load(path)  # the order of its keys is the file's, for whoever renders it again
+    for name, render in pages.items():
+        path.with_name(name).write_text(render(written), encoding="utf-8")
+    return [path, *map(path.with_name, pages)]
+
+
+def stale_page(document: dict[str, Any], path: Path, pages: Pages) -> str:
+    """ "" when each page is what the document renders to, else which is not."""
+    for name, render in pages.items():
+        page = path.with_name(name)
+        if not page.exists() or page.read_text(encoding="utf-8") != render(document):
+            return f"{page} is not what {path.name} renders to"
+    return ""

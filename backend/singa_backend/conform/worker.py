@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import multiprocessing
-import os
 import pickle
 import tempfile
 import time
@@ -22,6 +21,7 @@ from onnx import load_model_from_string
 from ..errors import SonnxError, UnsupportedModel
 from . import verdict
 from .cases import Case
+from .processes import share_cores
 
 START = 120.0
 """Seconds that a child process may take to start; the clock of a case runs from there."""
@@ -154,8 +154,6 @@ def run(
 
     timeout: seconds that one case may take before its process is killed and the case recorded as "timeout".
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the processes share the cores already
-    count = max(1, min(processes or os.cpu_count() or 1, len(cases)))
     results: dict[int, Result] = {}
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "cases"
@@ -163,7 +161,7 @@ def run(
         arguments = (str(store), backend, device)
         # Long models first, so that no worker is left alone with one at the end.
         order: Iterator[int] = iter(sorted(range(len(cases)), key=lambda i: cases[i].kind != "real"))
-        workers = [_Worker(*arguments) for _ in range(count)]
+        workers = [_Worker(*arguments) for _ in range(share_cores(processes, len(cases)))]
         try:
             for worker in workers:
                 worker.give(next(order, None), timeout)

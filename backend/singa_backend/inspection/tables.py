@@ -20,7 +20,7 @@ from .. import dtypes, files
 from ..backend import load_model
 from ..errors import SonnxError
 from ..graph import Value
-from ..operator import DOMAINS, declarations, load_all, schema_version, schemas
+from ..operator import DOMAINS, declarations, load_all, plain_domain, schema_version, schemas
 from .opinion import Opinion, ask, value_of
 
 
@@ -195,11 +195,6 @@ def tables(proto: ModelProto, path: Path | None, opinion: Opinion, folder: Path 
     opsets = {DOMAINS.get(d, d): v for d, v in reader.opsets.items()}
     return Inspection(str(path or ""), proto.ir_version, producer, opsets, metadata, list(reader.functions.values()),
                       reader.found, opinion)  # fmt: skip
-
-
-def plain_domain(domain: str) -> str:
-    """The domain as the schemas know it: "" for ai.onnx."""
-    return "" if domain == "ai.onnx" else domain
 
 
 class _Reader:

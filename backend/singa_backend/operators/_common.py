@@ -1,4 +1,4 @@
-"""What several operator families share: axes, legacy broadcasting, rows."""
+"""What several operator families share: axes and their lengths, legacy broadcasting, rows."""
 
 from __future__ import annotations
 
@@ -62,6 +62,11 @@ def legacy(op: Op, a: V, b: V, broadcast: int, axis: int | None) -> V:
     assert axis is not None
     behind = op.rank(a) - op.rank(b) - axis % op.rank(a)
     return op.Unsqueeze(b, list(range(-behind, 0))) if behind > 0 else b
+
+
+def length(op: Op, x: V, axis: int) -> V:
+    """The size of an axis, as an int64 scalar."""
+    return op.Squeeze(op.Shape(x, start=axis, end=axis + 1), [0])
 
 
 def same_shapes(xs: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..operator import Op, V
+from ._common import length
 
 
 class Tap(NamedTuple):
@@ -27,7 +28,7 @@ def read(op: Op, pixels: V, axes: Sequence[Sequence[Tap]], sizes: Sequence[V]) -
     """
     nothing = op.Expand(op.constant(0, op.dtype(pixels)), op.Concat(op.Shape(pixels, end=2), [1], axis=0))
     pixels = op.swap(op.Concat(pixels, nothing, axis=2))  # of an image without pixels this one is read, and does not count
-    last = op.Sub(op.Squeeze(op.Shape(pixels, start=1, end=2), [0]), 1)
+    last = op.Sub(length(op, pixels, 1), 1)
     y: V | None = None
     for taps in itertools.product(*axes):
         number: V = op.constant(0, np.int64)
@@ -50,11 +51,6 @@ def read(op: Op, pixels: V, axes: Sequence[Sequence[Tap]], sizes: Sequence[V]) -
         y = term if y is None else op.Add(y, term)
     assert y is not None
     return op.swap(y)
-
-
-def length(op: Op, x: V, axis: int) -> V:
-    """The size of an axis, as an int64 scalar."""
-    return op.Squeeze(op.Shape(x, start=axis, end=axis + 1), [0])
 
 
 def linear_taps(op: Op, place: V, size: V) -> list[Tap]:

@@ -13,6 +13,7 @@ from ..differentiate import compose
 from ..dtypes import NARROW_FLOATS, numpy_dtype
 from ..errors import OperatorError
 from ..operator import Array, Op, V, Xp, operator
+from ._common import length
 
 Round = Callable[[Array], Array]
 
@@ -203,20 +204,15 @@ def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, nonpad
         q, k, v = (_split_heads(op, x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads)))
     offset: V = op.constant(0, np.int64)
     if past_key is not None:
-        offset = op.Squeeze(op.Shape(past_key, start=2, end=3), [0])
+        offset = length(op, past_key, 2)
         k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
     dtype = op.dtype(q)
-    if scale is None:
-        root_q: V = op.Reciprocal(op.Sqrt(op.Sqrt(op.cast(op.Squeeze(op.Shape(q, start=3), [0]), q))))
-        root_k = root_q
-    else:
-        root_q, root_k = (op.constant(r, dtype) for r in root_of_scale(scale, 1, dtype))
-    scores = op.MatMul(op.Mul(q, root_q), op.swap(for_each_query_head(op, op.Mul(k, root_k), q)))
+    scores = composed_scores(op, q, k, scale)
     shown = scores
     if softcap:
         scores = op.Mul(op.Tanh(op.Div(scores, softcap)), softcap)
         shown = scores if qk_matmul_output_mode == 1 else shown
-    queries, keys = (op.Squeeze(op.Shape(x, start=2, end=3), [0]) for x in (q, k))
+    queries, keys = (length(op, x, 2) for x in (q, k))
     never = op.constant(-np.inf, dtype)
     bias = None if attn_mask is None else _composed_bias(op, attn_mask, keys, never)
     if nonpad_kv_seqlen is not None:
@@ -247,6 +243,16 @@ def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, nonpad
             y, op.Concat(op.Shape(y, end=2), op.Mul(op.Shape(y, start=2, end=3), op.Shape(y, start=3)), axis=0), allowzero=1
         )
     return y, k, v, shown
+
+
+def composed_scores(op: Op, q: V, k: V, scale: float | None) -> V:
+    """How well each query meets each key: their products, each scaled by a root of the scale."""
+    if scale is None:
+        root_q: V = op.Reciprocal(op.Sqrt(op.Sqrt(op.cast(op.Squeeze(op.Shape(q, start=3), [0]), q))))
+        root_k = root_q
+    else:
+        root_q, root_k = (op.constant(r, op.dtype(q)) for r in root_of_scale(scale, 1, op.dtype(q)))
+    return op.MatMul(op.Mul(q, root_q), op.swap(for_each_query_head(op, op.Mul(k, root_k), q)))
 
 
 def _split_heads(op: Op, x: V, heads: int | None) -> V:

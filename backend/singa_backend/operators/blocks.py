@@ -8,7 +8,7 @@ from itertools import product
 from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Op, V, Xp, operator
-from ._common import axes_of, blank
+from ._common import axes_of, blank, length
 
 
 def _image(x: Array, blocksize: int, mode: str) -> tuple[int, int, int, int]:
@@ -97,7 +97,7 @@ def _(op: Op, dy: V, x: V, block_shape: V, dilations: Ints | None, pads: Ints | 
     y = op.Pad(dy, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
     for i, (dilation, stride) in reversed(list(enumerate(zip(dilations, strides, strict=True)))):
         block = op.Gather(block_shape, i)
-        size = op.Squeeze(op.Shape(y, start=2 + i, end=3 + i), [0])
+        size = length(op, y, 2 + i)
         reach = op.Add(op.Mul(op.Sub(block, 1), dilation), 1)
         count = op.Div(op.Max(op.Sub(op.Add(size, stride), reach), 0), stride)
         inner = op.Unsqueeze(op.Mul(op.Range(0, block, 1), dilation), [1])

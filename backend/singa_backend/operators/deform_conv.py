@@ -10,7 +10,8 @@ import numpy as np
 from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Ints, Op, V, Xp, operator
-from ._sampling import length, linear_taps, read
+from ._common import length
+from ._sampling import linear_taps, read
 from .conv import filter_windows, per_channel
 
 

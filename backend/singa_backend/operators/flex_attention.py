@@ -11,7 +11,17 @@ from ..errors import OperatorError
 from ..graph import Graph
 from ..operator import Array, Op, Run, V, Xp, operator
 from ..vocabulary import Body
-from .attention import by_kv_head, check_heads, for_each_query_head, precision, root_of_scale, rounding, softmax, wide
+from .attention import (
+    by_kv_head,
+    check_heads,
+    composed_scores,
+    for_each_query_head,
+    precision,
+    root_of_scale,
+    rounding,
+    softmax,
+    wide,
+)
 
 
 @operator("FlexAttention", 1, domain="ai.onnx.preview", widen=False)
@@ -51,12 +61,7 @@ def flex_attention(
 @flex_attention.composed
 def _(op: Op, q: V, k: V, v: V, prob_mod: Body | None, scale: float | None, score_mod: Body | None,
       softmax_precision: int | None) -> V:  # fmt: skip
-    if scale is None:
-        root_q: V = op.Reciprocal(op.Sqrt(op.Sqrt(op.cast(op.Squeeze(op.Shape(q, start=3), [0]), q))))
-        root_k = root_q
-    else:
-        root_q, root_k = (op.constant(r, op.dtype(q)) for r in root_of_scale(scale, 1, op.dtype(q)))
-    scores = op.MatMul(op.Mul(q, root_q), op.swap(for_each_query_head(op, op.Mul(k, root_k), q)))
+    scores = composed_scores(op, q, k, scale)
     dtype = precision(softmax_precision, np.dtype(np.float64 if op.dtype(q) == np.float64 else np.float32))
     code = onnx_code(dtype)
 

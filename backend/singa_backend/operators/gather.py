@@ -9,7 +9,7 @@ import numpy as np
 from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Op, V, Version, Xp, operator
-from ._common import axis_of
+from ._common import axis_of, length
 
 
 @operator("Gather", 1, 11, 13, widen=False)
@@ -88,7 +88,7 @@ def _(op: Op, dy: V, x: V, indices: V, batch_dims: int) -> V:
         rows = op.Concat(op.Shape(indices, start=0, end=-1), [1], axis=0)
         columns = []
         for k in range(batch_dims):
-            count = op.Range(0, op.Squeeze(op.Shape(x, start=k, end=k + 1), [0]), 1)
+            count = op.Range(0, length(op, x, k), 1)
             columns.append(op.Expand(op.Reshape(count, [-1] + [1] * (op.rank(indices) - 1 - k)), rows))
         indices = op.Concat(*columns, indices, axis=-1)
     return op.ScatterND(op.zeros_like(x), indices, dy, reduction="add")
@@ -218,7 +218,7 @@ def _(op: Op, dy: V, past: V, update: V, write_indices: V, axis: int, mode: str,
         return dpast, None
     if write_indices is None:
         write_indices = op.Expand([0], op.Shape(past, start=0, end=1))
-    count = op.Range(0, op.Squeeze(op.Shape(update, start=axis, end=axis + 1), [0]), 1)
+    count = op.Range(0, length(op, update, axis), 1)
     at = op.Add(op.Unsqueeze(write_indices, [1]), count)
     if mode == "circular":
         at = op.Mod(at, op.Shape(past, start=axis, end=axis + 1))

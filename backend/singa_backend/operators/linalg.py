@@ -11,6 +11,7 @@ import numpy as np
 from .. import dtypes, limits
 from ..errors import OperatorError
 from ..operator import Array, Op, V, Xp, operator
+from ._common import length
 
 _BITS = 16
 """Integers that no float product holds are cut into limbs of this many bits."""
@@ -287,7 +288,7 @@ def _einsum_back(op: Op, dy: V, result: str, xs: list[V], terms: list[str], i: i
     fresh: list[str] = []
     for k, letter in enumerate(letters):
         if letter in fresh:  # a diagonal: off it the gradient is zero
-            count = op.Range(0, op.Squeeze(op.Shape(x, start=place[k], end=place[k] + 1), [0]), 1)
+            count = op.Range(0, length(op, x, place[k]), 1)
             fresh.append(next(unused))
             eye = op.cast(op.Equal(op.Unsqueeze(count, [1]), count), x)
             pairs.append((letter + fresh[k], eye))

@@ -291,9 +291,7 @@ def layer_normalization(
 def _(op: Op, dys: list[V], x: V, scale: V, b: V, axis: int, epsilon: float) -> tuple[V, ...]:
     """Mean and inverse deviation are outputs too, and have their part."""
     axes = list(range(axis % op.rank(x), op.rank(x)))
-    mean = op.ReduceMean(x, axes, keepdims=1)
-    centred = op.Sub(x, mean)
-    inverse = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1), epsilon)))
+    centred, mean, inverse = _centred(op, x, axes, epsilon)
     normal = op.Mul(centred, inverse)
     dy = op.zeros_like(x) if dys[0] is None else dys[0]
     dnormal = op.Mul(dy, scale)
@@ -312,12 +310,16 @@ def _(op: Op, dys: list[V], x: V, scale: V, b: V, axis: int, epsilon: float) -> 
 def _(op: Op, x: V, scale: V, b: V, axis: int, epsilon: float, stash_type: int) -> tuple[V, V, V]:
     """The variance about the mean: ONNX's own body takes that of the squares, which cancels where values lie far from 0."""
     axes = list(range(axis % op.rank(x), op.rank(x)))
-    z = _stashed_in(op, x, stash_type)
-    mean = op.ReduceMean(z, axes, keepdims=1)
-    centred = op.Sub(z, mean)
-    inverse = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1), epsilon)))
+    centred, mean, inverse = _centred(op, _stashed_in(op, x, stash_type), axes, epsilon)
     y = op.Mul(op.cast(op.Mul(centred, inverse), x), scale)
     return y if b is None else op.Add(y, b), op.Cast(mean, to=stash_type), op.Cast(inverse, to=stash_type)
+
+
+def _centred(op: Op, x: V, axes: list[int], epsilon: float) -> tuple[V, V, V]:
+    """x less its mean over `axes`, the mean, and the inverse deviation."""
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    centred = op.Sub(x, mean)
+    return centred, mean, op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1), epsilon)))
 
 
 def _stashed_in(op: Op, x: V, stash_type: int) -> V:

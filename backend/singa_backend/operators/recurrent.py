@@ -85,8 +85,7 @@ class _Layer:
         self, xp: Xp, x: Array, w: Array, r: Array, b: Array | None, lengths: np.ndarray | None, gates: int, *,
         direction: str, hidden_size: int | None, layout: int,
     ) -> None:  # fmt: skip
-        directions = {"forward": 1, "foward": 1, "reverse": 1, "bidirectional": 2}  # GRU-1's default is misspelt
-        if direction not in directions:
+        if direction not in DIRECTIONS:
             raise OperatorError(f"direction {direction!r} is not forward, reverse or bidirectional", code="SX404")
         if layout not in (0, 1):
             raise OperatorError(f"layout {layout} was asked for; there are 0 and 1", code="SX404")
@@ -95,9 +94,9 @@ class _Layer:
         self.xp, self.layout, self.gates = xp, layout, gates
         self.x = xp.swapaxes(x, 0, 1) if layout else x
         self.steps, self.batch, width = self.x.shape
-        self.directions, self.size = directions[direction], r.shape[2]
+        self.backward = DIRECTIONS[direction]
+        self.directions, self.size = len(self.backward), r.shape[2]
         rows = gates * self.size
-        self.backward = {"reverse": (True,), "bidirectional": (False, True)}.get(direction, (False,))
         if hidden_size is not None and hidden_size != self.size:
             raise OperatorError(f"hidden_size is {hidden_size}; R is made for {self.size}", code="SX404")
         self.expect("W", w, (self.directions, rows, width))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Xp, operator
+from ..operator import Array, Declaration, Host, Ints, Op, V, Xp, operator
 from ._common import axes_of
 
 Step = Callable[[Xp, Array, Ints, bool], Array]  # (xp, x, axes from the front, keepdims) -> reduced
@@ -129,19 +129,9 @@ def reduce_sum_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 
     return _reduce(_sum, xp, x, axes, keepdims)
 
 
-@reduce_sum_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceSum(x, list(axes) if axes else None, keepdims=keepdims)
-
-
 @operator("ReduceMean", 1, 11, 13)
 def reduce_mean_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_mean, xp, x, axes, keepdims)
-
-
-@reduce_mean_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceMean(x, list(axes) if axes else None, keepdims=keepdims)
 
 
 @operator("ReduceProd", 1, 11, 13)
@@ -149,19 +139,9 @@ def reduce_prod_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int =
     return _reduce(_prod, xp, x, axes, keepdims)
 
 
-@reduce_prod_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceProd(x, list(axes) if axes else None, keepdims=keepdims)
-
-
 @operator("ReduceMax", 1, 11, 12, 13)
 def reduce_max_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_max, xp, x, axes, keepdims)
-
-
-@reduce_max_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceMax(x, list(axes) if axes else None, keepdims=keepdims)
 
 
 @operator("ReduceMin", 1, 11, 12, 13)
@@ -169,19 +149,9 @@ def reduce_min_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 
     return _reduce(_min, xp, x, axes, keepdims)
 
 
-@reduce_min_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceMin(x, list(axes) if axes else None, keepdims=keepdims)
-
-
 @operator("ReduceL1", 1, 11, 13)
 def reduce_l1_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_l1, xp, x, axes, keepdims)
-
-
-@reduce_l1_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceL1(x, list(axes) if axes else None, keepdims=keepdims)
 
 
 @operator("ReduceL2", 1, 11, 13)
@@ -189,19 +159,9 @@ def reduce_l2_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1
     return _reduce(_l2, xp, x, axes, keepdims)
 
 
-@reduce_l2_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceL2(x, list(axes) if axes else None, keepdims=keepdims)
-
-
 @operator("ReduceSumSquare", 1, 11, 13)
 def reduce_sum_square_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_sum_square, xp, x, axes, keepdims)
-
-
-@reduce_sum_square_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceSumSquare(x, list(axes) if axes else None, keepdims=keepdims)
 
 
 @operator("ReduceLogSum", 1, 11, 13)
@@ -209,19 +169,22 @@ def reduce_log_sum_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: in
     return _reduce(_log_sum, xp, x, axes, keepdims)
 
 
-@reduce_log_sum_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceLogSum(x, list(axes) if axes else None, keepdims=keepdims)
-
-
 @operator("ReduceLogSumExp", 1, 11, 13)
 def reduce_log_sum_exp_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims: int = 1) -> Array:
     return _reduce(_log_sum_exp, xp, x, axes, keepdims)
 
 
-@reduce_log_sum_exp_1.composed
-def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
-    return op.ReduceLogSumExp(x, list(axes) if axes else None, keepdims=keepdims)
+def _axes_as_input(old: Declaration) -> None:
+    """Declare what an old version means in the newer one."""
+
+    @old.composed
+    def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+        return getattr(op, old.name)(x, list(axes) if axes else None, keepdims=keepdims)
+
+
+for _old in (reduce_sum_1, reduce_mean_1, reduce_prod_1, reduce_max_1, reduce_min_1, reduce_l1_1, reduce_l2_1,
+             reduce_sum_square_1, reduce_log_sum_1, reduce_log_sum_exp_1):  # fmt: skip
+    _axes_as_input(_old)
 
 
 # --- axes as an input
@@ -278,14 +241,10 @@ def reduce_max(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: in
 
 
 @reduce_max.gradient
-def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
-    return _extreme(op, dy, x, y, axes, keepdims, noop_with_empty_axes)
-
-
-def _extreme(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop: int) -> V:
+def extreme_back(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
     """The elements that are the extreme one share its gradient equally."""
     here = op.cast(op.Equal(x, _spread(op, y, x, axes, keepdims)), x)
-    count = op.ReduceSum(here, axes, keepdims=1, noop_with_empty_axes=noop)
+    count = op.ReduceSum(here, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
     return op.Mul(op.Div(_spread(op, dy, x, axes, keepdims), count), here)
 
 
@@ -294,9 +253,7 @@ def reduce_min(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: in
     return _reduce(_min, xp, x, axes, keepdims, noop_with_empty_axes)
 
 
-@reduce_min.gradient
-def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
-    return _extreme(op, dy, x, y, axes, keepdims, noop_with_empty_axes)
+reduce_min.gradient(extreme_back)
 
 
 @operator("ReduceL1", 18)

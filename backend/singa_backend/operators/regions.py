@@ -10,7 +10,7 @@ import numpy as np
 from .. import limits
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Op, V, Xp, operator
-from ._sampling import length
+from ._common import length
 
 # --- RoiAlign -------------------------------------------------------------------------------------------------------
 
@@ -18,12 +18,12 @@ _CHUNK = 1 << 22
 """How many values are sampled at a time."""
 
 
-def _bilinear(start: np.ndarray, length: np.ndarray, bins: int, count: int, size: int) -> tuple[np.ndarray, ...]:
+def _bilinear(start: np.ndarray, extent: np.ndarray, bins: int, count: int, size: int) -> tuple[np.ndarray, ...]:
     """Along one axis: `count` places in each bin of each region, as two indices, two weights, and whether they count.
 
     One pixel beyond the border still counts, as the border.
     """
-    step = length / bins / max(count, 1)
+    step = extent / bins / max(count, 1)
     at = start[:, None] + (np.arange(bins * count) + 0.5) * step[:, None]
     inside = (at >= -1) & (at <= size)
     at = np.clip(np.where(inside, at, 0), 0, size - 1)

@@ -13,7 +13,8 @@ from .. import limits
 from ..dtypes import NARROW_FLOATS, onnx_code
 from ..errors import OperatorError
 from ..operator import Array, Host, Ints, Op, V, Xp, operator
-from ._sampling import grid_taps, length, read
+from ._common import length
+from ._sampling import grid_taps, read
 from .resize import saturated
 
 # --- GridSample -----------------------------------------------------------------------------------------------------

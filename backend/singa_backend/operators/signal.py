@@ -60,15 +60,14 @@ def dft(
 
 
 @dft.gradient
-def _(op: Op, dy: V, x: V, dft_length: V, axis: V, inverse: int, onesided: int) -> V:
-    return _dft_back(op, dy, x, dft_length, axis, inverse, onesided)
-
-
-def _dft_back(op: Op, dy: V, x: V, n: V, axis: V, inverse: int, onesided: int) -> V:
+def dft_back(op: Op, dy: V, x: V, dft_length: V, axis: V, inverse: int, onesided: int) -> V:
     """The transform is linear: its gradient is the conjugate transposed one, n times the inverse."""
     at = op.Cast(op.Reshape(axis, [1]), to=7)
     length = op.Gather(op.Shape(x), at)
-    n = (op.Mul(op.Sub(length, 1), 2) if inverse and onesided else length) if n is None else op.Cast(op.Reshape(n, [1]), to=7)
+    if dft_length is None:
+        n = op.Mul(op.Sub(length, 1), 2) if inverse and onesided else length
+    else:
+        n = op.Cast(op.Reshape(dft_length, [1]), to=7)
     scale = op.cast(op.Max(n, 1), x)
     scalar = op.Squeeze(n, [0])
     if not inverse:
@@ -99,9 +98,7 @@ def dft_17(xp: Xp, x: Array, dft_length: Host[int] | None = None, *, axis: int =
     return dft(xp, x, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
-@dft_17.gradient
-def _(op: Op, dy: V, x: V, dft_length: V, axis: int, inverse: int, onesided: int) -> V:
-    return _dft_back(op, dy, x, dft_length, axis, inverse, onesided)
+dft_17.gradient(dft_back)
 
 
 @dft_17.composed
@@ -175,7 +172,7 @@ def _typed(xp: Xp, y: np.ndarray, code: int) -> Array:
     return xp.cast(xp.asarray(y), dtype)
 
 
-def _window(xp: Xp, size: int, periodic: int, code: int, a0: float, a1: float, a2: float = 0.0) -> Array:
+def _window(xp: Xp, size: int, periodic: int, code: int, a0: float, a1: float, a2: float) -> Array:
     """a0 - a1 cos t + a2 cos 2t over one turn; symmetric windows end where they begin."""
     if size < 0:
         raise OperatorError(f"a window of {size} values was asked for", code="SX404")
@@ -187,22 +184,25 @@ def _window(xp: Xp, size: int, periodic: int, code: int, a0: float, a1: float, a
     return _typed(xp, a0 - a1 * np.cos(t) + a2 * np.cos(2 * t), code)
 
 
+_HANN, _HAMMING, _BLACKMAN = (0.5, 0.5, 0.0), (25 / 46, 21 / 46, 0.0), (0.42, 0.5, 0.08)
+
+
 @operator("HannWindow", 17)
 def hann_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, periodic: int = 1) -> Array:
-    return _window(xp, size, periodic, output_datatype, 0.5, 0.5)
+    return _window(xp, size, periodic, output_datatype, *_HANN)
 
 
 @operator("HammingWindow", 17)
 def hamming_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, periodic: int = 1) -> Array:
-    return _window(xp, size, periodic, output_datatype, 25 / 46, 21 / 46)
+    return _window(xp, size, periodic, output_datatype, *_HAMMING)
 
 
 @operator("BlackmanWindow", 17)
 def blackman_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, periodic: int = 1) -> Array:
-    return _window(xp, size, periodic, output_datatype, 0.42, 0.5, 0.08)
+    return _window(xp, size, periodic, output_datatype, *_BLACKMAN)
 
 
-def _as_graph(declared: Any, a0: float, a1: float, a2: float = 0.0) -> None:
+def _as_graph(declared: Any, a0: float, a1: float, a2: float) -> None:
     """In doubles, as above: ONNX's function bodies compute in floats, and give integers a peak of 0."""
     declared.no_gradient("constant")
 
@@ -221,9 +221,9 @@ def _as_graph(declared: Any, a0: float, a1: float, a2: float = 0.0) -> None:
         return op.Cast(y, to=output_datatype)
 
 
-_as_graph(hann_window, 0.5, 0.5)
-_as_graph(hamming_window, 25 / 46, 21 / 46)
-_as_graph(blackman_window, 0.42, 0.5, 0.08)
+_as_graph(hann_window, *_HANN)
+_as_graph(hamming_window, *_HAMMING)
+_as_graph(blackman_window, *_BLACKMAN)
 
 
 # --- the mel scale --------------------------------------------------------------------------------------------------

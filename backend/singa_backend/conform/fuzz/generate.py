@@ -24,7 +24,7 @@ Cell: TypeAlias = tuple[str, str, int, str, str]
 
 TRIES = 40
 ORT_OPSET = 26
-"""Among the opsets that mean one schema version, those up to here are drawn most: onnxruntime knows them."""
+"""The newest opset that onnxruntime knows; among those that mean one schema version, the ones up to here are drawn most."""
 
 
 @dataclass
@@ -134,17 +134,17 @@ def draw(seed: int, index: int, select: str = "") -> Case | None:
         types = {p: found[int(rng.integers(len(found)))] for p, found in allowed.items()}
         if fixed:
             types[fixed[0]] = next(d for d in allowed[fixed[0]] if d.name == fixed[1])
-        _tie(types, fixed[0] if fixed else "")
-        d = Draw(rng, schema, _opset(rng, domain, name, version), types)
+        tie(types, fixed[0] if fixed else "")
+        d = Draw(rng, schema, draw_opset(rng, domain, name, version), types)
         try:
             recipes.RECIPES[domain, name](d)
-            return _case(seed, index, domain, name, d, select)
+            return as_case(seed, index, domain, name, d, select)
         except Skip:
             continue
     return None
 
 
-def _tie(types: dict[str, np.dtype[Any]], first: str) -> None:
+def tie(types: dict[str, np.dtype[Any]], first: str = "") -> None:
     """A sequence and its elements, an optional and what it holds, have one dtype."""
     for outer, inner in (("S", "T"), ("O", "V")):
         if outer in types and inner in types:
@@ -156,7 +156,7 @@ def _order(seed: int, n: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng([seed, n, 7]).permutation(n).tolist())
 
 
-def _opset(rng: np.random.Generator, domain: str, name: str, version: int) -> int:
+def draw_opset(rng: np.random.Generator, domain: str, name: str, version: int) -> int:
     """One of the opsets that mean this version."""
     known = schemas[domain, name]
     newest = defs.onnx_opset_version() if domain == "" else max(known)
@@ -169,7 +169,7 @@ def _opset(rng: np.random.Generator, domain: str, name: str, version: int) -> in
 # --- from a draw to a model -------------------------------------------------------------------------------------------
 
 
-def _case(seed: int, index: int, domain: str, name: str, d: Draw, select: str) -> Case:
+def as_case(seed: int, index: int, domain: str, name: str, d: Draw, select: str) -> Case:
     while d.inputs and d.inputs[-1] is None:
         d.inputs.pop()
     names = ["" if v is None else f"x{i}" for i, v in enumerate(d.inputs)]

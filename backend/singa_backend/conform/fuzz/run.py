@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 import traceback
 import warnings
@@ -19,6 +18,7 @@ from ...errors import MissingDependency, SonnxError
 from ...operator import schemas
 from ...oracle import EngineFailure, Oracle
 from .. import verdict
+from ..processes import share_cores
 from . import formulas, generate, ledger, witnesses
 from .compare import Finding, compare, magnitude, tolerance
 from .generate import Case
@@ -315,7 +315,6 @@ def run(indices: Sequence[int], seed: int, entries: Sequence[ledger.Entry], *, s
 
     Without onnxruntime the other witnesses judge alone.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     generate.cells(select)  # a wrong selection is refused before anything starts
     todo: Iterator[int] = iter(indices)
     results: dict[int, Judged] = {}
@@ -337,8 +336,7 @@ def run(indices: Sequence[int], seed: int, entries: Sequence[ledger.Entry], *, s
         except BaseException as error:
             failures.append(error)
 
-    count = max(1, min(processes or os.cpu_count() or 1, len(indices)))
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(share_cores(processes, len(indices)))]
     for thread in threads:
         thread.start()
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...operator import DOMAINS
-from ..results import environment, save
+from ..results import environment, publish
 from .run import BAD, Judged
 
 STATES = ("agree", "explained", "unjudged", "undrawn", *BAD)
@@ -22,7 +22,7 @@ def to_json(results: Sequence[Judged], seed: int, select: str = "") -> dict[str,
         "count": len(results),
         "seed": seed,
         "select": select,
-        "environment": environment("CPU") | {"onnxruntime": _version("onnxruntime")},
+        "environment": environment("CPU", "onnxruntime"),
         "totals": totals(results),
         "cells": [list(c) for c in cells],
         "versions": _versions(results),
@@ -30,15 +30,6 @@ def to_json(results: Sequence[Judged], seed: int, select: str = "") -> dict[str,
         "deaths_of_witnesses": sorted(f"{r.describe}: {d}" for r in results for d in r.deaths),
         "bad": [_bad(r) for r in results if not r.good],
     }
-
-
-def _version(name: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "absent"
 
 
 def totals(results: Sequence[Judged]) -> dict[str, Any]:
@@ -136,6 +127,4 @@ def markdown(document: dict[str, Any]) -> str:
 
 def write(document: dict[str, Any], folder: Path) -> None:
     """fuzz.json and fuzz.md in a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save(document, folder / "fuzz.json")
-    (folder / "fuzz.md").write_text(markdown(document))
+    publish(document, folder / "fuzz.json", {"fuzz.md": markdown})

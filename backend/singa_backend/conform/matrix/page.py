@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Any
 
 from ...operator import DOMAINS
 from ...standing import FLOWS
-from ..fuzz.summary import _version
-from ..results import environment, save
+from ..results import environment, load, publish, stale_page
 from . import ledger
 from .row import Row, listed
 
@@ -26,7 +24,7 @@ def to_json(rows: Iterable[Row], count: int, seed: int, entries: Sequence[ledger
     return {
         "points": count,
         "seed": seed,
-        "environment": environment("CPU") | {"onnxruntime": _version("onnxruntime")},
+        "environment": environment("CPU", "onnxruntime"),
         "totals": totals(ordered),
         "unexplained": unexplained,
         "unused": [f"{e.what} {e.operator}" for e in entries if e not in used and not e.sometimes],
@@ -54,18 +52,12 @@ def totals(rows: Sequence[Row]) -> dict[str, Any]:
 
 def write(document: dict[str, Any], folder: Path) -> list[Path]:
     """Write gradients.json and gradients.md; returns their paths."""
-    paths = [folder / "gradients.json", folder / "gradients.md"]
-    folder.mkdir(parents=True, exist_ok=True)
-    save(document, paths[0])
-    paths[1].write_text(markdown(json.loads(paths[0].read_text())), encoding="utf-8")
-    return paths
+    return publish(document, folder / "gradients.json", PAGES)
 
 
 def read(folder: Path) -> dict[str, Any]:
     """The matrix that a folder holds; empty where there is none."""
-    path = folder / "gradients.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    return load(folder / "gradients.json")
 
 
 def stale(folder: Path) -> str:
@@ -89,10 +81,7 @@ def stale(folder: Path) -> str:
         ledger.explain(row, entries)
         if row.explained != then["explained"]:
             return f"{path}: {now.name}: gradients.toml explains it otherwise now"
-    page = folder / "gradients.md"
-    if not page.exists() or page.read_text(encoding="utf-8") != markdown(document):
-        return f"{page} is not what gradients.json renders to"
-    return ""
+    return stale_page(document, path, PAGES)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -167,3 +156,6 @@ def _line(row: dict[str, Any]) -> str:
     cells = [row["operator"], row["version"], strong, row["how"], row["agreed"] or "", row["kinks"] or "", worst, graph, witness,
              remarks.replace("|", "/")]  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+PAGES = {"gradients.md": markdown}

@@ -21,11 +21,10 @@ from ...oracle import EngineFailure, Oracle
 from ...standing import FLOWS, standing
 from .. import gradients
 from ..fuzz import generate, recipes
+from ..fuzz.generate import ORT_OPSET
 from ..gradients import ORT_TOLERANCE, Finding, Point
 
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training")
-ORT_OPSET = 26
-"""The newest opset that onnxruntime knows."""
 _DRAWN = 3
 """Points that are drawn at most, in multiples of those that are asked for: those at kinks do not count."""
 _DEATHS = 2

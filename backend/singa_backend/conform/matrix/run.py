@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -15,6 +14,7 @@ from typing import Any
 
 from ...oracle import Oracle
 from ..gradients import POINTS
+from ..processes import as_they_come, share_cores
 from .row import Row, asks, judged
 
 TIMEOUT = 120.0
@@ -23,7 +23,6 @@ TIMEOUT = 120.0
 def run(rows: Sequence[Row], count: int = POINTS, seed: int = 0, oracle: str | None = "onnxruntime", jobs: int | None = None,
         timeout: float = TIMEOUT) -> Iterator[Row]:  # fmt: skip
     """The rows with their verdicts, as they come.  timeout: seconds that one may take."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the processes share the cores already
     yield from (judged(row) for row in rows if not asks(row))
     todo = [row for row in rows if asks(row)]
     workers: list[_Worker] = []
@@ -36,14 +35,10 @@ def run(rows: Sequence[Row], count: int = POINTS, seed: int = 0, oracle: str | N
         worker: _Worker = mine.worker
         return worker.judge(row, count, seed, timeout)
 
-    with ThreadPoolExecutor(max(1, min(jobs or os.cpu_count() or 1, len(todo) or 1))) as threads:
-        waiting = [threads.submit(one, row) for row in todo]
+    with ThreadPoolExecutor(share_cores(jobs, len(todo))) as threads:
         try:
-            for done in as_completed(waiting):
-                yield done.result()
+            yield from as_they_come([threads.submit(one, row) for row in todo])
         finally:
-            for future in waiting:
-                future.cancel()
             for worker in workers:
                 worker.end()
 

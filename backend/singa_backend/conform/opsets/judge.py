@@ -17,13 +17,15 @@ from ...device import Device
 from ...errors import SonnxError
 from ...executor import Executor
 from ...graph import Graph
-from ...operator import schema_version, schemas
+from ...operator import plain_domain, schema_version, schemas
 from ...oracle import EngineFailure, Oracle
 from ...vocabulary import newest
 from ...writer import LEAST, Unwritable, Writer, convert
+from ..fuzz.generate import ORT_OPSET
 from ..fuzz.witnesses import NO_ORACLE
+from ..gradients import ORT_TOLERANCE
 from ..verdict import strict
-from .problems import Operator, Problem
+from .problems import Operator, Problem, nodes_of
 
 TOLERANCE: dict[Any, float] = {
     np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-4, np.dtype(np.complex128): 1e-6, np.dtype(np.complex64): 1e-4,
@@ -32,11 +34,9 @@ TOLERANCE: dict[Any, float] = {
 """Drawn models: by dtype, the difference allowed relative to the largest finite number expected; all others agree exactly.
 
 Doubles agree as floats do: attributes, and the constants in ONNX's function bodies, are float32."""
-ORT_TOLERANCE = 1e-3
-ORT_OPSET = 26
-_BIG = 8
-"""A model of more nodes is written at fewer opsets, `_FEW` and the newest: such are function bodies written out."""
-_FEW = (LEAST, 13, 18)
+BIG = 8
+"""A model of more nodes is written at fewer opsets, `FEW` and the newest: such are function bodies written out."""
+FEW = (LEAST, 13, 18)
 _REASON = re.compile(r"^.* cannot be written in opset \d+: (?P<why>.*); (?:opset \d+ is the least that can|no opset can)$", re.S)
 
 
@@ -98,7 +98,7 @@ def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle 
 
 def opsets_for(graph: Graph) -> list[int]:
     """All opsets, or a few and the newest."""
-    return [*_FEW, newest("")] if len(graph.nodes) > _BIG else list(range(LEAST, newest("") + 1))
+    return [*FEW, newest("")] if len(graph.nodes) > BIG else list(range(LEAST, newest("") + 1))
 
 
 class _Asked:
@@ -209,18 +209,11 @@ def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
 
 def _meanings(model: ModelProto) -> tuple[Any, ...]:
     """The schema versions that the nodes of a model mean at its opset: the same text may mean something else at another."""
-    found = []
-    imports = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-
-    def look(nodes: Any) -> None:
-        for node in nodes:
-            if (node.domain, node.op_type) in schemas:
-                found.append(schema_version(node.domain, node.op_type, imports[node.domain]))
-            for attribute in node.attribute:
-                look(attribute.g.node)
-
-    look(model.graph.node)
-    return tuple(found)
+    imports = {plain_domain(o.domain): o.version for o in model.opset_import}
+    return tuple(
+        schema_version(node.domain, node.op_type, imports[node.domain])
+        for node in nodes_of(model.graph.node) if (node.domain, node.op_type) in schemas
+    )  # fmt: skip
 
 
 def _run(graph: Graph, feeds: Sequence[Any]) -> list[Any]:

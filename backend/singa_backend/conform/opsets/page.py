@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -12,9 +11,8 @@ from typing import Any
 from ...operator import DOMAINS
 from ...vocabulary import newest
 from ...writer import LEAST
-from ..fuzz.summary import _version
-from ..results import environment, save
-from .judge import TOLERANCE, Judged
+from ..results import environment, load, publish, stale_page
+from .judge import BIG, FEW, TOLERANCE, Judged
 from .problems import Operator, listed, shown
 from .supported import how
 
@@ -28,7 +26,7 @@ def to_json(found: Iterable[Judged], operators: Iterable[Operator]) -> dict[str,
     rows = [row(operator, [j for j in judged if operator in j.operators]) for operator in operators]
     outcomes = [o for j in judged for o in j.outcomes.values()]
     return {
-        "environment": environment("CPU") | {"onnxruntime": _version("onnxruntime")},
+        "environment": environment("CPU", "onnxruntime"),
         "opsets": [LEAST, newest("")],
         "totals": {
             "operators": len(rows),
@@ -115,18 +113,12 @@ def contradictions(document: dict[str, Any]) -> list[str]:
 
 def read(folder: Path) -> dict[str, Any]:
     """The matrix that a folder holds; empty where there is none."""
-    path = folder / "opsets.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    return load(folder / "opsets.json")
 
 
 def write(document: dict[str, Any], folder: Path) -> list[Path]:
     """Write opsets.json and opsets.md; returns their paths."""
-    paths = [folder / "opsets.json", folder / "opsets.md"]
-    folder.mkdir(parents=True, exist_ok=True)
-    save(document, paths[0])
-    paths[1].write_text(markdown(json.loads(paths[0].read_text())), encoding="utf-8")
-    return paths
+    return publish(document, folder / "opsets.json", PAGES)
 
 
 def stale(folder: Path) -> str:
@@ -147,10 +139,7 @@ def stale(folder: Path) -> str:
             now = how(operator, int(opset))
             if now != then:
                 return f"{path}: {key[1]} at opset {opset} was {then or 'not written'!r} and is {now or 'not written'!r}"
-    page = folder / "opsets.md"
-    if not page.exists() or page.read_text(encoding="utf-8") != markdown(document):
-        return f"{page} is not what opsets.json renders to"
-    return ""
+    return stale_page(document, path, PAGES)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -185,7 +174,8 @@ def markdown(document: dict[str, Any]) -> str:
         "* onnxruntime is asked where it agrees on the model at its own opset, and compared within 1e-3, half floats"
         " within 1e-2.",
         "* A model is run once for all opsets at which it is written in the same bytes and its nodes mean the same schema"
-        " versions. Models of more than 8 nodes, ONNX's function bodies written out, are written at 7, 13, 18 and the newest.",
+        f" versions. Models of more than {BIG} nodes, ONNX's function bodies written out, are written at"
+        f" {', '.join(map(str, FEW))} and the newest.",
         "",
     ]  # fmt: skip
     for title, part in (("Anything else", "wrong"), ("onnxruntime differs", "differs"), ("Not judged", "skipped")):
@@ -224,3 +214,6 @@ def _cell(cell: list[int]) -> str:
 
 def _plain(text: str) -> str:
     return " ".join(text.split()).replace("|", "/")
+
+
+PAGES = {"opsets.md": markdown}

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ... import dtypes
 from ...device import Device
 from ...errors import SonnxError
 from ...executor import Executor
 from ...graph import Graph
-from ...operator import load_all, schemas
+from ...operator import load_all, plain_domain, schemas
 from ..cases import load
-from ..fuzz import generate, recipes
-from ..fuzz.draw import Skip
-from ..fuzz.smooth import SMOOTH, Smooth
+from ..fuzz import generate, recipes, smooth
+from ..matrix import DOMAINS
 
 Operator = tuple[str, str]
 """(domain, operator)"""
 
 KINDS = ("node", "simple")
-KNOWN = ("", "ai.onnx.ml", "ai.onnx.preview.training")
 NEWEST_DRAWS, OLDER_DRAWS = 4, 2
 """How many models are drawn of the newest version of an operator, and of each older one."""
 _SMALL = 64
@@ -62,7 +61,7 @@ def shown(operator: Operator) -> str:
 def listed(select: str = "") -> list[Operator]:
     """Every operator of the domains that ONNX defines whose name matches."""
     load_all()
-    return sorted(key for key in schemas if key[0] in KNOWN and re.search(select, shown(key)))
+    return sorted(key for key in schemas if key[0] in DOMAINS and re.search(select, shown(key)))
 
 
 def models(select: str = "") -> Iterator[Problem]:
@@ -88,18 +87,17 @@ def models(select: str = "") -> Iterator[Problem]:
 
 def operators_of(model: ModelProto) -> tuple[Operator, ...]:
     """The operators of the known domains in a model, its graphs and its functions."""
-    found: set[Operator] = set()
+    nodes = chain(nodes_of(model.graph.node), *(nodes_of(f.node) for f in model.functions))
+    found = {(plain_domain(node.domain), node.op_type) for node in nodes}
+    return tuple(sorted(f for f in found if f[0] in DOMAINS))
 
-    def look(nodes: Any) -> None:
-        for node in nodes:
-            found.add(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
-            for attribute in node.attribute:
-                look(attribute.g.node)
 
-    look(model.graph.node)
-    for function in model.functions:
-        look(function.node)
-    return tuple(sorted(f for f in found if f[0] in KNOWN))
+def nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """These nodes and those of their graphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from nodes_of(attribute.g.node)
 
 
 def with_constants(proto: ModelProto, feeds: Sequence[Any]) -> tuple[ModelProto, list[Any]] | None:
@@ -121,12 +119,10 @@ def with_constants(proto: ModelProto, feeds: Sequence[Any]) -> tuple[ModelProto,
 
 def drawn(domain: str, name: str, version: int) -> Iterator[Problem]:
     """Models of one node of a schema version, without special values; the first of each in the commonest element types."""
-    made = SMOOTH.get((domain, name)) or recipes.load().get((domain, name))
-    schema = schemas[domain, name][version]
-    allowed = generate.allowed_types(schema)
+    allowed = generate.allowed_types(schemas[domain, name][version])
     count = NEWEST_DRAWS if version == current(domain, name) else OLDER_DRAWS
     given = 0
-    for index in range(_TRIES if made else 0):
+    for index in range(_TRIES if (domain, name) in recipes.load() else 0):
         if given == count:
             return
         rng = np.random.default_rng([index, version, *name.encode()])
@@ -135,16 +131,10 @@ def drawn(domain: str, name: str, version: int) -> Iterator[Problem]:
             types |= {
                 p: np.dtype(next(d for d in _COMMON if d in found)) for p, found in allowed.items() if {*_COMMON} & {*found}
             }
-        generate._tie(types, "")
-        d = Smooth(rng, schema, generate._opset(rng, domain, name, version), types)
-        try:
-            assert made is not None
-            made(d)
-        except Skip:
+        made = smooth.drawn(rng, domain, name, version, types, index=index)
+        if made is None:
             continue
-        case = generate._case(0, index, domain, name, d, "")
-        case.inputs |= d.outer or {}
-        case.node.name = "node"
+        case, d = made
         must = {f"x{i}" for i in d.fixed}
         later = {n: x for n, x in list(case.inputs.items())[1:] if n in case.node.input}
         small = {n for n, x in later.items() if isinstance(x, np.ndarray) and x.size <= _SMALL}

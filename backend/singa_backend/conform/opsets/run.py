@@ -7,9 +7,10 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 
 from ...oracle import Oracle
+from ..processes import as_they_come, share_cores
 from .judge import Judged, judge
 from .problems import Problem
 
@@ -18,17 +19,9 @@ _oracle: Oracle | None = None
 
 def run(problems: Sequence[Problem], oracle: str | None = "onnxruntime", jobs: int | None = None) -> Iterator[Judged]:
     """The problems with their outcomes, as they come."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the processes share the cores already
-    count = max(1, min(jobs or os.cpu_count() or 1, len(problems) or 1))
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, _begin, (oracle,)) as pool:
-        waiting = [pool.submit(_one, problem) for problem in problems]
-        try:
-            for done in as_completed(waiting):
-                yield done.result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    with ProcessPoolExecutor(share_cores(jobs, len(problems)), context, _begin, (oracle,)) as pool:
+        yield from as_they_come([pool.submit(_one, problem) for problem in problems])
 
 
 def _begin(engine: str | None) -> None:

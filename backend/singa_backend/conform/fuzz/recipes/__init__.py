@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 
 from ..draw import Draw
@@ -28,6 +29,7 @@ def recipe(names: str, domain: str = "") -> Callable[[Recipe], Recipe]:
     return register
 
 
+@cache
 def load() -> dict[tuple[str, str], Recipe]:
     """All recipes."""
     for family in FAMILIES:
