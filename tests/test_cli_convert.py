@@ -14,7 +14,7 @@ from onnx import parser
 
 from singa import sonnx as face
 from singa.cli import main
-from singa_backend import InvalidInput
+from singa_backend import InvalidInput, oracle
 from singa_backend.conform import opsets as matrix
 from singa_backend.conform.opsets import page
 from singa_backend.conform.opsets import problems as drawing
@@ -75,6 +75,18 @@ def test_opsets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row["operator"], row["domain"], said["wrong"], said["contradictions"]) == ("Mish", "ai.onnx", {}, [])
     assert row["how"]["17"] == "composed" and row["how"]["18"] == "native"
     assert row["models"] and row["cells"]["18"][0] and not any(cell[2] for cell in row["cells"].values())
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_opsets_without_onnxruntime(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "KINDS", ())
+    monkeypatch.setattr(oracle, "_installed", lambda _: False)
+    found = sonnx("opsets", "^Mish$", "--jobs", 1, *["--json"] * quiet)
+    assert found.exit_code == 0, found.output
+    if quiet:
+        assert json.loads(found.output)["totals"]["witness"] == {}
+    else:
+        assert "onnxruntime is not installed" in found.output and "confirmed by onnxruntime: 0" in found.output
 
 
 def test_opsets_is_used_wrongly(tmp_path: Path) -> None:

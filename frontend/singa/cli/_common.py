@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from singa_backend import Limits, SonnxError
+from singa_backend.errors import MissingDependency
+from singa_backend.oracle import Oracle
 
 NO, REFUSED = 1, 3
 
@@ -73,6 +75,19 @@ limit_option = click.option(
 def say(text: str, *, style: str | None = None) -> None:
     """A line for people, on standard output, never wrapped and never read as markup."""
     out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def witness(oracle: str, quiet: bool) -> str | None:
+    """The engine that is asked too; None for "none", and, with a word of warning, where it is not installed."""
+    if oracle == "none":
+        return None
+    try:
+        Oracle(oracle)
+    except MissingDependency:
+        if not quiet:
+            err.print(f"{oracle} is not installed, so there is no second witness: pip install 'sonnx\\[oracle]'", style="yellow")
+        return None
+    return oracle
 
 
 def progress(total: int | None, what: str, *, quiet: bool = False) -> AbstractContextManager[Callable[..., None]]:

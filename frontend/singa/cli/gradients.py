@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from singa_backend.conform import matrix
 from singa_backend.conform.matrix import page
 
-from ._common import NO, err, json_option, out, progress, say, typed
+from ._common import NO, json_option, out, progress, say, typed, witness
 
 
 def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -52,11 +52,10 @@ def gradients(select: str, points: int, seed: int, oracle: str, jobs: int | None
     rows = matrix.listed(select)
     if not rows:
         raise click.UsageError(f"no operator version matches {select!r}")
-    engine = None if oracle == "none" or not _installed(as_json) else oracle
     found: list[matrix.Row] = []
     with progress(len(rows), "gradients", quiet=as_json) as step:
         bad = 0
-        for row in matrix.run(rows, points, seed, engine, jobs, timeout):
+        for row in matrix.run(rows, points, seed, witness(oracle, as_json), jobs, timeout):
             found.append(row)
             bad += row.verdict in ("wrong", "died", "timeout")
             step(note=f"{bad} wrong")
@@ -80,15 +79,6 @@ def _check(folder: Path, as_json: bool) -> None:
         say(f"stale: {why}; run sonnx gradients --to {folder}" if why else "the gradient matrix is up to date")
     if why:
         sys.exit(NO)
-
-
-def _installed(quiet: bool) -> bool:
-    from importlib.util import find_spec
-
-    there = find_spec("onnxruntime") is not None
-    if not there and not quiet:
-        err.print("onnxruntime is not installed, so there is no second witness: pip install 'sonnx\\[oracle]'", style="yellow")
-    return there
 
 
 def _show(document: dict[str, Any], each: bool) -> None:

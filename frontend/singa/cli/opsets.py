@@ -13,7 +13,7 @@ from rich.table import Table
 from singa_backend.conform import opsets as matrix
 from singa_backend.conform.opsets import page
 
-from ._common import NO, json_option, out, progress, say, typed
+from ._common import NO, json_option, out, progress, say, typed, witness
 
 
 def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -52,7 +52,7 @@ def opsets(select: str, oracle: str, jobs: int | None, folder: Path | None, chec
     found: list[matrix.Judged] = []
     with progress(len(models), "opsets", quiet=as_json) as step:
         wrong = 0
-        for judged in matrix.run(models, None if oracle == "none" else oracle, jobs):
+        for judged in matrix.run(models, witness(oracle, as_json), jobs):
             found.append(judged)
             wrong += any(o.status == "wrong" for o in judged.outcomes.values())
             step(note=f"{wrong} wrong")
