@@ -13,7 +13,7 @@ import pytest
 
 from singa_backend import SingaBackend
 from singa_backend.conform import cases, gaps, worker
-from singa_backend.operator import Declaration, declarations, load_all
+from singa_backend.operator import Declaration, declarations, load_all, plain_domain, schema_version
 
 EACH = 6
 """Operators of a family that are spoilt; with all of them the test would take as long as the suite."""
@@ -32,11 +32,10 @@ def families() -> dict[str, dict[int, tuple[Declaration, list[cases.Case]]]]:
         empty = not any(getattr(y, "size", 1) for _, outputs in case.data for y in outputs)
         if len(nodes) != 1 or case.name in GAPS or empty:
             continue
-        versions = declarations.get(("" if nodes[0].domain == "ai.onnx" else nodes[0].domain, nodes[0].op_type), {})
-        opset = next((o.version for o in model.opset_import if o.domain == nodes[0].domain), 1)
-        newest = max((v for v in versions if v <= opset), default=None)
-        if newest is not None:
-            declaration = versions[newest]
+        domain, name = plain_domain(nodes[0].domain), nodes[0].op_type
+        opset = next((o.version for o in model.opset_import if plain_domain(o.domain) == domain), 1)
+        declaration = declarations.get((domain, name), {}).get(schema_version(domain, name, opset) or 0)
+        if declaration is not None:
             held = found[_family(declaration)].setdefault(id(declaration), (declaration, []))[1]
             if len(held) < 3:
                 held.append(case)
