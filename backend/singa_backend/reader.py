@@ -7,7 +7,6 @@ implemented (UnsupportedModel).
 from __future__ import annotations
 
 import difflib
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -20,7 +19,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from . import files
 from .errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
-from .graph import ABSENT, Graph, Node, Value
+from .graph import ABSENT, Graph, Node, Value, runnable_order
 from .limits import current, ensured, exhausted
 from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
 
@@ -279,22 +278,8 @@ class _Scope:
         """The nodes with their indices in an order that can be run: the file's own where it can be, a stable one else."""
         makers = {name: i for i, p in enumerate(protos) for name in p.output if name}
         needs = [{makers[n] for n in _uses(p) if n in makers} for p in protos]
-        if all(max(need, default=-1) < i for i, need in enumerate(needs)):
-            return list(enumerate(protos))
-        waiting = [len(need) for need in needs]
-        users: list[list[int]] = [[] for _ in protos]
-        for i, need in enumerate(needs):
-            for j in need:
-                users[j].append(i)
-        ready = [i for i, count in enumerate(waiting) if count == 0]  # in order, so it is a heap
-        order: list[int] = []
-        while ready:
-            order.append(heapq.heappop(ready))
-            for j in users[order[-1]]:
-                waiting[j] -= 1
-                if waiting[j] == 0:
-                    heapq.heappush(ready, j)
-        stuck = [i for i, count in enumerate(waiting) if count]
+        order = runnable_order(needs)
+        stuck = sorted({*range(len(protos))} - {*order})
         if stuck:
             names = ", ".join(repr(protos[i].name or f"{protos[i].op_type}_{i}") for i in stuck[:8])
             self.reader.wrong("SX101", f"the graph has a cycle among the nodes {names}")
