@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, Valu
 
 from . import dtypes, saving
 from .errors import UnsupportedModel
-from .operator import declarations, schema_version, schemas
+from .operator import declarations, newest, schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
 PRIVATE = "ai.singa"
@@ -495,15 +495,14 @@ class Builder(Vocabulary[Symbol]):
 
         late: leave the data of large initializers in `arrays`, for `saving.save` or `saving.fill`.
         """
-        from .private import DOMAIN, functions
+        from .private import functions
 
         graph = self.proto(name, self.finish(outputs, names), late=True)
         private = functions(graph, self.opset)
         domains = {n.domain for n in graph.node} | {o.domain for f in private for o in f.opset_import}
         imports = [helper.make_opsetid("", self.opset)]
         for domain in sorted(domains - {""}):
-            newest = max((v for (d, _), vs in schemas.items() if d == domain for v in vs), default=1)
-            imports.append(helper.make_opsetid(domain, 1 if domain == DOMAIN else self.domains.get(domain, newest)))
+            imports.append(helper.make_opsetid(domain, self.domains.get(domain) or newest(domain) or 1))
         model = helper.make_model(graph, opset_imports=imports, functions=private, producer_name="sonnx")
         finish(model)
         if not late:

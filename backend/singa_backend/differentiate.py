@@ -24,8 +24,8 @@ from onnx import GraphProto, TypeProto, helper
 from . import dtypes
 from .errors import UnsupportedModel
 from .graph import ABSENT, Graph, Node, Value
-from .operator import REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
-from .vocabulary import Body, Vocabulary, arguments, newest, same_attributes
+from .operator import REQUIRED, Declaration, Meaning, declarations, load_all, newest, schema_version, schemas
+from .vocabulary import Body, Vocabulary, arguments, same_attributes
 
 REASONS = {
     "integer": "the outputs are no floats",

@@ -72,6 +72,11 @@ DOMAINS = {"": "ai.onnx"}
 """ONNX writes its main domain as the empty string; everything that people read says ai.onnx."""
 
 
+def plain_domain(domain: str) -> str:
+    """A domain as it is written here: a file may spell out that of ONNX itself."""
+    return "" if domain == "ai.onnx" else domain
+
+
 @dataclass(frozen=True)
 class Input:
     """An input parameter of a body: how to read it, and what stands in for it when it is absent."""
@@ -255,6 +260,15 @@ def operator(
 def schema_version(domain: str, name: str, opset: int) -> int | None:
     """The schema version that a model with this opset means: the newest at or below it; None where there is none."""
     return max((v for v in schemas.get((domain, name), {}) if v <= opset), default=None)
+
+
+@cache
+def newest(domain: str) -> int:
+    """The newest opset of a domain, of ONNX's or of our own; 0 for a domain that nobody knows."""
+    if domain == "":
+        return defs.onnx_opset_version()
+    load_all()
+    return max((v for (d, _), known in schemas.items() if d == domain for v in known), default=0)
 
 
 # --- calling a declaration as one schema version ----------------------------------------------------------------------

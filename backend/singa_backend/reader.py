@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +21,18 @@ from . import files
 from .errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
 from .graph import ABSENT, Graph, Node, Value, runnable_order
 from .limits import current, ensured, exhausted
-from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
+from .operator import (
+    DOMAINS,
+    REQUIRED,
+    Declaration,
+    Meaning,
+    declarations,
+    load_all,
+    newest,
+    plain_domain,
+    schema_version,
+    schemas,
+)
 
 PRIVATE = "ai.singa"
 """The domain of our own operators; files carry their bodies as functions, which mean the same and take longer."""
@@ -93,7 +104,7 @@ class _Reader:
         self.unsupported: list[Problem] = []
         self.opsets = _opsets(model.opset_import, self) or {"": 1}
         for f in model.functions:
-            key = (_domain(self.text(f.domain, "a domain")), self.text(f.name, "a function"), f.overload)
+            key = (plain_domain(self.text(f.domain, "a domain")), self.text(f.name, "a function"), f.overload)
             if key in self.functions:
                 self.wrong("SX103", f"function {f.domain}.{f.name} is defined twice")
             self.functions[key] = f
@@ -135,25 +146,14 @@ class _Reader:
                     version=one.version, problems=problems)  # fmt: skip
 
 
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
-@cache
-def _newest(domain: str) -> int | None:
-    """The newest opset of a domain that the installed onnx knows."""
-    versions = [v for (d, _), known in schemas.items() if d == domain for v in known]
-    return defs.onnx_opset_version() if domain == "" else max(versions, default=None)
-
-
 def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in imports:
-        domain = _domain(reader.text(entry.domain, "a domain"))
+        domain = plain_domain(reader.text(entry.domain, "a domain"))
         shown = DOMAINS.get(domain, domain)
-        newest = _newest(domain)
-        if newest is not None and entry.version > newest:
-            reader.lacks("SX203", f"opset {entry.version} of {shown} is newer than the installed onnx knows ({newest})")
+        last = newest(domain)
+        if last and entry.version > last:
+            reader.lacks("SX203", f"opset {entry.version} of {shown} is newer than the installed onnx knows ({last})")
         if entry.version < 1:
             reader.wrong("SX106", f"opset {entry.version} of {shown} is below 1")
         if opsets.get(domain, entry.version) != entry.version:
@@ -290,7 +290,7 @@ class _Scope:
 
     def _node(self, proto: NodeProto, name: str) -> Node:
         reader = self.reader
-        domain, name = _domain(reader.text(proto.domain, "a domain")), reader.text(name, "a node")
+        domain, name = plain_domain(reader.text(proto.domain, "a domain")), reader.text(name, "a node")
         opset = self.opsets.get(domain, 0)
         reader.text(proto.op_type, "an operator")
         where = {"node": name, "operator": proto.op_type, "opset": opset or None}
@@ -355,7 +355,7 @@ class _Scope:
             return
         known = schemas.get((domain, proto.op_type))
         if known is None:
-            same_domain = (n for d, n in schemas if d == domain or not _newest(domain))
+            same_domain = (n for d, n in schemas if d == domain or not newest(domain))
             hint = reader.near(proto.op_type, same_domain).replace("'", "")
             reader.lacks(
                 "SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where

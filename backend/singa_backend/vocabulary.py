@@ -24,7 +24,7 @@ from onnx import GraphProto, TypeProto, defs, helper
 from . import arrays, dtypes
 from .device import Device
 from .graph import Graph
-from .operator import Meaning, declarations, load_all, runs_on_host, schema_version, schemas
+from .operator import Meaning, declarations, load_all, newest, runs_on_host, schema_version, schemas
 
 T = TypeVar("T")
 
@@ -49,12 +49,6 @@ class Body:
 INT = helper.make_tensor_type_proto(dtypes.onnx_code(np.int64), [])
 BOOL = helper.make_tensor_type_proto(dtypes.onnx_code(np.bool_), [])
 """The types of what a Loop gives its body."""
-
-
-@cache
-def newest(domain: str) -> int:
-    """The newest opset of a domain."""
-    return defs.onnx_opset_version() if domain == "" else max(v for (d, _), vs in schemas.items() if d == domain for v in vs)
 
 
 class Vocabulary(ABC, Generic[T]):

@@ -26,8 +26,8 @@ from .builder import Builder, Symbol
 from .differentiate import compose, declared_type, replay, visit
 from .errors import UnsupportedModel
 from .graph import Graph
-from .operator import REQUIRED, Declaration, Meaning, Rule, declarations, load_all, schema_version, schemas
-from .vocabulary import Body, Eager, Vocabulary, arguments, newest
+from .operator import REQUIRED, Declaration, Meaning, Rule, declarations, load_all, newest, schema_version, schemas
+from .vocabulary import Body, Eager, Vocabulary, arguments
 
 LEAST = 7
 """The least opset that can be written: before it broadcasting was another one."""

@@ -23,8 +23,8 @@ from ..differentiate import Taped, Var, replay
 from ..errors import SonnxError
 from ..executor import Executor
 from ..graph import Graph
-from ..operator import schemas
-from ..vocabulary import LEAST_OPSET, Eager, newest
+from ..operator import newest, schemas
+from ..vocabulary import LEAST_OPSET, Eager
 from .fuzz import generate, recipes
 from .fuzz.draw import Skip
 from .fuzz.smooth import SMOOTH, Smooth

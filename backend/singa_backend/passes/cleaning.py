@@ -7,6 +7,7 @@ from typing import Any
 
 from onnx import AttributeProto, TensorProto
 
+from ..operator import plain_domain
 from .editing import Edit
 from .net import Net, Node, nbytes
 from .semantics import deterministic
@@ -134,7 +135,7 @@ def remove_dead_functions(edit: Edit) -> int:
     calls: dict[tuple[str, str, str], set[tuple[str, str, str]]] = {}
     for net in edit.functions:
         f: Any = net.proto
-        calls[_domain(f.domain), f.name, f.overload] = _called(net)
+        calls[plain_domain(f.domain), f.name, f.overload] = _called(net)
     pending, alive = list(_called(edit.main)), set()
     while pending:
         key = pending.pop()
@@ -151,7 +152,3 @@ def remove_dead_functions(edit: Edit) -> int:
 
 def _called(net: Net) -> set[tuple[str, str, str]]:
     return {(n.domain, n.op_type, n.overload) for inner in net.walk() for n in inner.nodes}
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain

@@ -13,6 +13,7 @@ from typing import Any
 from onnx import ModelProto
 
 from ..errors import InvalidModel
+from ..operator import plain_domain
 from .net import Net, Node, Type
 
 TRAINING_GRADIENT = ("ai.onnx.preview.training", "Gradient")
@@ -26,7 +27,7 @@ class Edit:
 
     def __init__(self, model: ModelProto, folder: Path | None = None) -> None:
         self.model, self.folder, self.ir_version = model, folder, model.ir_version
-        self.function_names = {("" if f.domain == "ai.onnx" else f.domain, f.name) for f in model.functions}
+        self.function_names = {(plain_domain(f.domain), f.name) for f in model.functions}
         self.refused: set[Node] = set()
         """Nodes that could not be computed: nobody need try again."""
         self._inferred: dict[int, dict[str, Type]] | None = None
@@ -125,7 +126,7 @@ def _hidden(net: Net, around: frozenset[str] = frozenset()) -> str:
 
 
 def _opsets(imports: Iterable[Any]) -> dict[str, int]:
-    return {("" if e.domain == "ai.onnx" else e.domain): int(e.version) for e in imports}
+    return {plain_domain(e.domain): int(e.version) for e in imports}
 
 
 def _names(net: Net) -> Iterator[str]:

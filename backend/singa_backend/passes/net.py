@@ -28,6 +28,7 @@ from onnx import (
 from .. import dtypes, files
 from ..errors import InvalidModel, SonnxError
 from ..graph import runnable_order
+from ..operator import plain_domain
 
 if TYPE_CHECKING:
     from .editing import Edit
@@ -123,7 +124,7 @@ class Net:
         self.sort()
 
     def _read(self, p: NodeProto) -> Node:
-        domain = "" if p.domain == "ai.onnx" else p.domain
+        domain = plain_domain(p.domain)
         node = Node(p.op_type, list(p.input), list(p.output), {}, domain, p.name, p.overload, proto=p)
         for a in p.attribute:
             if a.HasField("g"):

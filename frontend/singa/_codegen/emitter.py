@@ -12,8 +12,8 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, 
 
 from singa_backend import dtypes, files
 from singa_backend.graph import Node
-from singa_backend.operator import schema_version, schemas
-from singa_backend.vocabulary import _formal, newest
+from singa_backend.operator import newest, schema_version, schemas
+from singa_backend.vocabulary import _formal
 
 from ..model import Model
 from .lowering import Lowered

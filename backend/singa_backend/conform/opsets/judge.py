@@ -17,9 +17,8 @@ from ...device import Device
 from ...errors import SonnxError
 from ...executor import Executor
 from ...graph import Graph
-from ...operator import schema_version, schemas
+from ...operator import newest, schema_version, schemas
 from ...oracle import EngineFailure, Oracle
-from ...vocabulary import newest
 from ...writer import LEAST, Unwritable, Writer, convert
 from ..fuzz.witnesses import NO_ORACLE
 from ..verdict import strict

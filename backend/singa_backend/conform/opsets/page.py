@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...operator import DOMAINS
-from ...vocabulary import newest
+from ...operator import DOMAINS, newest
 from ...writer import LEAST
 from ..fuzz.summary import _version
 from ..results import environment, save
