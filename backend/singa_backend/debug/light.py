@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, TensorProto, load_model_from_string, numpy_helper
+from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
 
 from .. import files, limits
 from ..backend import load_model
+from ..saving import tensors
 
 LONG = 1024
 """Bytes from which on a tensor's data stay in the file."""
@@ -128,21 +129,6 @@ def _write_varint(value: int) -> bytes:
 
 def embed(model: ModelProto, folder: Path | None) -> None:
     """Read all external data into the model; raises InvalidModel."""
-    graphs = [model.graph]
-    while graphs:
-        graph = graphs.pop()
-        for tensor in _tensors(graph, graphs):
-            if tensor.data_location == TensorProto.EXTERNAL:
-                tensor.CopyFrom(numpy_helper.from_array(files.tensor(tensor, folder), tensor.name))
-
-
-def _tensors(graph: GraphProto, graphs: list[GraphProto]) -> Iterator[TensorProto]:
-    """The tensors of a graph; the graphs among its nodes' attributes are added to `graphs`."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            if attribute.HasField("g"):
-                graphs.append(attribute.g)
-            graphs.extend(attribute.graphs)
+    for tensor in tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.CopyFrom(numpy_helper.from_array(files.tensor(tensor, folder), tensor.name))

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from onnx import ModelProto, TensorProto
 
 from singa_backend.backend import load_model
-from singa_backend.debug.light import _tensors, embed
+from singa_backend.debug.light import embed
+from singa_backend.saving import tensors
 
 from ._cleaning import cleaned
 from ._common import ExporterFailure
@@ -54,8 +55,4 @@ def from_onnx(
 
 def _has_external(model: ModelProto) -> bool:
     """Whether data of the model stand in other files."""
-    graphs = [model.graph]
-    while graphs:
-        if any(t.data_location == TensorProto.EXTERNAL for t in _tensors(graphs.pop(), graphs)):
-            return True
-    return False
+    return any(t.data_location == TensorProto.EXTERNAL for t in tensors(model))
