@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper, shape_inference
 
-from . import dtypes, saving
+from . import dtypes, private, saving
 from .errors import UnsupportedModel
+from .messages import graphs, reads
 from .operator import declarations, newest, schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
-PRIVATE = "ai.singa"
 _FOLD = 4096
 """Elements of a constant that is worked out when the graph is built."""
 _RANDOM = frozenset(
@@ -319,10 +319,10 @@ class Builder(Vocabulary[Symbol]):
         if version is None:
             return {}
         schema = schemas[domain, node.op_type][version]
-        if domain == PRIVATE:
+        if domain == private.DOMAIN:
             return self._infer_private(node, symbols)
         scope: dict[str, TypeProto] = {}
-        if any(a.HasField("g") for a in node.attribute):
+        if graphs(node):
             for name, value in list(self.captured.items()):
                 type = self._type_of(value)
                 if type is not None:
@@ -358,7 +358,7 @@ class Builder(Vocabulary[Symbol]):
             None if s is None else scratch.constant(s.value) if s.value is not None else scratch.input("x", s.type)
             for s in symbols
         ]
-        made = compose(scratch, declarations[PRIVATE, node.op_type][1], 1, inputs, {}, len(node.output))
+        made = compose(scratch, declarations[private.DOMAIN, node.op_type][1], 1, inputs, {}, len(node.output))
         return {n: y.type for n, y in zip(node.output, made, strict=True) if y.type is not None}
 
     def _rank(self, node: NodeProto, symbols: Sequence[Symbol | None], types: dict[str, TypeProto]) -> None:
@@ -495,15 +495,13 @@ class Builder(Vocabulary[Symbol]):
 
         late: leave the data of large initializers in `arrays`, for `saving.save` or `saving.fill`.
         """
-        from .private import functions
-
         graph = self.proto(name, self.finish(outputs, names), late=True)
-        private = functions(graph, self.opset)
-        domains = {n.domain for n in graph.node} | {o.domain for f in private for o in f.opset_import}
+        functions = private.functions(graph, self.opset)
+        domains = {n.domain for n in graph.node} | {o.domain for f in functions for o in f.opset_import}
         imports = [helper.make_opsetid("", self.opset)]
         for domain in sorted(domains - {""}):
             imports.append(helper.make_opsetid(domain, self.domains.get(domain) or newest(domain) or 1))
-        model = helper.make_model(graph, opset_imports=imports, functions=private, producer_name="sonnx")
+        model = helper.make_model(graph, opset_imports=imports, functions=functions, producer_name="sonnx")
         finish(model)
         if not late:
             saving.fill(model.graph, self.arrays)
@@ -586,24 +584,12 @@ def _rename(node: NodeProto, old: str, new: str) -> None:
         for k, n in enumerate(names):
             if n == old:
                 names[k] = new
-    for a in node.attribute:
-        if a.HasField("g"):
-            for inner in a.g.node:
-                _rename(inner, old, new)
-            for info in a.g.output:
-                if info.name == old:
-                    info.name = new
-
-
-def reads(node: NodeProto) -> set[str]:
-    names = {n for n in node.input if n}
-    for a in node.attribute:
-        if a.HasField("g"):
-            inner = {n for p in a.g.node for n in reads(p)} | {o.name for o in a.g.output}
-            names |= (
-                inner - {n for p in a.g.node for n in p.output} - {i.name for i in a.g.input} - {t.name for t in a.g.initializer}
-            )
-    return names
+    for graph in graphs(node):
+        for inner in graph.node:
+            _rename(inner, old, new)
+        for info in graph.output:
+            if info.name == old:
+                info.name = new
 
 
 def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:

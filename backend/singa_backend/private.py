@@ -13,6 +13,7 @@ from typing import Any
 from onnx import FunctionProto, GraphProto, TypeProto, defs, helper
 
 from . import dtypes
+from .messages import graphs
 from .operator import declarations, schemas
 
 DOMAIN = "ai.singa"
@@ -58,7 +59,7 @@ def functions(graph: GraphProto, opset: int) -> list[FunctionProto]:
         for node in g.node:
             if node.domain == DOMAIN:
                 names[node.op_type] = None
-            pending += [a.g for a in node.attribute if a.HasField("g")]
+            pending += graphs(node)
     return [_function(name, opset) for name in names]
 
 

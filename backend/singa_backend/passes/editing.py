@@ -13,10 +13,9 @@ from typing import Any
 from onnx import ModelProto
 
 from ..errors import InvalidModel
+from ..messages import TRAINING_GRADIENT
 from ..operator import plain_domain
 from .net import Net, Node, Type
-
-TRAINING_GRADIENT = ("ai.onnx.preview.training", "Gradient")
 
 
 class Edit:

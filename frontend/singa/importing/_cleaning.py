@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from singa_backend.messages import graphs
 
 _NORM_INPUTS = 5
 """x, scale, bias, mean, variance."""
@@ -63,11 +65,6 @@ def names(graph: GraphProto) -> set[str]:
         for inner in graphs(node):
             found |= names(inner)
     return found
-
-
-def graphs(node: NodeProto) -> list[GraphProto]:
-    """The graphs among a node's attributes."""
-    return [g for a in node.attribute for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)]
 
 
 def separate(model: ModelProto) -> None:
