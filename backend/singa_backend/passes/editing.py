@@ -33,7 +33,7 @@ class Edit:
         opsets = _opsets(model.opset_import)
         self.main = Net(self, model.graph, None, opsets)
         self.functions = [Net(self, f, None, opsets | _opsets(f.opset_import)) for f in model.functions]
-        self._names = {n for top in (self.main, *self.functions) for net in top.walk() for n in _names(net)}
+        self._names = {n for net in self.all_nets() for n in _names(net)}
         if not all(isinstance(n, str) for n in self._names):  # protobuf gives bytes then
             raise InvalidModel("a name in the model is not UTF-8", code="SX107")
         self._next: dict[str, int] = {}
@@ -48,16 +48,26 @@ class Edit:
         self._names.add(name)
         return name
 
+    @property
+    def tops(self) -> tuple[Net, ...]:
+        """The main graph and the bodies of functions."""
+        return (self.main, *self.functions)
+
+    def all_nets(self) -> Iterator[Net]:
+        """Every graph, inner ones first."""
+        for top in self.tops:
+            yield from top.walk()
+
     def nets(self) -> Iterator[Net]:
         """Every graph that may be rewritten, inner ones first."""
-        for top in (self.main, *self.functions):
+        for top in self.tops:
             if not _differentiates(top):
                 yield from top.walk()
 
     @property
     def open(self) -> bool:
         """Whether anything may be rewritten: names must mean one thing, and no other graph may refer to them."""
-        return not self.model.training_info and not any(map(_hidden, (self.main, *self.functions)))
+        return not self.model.training_info and not any(map(_hidden, self.tops))
 
     def notes(self) -> list[str]:
         """What is left as it is, and why."""
@@ -69,7 +79,7 @@ class Edit:
             found.append(
                 f"{len(given)} initializers are inputs too, which a caller may give: they are no constants ({given[0]!r}, ...)"
             )
-        for top in (self.main, *self.functions):
+        for top in self.tops:
             hidden = _hidden(top)
             if hidden:
                 found.append(f"nothing is rewritten: a subgraph defines {hidden!r} again, which a graph around it defines")
