@@ -280,15 +280,19 @@ class Writer(Vocabulary[Symbol]):
 
     def _typed(self, name: str, values: list[Any], given: dict[str, Any], made: list[Symbol]) -> list[Symbol]:
         """What is made of several operators has the type that the one would have: inference may lose a rank on the way."""
-        if any(isinstance(y, Symbol) and not _has_rank(y.type) for y in made) and not any(
-            isinstance(v, Body) for v in given.values()
-        ):
-            scratch = Builder(self.opset)
-            inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
-            for y, whole in zip(made, scratch.call(name, inputs, given, len(made)), strict=True):
-                if isinstance(y, Symbol) and not _has_rank(y.type) and whole.type is not None and y.name:
-                    y.type = whole.type
+        if any(isinstance(y, Symbol) and not _has_rank(y.type) for y in made):
+            for y, type in zip(made, self._types(name, values, given, len(made), self.opset), strict=True):
+                if isinstance(y, Symbol) and not _has_rank(y.type) and type is not None and y.name:
+                    y.type = type
         return made
+
+    def _types(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[TypeProto | None]:
+        """The types of what a call gives in an opset that has its form; none where it has graphs, which are of the target's."""
+        if any(isinstance(v, Body) for v in given.values()):
+            return [None] * outputs
+        scratch = Builder(opset)
+        inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
+        return [y.type for y in scratch.call(name, inputs, given, outputs)]
 
     def older(
         self, name: str, inputs: Sequence[Any], attributes: dict[str, Any], *, outputs: int = 1, fold: bool = True
@@ -401,11 +405,8 @@ class Writer(Vocabulary[Symbol]):
         """A node of a domain that nothing knows, with results of the right types, so that the rest can be written."""
         plain = {n: v for n, v in given.items() if not isinstance(v, Body)}
         made = self.builder.call(name, values, plain, outputs, UNWRITTEN)
-        if len(plain) == len(given):
-            scratch = Builder(opset)
-            inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
-            for y, whole in zip(made, scratch.call(name, inputs, given, outputs), strict=True):
-                y.type = whole.type
+        for y, type in zip(made, self._types(name, values, given, outputs, opset), strict=True):
+            y.type = type
         return made
 
     # --- for the rules of older.py
