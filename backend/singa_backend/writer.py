@@ -25,7 +25,7 @@ from .bodies import function_of
 from .builder import Builder, Symbol
 from .differentiate import compose, declared_type, replay, visit
 from .errors import UnsupportedModel
-from .graph import Graph
+from .graph import Graph, Node
 from .operator import REQUIRED, Declaration, Meaning, Rule, declarations, load_all, newest, schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
@@ -494,7 +494,7 @@ def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = No
     inputs = [writer.input(v.name, declared_type(v)) for v in graph.inputs]
     states = {n: writer.builder.initializer(n, a, fold=not dtypes.is_float(a.dtype)) for n, a in graph.states.items()}
     writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
-    outputs = replay(writer, graph, inputs, states, visitor=named_visit)
+    outputs = replay(writer, graph, inputs, states, visitor=_named_visit)
     for symbol, declared in zip(outputs, graph.outputs, strict=True):
         said = declared_type(declared)
         if said is not None and isinstance(symbol, Symbol) and not _has_rank(symbol.type):
@@ -502,28 +502,25 @@ def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = No
     return writer.model(name or graph.name or "main", outputs, [v.name for v in graph.outputs], late=late)
 
 
-def named_visit(op: Vocabulary[Any], node: Any, inputs: list[Any], frame: list[Any]) -> list[Any]:
+def _named_visit(writer: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
     """Do what a node does, and give its results the names that they have in the file; errors name the node.
 
     Two nodes that do the same stay two: each has values that somebody may ask for by name.
     """
-    builder = getattr(op, "builder", op)
-    before = len(builder.nodes) if isinstance(builder, Builder) else 0
-    if isinstance(builder, Builder):
-        builder.forget_calls()
-    noted = len(getattr(op, "problems", None) or [])
+    builder, problems = writer.builder, [] if writer.problems is None else writer.problems
+    before, noted = len(builder.nodes), len(problems)
+    builder.forget_calls()
     try:
-        made = visit(op, node, inputs, frame)
+        made = visit(writer, node, inputs, frame)
     except Unwritable as error:
         raise error.locate(node=node.name) from None
     except ValueError:  # what hangs on a stand-in may lack the type that is asked for
-        if not noted or not isinstance(builder, Builder):
+        if not noted or node.meaning is None:
             raise
         made = builder.call(node.meaning.declaration.name, inputs, {}, len(node.outputs), UNWRITTEN)
-    for problem in (getattr(op, "problems", None) or [])[noted:]:
+    for problem in problems[noted:]:
         problem.locate(node=node.name)
-    if isinstance(builder, Builder):
-        builder.rename(before, made, node.output_names, node.name)
+    builder.rename(before, made, node.output_names, node.name)
     return made
 
 
