@@ -65,14 +65,14 @@ class Symbol:
 class Builder(Vocabulary[Symbol]):
     """Writes a graph at one opset.
 
-    outer: the vocabulary around it, for the graph of an If, Loop or Scan.  functions: names of private operators in use.
+    outer: the vocabulary around it, for the graph of an If, Loop or Scan.
     marks_constants: float constants without a name become Constant nodes, and only weights are initializers: whoever reads the
         file can tell them apart, and trains the weights alone.
     """
 
     marks_constants = False
 
-    def __init__(self, opset: int, outer: Vocabulary[Any] | None = None, prefix: str = "") -> None:
+    def __init__(self, opset: int, outer: Vocabulary[Any] | None = None) -> None:
         self.opset = opset
         self.outer = outer
         self.inputs: list[Symbol] = []
@@ -82,13 +82,11 @@ class Builder(Vocabulary[Symbol]):
         self.arrays: dict[str, np.ndarray] = {}  # the data of large initializers, until it is known where they go
         parent = outer if isinstance(outer, Builder) else None
         self.root: Builder = parent.root if parent else self
-        self.level: int = parent.level + 1 if parent else 0
         self.domains: dict[str, int] = self.root.domains if parent else {}
         """The version of each other domain that the file imports; the newest where none is given."""
         self._names: dict[str, int] = {}
         self._reserved: set[str] = set()
         self._node_names: set[str] = set()
-        self._prefix = prefix
         self._known: dict[tuple[Any, ...], Symbol] = {}
         self._marked: dict[str, str] = {}
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
@@ -199,17 +197,17 @@ class Builder(Vocabulary[Symbol]):
         return constant
 
     def dtype(self, x: Symbol) -> np.dtype[Any]:
-        tensor = _tensor(self._type_of(x))
+        tensor = _tensor(self.type_of(x))
         if tensor is None or not tensor.elem_type:
             raise ValueError(f"the element type of {self._plain(x).name!r} is not known")
         return dtypes.numpy_dtype(tensor.elem_type)
 
     def is_sequence(self, x: Symbol) -> bool:
-        type = self._type_of(x)
+        type = self.type_of(x)
         return type is not None and type.WhichOneof("value") == "sequence_type"
 
     def shape(self, x: Symbol) -> tuple[int | str | None, ...] | None:
-        type = self._type_of(x)
+        type = self.type_of(x)
         if type is None or type.WhichOneof("value") != "tensor_type" or not type.tensor_type.HasField("shape"):
             return None
         dims = type.tensor_type.shape.dim
@@ -224,17 +222,14 @@ class Builder(Vocabulary[Symbol]):
             x.type = type
         return x
 
-    def type_of(self, x: Symbol) -> TypeProto | None:
+    def type_of(self, x: Any) -> TypeProto | None:
         """All that is known of a value's type."""
-        return self._type_of(x)
+        return self._plain(x).type
 
     def _plain(self, x: Any) -> Symbol:
         symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self.adopted(x)
         assert symbol is not None
         return symbol
-
-    def _type_of(self, x: Any) -> TypeProto | None:
-        return self._plain(x).type
 
     # --- calls
 
@@ -324,7 +319,7 @@ class Builder(Vocabulary[Symbol]):
         scope: dict[str, TypeProto] = {}
         if graphs(node):
             for name, value in list(self.captured.items()):
-                type = self._type_of(value)
+                type = self.type_of(value)
                 if type is not None:
                     scope[name] = type
             scope.update({s.name: s.type for s in self.inputs if s.type is not None})
