@@ -1,12 +1,20 @@
-"""What stands in ONNX's messages as they are, before anything is read: graphs within a node, names that it needs."""
+"""What stands in ONNX's messages as they are, before anything is read: opsets, graphs within a node, names that it needs."""
 
 from __future__ import annotations
 
-from onnx import GraphProto, NodeProto
+from collections.abc import Iterable
+
+from onnx import GraphProto, NodeProto, OperatorSetIdProto
 
 from .limits import check_nesting
+from .operator import plain_domain
 
 TRAINING_GRADIENT = ("ai.onnx.preview.training", "Gradient")
+
+
+def imported(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+    """The opset of each domain that a model or a function imports."""
+    return {plain_domain(entry.domain): int(entry.version) for entry in imports}
 
 
 def graphs(node: NodeProto) -> list[GraphProto]:

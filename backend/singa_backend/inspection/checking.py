@@ -12,10 +12,10 @@ from .. import dtypes
 from ..backend import load_model
 from ..errors import Problem, SonnxError
 from ..limits import Budget, Limits, spend
-from ..operator import schemas
+from ..operator import plain_domain, schemas
 from ..reader import read
 from .opinion import Opinion, ask
-from .tables import Call, Inspection, Table, plain_domain, readable, tables
+from .tables import Call, Inspection, Table, readable, tables
 
 _VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 

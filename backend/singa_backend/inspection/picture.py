@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..conform.html import fill
-from ..operator import declarations
+from ..operator import declarations, plain_domain
 from .layout import LAYER, layered
-from .tables import Call, Inspection, Table, plain_domain
+from .tables import Call, Inspection, Table
 
 TEMPLATE = Path(__file__).with_name("templates") / "graph.html"
 _FAMILIES = {

@@ -6,14 +6,13 @@ net = edit.main                          # a Net: the main graph; net.nodes, net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from onnx import ModelProto
 
 from ..errors import InvalidModel
-from ..messages import TRAINING_GRADIENT
+from ..messages import TRAINING_GRADIENT, imported
 from ..operator import plain_domain
 from .net import Net, Node, Type
 
@@ -30,9 +29,9 @@ class Edit:
         self.refused: set[Node] = set()
         """Nodes that could not be computed: nobody need try again."""
         self._inferred: dict[int, dict[str, Type]] | None = None
-        opsets = _opsets(model.opset_import)
+        opsets = imported(model.opset_import)
         self.main = Net(self, model.graph, None, opsets)
-        self.functions = [Net(self, f, None, opsets | _opsets(f.opset_import)) for f in model.functions]
+        self.functions = [Net(self, f, None, opsets | imported(f.opset_import)) for f in model.functions]
         self._names = {n for net in self.all_nets() for n in _names(net)}
         if not all(isinstance(n, str) for n in self._names):  # protobuf gives bytes then
             raise InvalidModel("a name in the model is not UTF-8", code="SX107")
@@ -132,10 +131,6 @@ def _hidden(net: Net, around: frozenset[str] = frozenset()) -> str:
         return min(own & around)
     around |= own
     return next((found for n in net.nodes for g in n.graphs.values() if (found := _hidden(g, around))), "")
-
-
-def _opsets(imports: Iterable[Any]) -> dict[str, int]:
-    return {plain_domain(e.domain): int(e.version) for e in imports}
 
 
 def _names(net: Net) -> Iterator[str]:

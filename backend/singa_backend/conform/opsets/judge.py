@@ -17,6 +17,7 @@ from ...device import Device
 from ...errors import SonnxError
 from ...executor import Executor
 from ...graph import Graph
+from ...messages import imported
 from ...operator import newest, schema_version, schemas
 from ...oracle import EngineFailure, Oracle
 from ...writer import LEAST, Unwritable, Writer, convert
@@ -209,7 +210,7 @@ def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
 def _meanings(model: ModelProto) -> tuple[Any, ...]:
     """The schema versions that the nodes of a model mean at its opset: the same text may mean something else at another."""
     found = []
-    imports = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    imports = imported(model.opset_import)
 
     def look(nodes: Any) -> None:
         for node in nodes:

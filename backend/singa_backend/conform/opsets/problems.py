@@ -16,7 +16,7 @@ from ...device import Device
 from ...errors import SonnxError
 from ...executor import Executor
 from ...graph import Graph
-from ...operator import load_all, schemas
+from ...operator import load_all, plain_domain, schemas
 from ..cases import load
 from ..fuzz import generate, recipes
 from ..fuzz.draw import Skip
@@ -92,7 +92,7 @@ def operators_of(model: ModelProto) -> tuple[Operator, ...]:
 
     def look(nodes: Any) -> None:
         for node in nodes:
-            found.add(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+            found.add((plain_domain(node.domain), node.op_type))
             for attribute in node.attribute:
                 look(attribute.g.node)
 
