@@ -24,7 +24,7 @@ from onnx import GraphProto, TypeProto, defs, helper
 from . import arrays, dtypes
 from .device import Device
 from .graph import Graph
-from .operator import Meaning, declarations, load_all, newest, runs_on_host, schema_version, schemas
+from .operator import Meaning, declarations, load_all, newest, runs_on_host, schema_version, schemas, type_strings
 
 T = TypeVar("T")
 
@@ -214,35 +214,32 @@ def _spread_axes(shape: Sequence[int | str | None], spread: Sequence[int | str |
 
 
 @cache
-def _formal(domain: str, op_type: str, opset: int) -> tuple[tuple[str, ...], dict[str, tuple[np.dtype[Any] | None, ...]], bool]:
-    """The type strings of an operator's inputs, what each may be, and whether the last repeats."""
+def formal(domain: str, op_type: str, opset: int) -> tuple[tuple[str, ...], dict[str, tuple[np.dtype[Any] | None, ...]]]:
+    """The type strings of an operator's inputs, and what each may be."""
     version = schema_version(domain, op_type, opset)
     if version is None:
         raise ValueError(f"opset {opset} has no {op_type}")
     schema = schemas[domain, op_type][version]
-    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     strings = tuple(p.type_str for p in schema.inputs)
-    kinds = {s: tuple(dtypes.from_type_string(t) for t in allowed.get(s, [s])) for s in strings}
-    variadic = bool(schema.inputs) and schema.inputs[-1].option == defs.OpSchema.FormalParameterOption.Variadic
-    return strings, kinds, variadic
+    return strings, {s: tuple(map(dtypes.from_type_string, type_strings(schema)[s])) for s in strings}
 
 
 def arguments(op: Vocabulary[T], domain: str, op_type: str, inputs: Sequence[Any]) -> list[T | None]:
     """The inputs of a call as values: numbers and lists become constants of the dtype that the schema asks for."""
     if all(x is None or op.is_value(x) for x in inputs):
         return list(inputs)
-    strings, kinds, _ = _formal(domain, op_type, op.opset)
+    strings, kinds = formal(domain, op_type, op.opset)
 
-    def formal(i: int) -> str:
+    def named(i: int) -> str:
         return strings[min(i, len(strings) - 1)]
 
     bound: dict[str, Any] = {}
     for i, x in enumerate(inputs):
         if x is not None and op.is_value(x):
-            bound.setdefault(formal(i), x)
+            bound.setdefault(named(i), x)
     values: list[T | None] = []
     for i, x in enumerate(inputs):
-        which = formal(i)
+        which = named(i)
         if x is None or op.is_value(x) or (isinstance(x, list) and not x and None in kinds[which]):
             values.append(x)  # an empty list, where a sequence may stand, is one
             continue

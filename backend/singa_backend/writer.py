@@ -26,7 +26,7 @@ from .builder import Builder, Symbol
 from .differentiate import compose, declared_type, replay, visit
 from .errors import UnsupportedModel
 from .graph import Graph, Node
-from .operator import REQUIRED, Declaration, Meaning, Rule, declarations, load_all, newest, schema_version, schemas
+from .operator import REQUIRED, Declaration, Meaning, Rule, declarations, load_all, newest, schema_version, schemas, type_strings
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
 LEAST = 7
@@ -306,7 +306,7 @@ class Writer(Vocabulary[Symbol]):
         if version is None:
             raise Unwritable(f"opset {self.target} has no {name}", operator=name)
         schema = schemas["", name][version]
-        allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        allowed = type_strings(schema)
         bound: dict[str, str] = {}
         if outputs > schema.max_output:
             raise Unwritable(f"{name}-{version} has {schema.max_output} outputs", operator=name)
@@ -316,7 +316,7 @@ class Writer(Vocabulary[Symbol]):
             if i >= len(schema.inputs) and not _variadic(schema):
                 raise Unwritable(f"{name}-{version} has {len(schema.inputs)} inputs", operator=name)
             parameter = schema.inputs[min(i, len(schema.inputs) - 1)]
-            takes = allowed.get(parameter.type_str, [parameter.type_str])
+            takes = allowed[parameter.type_str]
             has = _type_string(self.type_of(v))
             if has and has not in takes:
                 raise Unwritable(f"{name}-{version} does not take {has} as {parameter.name}", operator=name)
@@ -329,8 +329,7 @@ class Writer(Vocabulary[Symbol]):
             code = dtypes.onnx_code(said.dtype) if isinstance(said, np.ndarray) else said if key != "value" else 0
             if isinstance(code, int) and code:
                 wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})"
-                makes = allowed.get(schema.outputs[0].type_str, [])
-                if makes and not {wanted, f"seq({wanted})"} & {*makes}:
+                if not {wanted, f"seq({wanted})"} & {*allowed[schema.outputs[0].type_str]}:
                     raise Unwritable(f"{name}-{version} does not make {wanted}", operator=name)
         for i, parameter in enumerate(schema.inputs):
             if parameter.option == parameter.option.Single and (i >= len(values) or values[i] is None):
@@ -338,17 +337,17 @@ class Writer(Vocabulary[Symbol]):
         unknown = sorted(set(attributes) - set(schema.attributes))
         if unknown:
             raise Unwritable(f"{name}-{version} has no attribute {', '.join(unknown)}", operator=name)
-        gives = allowed.get(schema.outputs[-1].type_str, []) if schema.outputs else []
+        gives = allowed[schema.outputs[-1].type_str]
         for body in (v for v in attributes.values() if isinstance(v, Body)):
             for info in body.proto.output:
                 has = _type_string(info.type)
-                if gives and has and has not in gives and f"seq({has})" not in gives:
+                if has and has not in gives and f"seq({has})" not in gives:
                     raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
         made = (
             self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
         )
         for y, parameter in zip(made, [*schema.outputs, *[schema.outputs[-1]] * outputs], strict=False):
-            gives, has = allowed.get(parameter.type_str, [parameter.type_str]), _type_string(self.type_of(y))
+            gives, has = allowed[parameter.type_str], _type_string(self.type_of(y))
             if has and has not in gives:
                 raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
         return made
