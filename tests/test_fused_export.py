@@ -14,8 +14,8 @@ from onnx import defs, helper
 from singa import sonnx, tensor
 from singa.tape import op
 from singa_backend.errors import UnsupportedModel
+from singa_backend.operator import newest
 from singa_backend.oracle import Oracle
-from singa_backend.vocabulary import newest
 
 F = np.float32
 NEWEST = newest("")

@@ -16,8 +16,7 @@ from singa_backend import writer as writing
 from singa_backend.conform.opsets.judge import Judged, judge
 from singa_backend.conform.opsets.problems import Problem, current, drawn, operators_of
 from singa_backend.graph import Graph
-from singa_backend.operator import Rule, load_all, schema_version
-from singa_backend.vocabulary import newest
+from singa_backend.operator import Rule, load_all, newest, schema_version
 from singa_backend.writer import LEAST, Unwritable, Writer, convert, rules
 
 load_all()

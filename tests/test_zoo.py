@@ -23,8 +23,8 @@ from singa import autograd, device, opt, random, sonnx, tensor
 from singa.model import Model
 from singa.tensor import Tensor
 from singa_backend.errors import UnsupportedModel
+from singa_backend.operator import newest
 from singa_backend.oracle import EngineFailure, Oracle
-from singa_backend.vocabulary import newest
 
 HERE = Path(__file__).parent / "zoo"
 F = np.float32

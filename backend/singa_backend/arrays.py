@@ -17,6 +17,7 @@ The functions that make much of little (zeros, tile, take, ...) ask the limits o
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import resources
@@ -35,7 +36,7 @@ Xp = Any  # a namespace of this module
 _REDUCTIONS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 
-class Namespace:
+class Namespace(ABC):
     """What is common to the namespaces; names that are not here are the array module's own."""
 
     def __init__(self, module: Any, names: dict[str, Any]) -> None:
@@ -86,19 +87,17 @@ class Namespace:
         """A view of `x` with this shape and these strides in bytes."""
         return self.lib.stride_tricks.as_strided(x, shape, strides)  # type: ignore[attr-defined]
 
-    # What a namespace of its own must say.
+    @abstractmethod
+    def from_host(self, a: np.ndarray) -> Array: ...
 
-    def from_host(self, a: np.ndarray) -> Array:
-        raise NotImplementedError
+    @abstractmethod
+    def to_host(self, x: Array) -> np.ndarray: ...
 
-    def to_host(self, x: Array) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod
+    def isarray(self, x: Any) -> bool: ...
 
-    def isarray(self, x: Any) -> bool:
-        raise NotImplementedError
-
-    def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None: ...
 
 
 class NumpyNamespace(Namespace):

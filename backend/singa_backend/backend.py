@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, NodeProto, defs, helper, load_model_from_string
+from onnx import ModelProto, NodeProto, helper, load_model_from_string
 from onnx.backend.base import Backend, BackendRep
 
 from . import device as devices
@@ -22,7 +22,7 @@ from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError
 from .executor import Executor
 from .graph import Graph, Node, Value
 from .limits import Budget, Flag, Limits, spend
-from .operator import load_all, plain_domain
+from .operator import load_all, newest, plain_domain
 
 _QUIET = frozenset({"rtol", "atol", "init_inputs", "keep_initializers_as_inputs"})
 """Keywords that the suite's runner and programs of old pass to `prepare`, and that mean nothing here."""
@@ -388,11 +388,9 @@ class SingaBackend(Backend):
             [helper.make_empty_tensor_value_info(n) for n in node.output if n],
         )  # fmt: skip
         domain = plain_domain(node.domain)
-        newest = max((v for (d, _), vs in _schemas().items() if d == domain for v in vs), default=1)
-        newest = defs.onnx_opset_version() if domain == "" else newest
-        imports = [helper.make_opsetid(domain, opset or newest)]
+        imports = [helper.make_opsetid(domain, opset or newest(domain) or 1)]
         if domain:
-            imports.append(helper.make_opsetid("", defs.onnx_opset_version()))
+            imports.append(helper.make_opsetid("", newest("")))
         model = helper.make_model(graph, opset_imports=imports)
         outputs = cls.prepare(model, device, **kwargs).run({n: _typed(v) for n, v in given.items()})
         for (dtype, shape), value, name in zip(outputs_info or (), outputs, outputs.names, strict=False):
@@ -410,12 +408,6 @@ class SingaBackend(Backend):
         except DeviceUnavailable:
             return False
         return True
-
-
-def _schemas() -> dict[tuple[str, str], Any]:
-    from .operator import schemas
-
-    return schemas
 
 
 def _typed(value: Any) -> Any:

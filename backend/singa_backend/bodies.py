@@ -10,8 +10,8 @@ from onnx import FunctionProto, NodeProto, TypeProto, helper
 
 from .builder import attribute_proto
 from .graph import Graph
-from .operator import schemas
-from .vocabulary import Body, newest
+from .operator import newest, schemas
+from .vocabulary import Body
 
 
 def function_of(name: str, version: int, given: dict[str, Any], types: tuple[bytes, ...], outputs: int) -> Graph | None:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper, shape_inference
 
-from . import dtypes, saving
+from . import dtypes, private, saving
 from .errors import UnsupportedModel
-from .operator import declarations, schema_version, schemas
+from .messages import graphs, reads
+from .operator import declarations, newest, schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
-PRIVATE = "ai.singa"
 _FOLD = 4096
 """Elements of a constant that is worked out when the graph is built."""
 _RANDOM = frozenset(
@@ -65,14 +65,14 @@ class Symbol:
 class Builder(Vocabulary[Symbol]):
     """Writes a graph at one opset.
 
-    outer: the vocabulary around it, for the graph of an If, Loop or Scan.  functions: names of private operators in use.
+    outer: the vocabulary around it, for the graph of an If, Loop or Scan.
     marks_constants: float constants without a name become Constant nodes, and only weights are initializers: whoever reads the
         file can tell them apart, and trains the weights alone.
     """
 
     marks_constants = False
 
-    def __init__(self, opset: int, outer: Vocabulary[Any] | None = None, prefix: str = "") -> None:
+    def __init__(self, opset: int, outer: Vocabulary[Any] | None = None) -> None:
         self.opset = opset
         self.outer = outer
         self.inputs: list[Symbol] = []
@@ -82,13 +82,11 @@ class Builder(Vocabulary[Symbol]):
         self.arrays: dict[str, np.ndarray] = {}  # the data of large initializers, until it is known where they go
         parent = outer if isinstance(outer, Builder) else None
         self.root: Builder = parent.root if parent else self
-        self.level: int = parent.level + 1 if parent else 0
         self.domains: dict[str, int] = self.root.domains if parent else {}
         """The version of each other domain that the file imports; the newest where none is given."""
         self._names: dict[str, int] = {}
         self._reserved: set[str] = set()
         self._node_names: set[str] = set()
-        self._prefix = prefix
         self._known: dict[tuple[Any, ...], Symbol] = {}
         self._marked: dict[str, str] = {}
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
@@ -199,17 +197,17 @@ class Builder(Vocabulary[Symbol]):
         return constant
 
     def dtype(self, x: Symbol) -> np.dtype[Any]:
-        tensor = _tensor(self._type_of(x))
+        tensor = _tensor(self.type_of(x))
         if tensor is None or not tensor.elem_type:
             raise ValueError(f"the element type of {self._plain(x).name!r} is not known")
         return dtypes.numpy_dtype(tensor.elem_type)
 
     def is_sequence(self, x: Symbol) -> bool:
-        type = self._type_of(x)
+        type = self.type_of(x)
         return type is not None and type.WhichOneof("value") == "sequence_type"
 
     def shape(self, x: Symbol) -> tuple[int | str | None, ...] | None:
-        type = self._type_of(x)
+        type = self.type_of(x)
         if type is None or type.WhichOneof("value") != "tensor_type" or not type.tensor_type.HasField("shape"):
             return None
         dims = type.tensor_type.shape.dim
@@ -224,17 +222,14 @@ class Builder(Vocabulary[Symbol]):
             x.type = type
         return x
 
-    def type_of(self, x: Symbol) -> TypeProto | None:
+    def type_of(self, x: Any) -> TypeProto | None:
         """All that is known of a value's type."""
-        return self._type_of(x)
+        return self._plain(x).type
 
     def _plain(self, x: Any) -> Symbol:
         symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self.adopted(x)
         assert symbol is not None
         return symbol
-
-    def _type_of(self, x: Any) -> TypeProto | None:
-        return self._plain(x).type
 
     # --- calls
 
@@ -319,12 +314,12 @@ class Builder(Vocabulary[Symbol]):
         if version is None:
             return {}
         schema = schemas[domain, node.op_type][version]
-        if domain == PRIVATE:
+        if domain == private.DOMAIN:
             return self._infer_private(node, symbols)
         scope: dict[str, TypeProto] = {}
-        if any(a.HasField("g") for a in node.attribute):
+        if graphs(node):
             for name, value in list(self.captured.items()):
-                type = self._type_of(value)
+                type = self.type_of(value)
                 if type is not None:
                     scope[name] = type
             scope.update({s.name: s.type for s in self.inputs if s.type is not None})
@@ -358,7 +353,7 @@ class Builder(Vocabulary[Symbol]):
             None if s is None else scratch.constant(s.value) if s.value is not None else scratch.input("x", s.type)
             for s in symbols
         ]
-        made = compose(scratch, declarations[PRIVATE, node.op_type][1], 1, inputs, {}, len(node.output))
+        made = compose(scratch, declarations[private.DOMAIN, node.op_type][1], 1, inputs, {}, len(node.output))
         return {n: y.type for n, y in zip(node.output, made, strict=True) if y.type is not None}
 
     def _rank(self, node: NodeProto, symbols: Sequence[Symbol | None], types: dict[str, TypeProto]) -> None:
@@ -495,16 +490,13 @@ class Builder(Vocabulary[Symbol]):
 
         late: leave the data of large initializers in `arrays`, for `saving.save` or `saving.fill`.
         """
-        from .private import DOMAIN, functions
-
         graph = self.proto(name, self.finish(outputs, names), late=True)
-        private = functions(graph, self.opset)
-        domains = {n.domain for n in graph.node} | {o.domain for f in private for o in f.opset_import}
+        functions = private.functions(graph, self.opset)
+        domains = {n.domain for n in graph.node} | {o.domain for f in functions for o in f.opset_import}
         imports = [helper.make_opsetid("", self.opset)]
         for domain in sorted(domains - {""}):
-            newest = max((v for (d, _), vs in schemas.items() if d == domain for v in vs), default=1)
-            imports.append(helper.make_opsetid(domain, 1 if domain == DOMAIN else self.domains.get(domain, newest)))
-        model = helper.make_model(graph, opset_imports=imports, functions=private, producer_name="sonnx")
+            imports.append(helper.make_opsetid(domain, self.domains.get(domain) or newest(domain) or 1))
+        model = helper.make_model(graph, opset_imports=imports, functions=functions, producer_name="sonnx")
         finish(model)
         if not late:
             saving.fill(model.graph, self.arrays)
@@ -587,24 +579,12 @@ def _rename(node: NodeProto, old: str, new: str) -> None:
         for k, n in enumerate(names):
             if n == old:
                 names[k] = new
-    for a in node.attribute:
-        if a.HasField("g"):
-            for inner in a.g.node:
-                _rename(inner, old, new)
-            for info in a.g.output:
-                if info.name == old:
-                    info.name = new
-
-
-def reads(node: NodeProto) -> set[str]:
-    names = {n for n in node.input if n}
-    for a in node.attribute:
-        if a.HasField("g"):
-            inner = {n for p in a.g.node for n in reads(p)} | {o.name for o in a.g.output}
-            names |= (
-                inner - {n for p in a.g.node for n in p.output} - {i.name for i in a.g.input} - {t.name for t in a.g.initializer}
-            )
-    return names
+    for graph in graphs(node):
+        for inner in graph.node:
+            _rename(inner, old, new)
+        for info in graph.output:
+            if info.name == old:
+                info.name = new
 
 
 def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:

@@ -24,8 +24,8 @@ from onnx import GraphProto, TypeProto, helper
 from . import dtypes
 from .errors import UnsupportedModel
 from .graph import ABSENT, Graph, Node, Value
-from .operator import REQUIRED, Declaration, Meaning, declarations, load_all, schema_version, schemas
-from .vocabulary import Body, Vocabulary, arguments, newest, same_attributes
+from .operator import REQUIRED, Declaration, Meaning, declarations, load_all, newest, schema_version, schemas, type_strings
+from .vocabulary import Body, Vocabulary, arguments, same_attributes
 
 REASONS = {
     "integer": "the outputs are no floats",
@@ -43,10 +43,13 @@ def why_not(declaration: Declaration, version: int | None = None) -> str:
         return ""
     if declaration.reason:
         return declaration.reason
-    schema = schemas[declaration.domain, declaration.name][version or declaration.versions[-1]]
-    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
-    types = [t for o in schema.outputs for t in allowed.get(o.type_str, [o.type_str])]
-    return "" if any("float" in t or "double" in t for t in types) else "integer"
+    return "integer" if never_float(declaration.domain, declaration.name, version or declaration.versions[-1]) else ""
+
+
+def never_float(domain: str, name: str, version: int) -> bool:
+    """Whether no output can be of floats."""
+    schema = schemas[domain, name][version]
+    return not any("float" in t or "double" in t for o in schema.outputs for t in type_strings(schema)[o.type_str])
 
 
 def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],

@@ -6,8 +6,11 @@ means: compute, record, compare, count.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +203,20 @@ class Graph:
                 seen.add(id(graph))
                 yield from graph.nodes
                 pending += [g for node in graph.nodes for g in node.graphs]
+
+
+def runnable_order(needs: Sequence[set[int]]) -> list[int]:
+    """The places of nodes, each behind those that it needs, else as they are; what a cycle keeps waiting is left out."""
+    if all(max(need, default=-1) < i for i, need in enumerate(needs)):
+        return list(range(len(needs)))
+    sorter = TopologicalSorter(dict(enumerate(needs)))
+    with suppress(CycleError):  # what lies before a cycle comes all the same
+        sorter.prepare()
+    ready = sorted(sorter.get_ready())  # sorted, so it is a heap
+    order: list[int] = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
+        for i in sorter.get_ready():
+            heapq.heappush(ready, i)
+    return order

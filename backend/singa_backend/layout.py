@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx import GraphProto, ModelProto, TensorShapeProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 
 from . import passes
 from .errors import InvalidInput
-from .messages import defined, graphs, unused
-from .messages import names as names_of
-from .passes import Report
+from .passes import Edit, Net, Node, Report
 
 LAYOUTS = ("channels_first", "channels_last")
 
@@ -40,12 +38,13 @@ def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None
     names: of the inputs and outputs to change; those with 4 or 5 axes when absent.
     optimize: run all passes, so that the transposes that were put in meet those that are there, and go.
     folder: where external data lie.
-    Raises InvalidInput for an unknown name or layout, and for what has no known rank of 3 or more.
+    Raises InvalidInput for an unknown name or layout, and for what has no known rank of 3 or more, InvalidModel as `optimize`.
     """
     if to not in LAYOUTS:
         raise InvalidInput(f"there is no layout {to!r}", code="SX362", hint=f"one of {', '.join(LAYOUTS)}")
-    graph = model.graph
-    held = {t.name for t in graph.initializer}
+    edit, graph = Edit(model), model.graph
+    edit.main.check()
+    held = {*edit.main.initializers, *edit.main.sparse}
     values = {v.name: v for v in (*graph.input, *graph.output) if v.name not in held}
     chosen = [n for n, v in values.items() if _rank(v) in (4, 5)] if names is None else list(names)
     for name in chosen:
@@ -55,33 +54,39 @@ def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None
             raise InvalidInput(f"{name!r} is an input and an output at once", code="SX362", hint="put an Identity between them")
         if (_rank(values[name]) or 0) < 3:
             raise InvalidInput(f"{name!r} has no known rank of 3 or more", code="SX362", hint="name those that hold images")
-    taken = names_of(graph)
-    for v in list(graph.input):
+    for v in graph.input:
         if v.name in chosen:
-            _turn_input(graph, v, to, taken)
+            _turn_input(edit.main, v, to)
     for v in graph.output:
         if v.name in chosen:
-            _turn_output(graph, v, to, taken)
+            _turn_output(edit.main, v, to)
+    claims = [v for v in graph.value_info if v.name not in chosen]
+    del graph.value_info[:]
+    graph.value_info.extend(claims)
+    edit.write()
     return passes.optimize(model, folder=folder) if optimize else None
 
 
-def _turn_input(graph: GraphProto, v: ValueInfoProto, to: str, taken: set[str]) -> None:
+def _turn_input(net: Net, v: ValueInfoProto, to: str) -> None:
     """The new input goes through a Transpose, which gives what the nodes have read so far."""
-    inner = unused(f"{v.name}_{_other(to)}", taken)
-    _rename(graph, v.name, inner)
-    back = _permutation(_rank(v) or 0, _other(to))
-    graph.node.insert(0, helper.make_node("Transpose", [v.name], [inner], name=inner, perm=back))
+    inner = net.edit.fresh(f"{v.name}_{_other(to)}")
+    net.replace(v.name, inner)
+    turn = Node("Transpose", [v.name], [inner], name=inner)
+    turn.set(perm=_permutation(_rank(v) or 0, _other(to)))
+    net.insert(turn, before=net.nodes[0] if net.nodes else None)
     _permute(v, _permutation(_rank(v) or 0, to))
 
 
-def _turn_output(graph: GraphProto, v: ValueInfoProto, to: str, taken: set[str]) -> None:
+def _turn_output(net: Net, v: ValueInfoProto, to: str) -> None:
     """What the nodes have made so far goes through a Transpose, which gives the new output."""
-    inner = unused(f"{v.name}_{_other(to)}", taken)
-    for node in graph.node:
-        node.output[:] = [inner if o == v.name else o for o in node.output]
-    _rename(graph, v.name, inner)
-    perm = _permutation(_rank(v) or 0, to)
-    graph.node.append(helper.make_node("Transpose", [inner], [v.name], name=f"{v.name}_{to}", perm=perm))
+    inner, perm = net.edit.fresh(f"{v.name}_{_other(to)}"), _permutation(_rank(v) or 0, to)
+    maker = net.producer(v.name)
+    assert maker is not None  # it is no input, and no initializer
+    net.rename_output(maker, maker.outputs.index(v.name), inner)
+    net.replace(v.name, inner)
+    turn = Node("Transpose", [inner], [v.name], name=f"{v.name}_{to}")
+    turn.set(perm=perm)
+    net.insert(turn)
     _permute(v, perm)
 
 
@@ -105,17 +110,3 @@ def _permute(v: ValueInfoProto, perm: Sequence[int]) -> None:
     before.CopyFrom(shape)
     del shape.dim[:]
     shape.dim.extend(before.dim[i] for i in perm)
-
-
-def _rename(graph: GraphProto, old: str, new: str) -> None:
-    """Have every node, those of inner graphs too, read a value by its new name; what was said of the old one is dropped."""
-    for node in graph.node:
-        node.input[:] = [new if n == old else n for n in node.input]
-        for inner in graphs(node):
-            if old not in defined(inner):
-                _rename(inner, old, new)
-                for o in inner.output:
-                    o.name = new if o.name == old else o.name
-    kept = [v for v in graph.value_info if v.name != old]
-    del graph.value_info[:]
-    graph.value_info.extend(kept)

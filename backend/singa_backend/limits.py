@@ -328,6 +328,13 @@ def check_rank(rank: int) -> None:
     current().check_rank(rank)
 
 
+def check_nesting(depth: int) -> None:
+    """Raise unless graphs and functions may lie so deep within each other."""
+    most = current().limits.nesting
+    if depth > most:
+        raise exhausted("nesting", "SX602", f"graphs and functions nest deeper than {most}")
+
+
 def admit_bytes(size: int, what: str = "the result") -> None:
     """Raise unless so many bytes may be taken at once."""
     current().admit_bytes(size, what)

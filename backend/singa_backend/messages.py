@@ -1,8 +1,20 @@
-"""What whoever edits ONNX's messages needs: the graphs within a node, the names in a graph, a name that is free."""
+"""What stands in ONNX's messages as they are: opsets, the graphs within a node, the names that it needs, a name that is free."""
 
 from __future__ import annotations
 
-from onnx import GraphProto, NodeProto
+from collections.abc import Iterable
+
+from onnx import GraphProto, NodeProto, OperatorSetIdProto
+
+from .limits import check_nesting
+from .operator import plain_domain
+
+TRAINING_GRADIENT = ("ai.onnx.preview.training", "Gradient")
+
+
+def imported(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+    """The opset of each domain that a model or a function imports."""
+    return {plain_domain(entry.domain): int(entry.version) for entry in imports}
 
 
 def graphs(node: NodeProto) -> list[GraphProto]:
@@ -29,3 +41,20 @@ def unused(wish: str, taken: set[str]) -> str:
         name = f"{wish}_{i}"
     taken.add(name)
     return name
+
+
+def reads(node: NodeProto, depth: int = 0) -> set[str]:
+    """The names that a node reads, those that its graphs take from outside included, and what a Gradient differentiates.
+
+    Raises ResourceExhausted where graphs lie too deep within each other.
+    """
+    found = {n for n in node.input if n}
+    if (node.domain, node.op_type) == TRAINING_GRADIENT:
+        found |= {a.s.decode("utf-8", "replace") for a in node.attribute if a.name == "y"}
+    for graph in graphs(node):
+        check_nesting(depth + 1)
+        used = {o.name for o in graph.output}
+        for p in graph.node:
+            used |= reads(p, depth + 1)
+        found |= used - defined(graph)
+    return found

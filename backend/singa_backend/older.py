@@ -8,7 +8,7 @@ A rule raises Unwritable where its version cannot say what is asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,27 +67,31 @@ def _axes(op: Writer, axes: V, name: str) -> list[int] | None:
     return None if axes is None else [int(a) for a in op.value(axes, f"axes of {name}").reshape(-1)]
 
 
+def _from_front(op: Writer, x: V, axes: Sequence[int], name: str, more: int = 0) -> list[int]:
+    """Axes counted from the front, as old versions want them; the rank, that of `x` and `more`, is asked for where one is not."""
+    if min(axes, default=0) >= 0:
+        return list(axes)
+    rank = op.rank_of(x, f"{name}'s input") + more
+    return [a + rank if a < 0 else a for a in axes]
+
+
 @older("Squeeze", 1, 11)
 def _(op: Writer, x: V, axes: V) -> Any:
     named = _axes(op, axes, "Squeeze")
-    if named and min(named) < 0:
-        rank = op.rank_of(x, "Squeeze's input")
-        named = [a % rank for a in named]
-    return op.older("Squeeze", [x], {"axes": named})
+    return op.older("Squeeze", [x], {"axes": named and _from_front(op, x, named, "Squeeze")})
 
 
 @older("Unsqueeze", 1, 11)
 def _(op: Writer, x: V, axes: V) -> Any:
-    named = _axes(op, axes, "Unsqueeze") or []
-    if named and min(named) < 0:
-        rank = op.rank_of(x, "Unsqueeze's input") + len(named)
-        named = [a % rank for a in named]
-    return op.older("Unsqueeze", [x], {"axes": named}) if named else op.Identity(x)
+    named = _axes(op, axes, "Unsqueeze")
+    if not named:
+        return op.Identity(x)
+    return op.older("Unsqueeze", [x], {"axes": _from_front(op, x, named, "Unsqueeze", len(named))})
 
 
 @older("Flatten", 1, 9)
 def _(op: Writer, x: V, axis: int) -> Any:
-    return op.older("Flatten", [x], {"axis": axis + op.rank_of(x, "Flatten's input") if axis < 0 else axis})
+    return op.older("Flatten", [x], {"axis": _from_front(op, x, [axis], "Flatten")[0]})
 
 
 @older("Split", 2, 11, 13)
@@ -115,11 +119,8 @@ def _(op: Writer, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
     if steps is not None and (op.value(steps, "steps of Slice") != 1).any():
         raise Unwritable("a Slice before opset 10 has no steps")
     named = _axes(op, axes, "Slice")
-    if named and min(named) < 0:
-        rank = op.rank_of(x, "Slice's input")
-        named = [a % rank for a in named]
     bounds = {n: op.value(v, f"{n} of Slice").reshape(-1).tolist() for n, v in (("starts", starts), ("ends", ends))}
-    return op.older("Slice", [x], {"axes": named, **bounds})
+    return op.older("Slice", [x], {"axes": named and _from_front(op, x, named, "Slice"), **bounds})
 
 
 @older("Slice", 10)
@@ -305,10 +306,7 @@ def _reduction(name: str) -> None:
         if not named and noop_with_empty_axes:
             whole = {"ReduceL1": op.Abs, "ReduceL2": op.Abs, "ReduceLogSum": op.Log, "ReduceSumSquare": lambda v: op.Mul(v, v)}
             return whole.get(name, op.Identity)(x)
-        if named and min(named) < 0:
-            rank = op.rank_of(x, f"{name}'s input")
-            named = [a % rank for a in named]
-        return op.older(name, [x], {"axes": named or None, "keepdims": keepdims})
+        return op.older(name, [x], {"axes": _from_front(op, x, named or (), name) or None, "keepdims": keepdims})
 
 
 for _name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"):
@@ -320,8 +318,7 @@ def _best(name: str) -> None:
     def _(op: Writer, x: V, axis: int, keepdims: int, select_last_index: int) -> Any:
         if select_last_index:
             raise Unwritable(f"{name} before opset 12 gives the first of equal ones")
-        axis = axis + op.rank_of(x, f"{name}'s input") if axis < 0 else axis
-        return op.older(name, [x], {"axis": axis, "keepdims": keepdims})
+        return op.older(name, [x], {"axis": _from_front(op, x, [axis], name)[0], "keepdims": keepdims})
 
 
 for _name in ("ArgMax", "ArgMin"):
@@ -330,17 +327,17 @@ for _name in ("ArgMax", "ArgMin"):
 
 @older("Concat", 4)
 def _(op: Writer, xs: list[V], axis: int) -> Any:
-    return op.older("Concat", list(xs), {"axis": axis % op.rank_of(xs[0], "Concat's input") if axis < 0 else axis})
+    return op.older("Concat", list(xs), {"axis": _from_front(op, xs[0], [axis], "Concat")[0]})
 
 
 @older("Gather", 1)
 def _(op: Writer, x: V, indices: V, axis: int) -> Any:
     """Indices counted from the front before opset 11; where they are known they are counted again."""
-    axis = axis % op.rank_of(x, "Gather's input") if axis < 0 else axis
-    return op.older("Gather", [x, _from_front(op, x, indices, axis)], {"axis": axis})
+    (axis,) = _from_front(op, x, [axis], "Gather")
+    return op.older("Gather", [x, _indices_from_front(op, x, indices, axis)], {"axis": axis})
 
 
-def _from_front(op: Writer, x: V, indices: V, axis: int) -> V:
+def _indices_from_front(op: Writer, x: V, indices: V, axis: int) -> V:
     known = op.known(indices)
     if known is not None and (known >= 0).all():
         return indices
@@ -364,7 +361,7 @@ def _(op: Writer, indices: V, depth: V, values: V, axis: int) -> Any:
 @older("TopK", 1, 10)
 def _(op: Writer, x: V, k: V, axis: int, largest: int, sorted: int) -> Any:
     """The smallest are the largest of the opposite."""
-    axis = axis % op.rank_of(x, "TopK's input") if axis < 0 else axis
+    (axis,) = _from_front(op, x, [axis], "TopK")
     given = x if largest else op.Neg(x)
     if op.target < 10:
         values, places = op.older("TopK", [given], {"axis": axis, "k": int(op.value(k, "K of TopK").reshape(-1)[0])}, outputs=2)

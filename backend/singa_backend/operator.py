@@ -73,7 +73,7 @@ DOMAINS = {"": "ai.onnx"}
 
 
 def plain_domain(domain: str) -> str:
-    """A domain as the schemas know it: "" for ai.onnx."""
+    """A domain as it is written here: a file may spell out that of ONNX itself."""
     return "" if domain == "ai.onnx" else domain
 
 
@@ -262,6 +262,22 @@ def schema_version(domain: str, name: str, opset: int) -> int | None:
     return max((v for v in schemas.get((domain, name), {}) if v <= opset), default=None)
 
 
+@cache
+def newest(domain: str) -> int:
+    """The newest opset of a domain, of ONNX's or of our own; 0 for a domain that nobody knows."""
+    if domain == "":
+        return defs.onnx_opset_version()
+    load_all()
+    return max((v for (d, _), known in schemas.items() if d == domain for v in known), default=0)
+
+
+@cache
+def type_strings(schema: defs.OpSchema) -> dict[str, list[str]]:
+    """The types behind each name that a schema gives its inputs and outputs: the choices of a type parameter, else the name."""
+    fixed = {p.type_str: [p.type_str] for p in (*schema.inputs, *schema.outputs)}
+    return fixed | {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
+
+
 # --- calling a declaration as one schema version ----------------------------------------------------------------------
 
 
@@ -289,10 +305,10 @@ def _types(domain: str, name: str, version: int) -> _Types:
     variadic = defs.OpSchema.FormalParameterOption.Variadic
     inputs = [p.type_str if p.is_homogeneous else None for p in schema.inputs]
     outputs = list(schema.outputs)
-    allowed = {t.type_param_str: list(t.allowed_type_strs) for t in schema.type_constraints}
+    allowed = type_strings(schema)
 
     def binding(output: defs.OpSchema.FormalParameter) -> np.dtype[Any] | tuple[int, ...] | None:
-        names = allowed.get(output.type_str, [output.type_str])
+        names = allowed[output.type_str]
         if not output.is_homogeneous:
             return None
         if len(names) == 1:
@@ -305,7 +321,7 @@ def _types(domain: str, name: str, version: int) -> _Types:
         return bool(tensors), strings, floats, len(tensors) < len(types)
 
     return _Types(
-        takes=tuple(taken(allowed.get(p.type_str, [p.type_str])) for p in schema.inputs),
+        takes=tuple(taken(allowed[p.type_str]) for p in schema.inputs),
         bound=tuple(binding(o) for o in outputs),
         variadic_output=bool(outputs) and outputs[-1].option == variadic,
         alike=tuple((i, j) for j, t in enumerate(inputs) for i in range(j) if t is not None and t == inputs[i]),

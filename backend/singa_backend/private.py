@@ -13,7 +13,8 @@ from typing import Any
 from onnx import FunctionProto, GraphProto, TypeProto, defs, helper
 
 from . import dtypes
-from .operator import declarations, schemas
+from .messages import graphs
+from .operator import declarations, schemas, type_strings
 
 DOMAIN = "ai.singa"
 
@@ -58,7 +59,7 @@ def functions(graph: GraphProto, opset: int) -> list[FunctionProto]:
         for node in g.node:
             if node.domain == DOMAIN:
                 names[node.op_type] = None
-            pending += [a.g for a in node.attribute if a.HasField("g")]
+            pending += graphs(node)
     return [_function(name, opset) for name in names]
 
 
@@ -71,8 +72,7 @@ def _function(name: str, opset: int) -> FunctionProto:
     declaration, form = declarations[DOMAIN, name][1], schemas[DOMAIN, name][1]
     writer = Writer(opset)
     builder = writer.builder
-    allowed = {c.type_param_str: c.allowed_type_strs for c in form.type_constraints}
-    inputs = [builder.input(p.name, _type(allowed.get(p.type_str, [p.type_str]))) for p in form.inputs]
+    inputs = [builder.input(p.name, _type(type_strings(form)[p.type_str])) for p in form.inputs]
     names = [p.name for p in form.outputs]
     graph = builder.proto(name, builder.finish(compose(writer, declaration, 1, inputs, {}, len(names)), names))
     constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer]

@@ -7,10 +7,9 @@ implemented (UnsupportedModel).
 from __future__ import annotations
 
 import difflib
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,16 +17,23 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
 
-from . import files
+from . import files, private
 from .errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
-from .graph import ABSENT, Graph, Node, Value
-from .limits import current, ensured, exhausted
-from .operator import DOMAINS, REQUIRED, Declaration, Meaning, declarations, load_all, plain_domain, schema_version, schemas
-
-PRIVATE = "ai.singa"
-"""The domain of our own operators; files carry their bodies as functions, which mean the same and take longer."""
-
-TRAINING_GRADIENT = ("ai.onnx.preview.training", "Gradient")
+from .graph import ABSENT, Graph, Node, Value, runnable_order
+from .limits import check_nesting, current, ensured
+from .messages import TRAINING_GRADIENT, reads
+from .operator import (
+    DOMAINS,
+    REQUIRED,
+    Declaration,
+    Meaning,
+    declarations,
+    load_all,
+    newest,
+    plain_domain,
+    schema_version,
+    schemas,
+)
 
 MAX_PROBLEMS = 1000
 """More than these are not collected: a file that breaks every rule must not keep the reader busy."""
@@ -58,19 +64,12 @@ def _read(model: ModelProto, folder: Path | None) -> Graph:
         reader = _Reader(model, folder)
         graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
         reader.finish()
-        _check_depth(_height(graph, {}))
+        check_nesting(_height(graph, {}))
         return graph
     except RecursionError as error:
         raise ResourceExhausted("the model nests too deeply for the Python stack", code="SX602") from error
     except UnicodeDecodeError as error:  # protobuf checks a name when it is read
         raise InvalidModel(f"a name in the model is not UTF-8: {error}", code="SX107") from None
-
-
-def _check_depth(depth: int) -> None:
-    """Raises ResourceExhausted where graphs and functions lie too deep within each other."""
-    most = current().limits.nesting
-    if depth > most:
-        raise exhausted("nesting", "SX602", f"graphs and functions nest deeper than {most}")
 
 
 def _height(graph: Graph, known: dict[int, int]) -> int:
@@ -136,21 +135,14 @@ class _Reader:
                     version=one.version, problems=problems)  # fmt: skip
 
 
-@cache
-def _newest(domain: str) -> int | None:
-    """The newest opset of a domain that the installed onnx knows."""
-    versions = [v for (d, _), known in schemas.items() if d == domain for v in known]
-    return defs.onnx_opset_version() if domain == "" else max(versions, default=None)
-
-
 def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in imports:
         domain = plain_domain(reader.text(entry.domain, "a domain"))
         shown = DOMAINS.get(domain, domain)
-        newest = _newest(domain)
-        if newest is not None and entry.version > newest:
-            reader.lacks("SX203", f"opset {entry.version} of {shown} is newer than the installed onnx knows ({newest})")
+        last = newest(domain)
+        if last and entry.version > last:
+            reader.lacks("SX203", f"opset {entry.version} of {shown} is newer than the installed onnx knows ({last})")
         if entry.version < 1:
             reader.wrong("SX106", f"opset {entry.version} of {shown} is below 1")
         if opsets.get(domain, entry.version) != entry.version:
@@ -274,23 +266,9 @@ class _Scope:
     def _sorted(self, protos: Sequence[NodeProto]) -> list[tuple[int, NodeProto]]:
         """The nodes with their indices in an order that can be run: the file's own where it can be, a stable one else."""
         makers = {name: i for i, p in enumerate(protos) for name in p.output if name}
-        needs = [{makers[n] for n in _uses(p) if n in makers} for p in protos]
-        if all(max(need, default=-1) < i for i, need in enumerate(needs)):
-            return list(enumerate(protos))
-        waiting = [len(need) for need in needs]
-        users: list[list[int]] = [[] for _ in protos]
-        for i, need in enumerate(needs):
-            for j in need:
-                users[j].append(i)
-        ready = [i for i, count in enumerate(waiting) if count == 0]  # in order, so it is a heap
-        order: list[int] = []
-        while ready:
-            order.append(heapq.heappop(ready))
-            for j in users[order[-1]]:
-                waiting[j] -= 1
-                if waiting[j] == 0:
-                    heapq.heappush(ready, j)
-        stuck = [i for i, count in enumerate(waiting) if count]
+        needs = [{makers[n] for n in reads(p) if n in makers} for p in protos]
+        order = runnable_order(needs)
+        stuck = sorted({*range(len(protos))} - {*order})
         if stuck:
             names = ", ".join(repr(protos[i].name or f"{protos[i].op_type}_{i}") for i in stuck[:8])
             self.reader.wrong("SX101", f"the graph has a cycle among the nodes {names}")
@@ -314,7 +292,7 @@ class _Scope:
             inputs.append(slot)
         node = Node(name, proto.op_type, domain, opset, tuple(inputs), (), tuple(proto.input), tuple(proto.output))
         key = (domain, proto.op_type, proto.overload)
-        if key in self.reader.functions and not (domain == PRIVATE and (domain, proto.op_type) in declarations):
+        if key in self.reader.functions and not (domain == private.DOMAIN and (domain, proto.op_type) in declarations):
             node.function = self._function(self.reader.functions[key], key, proto, where)
         else:
             self._operator(node, proto, where)
@@ -343,7 +321,7 @@ class _Scope:
                     others[name] = None
             elif id(maker) not in needed:
                 needed.add(id(maker))
-                pending += sorted(_uses(maker))
+                pending += sorted(reads(maker))
         slots = [self.find(n) for n in others]
         if None in slots or y in others:
             self.reader.wrong("SX101", f"the y of a Gradient, {y!r}, is computed by no node before it", **where)
@@ -366,7 +344,7 @@ class _Scope:
             return
         known = schemas.get((domain, proto.op_type))
         if known is None:
-            same_domain = (n for d, n in schemas if d == domain or not _newest(domain))
+            same_domain = (n for d, n in schemas if d == domain or not newest(domain))
             hint = reader.near(proto.op_type, same_domain).replace("'", "")
             reader.lacks(
                 "SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where
@@ -488,7 +466,7 @@ class _Scope:
 
     def _nested(self, read: Any) -> Any:
         self.reader.depth += 1
-        _check_depth(self.reader.depth)
+        check_nesting(self.reader.depth)
         try:
             return read()
         finally:
@@ -537,24 +515,6 @@ class _Scope:
                 scope.define(name)
         inputs, outputs = (tuple(Value(n) for n in names) for names in (proto.input, proto.output))
         return scope._graph(proto.name, inputs, outputs, nodes, {})
-
-
-def _uses(node: NodeProto, depth: int = 0) -> set[str]:
-    """The names that a node reads, those that its subgraphs take from outside included, and what a Gradient differentiates."""
-    _check_depth(depth)
-    names = {n for n in node.input if n}
-    if (node.domain, node.op_type) == TRAINING_GRADIENT:
-        names |= {a.s.decode("utf-8", "replace") for a in node.attribute if a.name == "y"}
-    for attribute in node.attribute:
-        graph = attribute.g
-        if attribute.HasField("g"):
-            inner = {i.name for i in graph.input} | {n for p in graph.node for n in p.output}
-            inner |= {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-            used = {o.name for o in graph.output}
-            for p in graph.node:
-                used |= _uses(p, depth + 1)
-            names |= used - inner
-    return names
 
 
 def _name(tensor: Any) -> str:

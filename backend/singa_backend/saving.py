@@ -20,6 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from . import dtypes, files
 from .errors import InvalidInput, InvalidModel
+from .messages import graphs
 
 ALIGNED = 4096
 """Each tensor begins at a multiple of it, so that it can be mapped into memory."""
@@ -187,5 +188,5 @@ def _of_nodes(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
             if a.HasField("t"):
                 yield a.t
             yield from a.tensors
-            for graph in ([a.g] if a.HasField("g") else []) + list(a.graphs):
-                yield from _of_graph(graph)
+        for graph in graphs(node):
+            yield from _of_graph(graph)

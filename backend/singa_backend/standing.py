@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .differentiate import REASONS, why_not
-from .operator import Declaration, declarations, schema_version, schemas
+from .differentiate import REASONS, never_float, why_not
+from .operator import Declaration, declarations, schema_version
 from .vocabulary import LEAST_OPSET
 
 FLOWS = "gradient"
@@ -44,14 +44,6 @@ def standing(domain: str, name: str, version: int) -> Standing:
     if how:
         return Standing(FLOWS, how)
     return Standing(MISSING, why="no gradient is declared, and no reason why there is none")
-
-
-def never_float(domain: str, name: str, version: int) -> bool:
-    """Whether no output can be of floats."""
-    schema = schemas[domain, name][version]
-    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
-    types = [t for o in schema.outputs for t in allowed.get(o.type_str, [o.type_str])]
-    return bool(types) and not any("float" in t or "double" in t for t in types)
 
 
 def unwritable(declaration: Declaration, version: int, opset: int = LEAST_OPSET) -> str:

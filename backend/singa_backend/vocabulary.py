@@ -25,7 +25,7 @@ from . import arrays, dtypes
 from .device import Device
 from .errors import InvalidInput
 from .graph import Graph
-from .operator import Meaning, declarations, load_all, runs_on_host, schema_version, schemas
+from .operator import Meaning, declarations, load_all, newest, runs_on_host, schema_version, schemas, type_strings
 
 T = TypeVar("T")
 
@@ -50,12 +50,6 @@ class Body:
 INT = helper.make_tensor_type_proto(dtypes.onnx_code(np.int64), [])
 BOOL = helper.make_tensor_type_proto(dtypes.onnx_code(np.bool_), [])
 """The types of what a Loop gives its body."""
-
-
-@cache
-def newest(domain: str) -> int:
-    """The newest opset of a domain."""
-    return defs.onnx_opset_version() if domain == "" else max(v for (d, _), vs in schemas.items() if d == domain for v in vs)
 
 
 class Vocabulary(ABC, Generic[T]):
@@ -221,17 +215,14 @@ def _spread_axes(shape: Sequence[int | str | None], spread: Sequence[int | str |
 
 
 @cache
-def _formal(domain: str, op_type: str, opset: int) -> tuple[tuple[str, ...], dict[str, tuple[np.dtype[Any] | None, ...]], bool]:
-    """The type strings of an operator's inputs, what each may be, and whether the last repeats."""
+def formal(domain: str, op_type: str, opset: int) -> tuple[tuple[str, ...], dict[str, tuple[np.dtype[Any] | None, ...]]]:
+    """The type strings of an operator's inputs, and what each may be."""
     version = schema_version(domain, op_type, opset)
     if version is None:
         raise ValueError(f"opset {opset} has no {op_type}")
     schema = schemas[domain, op_type][version]
-    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     strings = tuple(p.type_str for p in schema.inputs)
-    kinds = {s: tuple(dtypes.from_type_string(t) for t in allowed.get(s, [s])) for s in strings}
-    variadic = bool(schema.inputs) and schema.inputs[-1].option == defs.OpSchema.FormalParameterOption.Variadic
-    return strings, kinds, variadic
+    return strings, {s: tuple(map(dtypes.from_type_string, type_strings(schema)[s])) for s in strings}
 
 
 def arguments(op: Vocabulary[T], domain: str, op_type: str, inputs: Sequence[Any]) -> list[T | None]:
@@ -241,18 +232,18 @@ def arguments(op: Vocabulary[T], domain: str, op_type: str, inputs: Sequence[Any
     """
     if all(x is None or op.is_value(x) for x in inputs):
         return list(inputs)
-    strings, kinds, _ = _formal(domain, op_type, op.opset)
+    strings, kinds = formal(domain, op_type, op.opset)
 
-    def formal(i: int) -> str:
+    def named(i: int) -> str:
         return strings[min(i, len(strings) - 1)]
 
     bound: dict[str, Any] = {}
     for i, x in enumerate(inputs):
         if x is not None and op.is_value(x):
-            bound.setdefault(formal(i), x)
+            bound.setdefault(named(i), x)
     values: list[T | None] = []
     for i, x in enumerate(inputs):
-        which = formal(i)
+        which = named(i)
         if x is None or op.is_value(x) or (isinstance(x, list) and not x and None in kinds[which]):
             values.append(x)  # an empty list, where a sequence may stand, is one
             continue

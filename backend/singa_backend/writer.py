@@ -25,9 +25,9 @@ from .bodies import function_of
 from .builder import Builder, Symbol
 from .differentiate import compose, declared_type, replay, visit
 from .errors import UnsupportedModel
-from .graph import Graph
-from .operator import REQUIRED, Declaration, Meaning, Rule, declarations, load_all, schema_version, schemas
-from .vocabulary import Body, Eager, Vocabulary, arguments, newest
+from .graph import Graph, Node
+from .operator import REQUIRED, Declaration, Meaning, Rule, declarations, load_all, newest, schema_version, schemas, type_strings
+from .vocabulary import Body, Eager, Vocabulary, arguments
 
 LEAST = 7
 """The least opset that can be written: before it broadcasting was another one."""
@@ -280,15 +280,19 @@ class Writer(Vocabulary[Symbol]):
 
     def _typed(self, name: str, values: list[Any], given: dict[str, Any], made: list[Symbol]) -> list[Symbol]:
         """What is made of several operators has the type that the one would have: inference may lose a rank on the way."""
-        if any(isinstance(y, Symbol) and not _has_rank(y.type) for y in made) and not any(
-            isinstance(v, Body) for v in given.values()
-        ):
-            scratch = Builder(self.opset)
-            inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
-            for y, whole in zip(made, scratch.call(name, inputs, given, len(made)), strict=True):
-                if isinstance(y, Symbol) and not _has_rank(y.type) and whole.type is not None and y.name:
-                    y.type = whole.type
+        if any(isinstance(y, Symbol) and not _has_rank(y.type) for y in made):
+            for y, type in zip(made, self._types(name, values, given, len(made), self.opset), strict=True):
+                if isinstance(y, Symbol) and not _has_rank(y.type) and type is not None and y.name:
+                    y.type = type
         return made
+
+    def _types(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[TypeProto | None]:
+        """The types of what a call gives in an opset that has its form; none where it has graphs, which are of the target's."""
+        if any(isinstance(v, Body) for v in given.values()):
+            return [None] * outputs
+        scratch = Builder(opset)
+        inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
+        return [y.type for y in scratch.call(name, inputs, given, outputs)]
 
     def older(
         self, name: str, inputs: Sequence[Any], attributes: dict[str, Any], *, outputs: int = 1, fold: bool = True
@@ -302,7 +306,7 @@ class Writer(Vocabulary[Symbol]):
         if version is None:
             raise Unwritable(f"opset {self.target} has no {name}", operator=name)
         schema = schemas["", name][version]
-        allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        allowed = type_strings(schema)
         bound: dict[str, str] = {}
         if outputs > schema.max_output:
             raise Unwritable(f"{name}-{version} has {schema.max_output} outputs", operator=name)
@@ -312,7 +316,7 @@ class Writer(Vocabulary[Symbol]):
             if i >= len(schema.inputs) and not _variadic(schema):
                 raise Unwritable(f"{name}-{version} has {len(schema.inputs)} inputs", operator=name)
             parameter = schema.inputs[min(i, len(schema.inputs) - 1)]
-            takes = allowed.get(parameter.type_str, [parameter.type_str])
+            takes = allowed[parameter.type_str]
             has = _type_string(self.type_of(v))
             if has and has not in takes:
                 raise Unwritable(f"{name}-{version} does not take {has} as {parameter.name}", operator=name)
@@ -325,8 +329,7 @@ class Writer(Vocabulary[Symbol]):
             code = dtypes.onnx_code(said.dtype) if isinstance(said, np.ndarray) else said if key != "value" else 0
             if isinstance(code, int) and code:
                 wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})"
-                makes = allowed.get(schema.outputs[0].type_str, [])
-                if makes and not {wanted, f"seq({wanted})"} & {*makes}:
+                if not {wanted, f"seq({wanted})"} & {*allowed[schema.outputs[0].type_str]}:
                     raise Unwritable(f"{name}-{version} does not make {wanted}", operator=name)
         for i, parameter in enumerate(schema.inputs):
             if parameter.option == parameter.option.Single and (i >= len(values) or values[i] is None):
@@ -334,17 +337,17 @@ class Writer(Vocabulary[Symbol]):
         unknown = sorted(set(attributes) - set(schema.attributes))
         if unknown:
             raise Unwritable(f"{name}-{version} has no attribute {', '.join(unknown)}", operator=name)
-        gives = allowed.get(schema.outputs[-1].type_str, []) if schema.outputs else []
+        gives = allowed[schema.outputs[-1].type_str]
         for body in (v for v in attributes.values() if isinstance(v, Body)):
             for info in body.proto.output:
                 has = _type_string(info.type)
-                if gives and has and has not in gives and f"seq({has})" not in gives:
+                if has and has not in gives and f"seq({has})" not in gives:
                     raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
         made = (
             self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
         )
         for y, parameter in zip(made, [*schema.outputs, *[schema.outputs[-1]] * outputs], strict=False):
-            gives, has = allowed.get(parameter.type_str, [parameter.type_str]), _type_string(self.type_of(y))
+            gives, has = allowed[parameter.type_str], _type_string(self.type_of(y))
             if has and has not in gives:
                 raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
         return made
@@ -401,11 +404,8 @@ class Writer(Vocabulary[Symbol]):
         """A node of a domain that nothing knows, with results of the right types, so that the rest can be written."""
         plain = {n: v for n, v in given.items() if not isinstance(v, Body)}
         made = self.builder.call(name, values, plain, outputs, UNWRITTEN)
-        if len(plain) == len(given):
-            scratch = Builder(opset)
-            inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
-            for y, whole in zip(made, scratch.call(name, inputs, given, outputs), strict=True):
-                y.type = whole.type
+        for y, type in zip(made, self._types(name, values, given, outputs, opset), strict=True):
+            y.type = type
         return made
 
     # --- for the rules of older.py
@@ -493,7 +493,7 @@ def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = No
     inputs = [writer.input(v.name, declared_type(v)) for v in graph.inputs]
     states = {n: writer.builder.initializer(n, a, fold=not dtypes.is_float(a.dtype)) for n, a in graph.states.items()}
     writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
-    outputs = replay(writer, graph, inputs, states, visitor=named_visit)
+    outputs = replay(writer, graph, inputs, states, visitor=_named_visit)
     for symbol, declared in zip(outputs, graph.outputs, strict=True):
         said = declared_type(declared)
         if said is not None and isinstance(symbol, Symbol) and not _has_rank(symbol.type):
@@ -501,28 +501,25 @@ def convert(graph: Graph, opset: int, name: str = "", writer: Writer | None = No
     return writer.model(name or graph.name or "main", outputs, [v.name for v in graph.outputs], late=late)
 
 
-def named_visit(op: Vocabulary[Any], node: Any, inputs: list[Any], frame: list[Any]) -> list[Any]:
+def _named_visit(writer: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
     """Do what a node does, and give its results the names that they have in the file; errors name the node.
 
     Two nodes that do the same stay two: each has values that somebody may ask for by name.
     """
-    builder = getattr(op, "builder", op)
-    before = len(builder.nodes) if isinstance(builder, Builder) else 0
-    if isinstance(builder, Builder):
-        builder.forget_calls()
-    noted = len(getattr(op, "problems", None) or [])
+    builder, problems = writer.builder, [] if writer.problems is None else writer.problems
+    before, noted = len(builder.nodes), len(problems)
+    builder.forget_calls()
     try:
-        made = visit(op, node, inputs, frame)
+        made = visit(writer, node, inputs, frame)
     except Unwritable as error:
         raise error.locate(node=node.name) from None
     except ValueError:  # what hangs on a stand-in may lack the type that is asked for
-        if not noted or not isinstance(builder, Builder):
+        if not noted or node.meaning is None:
             raise
         made = builder.call(node.meaning.declaration.name, inputs, {}, len(node.outputs), UNWRITTEN)
-    for problem in (getattr(op, "problems", None) or [])[noted:]:
+    for problem in problems[noted:]:
         problem.locate(node=node.name)
-    if isinstance(builder, Builder):
-        builder.rename(before, made, node.output_names, node.name)
+    builder.rename(before, made, node.output_names, node.name)
     return made
 
 

@@ -22,11 +22,11 @@ from onnx import ModelProto, TypeProto, helper, shape_inference
 
 from singa_backend import dtypes, passes, saving
 from singa_backend.backend import load_model
-from singa_backend.builder import finish, reads
+from singa_backend.builder import finish
 from singa_backend.errors import InvalidInput, InvalidModel, Problem, UnsupportedModel
 from singa_backend.graph import Graph
-from singa_backend.operator import schemas
-from singa_backend.vocabulary import newest
+from singa_backend.messages import reads
+from singa_backend.operator import newest, schemas
 from singa_backend.writer import LEAST, UNWRITTEN, Unwritable, Writer
 from singa_backend.writer import convert as write_again
 

@@ -17,11 +17,12 @@ import numpy as np
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
-from singa_backend.builder import Builder, reads
+from singa_backend.builder import Builder
 from singa_backend.differentiate import again as body_again
 from singa_backend.differentiate import gradients as rule_gradients
 from singa_backend.differentiate import why_not
 from singa_backend.errors import InvalidInput
+from singa_backend.messages import reads
 from singa_backend.operator import Declaration, Meaning, declarations, load_all, schema_version
 from singa_backend.vocabulary import Body, Eager, Vocabulary, arguments
 

@@ -22,8 +22,8 @@ from ..differentiate import Taped, Var, replay
 from ..errors import SonnxError
 from ..executor import Executor
 from ..graph import Graph
-from ..operator import schemas
-from ..vocabulary import LEAST_OPSET, Eager, newest
+from ..operator import newest, schemas, type_strings
+from ..vocabulary import LEAST_OPSET, Eager
 from .fuzz import generate, smooth
 from .verdict import same_bits
 
@@ -150,8 +150,7 @@ def _retyped(type: Any, old: Any, new: Any) -> Any:
 
 
 def _single_only(schema: Any) -> bool:
-    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
-    return any(list(allowed.get(o.type_str, [o.type_str])) == ["tensor(float)"] for o in schema.outputs)
+    return any(type_strings(schema)[o.type_str] == ["tensor(float)"] for o in schema.outputs)
 
 
 def _type(x: Any) -> Any:

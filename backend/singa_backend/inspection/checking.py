@@ -12,7 +12,7 @@ from .. import dtypes
 from ..backend import load_model
 from ..errors import Problem, SonnxError
 from ..limits import Budget, Limits, spend
-from ..operator import plain_domain, schemas
+from ..operator import plain_domain, schemas, type_strings
 from ..reader import read
 from .opinion import Opinion, ask
 from .tables import Call, Inspection, Table, readable, tables
@@ -113,7 +113,6 @@ def _mistyped(table: Table, call: Call) -> list[Problem]:
     if call.version is None:
         return []
     schema = schemas[plain_domain(call.domain), call.operator][call.version]
-    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     found = []
     for i, name in enumerate(call.inputs):
         value = table.values.get(name) if name else None
@@ -123,7 +122,7 @@ def _mistyped(table: Table, call: Call) -> list[Problem]:
         if i >= len(schema.inputs) and last.option != _VARIADIC:
             continue
         formal = schema.inputs[min(i, len(schema.inputs) - 1)]
-        types = allowed.get(formal.type_str, {formal.type_str})
+        types = set(type_strings(schema)[formal.type_str])
         if f"tensor({dtypes.onnx_name(value.dtype)})" not in types:
             names = ", ".join(sorted(t.removeprefix("tensor(").removesuffix(")") for t in types if t.startswith("tensor(")))
             message = f"input {formal.name!r} ({name}) is {dtypes.onnx_name(value.dtype)}; {call.title} takes {names or types}"

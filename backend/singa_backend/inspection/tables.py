@@ -20,6 +20,7 @@ from .. import dtypes, files
 from ..backend import load_model
 from ..errors import SonnxError
 from ..graph import Value
+from ..messages import imported
 from ..operator import DOMAINS, declarations, load_all, plain_domain, schema_version, schemas
 from .opinion import Opinion, ask, value_of
 
@@ -200,7 +201,7 @@ def tables(proto: ModelProto, path: Path | None, opinion: Opinion, folder: Path 
 class _Reader:
     def __init__(self, model: ModelProto, opinion: Opinion, folder: Path | None, stats: bool) -> None:
         self.opinion, self.folder, self.stats = opinion, folder, stats
-        self.opsets = _opsets(model.opset_import) or {"": 1}
+        self.opsets = imported(model.opset_import) or {"": 1}
         self.functions = {
             (plain_domain(f.domain), f.name, f.overload): f"{f.domain}.{f.name}" + (f":{f.overload}" if f.overload else "")
             for f in model.functions
@@ -227,7 +228,7 @@ class _Reader:
         known = {i.name: value_of(i) for i in proto.value_info}
         table = Table(f"function:{name}", f"function {name}", 0, inputs, outputs, [], [], known, {})
         self.found.append(table)
-        self._nodes(proto.node, table, {**self.opsets, **_opsets(proto.opset_import)})
+        self._nodes(proto.node, table, {**self.opsets, **imported(proto.opset_import)})
 
     def _nodes(self, protos: Iterable[NodeProto], table: Table, opsets: dict[str, int]) -> None:
         for i, proto in enumerate(protos):
@@ -285,10 +286,6 @@ class _Reader:
         finite = wide[np.isfinite(wide)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
         return {"min": low, "max": high, "nan": int(np.isnan(wide).sum()), "inf": int(np.isinf(wide).sum())}
-
-
-def _opsets(imports: Iterable[Any]) -> dict[str, int]:
-    return {plain_domain(entry.domain): int(entry.version) for entry in imports}
 
 
 def _words(attribute: AttributeProto) -> str:

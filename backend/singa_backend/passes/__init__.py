@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -232,18 +232,12 @@ def _step(edit: Edit, rewrite: Pass, did: PassReport) -> Failure | None:
     return None
 
 
-def _tops(edit: Edit) -> Iterator[Net]:
-    yield edit.main
-    yield from edit.functions
-
-
 def _check(edit: Edit) -> None:
-    for top in _tops(edit):
-        for net in top.walk():
-            net.check()
+    for net in edit.all_nets():
+        net.check()
 
 
 def _count(edit: Edit) -> Counter[str]:
     """Nodes by operator, those of other domains with the domain's name."""
-    nodes = (n for top in _tops(edit) for net in top.walk() for n in net.nodes)
+    nodes = (n for net in edit.all_nets() for n in net.nodes)
     return Counter(f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in nodes)

@@ -6,17 +6,15 @@ net = edit.main                          # a Net: the main graph; net.nodes, net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from onnx import ModelProto
 
 from ..errors import InvalidModel
+from ..messages import TRAINING_GRADIENT, imported
 from ..operator import plain_domain
 from .net import Net, Node, Type
-
-TRAINING_GRADIENT = ("ai.onnx.preview.training", "Gradient")
 
 
 class Edit:
@@ -31,10 +29,10 @@ class Edit:
         self.refused: set[Node] = set()
         """Nodes that could not be computed: nobody need try again."""
         self._inferred: dict[int, dict[str, Type]] | None = None
-        opsets = _opsets(model.opset_import)
+        opsets = imported(model.opset_import)
         self.main = Net(self, model.graph, None, opsets)
-        self.functions = [Net(self, f, None, opsets | _opsets(f.opset_import)) for f in model.functions]
-        self._names = {n for top in (self.main, *self.functions) for net in top.walk() for n in _names(net)}
+        self.functions = [Net(self, f, None, opsets | imported(f.opset_import)) for f in model.functions]
+        self._names = {n for net in self.all_nets() for n in _names(net)}
         if not all(isinstance(n, str) for n in self._names):  # protobuf gives bytes then
             raise InvalidModel("a name in the model is not UTF-8", code="SX107")
         self._next: dict[str, int] = {}
@@ -49,16 +47,26 @@ class Edit:
         self._names.add(name)
         return name
 
+    @property
+    def tops(self) -> tuple[Net, ...]:
+        """The main graph and the bodies of functions."""
+        return (self.main, *self.functions)
+
+    def all_nets(self) -> Iterator[Net]:
+        """Every graph, inner ones first."""
+        for top in self.tops:
+            yield from top.walk()
+
     def nets(self) -> Iterator[Net]:
         """Every graph that may be rewritten, inner ones first."""
-        for top in (self.main, *self.functions):
+        for top in self.tops:
             if not _differentiates(top):
                 yield from top.walk()
 
     @property
     def open(self) -> bool:
         """Whether anything may be rewritten: names must mean one thing, and no other graph may refer to them."""
-        return not self.model.training_info and not any(map(_hidden, (self.main, *self.functions)))
+        return not self.model.training_info and not any(map(_hidden, self.tops))
 
     def notes(self) -> list[str]:
         """What is left as it is, and why."""
@@ -70,7 +78,7 @@ class Edit:
             found.append(
                 f"{len(given)} initializers are inputs too, which a caller may give: they are no constants ({given[0]!r}, ...)"
             )
-        for top in (self.main, *self.functions):
+        for top in self.tops:
             hidden = _hidden(top)
             if hidden:
                 found.append(f"nothing is rewritten: a subgraph defines {hidden!r} again, which a graph around it defines")
@@ -123,10 +131,6 @@ def _hidden(net: Net, around: frozenset[str] = frozenset()) -> str:
         return min(own & around)
     around |= own
     return next((found for n in net.nodes for g in n.graphs.values() if (found := _hidden(g, around))), "")
-
-
-def _opsets(imports: Iterable[Any]) -> dict[str, int]:
-    return {plain_domain(e.domain): int(e.version) for e in imports}
 
 
 def _names(net: Net) -> Iterator[str]:

@@ -27,7 +27,7 @@ def infer(edit: Edit) -> dict[int, dict[str, Type]]:
         for field in ("input", "output", "attribute", "attribute_proto", "opset_import"):
             getattr(copy, field).extend(getattr(f, field))
         copy.node.extend(node_proto(n, light=True) for n in net.nodes)
-    found: dict[int, dict[str, Type]] = {id(n): {} for top in (edit.main, *edit.functions) for n in top.walk()}
+    found: dict[int, dict[str, Type]] = {id(net): {} for net in edit.all_nets()}
     try:
         inferred = shape_inference.infer_shapes(model)
     except Exception:  # inference fails where the model is wrong, or where it does not know an operator

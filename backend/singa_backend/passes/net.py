@@ -6,7 +6,6 @@ AttributeProtos are values that nobody changes in place, so that a snapshot cost
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from onnx import (
 
 from .. import dtypes, files
 from ..errors import InvalidModel, SonnxError
+from ..graph import runnable_order
 from ..operator import plain_domain
 
 if TYPE_CHECKING:
@@ -325,8 +325,13 @@ class Net:
                 makers[o] = i
         makers.pop("", None)
         needs = [{makers[n] for n in self.reads(node) if n in makers} for node in self.nodes]
-        if any(max(need, default=-1) >= i for i, need in enumerate(needs)):
-            self.nodes = [self.nodes[i] for i in _order(needs, self.nodes)]
+        order = runnable_order(needs)
+        if len(order) < len(needs):
+            cycle = _cycle(needs, {*range(len(needs))} - {*order})
+            names = ", ".join(repr(self.nodes[i].title) for i in cycle[:8]) + (", ..." if len(cycle) > 8 else "")
+            where = self.nodes[cycle[0]].title
+            raise InvalidModel(f"the graph has a cycle among the nodes {names}", code="SX101", node=where)
+        self.nodes = [self.nodes[i] for i in order]
         self.reindex()
 
     def check(self) -> None:
@@ -435,31 +440,14 @@ class Net:
         return restore
 
 
-def _order(needs: Sequence[set[int]], nodes: Sequence[Node]) -> list[int]:
-    """A stable topological order; raises InvalidModel that names the nodes of a cycle."""
-    waiting = [len(need) for need in needs]
-    readers: list[list[int]] = [[] for _ in needs]
-    for i, need in enumerate(needs):
-        for j in need:
-            readers[j].append(i)
-    ready = [i for i, count in enumerate(waiting) if count == 0]  # in order, so it is a heap
-    order: list[int] = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for j in readers[order[-1]]:
-            waiting[j] -= 1
-            if waiting[j] == 0:
-                heapq.heappush(ready, j)
-    if len(order) == len(nodes):
-        return order
-    at = next(i for i, count in enumerate(waiting) if count)
+def _cycle(needs: Sequence[set[int]], stuck: set[int]) -> list[int]:
+    """A cycle among the nodes that cannot be ordered."""
+    at = min(stuck)
     path: list[int] = []
     while at not in path:  # back along what waits: in the end a node is met twice
         path.append(at)
-        at = min(j for j in needs[at] if waiting[j])
-    cycle = path[path.index(at) :][::-1]
-    names = ", ".join(repr(nodes[i].title) for i in cycle[:8]) + (", ..." if len(cycle) > 8 else "")
-    raise InvalidModel(f"the graph has a cycle among the nodes {names}", code="SX101", node=nodes[cycle[0]].title)
+        at = min(needs[at] & stuck)
+    return path[path.index(at) :][::-1]
 
 
 def nbytes(tensor: TensorProto) -> int:

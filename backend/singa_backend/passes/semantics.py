@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .. import dtypes
-from ..operator import schemas
+from ..operator import schema_version
 from .net import Net, Node
 
 RANDOM = frozenset({
@@ -44,8 +44,7 @@ def version(net: Net, node: Node) -> int | None:
     """The schema version that a node of this graph means; None for what is no operator of ONNX."""
     if not node.plain:
         return None
-    opset = net.opsets.get(node.domain, 0)
-    return max((v for v in schemas.get((node.domain, node.op_type), ()) if v <= opset), default=None)
+    return schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 0))
 
 
 def deterministic(net: Net, node: Node) -> bool:

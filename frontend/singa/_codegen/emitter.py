@@ -12,8 +12,8 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, 
 
 from singa_backend import dtypes, files
 from singa_backend.graph import Node
-from singa_backend.operator import schema_version, schemas
-from singa_backend.vocabulary import _formal, newest
+from singa_backend.operator import newest, schema_version, schemas
+from singa_backend.vocabulary import formal
 
 from ..model import Model
 from .lowering import Lowered
@@ -167,7 +167,7 @@ class Emitter:
             text = array_text(array)
         if text is None:
             return self.expression(name)
-        strings, kinds, _ = _formal(node.domain, node.op_type, newest(""))
+        strings, kinds = formal(node.domain, node.op_type, newest(""))
         last = len(strings) - 1
         which = strings[min(i, last)]
         if kinds[which] == (array.dtype,):

@@ -15,8 +15,8 @@ from singa_backend.builder import Builder, Symbol
 from singa_backend.differentiate import Visitor, apply, declared_type, replay, visit
 from singa_backend.errors import Problem, UnsupportedModel
 from singa_backend.graph import ABSENT, Graph, Node, Value
-from singa_backend.operator import declarations, load_all, schema_version
-from singa_backend.vocabulary import Body, newest
+from singa_backend.operator import declarations, load_all, newest, schema_version
+from singa_backend.vocabulary import Body
 from singa_backend.writer import Unwritable, Writer
 
 from .._imported import frozen, running

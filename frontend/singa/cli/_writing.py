@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from singa_backend.vocabulary import newest
+from singa_backend.operator import newest
 from singa_backend.writer import LEAST
 
 

@@ -17,9 +17,9 @@ from ...device import Device
 from ...errors import SonnxError
 from ...executor import Executor
 from ...graph import Graph
-from ...operator import plain_domain, schema_version, schemas
+from ...messages import imported
+from ...operator import newest, schema_version, schemas
 from ...oracle import EngineFailure, Oracle
-from ...vocabulary import newest
 from ...writer import LEAST, Unwritable, Writer, convert
 from ..fuzz.generate import ORT_OPSET
 from ..fuzz.witnesses import NO_ORACLE
@@ -209,7 +209,7 @@ def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
 
 def _meanings(model: ModelProto) -> tuple[Any, ...]:
     """The schema versions that the nodes of a model mean at its opset: the same text may mean something else at another."""
-    imports = {plain_domain(o.domain): o.version for o in model.opset_import}
+    imports = imported(model.opset_import)
     return tuple(
         schema_version(node.domain, node.op_type, imports[node.domain])
         for node in nodes_of(model.graph.node) if (node.domain, node.op_type) in schemas

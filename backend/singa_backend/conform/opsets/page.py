@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...operator import DOMAINS
-from ...vocabulary import newest
+from ...operator import DOMAINS, newest
 from ...writer import LEAST
 from ..results import environment, load, publish, stale_page
 from .judge import BIG, FEW, TOLERANCE, Judged

@@ -11,8 +11,7 @@ from onnx import ModelProto, parser
 
 from ...errors import InvalidInput, SonnxError
 from ...graph import Graph
-from ...operator import schemas
-from ...vocabulary import newest
+from ...operator import newest, schemas
 from ...writer import LEAST, Unwritable, Writer, convert
 from .problems import Operator, current, drawn, listed
 
