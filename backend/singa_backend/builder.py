@@ -18,14 +18,12 @@ from . import dtypes, private, saving
 from .errors import UnsupportedModel
 from .inferring import output_types
 from .messages import graphs, reads
-from .operator import newest, schema_version, schemas
+from .operator import RANDOM, newest, schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
 _FOLD = 4096
 """Elements of a constant that is worked out when the graph is built."""
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
-)
+_RANDOM = RANDOM | {"Dropout"}
 
 _outer = count()
 
