@@ -12,35 +12,18 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper, shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from . import dtypes, private, saving
 from .errors import UnsupportedModel
+from .inferring import output_types
 from .messages import graphs, reads
-from .operator import declarations, newest, schema_version, schemas
+from .operator import RANDOM, newest, schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
 _FOLD = 4096
 """Elements of a constant that is worked out when the graph is built."""
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
-)
-
-_RANKS = {
-    **dict.fromkeys(("Pad", "Slice", "Tile", "Conv", "ConvTranspose", "Resize", "GridSample"), "same"),
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), "same"),
-    "Reshape": "length", "ConstantOfShape": "length", "Expand": "larger", "Range": "vector",
-    "GreaterOrEqual": "bool", "LessOrEqual": "bool",
-}  # fmt: skip
-"""The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1.
-
-"bool": the larger of the inputs' ranks; of a comparison that is a function inference does not even say that it gives bools."""
-
-_ALIKE = {
-    ("ai.onnx.ml", "Scaler"): np.float32, ("ai.onnx.ml", "Normalizer"): np.float32, ("ai.onnx.ml", "Imputer"): None,
-    ("ai.onnx.ml", "Binarizer"): None, ("", "MeanVarianceNormalization"): None, ("", "GroupNormalization"): None,
-}  # fmt: skip
-"""Operators whose result is shaped like the first input, and its dtype (None: that too); ONNX's inference is silent."""
+_RANDOM = RANDOM | {"Dropout"}
 
 _outer = count()
 
@@ -277,8 +260,7 @@ class Builder(Vocabulary[Symbol]):
                 for name, value in v.captured.items():
                     if name not in self._own():
                         self._note(name, value)
-        types = self._bound(node, symbols, domain) | self._infer(node, symbols, domain) | self._alike(node, symbols, domain)
-        self._rank(node, symbols, types)
+        types = output_types(self, node, symbols)
         self.nodes.append(node)
         made = [Symbol(n, self, types.get(n)) for n in names]
         self._made.update(names)
@@ -286,101 +268,6 @@ class Builder(Vocabulary[Symbol]):
 
     def _own(self) -> set[str]:
         return self._made | {s.name for s in self.inputs} | set(self.initializers)
-
-    def _bound(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
-        """The element types of the outputs that share a type parameter with an input: known also where inference gives up."""
-        version = schema_version(domain, node.op_type, self.imported(domain))
-        if version is None:
-            return {}
-        schema = schemas[domain, node.op_type][version]
-        bound: dict[str, TypeProto] = {}
-        for parameter, s in zip(schema.inputs, symbols, strict=False):
-            if s is not None and s.type is not None and s.type.WhichOneof("value") == "tensor_type" and parameter.is_homogeneous:
-                code = s.type.tensor_type.elem_type
-                bound.setdefault(parameter.type_str, helper.make_tensor_type_proto(code, None))
-        formal = [schema.outputs[min(i, len(schema.outputs) - 1)] for i in range(len(node.output))]
-        first = next(iter(bound.values()), None)
-        if first is not None and dtypes.is_float(dtypes.numpy_dtype(first.tensor_type.elem_type)):
-            for constraint in schema.type_constraints:  # a state without a past has the type of what it begins with
-                if all("float" in t or "double" in t for t in constraint.allowed_type_strs):
-                    bound.setdefault(constraint.type_param_str, first)
-        return {
-            n: bound[p.type_str] for n, p in zip(node.output, formal, strict=True) if p.type_str in bound and p.is_homogeneous
-        }
-
-    def _infer(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
-        """The types of a node's outputs, by ONNX's own inference."""
-        version = schema_version(domain, node.op_type, self.imported(domain))
-        if version is None:
-            return {}
-        schema = schemas[domain, node.op_type][version]
-        if domain == private.DOMAIN:
-            return self._infer_private(node, symbols)
-        scope: dict[str, TypeProto] = {}
-        if graphs(node):
-            for name, value in list(self.captured.items()):
-                type = self.type_of(value)
-                if type is not None:
-                    scope[name] = type
-            scope.update({s.name: s.type for s in self.inputs if s.type is not None})
-        for s in symbols:
-            if s is not None:
-                if s.type is None:
-                    return {}
-                scope[s.name] = s.type
-        data = {s.name: numpy_helper.from_array(s.value, s.name) for s in symbols if s is not None and s.value is not None}
-        try:
-            found = shape_inference.infer_node_outputs(
-                schema, node, scope, data, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10
-            )
-        except Exception:  # inference is a help; what it cannot tell stays unknown
-            return {}
-        return dict(found)
-
-    def _alike(self, node: NodeProto, symbols: Sequence[Symbol | None], domain: str) -> dict[str, TypeProto]:
-        """The type of a result that is shaped like the first input."""
-        key = (domain, node.op_type)
-        if key not in _ALIKE or symbols[0] is None or symbols[0].type is None:
-            return {}
-        return {node.output[0]: _tensor_type(_ALIKE[key] or self.dtype(symbols[0]), self.shape(symbols[0]))}
-
-    def _infer_private(self, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
-        """The types of a private operator's outputs: those of its composition."""
-        from .differentiate import compose
-
-        scratch = Builder(self.opset)
-        inputs = [
-            None if s is None else scratch.constant(s.value) if s.value is not None else scratch.input("x", s.type)
-            for s in symbols
-        ]
-        made = compose(scratch, declarations[private.DOMAIN, node.op_type][1], 1, inputs, {}, len(node.output))
-        return {n: y.type for n, y in zip(node.output, made, strict=True) if y.type is not None}
-
-    def _rank(self, node: NodeProto, symbols: Sequence[Symbol | None], types: dict[str, TypeProto]) -> None:
-        """ONNX's inference gives up a rank where a size is not known; the rank is known all the same."""
-        if _RANKS.get(node.op_type) == "bool":
-            found = types.setdefault(node.output[0], helper.make_tensor_type_proto(TensorProto.BOOL, None))
-            shapes = [None if s is None else self.shape(s) for s in symbols]
-            if None not in shapes and not found.tensor_type.HasField("shape"):
-                rank = max(len(shape) for shape in shapes if shape is not None)
-                found.CopyFrom(helper.make_tensor_type_proto(TensorProto.BOOL, [None] * rank))
-            return
-        if node.op_type not in _RANKS or not symbols or symbols[0] is None or node.output[0] not in types:
-            return
-        found = types[node.output[0]]
-        if found.WhichOneof("value") != "tensor_type" or found.tensor_type.HasField("shape"):
-            return
-        if _RANKS[node.op_type] == "vector":
-            found.CopyFrom(helper.make_tensor_type_proto(found.tensor_type.elem_type, [None]))
-            return
-        first = self.shape(symbols[0])
-        vector = self.shape(symbols[-1]) if symbols[-1] is not None and len(symbols) > 1 else first
-        length = vector[0] if vector and isinstance(vector[0], int) else None
-        ranks: list[int | None] = [None if first is None else len(first)] if _RANKS[node.op_type] != "length" else []
-        ranks += [length] if _RANKS[node.op_type] != "same" else []
-        if all(r is not None for r in ranks):
-            elem = found.tensor_type.elem_type
-            found.CopyFrom(helper.make_tensor_type_proto(elem, [None] * max(r for r in ranks if r is not None)))
 
     def folded(
         self, op_type: str, values: Sequence[Any], attributes: dict[str, Any], outputs: int, eager: Eager

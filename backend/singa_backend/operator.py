@@ -71,6 +71,9 @@ _SMALL = 1 << 16
 DOMAINS = {"": "ai.onnx"}
 """ONNX writes its main domain as the empty string; everything that people read says ai.onnx."""
 
+RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+"""Operators that draw: the same inputs need not give the same.  A Dropout may."""
+
 
 def plain_domain(domain: str) -> str:
     """A domain as it is written here: a file may spell out that of ONNX itself."""

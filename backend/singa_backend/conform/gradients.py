@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from onnx import ModelProto, NodeProto, TypeProto, defs, helper
 
-from .. import dtypes, operator, vocabulary
+from .. import dtypes, inferring, operator, vocabulary
 from ..builder import Builder, Symbol
 from ..device import Device
 from ..differentiate import Taped, Var, replay
@@ -122,17 +122,17 @@ def in_double(domain: str, name: str) -> Iterator[None]:
         wider = tuple((a or (0,)) if b == np.float32 else b for a, b in zip(alike, types.bound, strict=True))
         return replace(types, bound=wider)
 
-    infer = Builder._infer
+    infer = inferring._inferred
 
-    def inferred(self: Builder, node: NodeProto, symbols: Sequence[Symbol | None], d: str) -> dict[str, TypeProto]:
+    def inferred(builder: Builder, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
         """ONNX's inference may refuse float64 here: then it is asked about float32."""
-        found = infer(self, node, symbols, d)
-        if found or (d, node.op_type) != (domain, name):
+        found = infer(builder, node, symbols)
+        if found or (node.domain, node.op_type) != (domain, name):
             return found
         single = [s and replace(s, type=_retyped(s.type, np.float64, np.float32)) for s in symbols]
-        return {n: _retyped(t, np.float32, np.float64) for n, t in infer(self, node, single, d).items()}
+        return {n: _retyped(t, np.float32, np.float64) for n, t in infer(builder, node, single).items()}
 
-    with patch.object(operator, "_types", following), patch.object(Builder, "_infer", inferred):
+    with patch.object(operator, "_types", following), patch.object(inferring, "_inferred", inferred):
         vocabulary._meaning.cache_clear()
         try:
             yield

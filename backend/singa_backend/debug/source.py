@@ -17,9 +17,8 @@ from .. import dtypes, files
 from ..backend import SingaBackend
 from ..errors import InvalidModel
 from ..graph import Value
+from ..operator import RANDOM
 from .light import open_light
-
-RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .. import dtypes
-from ..operator import schema_version
+from ..operator import RANDOM, schema_version
 from .net import Net, Node
-
-RANDOM = frozenset({
-    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-})  # fmt: skip
 
 UNARY = frozenset({
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos",
