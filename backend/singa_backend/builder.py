@@ -17,7 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, Valu
 from . import dtypes, private, saving
 from .errors import UnsupportedModel
 from .inferring import output_types
-from .messages import graphs, reads
+from .messages import graphs, reads, unused
 from .operator import RANDOM, newest, schema_version, schemas
 from .vocabulary import Body, Eager, Vocabulary, arguments
 
@@ -321,13 +321,7 @@ class Builder(Vocabulary[Symbol]):
 
     def _node_name(self, wish: str) -> str:
         """A name that no node has that was named so far."""
-        taken = self.root._node_names
-        found, i = wish, 0
-        while found in taken:
-            i += 1
-            found = f"{wish}_{i}"
-        taken.add(found)
-        return found
+        return unused(wish, self.root._node_names)
 
     # --- graphs
 
