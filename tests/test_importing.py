@@ -56,6 +56,28 @@ def test_a_model_in_every_form(form: str, tmp_path: Path) -> None:
     assert ours(found, *FEEDS) == [[2.0, 10.0], [6, 7]]
 
 
+@pytest.mark.parametrize("where", ["function", "sparse"])
+def test_data_in_other_files_wherever_they_are(where: str, tmp_path: Path) -> None:
+    """Those of a function's constant, and of a sparse initializer, are read beside the file as those of any other tensor are."""
+    values = numpy_helper.from_array(F([2, 3]), "w")
+    (tmp_path / "w.bin").write_bytes(values.raw_data)
+    values.ClearField("raw_data")
+    values.data_location = TensorProto.EXTERNAL
+    values.external_data.add(key="location", value="w.bin")
+    if where == "function":
+        made = parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[2] x) => (float[2] y) { y = own.twice(x) }'
+        )
+        nodes = [helper.make_node("Constant", [], ["w"], value=values), helper.make_node("Mul", ["x", "w"], ["y"])]
+        made.functions.append(helper.make_function("own", "twice", ["x"], ["y"], nodes, [helper.make_opsetid("", 18)]))
+    else:
+        made = model("(float[2] x) => (float[2] y) { y = Mul(x, w) }")
+        places = numpy_helper.from_array(np.array([0, 1]), "places")
+        made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [2]))
+    onnx.save(made, tmp_path / "m.onnx")
+    assert ours(sonnx.from_onnx(tmp_path / "m.onnx"), F([1, 10])) == [[2.0, 30.0]]
+
+
 def test_what_is_no_model() -> None:
     for source in (b"no", "no/such/file.onnx", 7):
         with pytest.raises(InvalidModel):

@@ -131,23 +131,20 @@ def remove_dead(net: Net) -> int:
 
 
 def remove_dead_functions(edit: Edit) -> int:
-    """Take away functions of the model that nobody calls."""
-    calls: dict[tuple[str, str, str], set[tuple[str, str, str]]] = {}
-    for net in edit.functions:
-        f: Any = net.proto
-        calls[plain_domain(f.domain), f.name, f.overload] = _called(net)
+    """Take away functions of the model that nobody calls; none where two have one name."""
+    protos: list[Any] = [net.proto for net in edit.functions]
+    keys = [(plain_domain(f.domain), f.name, f.overload) for f in protos]
+    if len(set(keys)) < len(keys):
+        return 0
+    calls = dict(zip(keys, map(_called, edit.functions), strict=True))
     pending, alive = list(_called(edit.main)), set()
     while pending:
         key = pending.pop()
         if key not in alive:
             alive.add(key)
             pending += calls.get(key, ())
-    kept = [n for n, key in zip(edit.functions, calls, strict=False) if key in alive]
-    if len(calls) != len(edit.functions):
-        return 0
-    gone = len(edit.functions) - len(kept)
-    edit.functions = kept
-    return gone
+    edit.functions = [net for net, key in zip(edit.functions, keys, strict=True) if key in alive]
+    return len(keys) - len(edit.functions)
 
 
 def _called(net: Net) -> set[tuple[str, str, str]]:

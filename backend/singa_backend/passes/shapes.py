@@ -205,18 +205,10 @@ def constant_target(wanted: Sequence[Entry], sizes: Sequence[Entry] | None) -> l
     A size that is written as it is needs no other: [n, 12, 64] of an input [n, m, 64] is [0, 12, 64], and one that is in no
     such place is -1, as long as no 0 stands for a size that may be zero beside it.
     """
-    target: list[int] = []
+    target: list[int | None] = []
     for i, e in enumerate(wanted):
         own = sizes[i] if sizes is not None and i < len(sizes) else None
-        if isinstance(e, int):
-            target.append(e)
-        else:
-            target.append(0 if e is not None and e == own else -2)
-    if target.count(-2) > 1 or (-2 in target and -1 in target):
-        return None
-    if -2 in target:
-        # What is known to be a size can only be that; any other number may have been -1, which says the same.
-        if 0 in target:  # the size that 0 copies may be zero, and then -1 says nothing
-            return None
-        target[target.index(-2)] = -1
-    return target
+        target.append(e if isinstance(e, int) else 0 if e is not None and e == own else None)
+    if None in target and (target.count(None) > 1 or -1 in target or 0 in target):
+        return None  # the size that 0 copies may be zero, and then -1 says nothing
+    return [-1 if t is None else t for t in target]
