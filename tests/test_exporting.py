@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import checker, helper
+from onnx import TensorProto, checker, helper
 
 from singa import autograd, initializer, layer, model, opt, origin, sonnx, tape, tensor
 from singa.tape import op
 from singa_backend import SingaBackend
+from singa_backend.builder import Builder
 from singa_backend.errors import InvalidInput, InvalidModel, UnsupportedModel
 from singa_backend.oracle import Oracle
 
@@ -698,3 +699,10 @@ def test_a_fault_in_one_output_or_at_one_size_is_caught() -> None:
         sonnx.export_and_check(Fixed(), [x], dynamic_axes={"x": [0]})
     with pytest.raises(InvalidInput):
         sonnx.export_and_check(_Given(), [tensor.from_numpy(values(2))], opset=99)
+
+
+def test_an_operator_of_ones_own_has_not_the_type_of_its_namesake() -> None:
+    builder = Builder(18)
+    x = builder.input("x", helper.make_tensor_type_proto(TensorProto.FLOAT, ["n", 3]))
+    assert builder.dtype(builder.call("GreaterOrEqual", [x, x], {}, 1)[0]) == np.bool_
+    assert builder.type_of(builder.call("GreaterOrEqual", [x, x], {}, 1, domain="own")[0]) is None

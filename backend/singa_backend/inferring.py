@@ -112,26 +112,27 @@ def _of_private(builder: Builder, node: NodeProto, symbols: Sequence[Symbol | No
 
 def _give_rank(builder: Builder, node: NodeProto, symbols: Sequence[Symbol | None], types: dict[str, TypeProto]) -> None:
     """ONNX's inference gives up a rank where a size is not known; the rank is known all the same."""
-    if _RANKS.get(node.op_type) == "bool":
+    kind = None if node.domain else _RANKS.get(node.op_type)
+    if kind == "bool":
         found = types.setdefault(node.output[0], helper.make_tensor_type_proto(TensorProto.BOOL, None))
         shapes = [None if s is None else builder.shape(s) for s in symbols]
         if None not in shapes and not found.tensor_type.HasField("shape"):
             rank = max(len(shape) for shape in shapes if shape is not None)
             found.CopyFrom(helper.make_tensor_type_proto(TensorProto.BOOL, [None] * rank))
         return
-    if node.op_type not in _RANKS or not symbols or symbols[0] is None or node.output[0] not in types:
+    if kind is None or not symbols or symbols[0] is None or node.output[0] not in types:
         return
     found = types[node.output[0]]
     if found.WhichOneof("value") != "tensor_type" or found.tensor_type.HasField("shape"):
         return
-    if _RANKS[node.op_type] == "vector":
+    if kind == "vector":
         found.CopyFrom(helper.make_tensor_type_proto(found.tensor_type.elem_type, [None]))
         return
     first = builder.shape(symbols[0])
     vector = builder.shape(symbols[-1]) if symbols[-1] is not None and len(symbols) > 1 else first
     length = vector[0] if vector and isinstance(vector[0], int) else None
-    ranks: list[int | None] = [None if first is None else len(first)] if _RANKS[node.op_type] != "length" else []
-    ranks += [length] if _RANKS[node.op_type] != "same" else []
+    ranks: list[int | None] = [None if first is None else len(first)] if kind != "length" else []
+    ranks += [length] if kind != "same" else []
     if all(r is not None for r in ranks):
         elem = found.tensor_type.elem_type
         found.CopyFrom(helper.make_tensor_type_proto(elem, [None] * max(r for r in ranks if r is not None)))
