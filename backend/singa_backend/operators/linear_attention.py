@@ -15,10 +15,11 @@ _RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, Tru
 
 
 def _heads(x: Array, heads: int, name: str) -> Array:
-    """(batch, time, heads * size) as float32 (batch, time, heads, size)."""
+    """(batch, time, heads * size) as (batch, time, heads, size), in float32, or float64 where x is."""
     if x.ndim != 3 or x.shape[2] % heads:
         raise OperatorError(f"{name} must be (batch, time, {heads} * size); it has shape {x.shape}", code="SX404")
-    return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).astype(np.float32)
+    wide = np.float64 if x.dtype == np.float64 else np.float32
+    return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).astype(wide)
 
 
 @operator("LinearAttention", 27, widen=False)
@@ -27,7 +28,7 @@ def linear_attention(
     beta: Array | None = None, *, chunk_size: int = 64, kv_num_heads: int, q_num_heads: int, scale: float = 0.0,
     update_rule: str = "gated_delta",
 ) -> tuple[Array, Array]:  # fmt: skip
-    """The recurrence token by token, in float32; `chunk_size` is a hint to faster ways of computing the same."""
+    """The recurrence token by token, in float32 at least; `chunk_size` is a hint to faster ways of computing the same."""
     if update_rule not in _RULES:
         raise OperatorError(f"update_rule {update_rule!r} is none of {', '.join(_RULES)}", code="SX404")
     for name, given, needed in zip(("decay", "beta"), (decay, beta), _RULES[update_rule], strict=True):
@@ -44,7 +45,7 @@ def linear_attention(
     shape = (batch, kv_num_heads, size, size_v)
     if past_state is not None and past_state.shape != shape:
         raise OperatorError(f"past_state must be {shape}; it has shape {past_state.shape}", code="SX404")
-    state = xp.zeros(shape, np.float32) if past_state is None else past_state.astype(np.float32)
+    state = xp.zeros(shape, q.dtype) if past_state is None else past_state.astype(q.dtype)
     g = b = None
     if decay is not None:
         if decay.shape not in ((batch, time, kv_num_heads), (batch, time, kv_num_heads * size)):
@@ -54,9 +55,9 @@ def linear_attention(
     if beta is not None:
         if beta.shape not in ((batch, time, kv_num_heads), (batch, time, 1)):
             raise OperatorError(f"beta must have {kv_num_heads} values a token, or one; its shape is {beta.shape}", code="SX404")
-        b = beta.astype(np.float32)[..., None]
+        b = beta.astype(q.dtype)[..., None]
     q = q.reshape(batch, time, kv_num_heads, group, size)
-    out = xp.empty((batch, time, kv_num_heads, group, size_v), np.float32)
+    out = xp.empty((batch, time, kv_num_heads, group, size_v), q.dtype)
     for t in limits.rounds(time):
         k_t, v_t = k[:, t], v[:, t]
         if g is not None:
