@@ -29,6 +29,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.onnx_suite or config.option.onnx_data:
-        from singa_backend.pytest_plugin import Plugin
+        from singa_backend.conform.pytest_plugin import Plugin
 
         config.pluginmanager.register(Plugin(config), "sonnx-cases")

@@ -3,7 +3,7 @@
     tox -e benchmark [-- --runs 5 --json benchmarks/definition.json]
 
 Both run in this process, one after the other, on the same inputs; a ratio is the reference's median over ours.  The
-light models lie in the onnx wheel with constant weights; `singa_backend.conform.light` puts seeded random ones in their place.
+light models lie in the onnx wheel with constant weights; `singa_backend.conform.light_models` puts seeded random ones in their place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
 from singa_backend import SingaBackend
-from singa_backend.conform import light
+from singa_backend.conform import light_models
 
 
 def _median(run: Callable[[], Any], runs: int) -> float:
@@ -60,7 +60,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = {}
     print(f"{'model':16} {'ours':>10} {'reference':>10} {'ratio':>8}  difference", flush=True)
-    for name, model in light.models():
+    for name, model in light_models.models():
         if options.select in name:
             row = measure(model, options.runs, options.reference_runs)
             row["ratio"] = row["reference_s"] / row["ours_s"]

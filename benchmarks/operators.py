@@ -30,7 +30,7 @@ from onnx import GraphProto, ModelProto, TensorProto, defs, helper
 from onnx.reference import ReferenceEvaluator
 
 from singa_backend import SingaBackend
-from singa_backend.oracle import EngineFailure, Oracle
+from singa_backend.engines.oracle import EngineFailure, Oracle
 
 Generator = np.random.Generator
 Input = Callable[[Generator], Any]

@@ -13,7 +13,8 @@ import pytest
 
 from singa_backend import SingaBackend
 from singa_backend.conform import cases, gaps, worker
-from singa_backend.operator import Declaration, declarations, load_all, plain_domain, schema_version
+from singa_backend.ir.declaration import Declaration, declarations
+from singa_backend.proto.schemas import plain_domain, schema_version
 
 EACH = 6
 """Operators of a family that are spoilt; with all of them the test would take as long as the suite."""
@@ -24,7 +25,6 @@ GAPS = set(gaps.read(cases.held("gaps.txt")))
 @cache
 def families() -> dict[str, dict[int, tuple[Declaration, list[cases.Case]]]]:
     """The declarations of each module of operators, with up to three cases of the suite that run them."""
-    load_all()
     found: dict[str, dict[int, tuple[Declaration, list[cases.Case]]]] = defaultdict(dict)
     for case in cases.load(("node",)):
         model = onnx.load_model_from_string(case.model)
@@ -66,7 +66,6 @@ def spoilt(value: Any) -> Any:
 
 
 def all_families() -> Iterator[str]:
-    load_all()
     yield from sorted({_family(d) for versions in declarations.values() for d in versions.values()})
 
 

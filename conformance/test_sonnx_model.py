@@ -15,8 +15,8 @@ import pytest
 
 from singa import device, tape
 from singa._imported import _asks_for_training
+from singa._tensor import Tensor
 from singa.sonnx import SONNXModel
-from singa.tensor import Tensor
 from singa_backend import SingaBackend
 from singa_backend.conform import cases, gaps, worker
 

@@ -15,7 +15,7 @@ from rich.progress import track
 
 from singa import autograd, device, layer, model, opt, sonnx, tensor
 from singa_backend import MissingDependency
-from singa_backend.oracle import Oracle
+from singa_backend.engines.oracle import Oracle
 
 
 class Net(model.Model):

@@ -14,7 +14,7 @@ from retrain import stand_in
 from rich.progress import track
 
 from singa import opt, sonnx
-from singa_backend.oracle import Oracle
+from singa_backend.engines.oracle import Oracle
 
 
 def main() -> None:

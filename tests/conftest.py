@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from singa import autograd, sonnx, tape
-from singa.tensor import Tensor
-from singa_backend.oracle import Oracle
+from singa._tensor import Tensor
+from singa_backend.engines.oracle import Oracle
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from onnx import parser
 from singa import sonnx as face
 from singa.cli import main
 from singa_backend import InvalidInput
-from singa_backend.conform import opsets as matrix
-from singa_backend.conform.opsets import page
-from singa_backend.conform.opsets import problems as drawing
-from singa_backend.conform.opsets.supported import how
+from singa_backend.conform import opset_matrix as matrix
+from singa_backend.conform.opset_matrix import page
+from singa_backend.conform.opset_matrix import problems as drawing
+from singa_backend.conform.opset_matrix.supported import how
 
 REPORTS = Path(__file__).parent.parent / "reports"
 

@@ -27,10 +27,11 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa import autograd, codegen, device, opt, sonnx, tape
 from singa._codegen.text import Names, array_text, number, quoted
+from singa._tensor import Tensor
 from singa.cli import main
-from singa.tensor import Tensor
 from singa_backend import InvalidInput, SingaBackend, UnsupportedModel
-from singa_backend.conform import cases, foreign, light, verdict
+from singa_backend.comparison import verdict
+from singa_backend.conform import cases, foreign, light_models
 
 HERE = Path(__file__).parent
 ALL = bool(os.environ.get("SONNX_CODEGEN_ALL"))
@@ -141,9 +142,9 @@ def test_a_stored_model(name: str, tmp_path: Path) -> None:
         assert train_alike(module, str(stored.path), list(stored.data[0][0].values())) or name in SKLEARN
 
 
-@pytest.mark.parametrize("name", light.names() if ALL else ["squeezenet"])
+@pytest.mark.parametrize("name", light_models.names() if ALL else ["squeezenet"])
 def test_a_light_model(name: str, tmp_path: Path) -> None:
-    model = light.model(name)
+    model = light_models.model(name)
     inputs = cases.light_inputs(model)
     ours, theirs = run(written(model, tmp_path).Model(), inputs), SingaBackend.prepare(model).run(inputs)
     assert max(map(foreign.error, ours, theirs)) <= (1e-6 if name == "zfnet512" else 0)  # LRN divides its alpha, as a double

@@ -14,7 +14,8 @@ import pytest
 from onnx import parser
 
 from singa_backend import SingaBackend
-from singa_backend.conform import cases, gaps, report, results, verdict, worker
+from singa_backend.comparison import verdict
+from singa_backend.conform import cases, gaps, report, results, worker
 
 F = np.float32
 

@@ -13,11 +13,11 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from singa import autograd, layer, opt, sonnx, tape
+from singa._layer import Layer
+from singa._tensor import Tensor, to_numpy
 from singa.device import Device, default_device
-from singa.layer import Layer
 from singa.model import Model
 from singa.tape import op
-from singa.tensor import Tensor, to_numpy
 
 F = np.float32
 STRICT = Device("STRICT")

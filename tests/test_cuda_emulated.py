@@ -13,21 +13,22 @@ import numpy as np
 import pytest
 from onnx import helper, parser
 
-from singa_backend import DeviceUnavailable, OperatorError, SingaBackend, arrays, device
-from singa_backend.conform import verdict
+from singa_backend import DeviceUnavailable, OperatorError, SingaBackend
+from singa_backend.comparison import verdict
+from singa_backend.devices import device, strict
 
 active: list[int] = []
 
 
 def _fake_cupy(gpus: int) -> ModuleType:
-    strict = arrays.StrictNamespace()
+    namespace = strict.StrictNamespace()
     cupy = ModuleType("cupy")
-    for name in arrays._cupy_names()["cupy"]:
-        if hasattr(strict, name):
-            setattr(cupy, name, getattr(strict, name))
-    cupy.ndarray = arrays.StrictArray  # type: ignore[attr-defined]
-    cupy.asarray, cupy.array, cupy.asnumpy = strict.asarray, strict.array, strict.to_host  # type: ignore[attr-defined]
-    cupy.lib, cupy.linalg, cupy.fft = strict.lib, strict.linalg, strict.fft  # type: ignore[attr-defined]
+    for name in strict._cupy_names()["cupy"]:
+        if hasattr(namespace, name):
+            setattr(cupy, name, getattr(namespace, name))
+    cupy.ndarray = strict.StrictArray  # type: ignore[attr-defined]
+    cupy.asarray, cupy.array, cupy.asnumpy = namespace.asarray, namespace.array, namespace.to_host  # type: ignore[attr-defined]
+    cupy.lib, cupy.linalg, cupy.fft = namespace.lib, namespace.linalg, namespace.fft  # type: ignore[attr-defined]
 
     class On(contextlib.AbstractContextManager[None]):
         mem_info = (1 << 33, 1 << 34)
@@ -146,6 +147,6 @@ def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_the_strict_namespace_refuses_what_cupy_lacks(use: Any) -> None:
-    xp = arrays.StrictNamespace()
+    xp = strict.StrictNamespace()
     with pytest.raises((TypeError, AttributeError), match="cupy"):
         use(xp, xp.asarray([1.0, 2.0]))

@@ -18,11 +18,11 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 
 from singa.cli import main
 from singa_backend import InvalidInput, InvalidModel, SingaBackend, SonnxError, debug
-from singa_backend.conform import cases
-from singa_backend.conform.verdict import same_bits
-from singa_backend.debug.light import embed, open_light
-from singa_backend.debug.shelf import Shelf
-from singa_backend.operator import declarations
+from singa_backend.comparison.verdict import same_bits
+from singa_backend.debug.spill import Shelf
+from singa_backend.ir.declaration import declarations
+from singa_backend.proto import test_data
+from singa_backend.proto.load import embed, open_light
 
 HEAD = '<ir_version: 10, opset_import: ["": 21, "own": 1]>'
 RNG = np.random.default_rng(7)
@@ -186,7 +186,7 @@ def fails_alone(folder: Path) -> bool:
     model = onnx.load(folder / "model.onnx")
     onnx.checker.check_model(model)
     assert len(model.graph.node) == 1
-    inputs, expected = cases.data_set(folder / "test_data_set_0", model)
+    inputs, expected = test_data.data_set(folder / "test_data_set_0", model)
     named = dict(zip((i.name for i in model.graph.input), inputs, strict=False))
     outputs = SingaBackend.run_model(folder / "model.onnx", named)
     return not all(a.shape == e.shape and np.allclose(a, e, 1e-4, 1e-6) for a, e in zip(outputs, expected, strict=True))
@@ -392,7 +392,7 @@ def test_maps_are_compared_and_written(keys: dict[str, Any], tmp_path: Path) -> 
         attribute.strings[1:], attribute.ints[1:] = [b"a"] * (len(attribute.strings) - 1), [7] * (len(attribute.ints) - 1)
     repro = debug.bisect(model(1), x, against=changed, to=tmp_path)
     assert repro is not None and repro.alone and repro.node.operator == "ZipMap" and "a map of" in str(repro)
-    (expected,) = cases.data_set(tmp_path / "test_data_set_0", onnx.load(tmp_path / "model.onnx"))[1]
+    (expected,) = test_data.data_set(tmp_path / "test_data_set_0", onnx.load(tmp_path / "model.onnx"))[1]
     assert same_bits(expected, SingaBackend.prepare(changed).run(x)[0])
 
 

@@ -10,9 +10,9 @@ from onnx import defs, helper
 
 from singa_backend.conform import gaps
 from singa_backend.conform.cases import held
-from singa_backend.operator import REQUIRED, Declaration, declarations, load_all, operator, schemas
+from singa_backend.ir.declaration import REQUIRED, Declaration, declarations, operator
+from singa_backend.proto.schemas import schemas
 
-load_all()
 ALL = [(d, n, v) for (d, n), versions in sorted(schemas.items()) for v in sorted(versions)]
 MISSING = gaps.undeclared(held("undeclared.txt"))
 VARIADIC = defs.OpSchema.FormalParameterOption.Variadic

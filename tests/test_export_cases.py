@@ -11,8 +11,8 @@ from onnx import helper
 
 from singa import autograd, layer, sonnx, tensor
 from singa.tape import op
+from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import UnsupportedModel
-from singa_backend.oracle import Oracle
 
 F = np.float32
 

@@ -17,9 +17,9 @@ from onnx import TensorProto, checker, helper
 from singa import autograd, initializer, layer, model, opt, origin, sonnx, tape, tensor
 from singa.tape import op
 from singa_backend import SingaBackend
-from singa_backend.builder import Builder
+from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput, InvalidModel, UnsupportedModel
-from singa_backend.oracle import Oracle
+from singa_backend.interpreters.builder import Builder
 
 F = np.float32
 MODELS = sorted((Path(__file__).parent / "models").glob("*.onnx"))

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from onnx import parser
 
 from singa.cli import main
-from singa_backend.conform import foreign, light
-from singa_backend.oracle import Oracle
+from singa_backend.conform import foreign, light_models
+from singa_backend.engines.oracle import Oracle
 
 MODELS = Path(__file__).parent / "models"
 STORED = {m.name: m for m in foreign.stored(MODELS)}
@@ -61,12 +61,12 @@ def test_light_models_with_random_weights(name: str, oracle: Oracle) -> None:
 def test_all_nine_light_models_stand_in_the_report() -> None:
     document = json.loads((Path(__file__).parents[1] / "reports" / "foreign.json").read_text())
     rows = {r["model"]: r for r in document["comparisons"]}
-    assert {f"light {n}" for n in light.names()} | set(STORED) == set(rows) and len(light.names()) == 9
+    assert {f"light {n}" for n in light_models.names()} | set(STORED) == set(rows) and len(light_models.names()) == 9
     assert all(r["good"] and r["worst"]["error"] <= document["bound"] == 1e-4 for r in document["comparisons"])
 
 
 def test_random_weights_are_seeded_and_leave_no_constant_weight() -> None:
-    one, again, other = (light.model("squeezenet", seed).SerializeToString(deterministic=True) for seed in (0, 0, 1))
+    one, again, other = (light_models.model("squeezenet", seed).SerializeToString(deterministic=True) for seed in (0, 0, 1))
     assert one == again != other
     graph = onnx.ModelProto.FromString(one).graph
     assert not any(n.op_type == "ConstantOfShape" for n in graph.node)

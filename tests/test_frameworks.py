@@ -17,9 +17,9 @@ import onnx
 import pytest
 
 from singa import autograd, opt, sonnx
-from singa.tensor import Tensor
+from singa._tensor import Tensor
 from singa_backend.conform import foreign
-from singa_backend.oracle import Oracle
+from singa_backend.engines.oracle import Oracle
 
 FRAMEWORKS = Path(__file__).parent / "frameworks"
 TABLE = tomllib.loads((FRAMEWORKS / "rows.toml").read_text())

@@ -13,9 +13,9 @@ from onnx import defs, helper
 
 from singa import sonnx, tensor
 from singa.tape import op
+from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import UnsupportedModel
-from singa_backend.operator import newest
-from singa_backend.oracle import Oracle
+from singa_backend.proto.schemas import newest
 
 F = np.float32
 NEWEST = newest("")

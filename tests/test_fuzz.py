@@ -17,10 +17,11 @@ from onnx import helper, numpy_helper
 
 from singa.cli import main
 from singa_backend import SingaBackend
-from singa_backend.conform import verdict
-from singa_backend.conform.cases import ConformanceError, data_set, held
-from singa_backend.conform.fuzz import compare, draw, formulas, generate, ledger, recipes, run, summary, witnesses
-from singa_backend.operator import declarations, load_all
+from singa_backend.comparison import verdict
+from singa_backend.conform.cases import ConformanceError, held
+from singa_backend.conform.fuzz import compare, formulas, generate, ledger, recipes, run, strategies, summary, witnesses
+from singa_backend.ir.declaration import declarations
+from singa_backend.proto.test_data import data_set
 
 F = np.float32
 
@@ -39,7 +40,6 @@ def drawn(select: str, *, count: int = 400, wish: Any = lambda case: True) -> ge
 
 def test_every_operator_has_a_recipe() -> None:
     """But for what takes maps, pictures, which no other engine here decodes, Gradient, which no other knows, and our own."""
-    load_all()
     others = {("ai.onnx.ml", "CastMap"), ("ai.onnx.ml", "DictVectorizer"), ("ai.onnx.preview.training", "Gradient")}
     known = {(domain, name) for domain, name in declarations if domain != "ai.singa"}
     assert known - set(recipes.load()) == {("", "ImageDecoder"), *others}
@@ -86,7 +86,7 @@ def test_specials_edges_and_constants_are_drawn() -> None:
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint64, ml_dtypes.int4, ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16, bool, object])
 def test_any_dtype_can_be_drawn(dtype: Any) -> None:
-    d = draw.Draw(np.random.default_rng(0), onnx.defs.get_schema("Identity", 25), 25, {})
+    d = strategies.Draw(np.random.default_rng(0), onnx.defs.get_schema("Identity", 25), 25, {})
     x = d.array(np.dtype(dtype), (3, 4))
     assert x.dtype == dtype and x.shape == (3, 4)
 
@@ -194,7 +194,6 @@ def test_a_version_that_means_something_else_is_no_witness() -> None:
 
 def test_bodies_and_formulas_are_independent_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault in the operator shows: the body is run from other operators, the formula by none."""
-    load_all()
     case = drawn("^Softplus-22$", wish=lambda c: c.types["T"] == F and "empty" not in c.flags and "nan" not in c.flags)
     monkeypatch.setattr(declarations["", "Softplus"][22], "body", lambda xp, x: xp.maximum(x, 0))
     ours = list(SingaBackend.run_model(case.model, case.feeds))

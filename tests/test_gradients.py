@@ -12,18 +12,18 @@ import pytest
 from click.testing import CliRunner
 
 from singa.cli import main
-from singa_backend.conform import gradients, matrix
+from singa_backend.autodiff.support import FLOWS, MISSING, REASONS, standing
+from singa_backend.autodiff.tape import Taped
+from singa_backend.conform import gradient_matrix, gradients
 from singa_backend.conform.cases import ConformanceError
 from singa_backend.conform.fuzz import recipes
-from singa_backend.conform.matrix import Row, ledger, page
-from singa_backend.conform.matrix.row import asks
-from singa_backend.differentiate import REASONS, Taped
-from singa_backend.operator import Rule, declarations, load_all, schemas
-from singa_backend.standing import FLOWS, MISSING, standing
-from singa_backend.vocabulary import Eager
+from singa_backend.conform.gradient_matrix import Row, ledger, page
+from singa_backend.conform.gradient_matrix.row import asks
+from singa_backend.interpreters.eager import Eager
+from singa_backend.ir.declaration import Rule, declarations
+from singa_backend.proto.schemas import schemas
 
-load_all()
-ROWS = matrix.listed()
+ROWS = gradient_matrix.listed()
 MISSED = sorted({f"{r.operator}-{r.version}" for r in ROWS if r.kind == MISSING})
 STILL_MISSING = 0
 """How many operators of ai.onnx may be without a rule."""
@@ -33,12 +33,12 @@ STILL_MISSING = 0
 
 
 def test_every_version_is_listed_once() -> None:
-    expected = {(d, n, v) for (d, n), versions in schemas.items() if d in matrix.DOMAINS for v in versions}
+    expected = {(d, n, v) for (d, n), versions in schemas.items() if d in gradient_matrix.DOMAINS for v in versions}
     assert {r.key for r in ROWS} == expected and len(ROWS) == len(expected)
 
 
 def test_every_declaration_has_a_rule_a_composition_or_a_reason() -> None:
-    entries = [e for e in matrix.read() if e.what == "missing"]
+    entries = [e for e in gradient_matrix.read() if e.what == "missing"]
     named = {r.key for r in ROWS if r.kind == MISSING and any(e.covers(r, "missing") for e in entries)}
     unnamed = [f"{r.operator}-{r.version}" for r in ROWS if r.kind == MISSING and r.key not in named]
     assert not unnamed
@@ -118,7 +118,7 @@ def test_the_judge_catches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = Rule(plant(declaration.rule.function))
     rule.names = declaration.rule.names
     monkeypatch.setattr(declaration, "rule", rule)
-    row = matrix.judged(_row("Mul", 14), count=5)
+    row = gradient_matrix.judged(_row("Mul", 14), count=5)
     assert row.verdict == "wrong" and row.wrong and says in " ".join(row.says), row
     assert not ledger.explain(row, [ledger.Entry("Mul", "few", "no excuse")])
 
@@ -128,12 +128,12 @@ def test_the_judge_catches_a_gradient_that_is_not_zero(monkeypatch: pytest.Monke
     monkeypatch.setattr(declaration, "rule", None)
     monkeypatch.setattr(declaration, "composition", None)
     monkeypatch.setattr(declaration, "reason", "zero")
-    row = matrix.judged(_row("Sin", 22), count=3)
+    row = gradient_matrix.judged(_row("Sin", 22), count=3)
     assert row.kind == "zero" and row.verdict == "wrong" and "no gradient was given" in row.says[0]
 
 
 def test_a_rule_in_sound_state_is_checked() -> None:
-    row = matrix.judged(_row("Mul", 14), count=5)
+    row = gradient_matrix.judged(_row("Mul", 14), count=5)
     assert (row.verdict, row.agreed, row.wrong, row.graph) == ("checked", 5, 0, True) and row.worst < 1e-6
 
 
@@ -146,7 +146,7 @@ def test_the_points_of_a_seed_are_the_same() -> None:
 
 
 def _row(name: str, version: int, domain: str = "") -> Row:
-    return next(r for r in matrix.listed(rf"(^|:){name}-{version}$") if r.domain == domain)
+    return next(r for r in gradient_matrix.listed(rf"(^|:){name}-{version}$") if r.domain == domain)
 
 
 # --- conventions at kinks and ties, as docs/gradients.md has them
@@ -202,7 +202,7 @@ def test_conventions(name: str, inputs: Any, attributes: dict[str, Any], expecte
 @pytest.mark.parametrize("row", [r for r in ROWS if r.latest and asks(r)], ids=lambda r: r.name)
 def test_a_sample(row: Row) -> None:
     """Two points of the newest version; `sonnx gradients` takes 20 of every version."""
-    found = matrix.judged(row, count=2)
+    found = gradient_matrix.judged(row, count=2)
     assert found.verdict in ("checked", "few", "zero", "constant"), found.says
 
 
@@ -232,24 +232,24 @@ def test_the_command_writes_and_merges(tmp_path: Path) -> None:
 
 
 def test_a_matrix_of_other_declarations_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "does not exist" in matrix.stale(tmp_path)
-    page.write(page.to_json(matrix.listed(), 20, 0, matrix.read()), tmp_path)
-    assert matrix.stale(tmp_path) == ""
+    assert "does not exist" in gradient_matrix.stale(tmp_path)
+    page.write(page.to_json(gradient_matrix.listed(), 20, 0, gradient_matrix.read()), tmp_path)
+    assert gradient_matrix.stale(tmp_path) == ""
     assert sonnx("--check", "--to", tmp_path).exit_code == 0
     monkeypatch.setattr(declarations["", "Floor"][1], "reason", "undefined: for the test")
-    assert "Floor-1: kind was 'zero' and is 'undefined'" in matrix.stale(tmp_path)
+    assert "Floor-1: kind was 'zero' and is 'undefined'" in gradient_matrix.stale(tmp_path)
     assert sonnx("--check", "--to", tmp_path).exit_code == 1
     monkeypatch.undo()
     (tmp_path / "gradients.md").write_text("by hand")
-    assert "not what gradients.json renders to" in matrix.stale(tmp_path)
+    assert "not what gradients.json renders to" in gradient_matrix.stale(tmp_path)
     (tmp_path / "gradients.json").write_text(json.dumps({**page.read(tmp_path), "rows": page.read(tmp_path)["rows"][1:]}))
-    assert "is listed nowhere" in matrix.stale(tmp_path)
+    assert "is listed nowhere" in gradient_matrix.stale(tmp_path)
 
 
 def test_a_row_that_hangs_costs_one_row() -> None:
-    found = list(matrix.run([_row("Mul", 14), _row("Mul", 13)], count=1000, oracle=None, jobs=1, timeout=0.01))
+    found = list(gradient_matrix.run([_row("Mul", 14), _row("Mul", 13)], count=1000, oracle=None, jobs=1, timeout=0.01))
     assert [r.verdict for r in found] == ["timeout", "timeout"] and "not judged within" in found[0].says[0]
-    assert not ledger.explain(found[0], matrix.read())
+    assert not ledger.explain(found[0], gradient_matrix.read())
 
 
 def test_the_ledger(tmp_path: Path) -> None:

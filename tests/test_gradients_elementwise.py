@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa_backend.differentiate import Taped
-from singa_backend.vocabulary import Eager
+from singa_backend.autodiff.tape import Taped
+from singa_backend.interpreters.eager import Eager
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(-100, 100, (3, 5, 4)).astype(np.int8)

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from singa_backend import Graph, dtypes
-from singa_backend.builder import Builder
-from singa_backend.device import Device
-from singa_backend.differentiate import Taped
-from singa_backend.executor import Executor
-from singa_backend.vocabulary import Eager, Vocabulary
+from singa_backend import dtypes
+from singa_backend.autodiff.tape import Taped
+from singa_backend.devices.device import resolve
+from singa_backend.interpreters.base import Vocabulary
+from singa_backend.interpreters.builder import Builder
+from singa_backend.interpreters.eager import Eager
+from singa_backend.ir.reader import read
+from singa_backend.opsets.model import to_model
+from singa_backend.runtime.executor import Executor
 
 RNG = np.random.default_rng(0)
 IMAGES, ONES, ZEROS = RNG.normal(size=(4, 6, 5, 5)) * 300, np.ones(6), np.zeros(6)
@@ -59,9 +62,9 @@ def test_narrow_gradients_are_those_of_float32(name: str, dtype: Any) -> None:
     expected = gradients(Eager(), function, wide, weights)
     builder = Builder(23)
     symbols = [builder.input("x", helper.make_tensor_type_proto(dtypes.onnx_code(dtype), x.shape)) for x in narrow]
-    model = builder.model("gradient", gradients(builder, function, symbols, weights))
-    graph = Graph.from_onnx(model)
-    as_graph = Executor(graph, Device("CPU")).run(graph, narrow)
+    model = to_model(builder, "gradient", gradients(builder, function, symbols, weights))
+    graph = read(model)
+    as_graph = Executor(graph, resolve("CPU")).run(graph, narrow)
     at_once = gradients(Eager(), function, narrow, weights)
     for found in (at_once, as_graph):
         for g, e in zip(found, expected, strict=True):

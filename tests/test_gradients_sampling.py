@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa_backend.differentiate import Taped
-from singa_backend.operator import load_all
-from singa_backend.vocabulary import Eager
+from singa_backend.autodiff.tape import Taped
+from singa_backend.interpreters.eager import Eager
 
-load_all()
 RNG = np.random.default_rng(0)
 ML = "ai.onnx.ml"
 

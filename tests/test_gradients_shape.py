@@ -7,16 +7,18 @@ import pytest
 from onnx import helper
 
 from singa_backend import dtypes
-from singa_backend.builder import Builder
+from singa_backend.autodiff.replay import apply
+from singa_backend.autodiff.support import why_not
+from singa_backend.autodiff.tape import Taped
 from singa_backend.conform.gradients import judge, points
-from singa_backend.device import Device
-from singa_backend.differentiate import Taped, apply, compose, why_not
-from singa_backend.executor import Executor
-from singa_backend.graph import Graph
-from singa_backend.operator import Meaning, declarations, load_all
-from singa_backend.vocabulary import Eager
-
-load_all()
+from singa_backend.devices.device import resolve
+from singa_backend.interpreters.builder import Builder
+from singa_backend.interpreters.eager import Eager
+from singa_backend.ir.declaration import declarations
+from singa_backend.ir.reader import read
+from singa_backend.ir.versioned import Meaning
+from singa_backend.opsets.model import to_model
+from singa_backend.runtime.executor import Executor
 
 
 def _value(x):
@@ -56,8 +58,8 @@ def gradients(op_type, inputs, dy=None, opset=26, **attributes):
     symbols = [None if x is None else builder.input(f"x{i}", _leaf_type(x)) for i, x in enumerate(inputs)]
     found = _backward(builder, op_type, list(zip(symbols, inputs, strict=True)), builder.input("dy", _leaf_type(dy)), attributes)
     assert [g is None for g in found] == [g is None for g in eager]
-    graph = Graph.from_onnx(builder.model("gradient", [g for g in found if g is not None]))
-    made = Executor(graph, Device("CPU")).run(graph, [*(x for x in inputs if x is not None), dy])
+    graph = read(to_model(builder, "gradient", [g for g in found if g is not None]))
+    made = Executor(graph, resolve("CPU")).run(graph, [*(x for x in inputs if x is not None), dy])
     for a, b in zip([g for g in eager if g is not None], made, strict=True):
         np.testing.assert_equal(len(a), len(b)) if isinstance(a, list) else np.testing.assert_allclose(a, b, rtol=1e-12)
     return eager
@@ -267,7 +269,7 @@ def test_old_versions_are_exact_compositions(op_type, version, inputs, attribute
     services = {n: (True,) * outputs for n, kind in declaration.services.items() if kind == "wanted"}
     old = Meaning(declaration, version).compute(op.xp, inputs, {**attributes, **services}, outputs)
     for new in (
-        compose(op, declaration, version, inputs, attributes, outputs),
+        declaration.decompose(op, version, inputs, attributes, outputs),
         apply(op, Meaning(declaration, version), inputs, attributes, outputs),
     ):
         for a, b in zip(old, new, strict=True):
@@ -281,7 +283,7 @@ def test_a_short_transform_is_its_composition():
     for op in (Eager(opset=18), Eager()):
         for inputs in ([signal, np.array(2), window], [signal, np.array(3), None, np.array(5)], [signal, np.array(1)]):
             y = op.STFT(*inputs)
-            np.testing.assert_allclose(compose(op, declarations["", "STFT"][17], 17, inputs, {}, 1)[0], y, atol=1e-12)
+            np.testing.assert_allclose(declarations["", "STFT"][17].decompose(op, 17, inputs, {}, 1)[0], y, atol=1e-12)
 
 
 def test_half_floats():

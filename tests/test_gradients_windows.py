@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa_backend import arrays
-from singa_backend.differentiate import Taped
+from singa_backend.autodiff.tape import Taped
+from singa_backend.devices import namespaces
+from singa_backend.interpreters.eager import Eager
 from singa_backend.operators import conv
-from singa_backend.vocabulary import Eager
 
 RNG = np.random.default_rng(3)
 
@@ -44,7 +44,7 @@ def test_transposed_convolutions_do_not_depend_on_their_pieces(block: int, monke
     for o, k, m in itertools.product(np.ndindex(1, 3), np.ndindex(3, 2), range(4)):
         c = slice(m // 2 * 2, m // 2 * 2 + 2)
         expected[:, m, o[0] + k[0], o[1] * 2 + k[1] * 2] += x[:, c, o[0], o[1]] @ w[c, m % 2, k[0], k[1]]
-    y = conv.conv_transpose(arrays.numpy, x, w, group=2, strides=(1, 2), dilations=(1, 2), pads=(0, 1, 1, 0))
+    y = conv.conv_transpose(namespaces.numpy, x, w, group=2, strides=(1, 2), dilations=(1, 2), pads=(0, 1, 1, 0))
     np.testing.assert_allclose(y, expected[:, :, :2, 1:], rtol=1e-12, atol=1e-12)
 
 

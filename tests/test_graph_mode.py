@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from singa import autograd, device, layer, opt, quantization
+from singa._tensor import Tensor
 from singa.model import Model
-from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput
 
 F = np.float32

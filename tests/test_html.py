@@ -14,7 +14,7 @@ from onnx import parser
 from singa_backend.conform import html, report
 from singa_backend.conform.cases import ConformanceError
 from singa_backend.inspection import inspect
-from singa_backend.inspection.layout import FAR, GAP, layered
+from singa_backend.inspection.graph_drawing import FAR, GAP, layered
 
 TOTALS = {"cases": 2, "strict": 1, "official": 2, "by_verdict": {}, "by_kind": {"node": {"cases": 2, "strict": 1, "official": 2}}}
 

@@ -10,8 +10,8 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 from singa import sonnx, tensor
+from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput
-from singa_backend.oracle import Oracle
 
 F = np.float32
 RNG = np.random.default_rng(7)

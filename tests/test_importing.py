@@ -14,11 +14,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa import autograd, opt, sonnx, tape
+from singa._tensor import Tensor
 from singa.importing._cleaning import rename, separate
 from singa.importing._common import difference, leaves, name_values, open_sizes, outputs, rebuilt
-from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput, InvalidModel, MissingDependency, UnsupportedModel
-from singa_backend.messages import names
+from singa_backend.proto.messages import names
 
 F = np.float32
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'

@@ -16,7 +16,8 @@ from singa import sonnx
 from singa.cli import main
 from singa_backend import InvalidModel
 from singa_backend.conform import cases
-from singa_backend.inspection import checking, opinion, tables
+from singa_backend.inspection import checking, tables
+from singa_backend.proto import checker
 
 GOOD = """<ir_version: 10, opset_import: ["": 9], producer_name: "maker"> g (float[n, 3] x) => (float[n, 3] y)
     { u = Upsample <mode = "nearest"> (x, scales) t = MatMul(u, w) y = Relu(t) }"""
@@ -93,7 +94,7 @@ def test_one_problem_keeps_its_code() -> None:
 
 
 def test_check_never_executes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from singa_backend.executor import Executor
+    from singa_backend.runtime.executor import Executor
 
     monkeypatch.setattr(Executor, "__init__", None)
     assert sonnx.check(_good()).good
@@ -105,7 +106,7 @@ def test_no_dtype_is_refused_that_the_suite_uses() -> None:
     for case in cases.load(["simple", "pytorch-converted", "pytorch-operator", "real"]):
         model = onnx.load_model_from_string(case.model)
         inferred = onnx.shape_inference.infer_shapes(model)
-        seen = tables.tables(inferred, None, opinion.Opinion(), None, False)
+        seen = tables.tables(inferred, None, checker.Opinion(), None, False)
         wrong += [(case.name, str(p)) for t, c in seen.calls() for p in checking._mistyped(t, c)]
     assert wrong == []
 
@@ -142,9 +143,9 @@ def test_check_on_the_command_line(tmp_path: Path) -> None:
 def test_a_checker_that_dies_or_hangs_is_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
 ) -> None:
-    (tmp_path / "_child.py").write_text(script)
-    monkeypatch.setattr(opinion, "__file__", str(tmp_path / "opinion.py"))
-    found = opinion.ask(_good(), None, 1.0)
+    (tmp_path / "_checker_child.py").write_text(script)
+    monkeypatch.setattr(checker, "__file__", str(tmp_path / "checker.py"))
+    found = checker.ask(_good(), None, 1.0)
     assert found.valid is None and says in found.message
     report = sonnx.check(_good(), timeout=1.0)
     assert report.good and report.dtypes == ["float"]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from singa import autograd, layer, opt, tape
+from singa._layer import Layer
+from singa._tensor import Tensor, to_numpy
 from singa.device import Device, default_device
-from singa.layer import Layer
 from singa.model import Model
 from singa.tape import op
-from singa.tensor import Tensor, to_numpy
 from singa_backend.errors import InvalidInput, OperatorError
 
 RNG = np.random.default_rng(0)

@@ -298,8 +298,8 @@ def test_every_path_ends_at_the_bound(name: str, device: str) -> None:
 
 
 def test_operators_that_are_asked_directly_have_the_default_limits() -> None:
-    from singa_backend.arrays import numpy as xp
-    from singa_backend.operator import declarations
+    from singa_backend.devices.namespaces import numpy as xp
+    from singa_backend.ir.declaration import declarations
 
     with pytest.raises(ResourceExhausted):
         declarations["", "Tile"][13](xp, ONE, (1 << 40,))

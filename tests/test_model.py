@@ -14,12 +14,12 @@ import pytest
 from onnx import ModelProto, checker, helper, numpy_helper, parser
 
 from singa import autograd, layer, opt, sonnx, tensor
+from singa._tensor import Tensor
 from singa.model import Model
 from singa.tape import Operator
-from singa.tensor import Tensor
 from singa_backend import SingaBackend
+from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput
-from singa_backend.oracle import Oracle
 
 MODELS = Path(__file__).parent / "models"
 F = np.float32

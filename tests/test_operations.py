@@ -18,8 +18,8 @@ from onnx import defs, helper
 
 from singa import autograd, layer, quantization, sonnx, tape, tensor
 from singa.tape import op
-from singa_backend.operator import newest
-from singa_backend.oracle import Oracle
+from singa_backend.engines.oracle import Oracle
+from singa_backend.proto.schemas import newest
 
 
 def words(text: str) -> list[str]:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from singa import layer, opt, tape
+from singa._tensor import Tensor, to_numpy
 from singa.device import Device, default_device
 from singa.model import Model
 from singa.tape import op
-from singa.tensor import Tensor, to_numpy
 from singa_backend.errors import InvalidInput, SonnxError
 
 SHAPES = {"w": (3, 4), "b": (5,), "s": (), "e": (2, 0)}

@@ -17,7 +17,7 @@ from singa.cli import main
 from singa.sonnx import SONNXModel
 from singa_backend import InvalidInput, InvalidModel, OperatorError, SingaBackend, passes
 from singa_backend.conform import foreign
-from singa_backend.oracle import Oracle
+from singa_backend.engines.oracle import Oracle
 from singa_backend.passes import PASSES, Edit, Net, Pass, optimize
 from singa_backend.passes.shapes import Size, constant_target
 

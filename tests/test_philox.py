@@ -9,18 +9,19 @@ import pytest
 from onnx import checker, helper
 
 from singa import autograd, device, random, tape
+from singa._tensor import Tensor
 from singa.device import Device
-from singa.tensor import Tensor
 from singa_backend import SingaBackend
-from singa_backend import device as backend
-from singa_backend.builder import Builder
+from singa_backend.devices import device as backend
+from singa_backend.engines.oracle import Oracle
+from singa_backend.interpreters.builder import Builder
+from singa_backend.interpreters.eager import Eager
 from singa_backend.operators.philox import philox
-from singa_backend.oracle import Oracle
-from singa_backend.vocabulary import Eager
+from singa_backend.opsets.model import to_model
 
 
 def words(seed: int, draw: int, *shape: int, on: str = "CPU") -> Any:
-    place = backend.Device(on)
+    place = backend.resolve(on)
     made = Eager(place).call("Philox", [np.array([seed, draw]), np.array(shape, np.int64)], {}, 1, "ai.singa")[0]
     return place.get(made)
 
@@ -29,7 +30,7 @@ def model(opset: int) -> Any:
     builder = Builder(opset)
     key = builder.input("key", helper.make_tensor_type_proto(7, [2]))
     shape = builder.input("shape", helper.make_tensor_type_proto(7, [2]))
-    return builder.model("p", builder.call("Philox", [key, shape], {}, 1, "ai.singa"), ["bits"])
+    return to_model(builder, "p", builder.call("Philox", [key, shape], {}, 1, "ai.singa"), ["bits"])
 
 
 def test_the_papers_vector() -> None:

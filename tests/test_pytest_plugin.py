@@ -11,10 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-import singa_backend.pytest_plugin  # noqa: F401
-from singa_backend.operator import load_all
-
-load_all()  # pytester unloads what a run within loads; operators loaded once more would be declared twice
+import singa_backend.conform.pytest_plugin  # noqa: F401
 
 pytest_plugins = ["pytester"]
 

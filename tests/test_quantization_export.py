@@ -12,8 +12,8 @@ import pytest
 from singa import autograd, layer, model, opt, quantization, sonnx, tape, tensor
 from singa.quantization import FakeQuantize, MinMaxObserver, MovingAverageMinMaxObserver, Observer
 from singa.tape import op
+from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput, UnsupportedModel
-from singa_backend.oracle import Oracle
 
 F = np.float32
 

@@ -11,9 +11,9 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from singa import autograd, layer, opt, sonnx, tape
+from singa._tensor import Tensor, to_numpy
 from singa.model import Model
 from singa.tape import op
-from singa.tensor import Tensor, to_numpy
 from singa_backend import NoGradientWarning
 from singa_backend.errors import InvalidInput
 

@@ -17,6 +17,7 @@ from onnx import OptionalProto, TensorProto, helper, numpy_helper, parser
 from singa.cli import main
 from singa_backend import MissingDependency
 from singa_backend.conform import cases, gaps, releases, worker
+from singa_backend.proto import test_data
 
 F = np.float32
 X = np.array([-1, 2], F)
@@ -176,9 +177,9 @@ def test_unreadable_and_empty_cases_fail(tmp_path: Path) -> None:
 
 def test_an_empty_optional_of_onnx_1_10_is_none() -> None:
     kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
-    assert cases.value(OptionalProto(name="x", elem_type=1).SerializeToString(), kind) is None
+    assert test_data.value(OptionalProto(name="x", elem_type=1).SerializeToString(), kind) is None
     full = OptionalProto(elem_type=1, tensor_value=numpy_helper.from_array(X))
-    np.testing.assert_array_equal(cases.value(full.SerializeToString(), kind), X)
+    np.testing.assert_array_equal(test_data.value(full.SerializeToString(), kind), X)
 
 
 # --- running

@@ -19,12 +19,12 @@ import pytest
 from PIL import Image
 
 from singa import autograd, data, image_tool, snapshot, tape, tensor, utils
+from singa._tensor import Tensor, to_numpy
 from singa.data import ImageBatchIter
 from singa.device import Device, default_device
 from singa.image_tool import ImageTool
 from singa.snapshot import Snapshot
 from singa.tape import op
-from singa.tensor import Tensor, to_numpy
 from singa_backend import MissingDependency, SingaBackend
 from singa_backend.errors import InvalidInput
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from singa import autograd, device, opt, tape, trace
+from singa._tensor import Tensor
 from singa.tape import Operator, op
-from singa.tensor import Tensor
-from singa_backend import Graph
 from singa_backend.errors import InvalidInput, SonnxError
-from singa_backend.executor import Executor
+from singa_backend.ir.reader import read
+from singa_backend.opsets.model import to_model
+from singa_backend.runtime.executor import Executor
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +193,7 @@ def test_a_recorded_step_is_the_tapes_step_bit_for_bit() -> None:
         loss = step()
         ends = [loss.raw, record.value(w), record.value(b)]
     assert [t.name for t in record.assigned.values()] == ["b", "w"]
-    graph = Graph.from_onnx(record.writer.model("step", ends))
+    graph = read(to_model(record.writer, "step", ends))
     feeds = [t._data.copy() for t, _ in record.inputs]
     made = Executor(graph, w.device.backend).run(graph, feeds)
     assert np.array_equal(made[0], step().data)
@@ -212,7 +213,7 @@ def test_values_cannot_be_read_while_a_step_is_recorded() -> None:
 def test_control_flow_on_tensors(branch: bool) -> None:
     from onnx import helper
 
-    from singa_backend.differentiate import visit
+    from singa_backend.autodiff.replay import visit
 
     w = leaf([2.0, 3.0])
     info = [helper.make_tensor_value_info(n, 11, [2]) for n in ("y", "z")]
@@ -221,7 +222,7 @@ def test_control_flow_on_tensors(branch: bool) -> None:
     node = helper.make_node("If", ["c"], ["out"], then_branch=then, else_branch=other)
     feeds = [helper.make_tensor_value_info("c", 9, []), helper.make_tensor_value_info("w", 11, [2])]
     proto = helper.make_graph([node], "g", feeds, [helper.make_tensor_value_info("out", 11, [2])])
-    graph = Graph.from_onnx(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 21)]))
+    graph = read(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 21)]))
     frame: list[Any] = [None] * graph.size
     for slot, value in zip(graph.input_slots, (Tensor(data=np.array(branch), requires_grad=False), w), strict=True):
         frame[slot] = value
@@ -235,7 +236,7 @@ def test_a_loop_that_counts_by_itself_and_carries_its_weight() -> None:
     """As recurrent layers are exported: rows taken by a state that counts, a product with one; beside the rounds one by one."""
     from onnx import parser
 
-    from singa_backend.differentiate import visit
+    from singa_backend.autodiff.replay import visit
 
     text = """g (double[3, 2] x, double[1, 2] h, double[2, 2] w) => (double[a, b] y) {
         m = Constant<value_int = 3>()
@@ -245,7 +246,7 @@ def test_a_loop_that_counts_by_itself_and_carries_its_weight() -> None:
             => (bool d, int32 n1, double[q, 2] t, double[2, 2] v1)
             { d = Identity(c) n1 = Add(n, one) r = Gather(x, n) z = MatMul(s, v) t = Add(z, r) v1 = Identity(v) }>
     }"""
-    graph = Graph.from_onnx(parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}'))
+    graph = read(parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}'))
     x, h, w = leaf([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], "x"), leaf([[1.0, -2.0]], "h"), leaf([[0.5, 1.0], [-1.0, 2.0]], "w")
     frame: list[Any] = [None] * graph.size
     for slot, value in zip(graph.input_slots, (x, h, w), strict=True):

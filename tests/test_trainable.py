@@ -15,10 +15,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from singa import sonnx
 from singa.cli import main
 from singa_backend import InvalidInput
-from singa_backend.operator import declarations, load_all
-from singa_backend.standing import standing
+from singa_backend.autodiff.support import standing
+from singa_backend.ir.declaration import declarations
 
-load_all()
 MODELS = Path(__file__).parent / "models"
 HEAD = '<ir_version: 8, opset_import: ["": 18, "local": 1]>'
 

@@ -9,10 +9,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 
 from singa import autograd, device, layer, opt, sonnx
+from singa._tensor import Tensor
 from singa.fitting import accuracy, fit, predict
 from singa.model import Model
-from singa.tensor import Tensor
-from singa_backend.oracle import Oracle
+from singa_backend.engines.oracle import Oracle
 
 F = np.float32
 

@@ -9,10 +9,10 @@ import pytest
 from onnx import helper, numpy_helper
 
 from singa import autograd, initializer, layer, opt, sonnx, tape, tensor
+from singa._tensor import Tensor, to_numpy
 from singa.device import Device, default_device
 from singa.model import Model
 from singa.tape import Operator, op
-from singa.tensor import Tensor, to_numpy
 from singa_backend.errors import InvalidInput
 
 F = np.float32

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from singa_backend import SingaBackend, arrays
+from singa_backend import SingaBackend
+from singa_backend.devices import namespaces, strict
 
 Check = Callable[..., Any]
 INF, NAN = math.inf, math.nan
@@ -91,7 +92,7 @@ def test_erf_of_integers(check: Check) -> None:
     check("Erf", [np.array([-1, -100], np.int32)], [np.array([0, -1], np.int32)], opset=9)
 
 
-@pytest.mark.parametrize("xp", [arrays.numpy, arrays.StrictNamespace()], ids=["numpy", "strict"])
+@pytest.mark.parametrize("xp", [namespaces.numpy, strict.StrictNamespace()], ids=["numpy", "strict"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_error_function(xp: Any, dtype: Any) -> None:
     """Within 4 units in the last place everywhere; erfc too where x * x does not spoil the exponential."""
@@ -106,9 +107,9 @@ def test_error_function(xp: Any, dtype: Any) -> None:
 
 def test_error_function_in_pieces() -> None:
     x = np.linspace(-3, 3, 30_000, dtype=np.float32).reshape(3, 100, 100)
-    np.testing.assert_array_equal(arrays.numpy.erf(x)[2, 50], arrays.numpy.erf(x[2, 50]))
-    np.testing.assert_array_equal(arrays.numpy.erfc(x.T), arrays.numpy.erfc(x).T)
-    assert arrays.numpy.erf(np.array([0.5], np.float16)).dtype == np.float16
+    np.testing.assert_array_equal(namespaces.numpy.erf(x)[2, 50], namespaces.numpy.erf(x[2, 50]))
+    np.testing.assert_array_equal(namespaces.numpy.erfc(x.T), namespaces.numpy.erfc(x).T)
+    assert namespaces.numpy.erf(np.array([0.5], np.float16)).dtype == np.float16
 
 
 FLOAT8 = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2, ml_dtypes.float8_e5m2fnuz]

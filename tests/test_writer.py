@@ -12,14 +12,15 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa_backend import SingaBackend
-from singa_backend import writer as writing
-from singa_backend.conform.opsets.judge import Judged, judge
-from singa_backend.conform.opsets.problems import Problem, current, drawn, operators_of
-from singa_backend.graph import Graph
-from singa_backend.operator import Rule, load_all, newest, schema_version
-from singa_backend.writer import LEAST, Unwritable, Writer, convert, rules
+from singa_backend.conform.opset_matrix.judge import Judged, judge
+from singa_backend.conform.opset_matrix.problems import Problem, current, drawn, operators_of
+from singa_backend.ir.declaration import Rule
+from singa_backend.ir.reader import read
+from singa_backend.opsets import writer as writing
+from singa_backend.opsets.convert import convert
+from singa_backend.opsets.writer import LEAST, RULES, Unwritable, Writer
+from singa_backend.proto.schemas import newest, schema_version
 
-load_all()
 OPSETS = range(LEAST, newest("") + 1)
 X = np.array([[-2.0, -0.5, 0.25, 3.0], [1.0, np.nan, -7.0, 0.5]], np.float32)
 
@@ -33,7 +34,7 @@ def model(text: str, opset: int = 21, **constants: np.ndarray) -> ModelProto:
 
 def at(proto: ModelProto, opset: int) -> ModelProto:
     """The model at another opset, held to onnx's full check and to the least IR version."""
-    written = convert(Graph.from_onnx(proto), opset)
+    written = convert(read(proto), opset)
     onnx.checker.check_model(written, full_check=True)
     assert written.opset_import[0].version == opset
     return written
@@ -57,7 +58,7 @@ def kinds(proto: ModelProto) -> list[str]:
 
 def refused(proto: ModelProto, opset: int) -> Unwritable:
     with pytest.raises(Unwritable) as caught:
-        convert(Graph.from_onnx(proto), opset)
+        convert(read(proto), opset)
     return caught.value
 
 
@@ -93,13 +94,13 @@ BY_HAND = {
 """Calls that their old versions hold, of operators of which drawn ones ask for more."""
 
 
-@pytest.mark.parametrize(("name", "version"), sorted(rules()))
+@pytest.mark.parametrize(("name", "version"), sorted(RULES))
 def test_every_rule(name: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some call is written by the rule and equal, and none before it, drawn or by hand, is wrong."""
     opset = max(o for o in OPSETS if schema_version("", name, o) == version)
     used: list[int] = []
-    rule = rules()[name, version]
-    monkeypatch.setitem(rules(), (name, version), lambda op, known: used.append(op.target) or rule(op, known))
+    rule = RULES[name, version]
+    monkeypatch.setitem(RULES, (name, version), lambda op, known: used.append(op.target) or rule(op, known))
     by_hand = (judged(proto, feeds, opset) for proto, feeds in BY_HAND.get(name, ()))
     for found in itertools.chain(by_hand, (judge(p, [opset]) for p in drawn("", name, current("", name)))):
         status = found.outcomes[opset].status if found.outcomes else found.skipped
@@ -239,7 +240,7 @@ def test_what_hangs_on_something_unwritable_is_no_second_problem() -> None:
     )
     writer = Writer(7)
     writer.problems = []
-    convert(Graph.from_onnx(model(text)), 7, writer=writer)
+    convert(read(model(text)), 7, writer=writer)
     assert [(p.operator, p.least) for p in writer.problems] == [("Scan", 9)]
 
 
@@ -345,7 +346,7 @@ def broken(op: Any, x: Any, low: Any, high: Any) -> Any:
 )  # fmt: skip
 def test_a_wrong_rule_is_caught(clip: ModelProto, monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any], says: str) -> None:
     assert {o.status for o in judged(clip, [X]).outcomes.values()} == {"equal"}
-    monkeypatch.setitem(rules(), ("Clip", 6), Rule(rule))
+    monkeypatch.setitem(RULES, ("Clip", 6), Rule(rule))
     outcomes = judged(clip, [X]).outcomes
     assert {o for o, found in outcomes.items() if found.status == "wrong"} == {7, 8, 9, 10}
     assert all(says in found.says for found in outcomes.values() if found.status == "wrong")

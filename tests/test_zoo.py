@@ -20,11 +20,11 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from singa import autograd, device, opt, random, sonnx, tensor
+from singa._tensor import Tensor
 from singa.model import Model
-from singa.tensor import Tensor
+from singa_backend.engines.oracle import EngineFailure, Oracle
 from singa_backend.errors import UnsupportedModel
-from singa_backend.operator import newest
-from singa_backend.oracle import EngineFailure, Oracle
+from singa_backend.proto.schemas import newest
 
 HERE = Path(__file__).parent / "zoo"
 F = np.float32

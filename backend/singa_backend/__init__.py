@@ -1,5 +1,6 @@
 """What runs ONNX: operators, graphs, executors, and the conformance runner that holds them to ONNX's suite."""
 
+from . import operators
 from .backend import Outputs, SingaBackend, SingaRep, is_compatible, prepare, run_model, run_node, supports_device
 from .errors import (
     DeviceUnavailable,
@@ -13,8 +14,10 @@ from .errors import (
     SonnxError,
     UnsupportedModel,
 )
-from .graph import Graph, Node, Value
+from .ir.graph import Graph, Node
+from .ir.reader import read
 from .limits import Limits
+from .proto.values import Value
 
 __all__ = [
     "DeviceUnavailable",
@@ -35,7 +38,9 @@ __all__ = [
     "UnsupportedModel",
     "Value",
     "is_compatible",
+    "operators",
     "prepare",
+    "read",
     "run_model",
     "run_node",
     "supports_device",

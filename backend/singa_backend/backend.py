@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import copy
 import difflib
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
-from onnx import ModelProto, NodeProto, helper, load_model_from_string
+from onnx import NodeProto, helper
 from onnx.backend.base import Backend, BackendRep
 
-from . import device as devices
-from . import dtypes, files, limits
-from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError
-from .executor import Executor
-from .graph import Graph, Node, Value
+from .devices import device as devices
+from .errors import DeviceUnavailable, InvalidInput, SonnxError
+from .ir.graph import Graph, Node
+from .ir.reader import read
 from .limits import Budget, Flag, Limits, spend
-from .operator import load_all, newest, plain_domain
+from .proto.load import load_model
+from .proto.schemas import newest, plain_domain
+from .proto.values import Value
+from .runtime.executor import Executor
+from .runtime.feeds import _fed, _own
 
 _QUIET = frozenset({"rtol", "atol", "init_inputs", "keep_initializers_as_inputs"})
 """Keywords that the suite's runner and programs of old pass to `prepare`, and that mean nothing here."""
@@ -183,146 +183,10 @@ def _mean(near: Sequence[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _fed(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) -> Any:
-    """An input as the graph declares it, or InvalidInput; `sizes` holds what the symbolic sizes are so far."""
-    if declared.kind == "optional" and x is None:
-        return None
-    if x is None:
-        raise InvalidInput(f"input {declared} is None", code="SX302", hint="only an optional input may be None")
-    if declared.kind == "map" or isinstance(x, dict):
-        if declared.kind not in ("map", "sequence", "") or not isinstance(x, dict):
-            raise InvalidInput(f"input {declared} was given a {type(x).__name__}", code="SX302")
-        return _map(declared, x)
-    if declared.kind == "sequence" or (declared.kind in ("optional", "") and isinstance(x, list)):
-        if not isinstance(x, (list, tuple)):
-            raise InvalidInput(f"input {declared} takes a list of arrays; it was given a {type(x).__name__}", code="SX302")
-        return [_map(declared, e) if isinstance(e, dict) else _array(declared, e) for e in x]
-    array = _array(declared, x)
-    _fits(declared, array.shape, sizes)
-    return array
-
-
-def _map(declared: Value, x: dict[Any, Any]) -> dict[Any, Any]:
-    """A map with its values in the declared dtype: a Python float does not say whether it is a float or a double."""
-    if declared.dtype is None or declared.dtype == dtypes.STRING:
-        return dict(x)
-    try:
-        return {k: declared.dtype.type(v) for k, v in x.items()}
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidInput(f"input {declared}: {error}", code="SX302") from None
-
-
-def _array(declared: Value, x: Any) -> np.ndarray:
-    want = declared.dtype
-    try:
-        if not isinstance(x, (np.ndarray, np.generic)) and not hasattr(x, "__array__"):
-            return _from_python(declared, x)
-        array = np.asarray(x)
-        if array.dtype.kind == "S":
-            array = np.char.decode(array, "utf-8")
-    except InvalidInput:
-        raise
-    except Exception as error:  # also of an __array__ that is someone else's: CuPy's and PyTorch's refuse what is on a device
-        raise InvalidInput(f"input {declared}: {error}", code="SX302") from None
-    if array.dtype.kind == "U":
-        array = array.astype(object)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if want is not None and array.dtype != want:
-        raise InvalidInput(f"input {declared} was given an array of {dtypes.onnx_name(array.dtype)}", code="SX302",
-                           hint=f"write x.astype({_spelt(want)}) if that is what you mean")  # fmt: skip
-    if want is None and not dtypes.known(array.dtype):
-        raise InvalidInput(f"input {declared} was given an array of {array.dtype}, which is no type of ONNX", code="SX302")
-    if array.dtype == dtypes.STRING:
-        _check_strings(declared, array)
-    return array
-
-
-def _from_python(declared: Value, x: Any) -> np.ndarray:
-    """Python numbers, strings, or lists of them, in the declared dtype; raises InvalidInput for a value that it cannot hold."""
-    want, natural = declared.dtype, np.asarray(x)
-    if natural.size == 0:
-        return np.asarray(x, want)
-    strings = natural.dtype.kind in "USO"
-    if strings and want in (None, dtypes.STRING):
-        array = np.asarray(x, object)
-        _check_strings(declared, array)
-        return array
-    whole = want is not None and (want.kind in "iub" or want in dtypes.SUB_BYTE_INTS)
-    array = np.asarray(x, want)  # where integers do not fit, this raises
-    if strings or want == dtypes.STRING or (natural.dtype.kind == "f" and whole):
-        kind = "strings" if natural.dtype.kind in "US" else "floats" if natural.dtype.kind == "f" else "numbers"
-        hint = "round them first" if whole and kind == "floats" else ""
-        raise InvalidInput(f"input {declared} was given Python {kind}", code="SX302", hint=hint)
-    narrow = whole and (array.dtype.kind == "b" or array.dtype in dtypes.SUB_BYTE_INTS)
-    if narrow and (array.astype(np.int64) != natural).any():
-        raise InvalidInput(f"input {declared} cannot hold the values that it was given", code="SX302")
-    return array
-
-
-def _check_strings(declared: Value, array: np.ndarray) -> None:
-    for v in array.reshape(-1).tolist():
-        if not isinstance(v, str):
-            raise InvalidInput(f"input {declared} takes strings; among them is {v!r}", code="SX302")
-
-
-def _spelt(dtype: np.dtype[Any]) -> str:
-    if dtype == dtypes.STRING:
-        return "object"
-    return f"np.{dtype.name}" if hasattr(np, dtype.name) else f"ml_dtypes.{dtype.name}"
-
-
-def _fits(declared: Value, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]) -> None:
-    if declared.shape is None:
-        return
-    if len(shape) != len(declared.shape):
-        raise InvalidInput(f"input {declared} was given an array of shape {shape}", code="SX303")
-    for have, want in zip(shape, declared.shape, strict=True):
-        known = sizes.setdefault(want, (have, declared.name)) if isinstance(want, str) else (want, declared.name)
-        if known[0] is not None and known[0] != have:
-            where = f", and {want!r} is {known[0]} in input {known[1]!r}" if isinstance(want, str) else ""
-            raise InvalidInput(f"input {declared} was given an array of shape {shape}{where}", code="SX303")
-
-
-def _own(value: Any, taken: set[int]) -> Any:
-    """A value that belongs to the caller: arrays that are, or view, an input or a state are copied."""
-    if isinstance(value, list):
-        return [_own(v, taken) for v in value]
-    if isinstance(value, np.ndarray):
-        if value.base is not None or id(value) in taken:
-            value = value.copy()
-        taken.add(id(value))
-    return value
-
-
 def _ignore(kwargs: dict[str, Any], call: str) -> None:
     for name in kwargs:
         if name not in _QUIET:
             warnings.warn(f"{call}() does not know the option {name!r}; it is ignored", UserWarning, stacklevel=4)
-
-
-def load_model(model: Any) -> tuple[ModelProto, Path | None]:
-    """A ModelProto and the folder of its external data, from a ModelProto, bytes or a path.
-
-    Raises InvalidModel, and ResourceExhausted for a file that is larger than the limits of the call allow.
-    """
-    most = limits.current().limits.model_bytes
-    if isinstance(model, ModelProto):
-        return model, None
-    folder = None
-    data = model
-    if isinstance(model, (str, os.PathLike)):
-        data, folder = files.model(Path(model), most)
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidModel(f"a model is a ModelProto, bytes or a path; this is a {type(model).__name__}", code="SX110")
-    files.check_model_size(len(data), most)
-    try:
-        proto = load_model_from_string(bytes(data))
-    except DecodeError as error:
-        raise InvalidModel(f"not an ONNX file: {error}", code="SX110") from None
-    if not proto.HasField("graph"):
-        raise InvalidModel("not an ONNX file: it holds no graph", code="SX110")
-    return proto, folder
 
 
 class SingaBackend(Backend):
@@ -350,10 +214,9 @@ class SingaBackend(Backend):
         _ignore(kwargs, "prepare")
         place = devices.resolve(device)
         allowed = limits or Limits()
-        load_all()  # once in a process, and no part of the deadline
         with spend(Budget(allowed, cancel, place.memory)):
             proto, folder = load_model(model)
-            return SingaRep(Graph.from_onnx(proto, folder), place, allowed)
+            return SingaRep(read(proto, folder), place, allowed)
 
     @classmethod
     def run_model(cls, model: Any, inputs: Any, device: Any = "CPU", **kwargs: Any) -> Outputs:

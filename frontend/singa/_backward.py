@@ -8,14 +8,14 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from singa_backend.errors import InvalidInput
-from singa_backend.vocabulary import Vocabulary
+from singa_backend.interpreters.base import Vocabulary
 
 from . import _reach, tape, trace
 from ._reach import nothing_trains
 from .tape import Dummy, Operator, op, vocabulary
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ._tensor import Tensor
 
 
 def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
@@ -43,7 +43,7 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     Raises InvalidInput where `y` has more elements, no tape leads to it, nothing on it takes a gradient, or a tensor was
     changed after an operator had read it whose gradient asks for its value.
     """
-    from .tensor import Tensor
+    from ._tensor import Tensor
 
     reach = _reach.current()
     if reach is not None:

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
-from singa_backend.device import holding
-from singa_backend.differentiate import Taped
+from singa_backend.autodiff.tape import Taped
+from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
-from singa_backend.vocabulary import Eager
+from singa_backend.interpreters.eager import Eager
 
+from ._tensor import Tensor
 from .tape import Operator
 from .tape import op as recorder
-from .tensor import Tensor
 
 
 class Formula(Operator):
@@ -58,7 +58,7 @@ class Formula(Operator):
 
     def forward(self, *xs: Any) -> Any:
         """On arrays: the result, or a tuple of results."""
-        device = next((d for d in map(holding, xs) if not d.is_host), None)
+        device = next((d for d in map(device_of, xs) if not d.is_host), None)
         record = Taped(Eager(device))
         variables = [record.variable(x if hasattr(x, "dtype") else np.asarray(x)) for x in xs]
         made = type(self).formula(record, *variables, **self.given)
@@ -69,7 +69,7 @@ class Formula(Operator):
     def backward(self, *dys: Any) -> Any:
         """On arrays, after `forward`: the gradients of its inputs, one or a tuple."""
         record, variables, ys = self._tape
-        here = holding(ys[0].raw)
+        here = device_of(ys[0].raw)
         given = [
             d.astype(y.raw.dtype) if here.xp.isarray(d) else here.put(np.asarray(d, y.raw.dtype))
             for d, y in zip(dys or (1.0,), ys, strict=False)

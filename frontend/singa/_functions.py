@@ -16,8 +16,8 @@ from singa_backend.errors import InvalidInput
 
 from . import random, tape
 from ._formula import formula, true
+from ._tensor import Tensor
 from .tape import op as recorder
-from .tensor import Tensor
 
 __all__: list[str] = ["fused_bias_add_scale_mask_softmax_dropout"]
 

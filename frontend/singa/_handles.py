@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import tape, trace
+from ._tensor import Tensor
 from .tape import op
-from .tensor import Tensor
 
 __all__ = ["BatchNormHandle", "ConvHandle", "PoolingHandle", "batchnorm_2d", "conv2d", "pooling_2d"]
 

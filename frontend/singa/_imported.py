@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 
 from singa_backend import SingaBackend, dtypes
+from singa_backend.autodiff.replay import visit
 from singa_backend.backend import SingaRep, _select
-from singa_backend.differentiate import declared_type, visit
 from singa_backend.errors import InvalidInput
-from singa_backend.files import owned
-from singa_backend.graph import Graph, Node, Value
-from singa_backend.vocabulary import Vocabulary
+from singa_backend.interpreters.base import Vocabulary
+from singa_backend.ir.graph import Graph, Node
+from singa_backend.proto.tensor_data import owned
+from singa_backend.proto.values import Value, declared_type
 
 from . import origin, random, tape, trace
+from ._tensor import Tensor
 from .device import Device
 from .device import resolve as resolve_device
 from .tape import op
-from .tensor import Tensor
 
 _STATISTICS = (3, 4)
 """The inputs of BatchNormalization that are running statistics."""

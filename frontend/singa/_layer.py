@@ -13,8 +13,8 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from . import random, tape, trace
+from ._tensor import Tensor
 from .tape import Dummy, op
-from .tensor import Tensor
 
 
 class Layer:

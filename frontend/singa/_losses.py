@@ -14,7 +14,7 @@ from singa_backend.errors import InvalidInput
 
 from . import trace
 from ._formula import formula, whole
-from .tensor import Tensor
+from ._tensor import Tensor
 
 __all__: list[str] = []
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from singa_backend import dtypes
-from singa_backend.device import holding
+from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
 
 from .tape import Dummy, Operator
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ._tensor import Tensor
 
 
 def refuse_nan(loss: Tensor) -> None:
@@ -66,5 +66,5 @@ def _has_nan(t: Tensor) -> bool:
 
 
 def _is_nan(value: Any) -> bool:
-    array = np.asarray(holding(value).get(value))
+    array = np.asarray(device_of(value).get(value))
     return dtypes.is_float(array.dtype) and bool(np.isnan(array).any())

@@ -7,8 +7,8 @@ from typing import Any
 from singa_backend.errors import InvalidInput
 
 from ._layer import Layer
+from ._tensor import Tensor
 from .tape import op
-from .tensor import Tensor
 
 
 class LayerNorm(Layer):

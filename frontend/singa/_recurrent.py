@@ -13,8 +13,8 @@ from singa_backend.errors import InvalidInput
 
 from . import random, tape, trace
 from ._layer import Layer
+from ._tensor import Tensor
 from .tape import op
-from .tensor import Tensor
 
 
 class RNN_Base(Layer):

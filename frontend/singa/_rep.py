@@ -8,14 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import singa_backend
 from singa_backend.backend import Outputs
-from singa_backend.graph import Graph, Node
-from singa_backend.operator import declarations, load_all
+from singa_backend.ir.declaration import declarations
+from singa_backend.ir.graph import Graph, Node
 
 from ._imported import Imported
+from ._tensor import Tensor
 from .device import Device
 from .device import resolve as resolve_device
 from .tape import op
-from .tensor import Tensor
 
 
 class OnnxNode:
@@ -127,7 +127,6 @@ class SingaBackend(singa_backend.SingaBackend):
 
 def _rename_operators() -> dict[str, str]:
     """Every ONNX operator that is declared, by its exact name, with the name that SINGA gives its class."""
-    load_all()
     capitals = {"Relu": "ReLU", "Selu": "SeLU", "Softmax": "SoftMax", "Softplus": "SoftPlus", "Softsign": "SoftSign"}
     return {name: capitals.get(name, name) for domain, name in sorted(declarations) if domain == ""}
 

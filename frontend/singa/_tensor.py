@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
-from singa_backend.builder import Symbol
 from singa_backend.errors import InvalidInput
+from singa_backend.interpreters.builder import Symbol
 
 from . import device as devices
 from . import origin, tape, trace

@@ -25,9 +25,9 @@ from ._formula import Formula, formula, true, whole
 from ._functions import *  # noqa: F403
 from ._handles import *  # noqa: F403
 from ._losses import *  # noqa: F403
+from ._tensor import Tensor, dtype_of
 from .tape import Dummy, Operation, Operator
 from .tape import op as recorder
-from .tensor import Tensor, dtype_of
 
 
 class _Module(ModuleType):

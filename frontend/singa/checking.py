@@ -15,11 +15,11 @@ import numpy as np
 from onnx import ModelProto
 
 from singa_backend import SingaBackend, dtypes
+from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import SonnxError
-from singa_backend.oracle import Oracle
 
 from . import exporting
-from .tensor import Tensor
+from ._tensor import Tensor
 
 TOLERANCES: dict[Any, tuple[float, float]] = {
     np.dtype(np.float64): (1e-8, 1e-10), np.dtype(np.float32): (1e-4, 1e-5), np.dtype(np.float16): (1e-2, 1e-3),

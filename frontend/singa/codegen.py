@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from singa_backend.backend import load_model
 from singa_backend.errors import InvalidInput
-from singa_backend.graph import Graph
+from singa_backend.ir.reader import read
+from singa_backend.proto.load import load_model
 
 from ._codegen import program
 from ._codegen.lowering import lower
@@ -84,5 +84,5 @@ def generate(model: Any, name: str = "") -> Program:
     """
     stem = name or (Path(model).stem if isinstance(model, (str, os.PathLike)) else "model")
     proto, folder = load_model(model)
-    text, stored, facts = program.write(lower(Graph.from_onnx(proto, folder)), stem)
+    text, stored, facts = program.write(lower(read(proto, folder)), stem)
     return Program(text, stored.arrays, facts)

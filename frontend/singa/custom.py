@@ -17,12 +17,12 @@ from typing import Any
 from onnx import FunctionProto, helper
 
 from singa_backend.errors import InvalidInput
-from singa_backend.writer import Writer
+from singa_backend.opsets.writer import Writer
 
 from . import tape, trace
+from ._tensor import Tensor
 from .device import default_device
 from .tape import Operator
-from .tensor import Tensor
 from .trace import Trace
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from singa_backend import device as backend
+from singa_backend.devices import device as backend
 from singa_backend.errors import DeviceUnavailable, InvalidInput
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ._tensor import Tensor
 
 
 class Device:
@@ -26,7 +26,7 @@ class Device:
     """
 
     def __init__(self, type: str = "CPU", device_id: int = 0, seed: int = 0) -> None:
-        self.backend = backend.Device(type, device_id)
+        self.backend = backend.resolve(type, device_id)
         self.random_state: Tensor | None = None
         self._seed = seed
         self._graph = False
@@ -59,7 +59,7 @@ class Device:
 
     def stream(self) -> Tensor:
         """The seed and the number of draws so far, as an int64 Tensor of two numbers on the host."""
-        from .tensor import Tensor
+        from ._tensor import Tensor
 
         if self.random_state is None:
             self.random_state = Tensor(data=np.array([self._seed, 0], np.int64), requires_grad=False, name="random_state")
@@ -116,7 +116,7 @@ def create_cpu_device() -> Device:
 
 def get_num_gpus() -> int:
     """How many CUDA devices can be used from here."""
-    return backend._gpus()[0]
+    return backend.device_count("CUDA")
 
 
 def get_gpu_ids() -> list[int]:

@@ -20,20 +20,22 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TypeProto, helper, shape_inference
 
-from singa_backend import dtypes, passes, saving
-from singa_backend.backend import load_model
-from singa_backend.builder import finish
+from singa_backend import dtypes, passes
 from singa_backend.errors import InvalidInput, InvalidModel, Problem, UnsupportedModel
-from singa_backend.graph import Graph
-from singa_backend.messages import reads
-from singa_backend.operator import newest, schemas
-from singa_backend.writer import LEAST, UNWRITTEN, Unwritable, Writer
-from singa_backend.writer import convert as write_again
+from singa_backend.ir.graph import Graph
+from singa_backend.ir.reader import read
+from singa_backend.opsets.convert import convert as write_again
+from singa_backend.opsets.model import finish, to_model
+from singa_backend.opsets.writer import LEAST, UNWRITTEN, Unwritable, Writer
+from singa_backend.proto import save
+from singa_backend.proto.load import load_model
+from singa_backend.proto.messages import reads
+from singa_backend.proto.schemas import newest, schemas
 
 from . import custom, origin, tape, trace
+from ._tensor import Tensor
 from .device import default_device
 from .origin import CHANGED, Origin
-from .tensor import Tensor
 from .trace import Trace
 
 USUAL = 18
@@ -228,13 +230,13 @@ class _Played:
         del self.writer.inputs[len(xs) :]
         for symbol, y in zip(symbols, ys, strict=True):
             self._ranked(symbol, y)
-        self.proto = self.writer.model(name, symbols, self._output_names(ys), late=True)
+        self.proto = to_model(self.writer, name, symbols, self._output_names(ys), late=True)
         self.arrays = self.writer.builder.arrays
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
         for s in held:
             if s.name in read:
-                self.proto.graph.initializer.append(saving.later(np.asarray(arrays[s.name]), s.name, self.arrays))
+                self.proto.graph.initializer.append(save.later(np.asarray(arrays[s.name]), s.name, self.arrays))
 
         first: dict[str, int] = {}
         for node in self.proto.graph.node:
@@ -339,7 +341,7 @@ def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] 
             raise InvalidInput(f"convert keeps inputs, outputs and the form of the network, whatever {name} asks", code="SX355",
                                hint=f"sonnx.export(sonnx.SONNXModel(...), {name}=...)")  # fmt: skip
     model, folder = load_model(source)
-    graph = Graph.from_onnx(model, folder)
+    graph = read(model, folder)
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
     writer = Writer(target)
     writer.problems, writer.builder.marks_constants = [], True
@@ -369,7 +371,7 @@ def _tally(report: ExportReport, writer: Writer, problems: Sequence[UnsupportedM
 def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Clean, label, check and write; the data of large weights (`arrays`) go to a file without a copy."""
     if path is None or options.optimize:
-        saving.fill(proto.graph, arrays)
+        save.fill(proto.graph, arrays)
     _domains(proto, options.extra_opsets)
     _renamed_shapes(proto, options)
     if options.optimize:
@@ -387,7 +389,7 @@ def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any
     if check and path is None:
         _check(proto)
     if path is not None:
-        saving.save(proto, Path(path), check=check, external=options.external_data, arrays=arrays)
+        save.save(proto, Path(path), check=check, external=options.external_data, arrays=arrays)
         report.path = os.fspath(path)
 
 
@@ -396,7 +398,7 @@ def _problem(text: str, call: Origin) -> UnsupportedModel:
 
 
 def _check(proto: ModelProto) -> None:
-    if proto.ByteSize() > saving.LARGEST:
+    if proto.ByteSize() > save.LARGEST:
         return  # the checker takes such a model by its path only: `path=` has it checked there
     try:
         onnx.checker.check_model(proto, full_check=True)

@@ -13,8 +13,8 @@ import numpy as np
 from singa_backend.errors import InvalidInput
 
 from . import tape, trace
+from ._tensor import Tensor, to_numpy
 from .tape import op
-from .tensor import Tensor, to_numpy
 
 
 def _fans(t: Tensor) -> tuple[float, float]:

@@ -23,8 +23,8 @@ from . import autograd, random, tape, trace
 from ._layer import Layer
 from ._norm import GroupNorm, LayerNorm, RMSNorm
 from ._recurrent import LSTM, RNN, CudnnRNN, RNN_Base
+from ._tensor import Tensor
 from .tape import op
-from .tensor import Tensor
 
 Pair = int | Sequence[int]
 

@@ -19,14 +19,15 @@ import numpy as np
 
 from singa_backend import dtypes, limits
 from singa_backend.errors import InvalidInput
-from singa_backend.executor import Executor
-from singa_backend.graph import Graph
+from singa_backend.ir.reader import read
+from singa_backend.opsets.model import to_model
+from singa_backend.runtime.executor import Executor
 
 from . import origin, tape, trace
+from ._layer import Layer
 from ._reach import watching
+from ._tensor import Tensor, code_of, dtype_of
 from .device import default_device
-from .layer import Layer
-from .tensor import Tensor, code_of, dtype_of
 from .trace import NotTraceable, Trace
 
 _STEPS = 32
@@ -294,8 +295,8 @@ class Step:
         self._writes, self._told = list(record.assigned.values()), record.told
         self._reads = [t for t, _ in record.inputs]
         outputs = [*made, *(record.value(t) for t in self._writes)]
-        self.onnx = record.writer.model("step", outputs)
-        self.graph = Graph.from_onnx(self.onnx)
+        self.onnx = to_model(record.writer, "step", outputs)
+        self.graph = read(self.onnx)
         self._executor = Executor(self.graph, self.device.backend)
         self._limits = limits.Limits()
 

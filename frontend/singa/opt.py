@@ -22,9 +22,9 @@ from . import _reach, tape, trace
 from ._backward import backward
 from ._nan import first_nan, refuse_nan
 from ._reach import nothing_trains
+from ._tensor import Tensor, dtype_of, float32
 from .device import Device
 from .tape import op
-from .tensor import Tensor, dtype_of, float32
 
 __all__ = ["SGD", "AdaGrad", "Adam", "Constant", "DecayScheduler", "ExponentialDecay", "Optimizer", "RMSProp", "first_nan"]
 

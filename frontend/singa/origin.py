@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from singa_backend.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from singa_backend.graph import Graph
+    from singa_backend.ir.graph import Graph
 
-    from .tensor import Tensor
+    from ._tensor import Tensor
 
 LONGEST = 20_000
 """Operators in a row."""

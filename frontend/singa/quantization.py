@@ -18,13 +18,13 @@ import numpy as np
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
+from singa_backend.interpreters.eager import Eager
 from singa_backend.operators.cast import limits
-from singa_backend.vocabulary import Eager
 
 from . import origin, tape, trace
 from ._layer import Layer
+from ._tensor import Tensor, dtype_of
 from .tape import op
-from .tensor import Tensor, dtype_of
 
 _TINY = float(np.finfo(np.float32).tiny)
 """The least scale: what was observed may be nothing but zeros."""

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
-from singa_backend.private import DOMAIN
+from singa_backend.proto.schemas import SINGA_DOMAIN
 
 from . import origin, tape, trace
+from ._tensor import Tensor
 from .device import Device, default_device
 from .tape import op
-from .tensor import Tensor
 
 
 def _bits(shape: Any, device: Device) -> Tensor:
@@ -27,7 +27,7 @@ def _bits(shape: Any, device: Device) -> Tensor:
         if isinstance(shape, Tensor) and trace.current() is None:
             shape = shape.device.backend.get(shape.data).tolist()  # the state lies on the host, and so must this
         sizes = shape if isinstance(shape, Tensor) else op.constant(list(shape), np.int64)
-        words = op.Philox(state, sizes, domain=DOMAIN)
+        words = op.Philox(state, sizes, domain=SINGA_DOMAIN)
         trace.assign(state, op.Add(state, [0, 1]).raw)
     drawn = words.raw if trace.current() is not None else device.backend.put(words.raw)
     return Tensor._of(drawn, device, False)

@@ -9,21 +9,21 @@ from typing import Any
 import onnx
 from onnx import ModelProto
 
-from singa_backend.backend import load_model
 from singa_backend.debug import bisect, compare, reduce
 from singa_backend.inspection import check, inspect, trainable_report
-from singa_backend.layout import change_layout, transpose_layout
 from singa_backend.passes import optimize
+from singa_backend.passes.change_layout import change_layout, transpose_layout
+from singa_backend.proto.load import load_model
 
 from ._frontend import SingaFrontend
 from ._imported import Imported
 from ._rep import SingaBackend, SingaRep
+from ._tensor import Tensor
 from .checking import ExportMismatch, export_and_check
 from .custom import exporter
 from .exporting import ExportReport, convert, export, to_onnx
 from .importing import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
 from .model import Model
-from .tensor import Tensor
 from .training import step_pairs, to_training_onnx
 
 __all__ = [
@@ -90,7 +90,7 @@ def supported_ops(opset: int) -> dict[tuple[str, str], Any]:
 
     how: "native", "composed" of other operators, or "".  Raises InvalidInput (SX323) for an opset that is not written at all.
     """
-    from singa_backend.conform.opsets.supported import supported_ops as found  # draws models, and so needs the generator
+    from singa_backend.conform.opset_matrix.supported import supported_ops as found  # draws models, and so needs the generator
 
     return dict(found(opset))
 

@@ -17,20 +17,23 @@ import numpy as np
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
-from singa_backend.builder import Builder
-from singa_backend.differentiate import again as body_again
-from singa_backend.differentiate import gradients as rule_gradients
-from singa_backend.differentiate import why_not
+from singa_backend.autodiff.replay import again as body_again
+from singa_backend.autodiff.support import why_not
+from singa_backend.autodiff.tape import gradients as rule_gradients
 from singa_backend.errors import InvalidInput
-from singa_backend.messages import reads
-from singa_backend.operator import Declaration, Meaning, declarations, load_all, schema_version
-from singa_backend.vocabulary import Body, Eager, Vocabulary, arguments
+from singa_backend.interpreters.base import Body, Vocabulary, arguments
+from singa_backend.interpreters.builder import Builder
+from singa_backend.interpreters.eager import Eager
+from singa_backend.ir.declaration import Declaration, declarations
+from singa_backend.ir.versioned import Meaning
+from singa_backend.proto.messages import reads
+from singa_backend.proto.schemas import schema_version
 
 from . import origin, trace
 from .device import Device, default_device
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ._tensor import Tensor
 
 _serial = itertools.count()
 
@@ -127,7 +130,7 @@ class Operator:
         self, xs: Sequence[Tensor | None], values: Sequence[Any], device: Device, flows: bool = True
     ) -> tuple[Tensor, ...]:
         """Wrap the outputs; where gradients may be asked for, this operator becomes their creator."""
-        from .tensor import Tensor
+        from ._tensor import Tensor
 
         self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
         self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
@@ -328,7 +331,7 @@ class Recorder(Vocabulary["Tensor"]):
         return ys
 
     def constant(self, value: Any, dtype: Any = None) -> Tensor:
-        from .tensor import Tensor
+        from ._tensor import Tensor
 
         tensor = Tensor._of(np.asarray(value, dtype), default_device, False)
         tensor._fixed = tensor._loose = True
@@ -395,7 +398,7 @@ def _following(sizes: list[int], was: Sequence[Any], now: Sequence[Any]) -> list
 
 def _wrapped(values: Sequence[Any], device: Device, xs: Sequence[Tensor | None]) -> list[Any]:
     """Values as tensors that no operator made; None stays None.  What is computed of constants alone is as loose as they."""
-    from .tensor import Tensor
+    from ._tensor import Tensor
 
     loose = trace.current() is None and all(x is None or x._loose for x in xs)
     tensors = [v if v is None else Tensor._of(v, device, False) for v in values]
@@ -460,7 +463,6 @@ def _lowered(body: Body, device: Device) -> Body:
 
 @lru_cache(maxsize=4096)
 def _declaration(domain: str, op_type: str, opset: int) -> Declaration:
-    load_all()
     version = schema_version(domain, op_type, opset if domain == "" else 1 << 30)
     assert version is not None
     return declarations[domain, op_type][version]

@@ -15,14 +15,14 @@ import numpy as np
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
-from singa_backend.builder import Symbol
 from singa_backend.errors import SonnxError
-from singa_backend.writer import Writer
+from singa_backend.interpreters.builder import Symbol
+from singa_backend.opsets.writer import Writer
 
 from . import origin
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ._tensor import Tensor
 
 
 _HELD = 64

@@ -17,12 +17,13 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
+from singa_backend.opsets.model import to_model
 
 from . import autograd, tape, trace
 from ._reach import watching
+from ._tensor import Tensor, dtype_of
 from .exporting import declared, model_device
 from .opt import SGD
-from .tensor import Tensor, dtype_of
 from .trace import Trace
 
 NEXT = "next:"
@@ -81,7 +82,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             named = {id(t): s.name for t, s in record.inputs}
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]
-        proto = record.writer.model("training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
+        proto = to_model(record.writer, "training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
     for t, symbol in record.inputs:
         array = t.device.backend.get(t._data)
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), symbol.name))

@@ -7,13 +7,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from singa_backend.device import holding
+from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
 
 from . import device as devices
 from . import tape
+from ._tensor import Tensor
 from .tape import Dummy, Operator, op
-from .tensor import Tensor
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -90,7 +90,7 @@ def handle_odd_pad_fwd(x: Any, odd_padding: Sequence[int]) -> Any:
     x: a Tensor, or its `.data`; the result is of the same kind and lies on the same device.
     """
     before, behind = _by_axis(x, odd_padding)
-    tensor = x if isinstance(x, Tensor) else Tensor._of(x, devices.resolve(holding(x)), False)
+    tensor = x if isinstance(x, Tensor) else Tensor._of(x, devices.resolve(device_of(x)), False)
     padded = op.Pad(tensor, [*before, *behind])
     return padded if isinstance(x, Tensor) else padded.raw
 

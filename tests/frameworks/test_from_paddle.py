@@ -14,7 +14,7 @@ from paddle import nn
 from paddle.nn import functional
 
 from singa import opt, sonnx, tape
-from singa.tensor import Tensor
+from singa._tensor import Tensor
 from singa_backend.errors import InvalidInput
 
 F = np.float32

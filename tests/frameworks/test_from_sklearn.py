@@ -28,7 +28,7 @@ from sklearn import (
 )
 
 from singa import opt, sonnx, tape
-from singa.tensor import Tensor
+from singa._tensor import Tensor
 from singa_backend.errors import InvalidInput
 
 RNG = np.random.default_rng(3)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import layers
 
 from singa import opt, sonnx, tape
-from singa.tensor import Tensor
+from singa._tensor import Tensor
 from singa_backend.errors import InvalidInput, UnsupportedModel
 
 F = np.float32

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from singa import opt, sonnx, tape
-from singa.tensor import Tensor
+from singa._tensor import Tensor
 from singa_backend.errors import InvalidInput
 
 F = np.float32

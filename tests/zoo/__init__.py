@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from singa._tensor import Tensor
 from singa.model import Model
-from singa.tensor import Tensor
 
 from . import classic, inception, mobile, parts, residual, t5, yolo
 

@@ -24,8 +24,8 @@ from onnx import ModelProto, ValueInfoProto
 
 from .. import dtypes
 from ..backend import SingaBackend
-from ..oracle import Oracle
-from . import light
+from ..engines.oracle import Oracle
+from . import light_models
 
 BOUND = 1e-4
 CHUNK = 64
@@ -134,9 +134,9 @@ def beside_stored(name: str, model: ModelProto, inputs: Mapping[str, np.ndarray]
 
 def light_comparisons(oracle: Oracle, select: str = "", seed: int = 0) -> Iterator[Comparison]:
     """The light models with random weights on normal inputs."""
-    for name in light.names():
+    for name in light_models.names():
         if re.search(select, name):
-            model = light.model(name, seed)
+            model = light_models.model(name, seed)
             (declared,) = SingaBackend.prepare(model).inputs
             shape = [d for d in declared.shape or () if isinstance(d, int)]
             x = np.random.default_rng(seed + 1).standard_normal(shape).astype(np.float32)

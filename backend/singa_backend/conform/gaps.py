@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..operator import DOMAINS
+from ..proto.schemas import DOMAINS
 from .cases import ConformanceError
 from .worker import Result
 

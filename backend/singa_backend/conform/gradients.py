@@ -15,17 +15,24 @@ from unittest.mock import patch
 import numpy as np
 from onnx import ModelProto, NodeProto, TypeProto, defs, helper
 
-from .. import dtypes, inferring, operator, vocabulary
-from ..builder import Builder, Symbol
-from ..device import Device
-from ..differentiate import Taped, Var, replay
+from .. import dtypes
+from ..autodiff.replay import replay
+from ..autodiff.support import NOT_ASKED
+from ..autodiff.tape import Taped, Var
+from ..comparison.verdict import same_bits
+from ..devices.device import resolve
 from ..errors import SonnxError
-from ..executor import Executor
-from ..graph import Graph
-from ..operator import newest, schemas, type_strings
-from ..vocabulary import LEAST_OPSET, Eager
-from .fuzz import generate, smooth
-from .verdict import same_bits
+from ..interpreters import evaluate, type_inference
+from ..interpreters.base import LEAST_OPSET
+from ..interpreters.builder import Builder, Symbol
+from ..interpreters.eager import Eager
+from ..ir import versioned
+from ..ir.graph import Graph
+from ..ir.reader import read
+from ..opsets.model import to_model
+from ..proto.schemas import newest, schemas, type_strings
+from ..runtime.executor import Executor
+from .fuzz import generate, regular_cases
 
 POINTS = 20
 DRAWS = 600
@@ -36,17 +43,6 @@ _MAPS: tuple[Callable[[Any], Any], ...] = (
     lambda x: x, lambda x: x, lambda x: 0.3 + np.abs(x), lambda x: 0.9 * np.tanh(x), lambda x: 1.2 + np.abs(x),
 )  # fmt: skip
 """Where an operator is defined: everywhere, above 0, between -1 and 1, above 1; a point outside is drawn again."""
-
-NOT_ASKED: dict[tuple[str, str], frozenset[str]] = {
-    ("", "SoftmaxCrossEntropyLoss"): frozenset({"weights"}),
-    ("", "NegativeLogLikelihoodLoss"): frozenset({"weight"}),
-    ("", "Dropout"): frozenset({"ratio"}),
-    ("", "Resize"): frozenset({"scales", "roi"}),
-    ("", "Upsample"): frozenset({"scales"}),
-    ("", "Tile"): frozenset({"tiles", "axis"}),  # Tile-1: counts, as floats
-    ("", "Split"): frozenset({"split"}),  # Split-1: sizes, as floats
-}
-"""Float inputs that ONNX does not tag and that say how, not what: by (domain, operator)."""
 
 
 @dataclass
@@ -66,7 +62,7 @@ class Point:
     free: frozenset[int] = frozenset()
 
     def forward(self, feeds: Sequence[Any]) -> list[Any]:
-        return Executor(self.graph, Device("CPU")).run(self.graph, feeds)
+        return Executor(self.graph, resolve("CPU")).run(self.graph, feeds)
 
     def loss(self, feeds: Sequence[Any]) -> float:
         """The sum of the outputs, weighted by their gradients."""
@@ -88,7 +84,7 @@ class Point:
         ]
         grads = self._differentiated(builder, xs, dys)
         kept = [(i, g) for i, g in zip(self.asked, grads, strict=True) if g is not None]
-        return builder.model("gradient", [g for _, g in kept], [f"grad_{self.graph.inputs[i].name}" for i, _ in kept])
+        return to_model(builder, "gradient", [g for _, g in kept], [f"grad_{self.graph.inputs[i].name}" for i, _ in kept])
 
     def _differentiated(self, op: Any, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
         tape = Taped(op)
@@ -99,9 +95,9 @@ class Point:
     def through_graph(self) -> list[Any]:
         """The gradients by the model of `model`, run by our executor."""
         with in_double(self.case.domain, self.case.operator):
-            graph = Graph.from_onnx(self.model())
+            graph = read(self.model())
         values = [*self.feeds, *(dy for dy in self.dys if dy is not None)]
-        made = dict(zip([v.name for v in graph.outputs], Executor(graph, Device("CPU")).run(graph, values), strict=True))
+        made = dict(zip([v.name for v in graph.outputs], Executor(graph, resolve("CPU")).run(graph, values), strict=True))
         return [made.get(f"grad_{self.graph.inputs[i].name}") for i in self.asked]
 
 
@@ -111,7 +107,7 @@ def in_double(domain: str, name: str) -> Iterator[None]:
     if not any(map(_single_only, schemas[domain, name].values())):
         yield
         return
-    bound = operator._types
+    bound = versioned._types
 
     def following(d: str, n: str, version: int) -> Any:
         types = bound(d, n, version)
@@ -122,7 +118,7 @@ def in_double(domain: str, name: str) -> Iterator[None]:
         wider = tuple((a or (0,)) if b == np.float32 else b for a, b in zip(alike, types.bound, strict=True))
         return replace(types, bound=wider)
 
-    infer = inferring._inferred
+    infer = type_inference._inferred
 
     def inferred(builder: Builder, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
         """ONNX's inference may refuse float64 here: then it is asked about float32."""
@@ -132,12 +128,12 @@ def in_double(domain: str, name: str) -> Iterator[None]:
         single = [s and replace(s, type=_retyped(s.type, np.float64, np.float32)) for s in symbols]
         return {n: _retyped(t, np.float32, np.float64) for n, t in infer(builder, node, single).items()}
 
-    with patch.object(operator, "_types", following), patch.object(inferring, "_inferred", inferred):
-        vocabulary._meaning.cache_clear()
+    with patch.object(versioned, "_types", following), patch.object(type_inference, "_inferred", inferred):
+        evaluate._meaning.cache_clear()
         try:
             yield
         finally:
-            vocabulary._meaning.cache_clear()
+            evaluate._meaning.cache_clear()
 
 
 def _retyped(type: Any, old: Any, new: Any) -> Any:
@@ -183,7 +179,7 @@ def points(domain: str, name: str, version: int, seed: int = 0, count: int = POI
             return
         rng = np.random.default_rng([seed, index, version, *name.encode()])
         types = {p: _wide(found, rng) for p, found in allowed.items()}
-        made = smooth.drawn(rng, domain, name, version, types, seed, index)
+        made = regular_cases.drawn(rng, domain, name, version, types, seed, index)
         point = _point(made[0], rng, every) if made else None
         if point is not None:
             given += 1
@@ -199,7 +195,7 @@ def _point(case: generate.Case, rng: np.random.Generator, every: bool = False) -
     """The case as a point; None where its values are not plain or it cannot be computed."""
     model = generate.model(case, held=frozenset())
     with in_double(case.domain, case.operator):
-        graph = Graph.from_onnx(model)
+        graph = read(model)
     change = _MAPS[int(rng.integers(len(_MAPS)))]
     feeds = [_changed(case.inputs[v.name], change) for v in graph.inputs]
     formal = case.schema.inputs

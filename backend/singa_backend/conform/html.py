@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from ..inspection.html import fill
 from .markdown import dtype_cells, generated_words
 
 TEMPLATE = Path(__file__).with_name("templates") / "support.html"
@@ -14,15 +14,6 @@ TEMPLATE = Path(__file__).with_name("templates") / "support.html"
 def page(report: dict[str, Any]) -> str:
     """The page that support.json renders to; the same report gives the same page."""
     return fill(TEMPLATE, compact(report))
-
-
-def fill(template: Path, data: dict[str, Any]) -> str:
-    """A page template with its data written into the element that waits for them."""
-    text = json.dumps(data, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
-    text = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    before, mark, after = template.read_text(encoding="utf-8").partition('{"data":null}')
-    assert mark, f"{template} has no place for its data"
-    return before + text + after
 
 
 def compact(report: dict[str, Any]) -> dict[str, Any]:

@@ -30,9 +30,10 @@ import platformdirs
 from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
 
 from ..errors import MissingDependency
-from ..operator import DOMAINS
+from ..proto.schemas import DOMAINS
+from ..proto.test_data import value
 from . import gaps, results, worker
-from .cases import KINDS, Case, ConformanceError, held, light_inputs, value
+from .cases import KINDS, Case, ConformanceError, held, light_inputs
 
 FOLDER = "onnx/backend/test/data/"
 MOST_BYTES = 1 << 30

@@ -15,7 +15,8 @@ from typing import Any
 from onnx import defs
 
 from ..dtypes import from_type_string
-from ..operator import DOMAINS, declarations, load_all, schemas
+from ..ir.declaration import declarations
+from ..proto.schemas import DOMAINS, schemas
 from . import gaps, html, releases
 from .cases import ConformanceError, held
 from .markdown import by_release, markdown
@@ -33,7 +34,6 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     each distinct case once); it is a column of its own, no device.
     Raises ConformanceError when no run is of the current suite.
     """
-    load_all()
     missing = gaps.undeclared(held("undeclared.txt"))
     named = {label(run): run for run in runs}
     named |= {name: run for name, run in kept(folder).items() if name not in named}

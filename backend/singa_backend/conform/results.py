@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from ..operator import DOMAINS
+from ..proto.schemas import DOMAINS
 from .gaps import Judgement
 from .worker import Cell, Result
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from onnx import load_model_from_string
 
+from ..comparison import verdict
 from ..errors import SonnxError, UnsupportedModel
-from . import verdict
 from .cases import Case
 from .processes import share_cores
 

@@ -1,10 +1,10 @@
 """Which node went wrong first?  `compare` two engines or models value by value, `bisect` to a node, `reduce` a failing model."""
 
+from ..comparison.difference import Difference, Tolerance, difference
 from .bisect import Reproduction, bisect
 from .compare import Comparison, Divergence, NotCompared, Row, compare
-from .difference import Difference, Tolerance, difference
 from .reduce import Predicate, Reduction, command, differs, raises, reduce
-from .source import Source
+from .submodel import Source
 
 __all__ = [
     "Comparison",

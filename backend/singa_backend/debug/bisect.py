@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..comparison.difference import Difference, difference
+from ..engines.local import Failure
 from ..errors import SonnxError
 from . import repro
 from .compare import BUDGET, Divergence, Judge, Setting
-from .difference import Difference, difference
-from .engines import Failure
-from .stream import Values, Visit
+from .lockstep import Values, Visit
 
 
 @dataclass

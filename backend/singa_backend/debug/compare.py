@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..comparison.difference import Difference, Tolerance, difference, same_bits
+from ..engines.local import Engine, Failure, Foreign, Ours
+from ..engines.oracle import ENGINES
 from ..errors import InvalidInput
-from ..oracle import ENGINES
-from .difference import Difference, Tolerance, difference, same_bits
-from .engines import Engine, Failure, Foreign, Ours
-from .source import Call, Source
-from .stream import Values, Visit, attempt, walk, walk_models
+from .lockstep import Values, Visit, attempt, walk, walk_models
+from .submodel import Call, Source
 
 BUDGET = 256 << 20
 """Bytes that the results of a chunk may take, all copies counted."""

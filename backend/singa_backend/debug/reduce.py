@@ -21,14 +21,14 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper
 
+from ..comparison.difference import Tolerance, difference
+from ..engines.local import Engine, Failure, Foreign, Ours
 from ..errors import InvalidInput, SonnxError
 from . import repro
 from .compare import BUDGET
-from .difference import Tolerance, difference
-from .engines import Engine, Failure, Foreign, Ours
-from .shelf import Shelf
-from .source import Call, Source
-from .stream import Values, walk
+from .lockstep import Values, walk
+from .spill import Shelf
+from .submodel import Call, Source
 
 
 class Predicate(AbstractContextManager["Predicate"], ABC):

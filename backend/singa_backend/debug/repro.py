@@ -11,9 +11,10 @@ import numpy as np
 import onnx
 from onnx import MapProto, ModelProto, SequenceProto, TensorProto, numpy_helper
 
-from ..conform import cases, verdict
-from .light import embed
-from .source import Call, Source
+from ..comparison import verdict
+from ..proto import test_data
+from ..proto.load import embed
+from .submodel import Call, Source
 
 
 def write(folder: Path, source: Source, calls: Sequence[Call], values: Mapping[str, Any], outputs: Sequence[str],
@@ -71,7 +72,7 @@ def read(folder: Path) -> tuple[Source, dict[str, Any], dict[str, Any]]:
     """What `write` wrote: the model, its inputs and its expected outputs by name."""
     source = Source(folder / "model.onnx")
     graph = source.proto.graph
-    inputs, outputs = cases.data_set(folder / "test_data_set_0", source.proto)
+    inputs, outputs = test_data.data_set(folder / "test_data_set_0", source.proto)
     names = [o.name for o in graph.output]
     return source, dict(zip((i.name for i in graph.input), inputs, strict=False)), dict(zip(names, outputs, strict=False))
 

@@ -1,8 +1,9 @@
 """What is in a model, and would it run: `inspect` makes tables and a picture, `check` lists all problems; nothing is executed."""
 
+from ..proto.checker import Opinion
 from .checking import CheckReport, OperatorUse, check
-from .opinion import Opinion
-from .tables import Call, Inspection, State, Table, inspect
+from .table import Call, State, Table
+from .tables import Inspection, inspect
 from .trainable import TrainableReport, trainable_report
 
 __all__ = [

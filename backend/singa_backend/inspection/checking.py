@@ -9,13 +9,14 @@ from typing import Any
 from onnx import defs
 
 from .. import dtypes
-from ..backend import load_model
 from ..errors import Problem, SonnxError
+from ..ir.reader import read
 from ..limits import Budget, Limits, spend
-from ..operator import plain_domain, schemas, type_strings
-from ..reader import read
-from .opinion import Opinion, ask
-from .tables import Call, Inspection, Table, readable, tables
+from ..proto.checker import Opinion, ask
+from ..proto.load import load_model
+from ..proto.schemas import plain_domain, schemas, type_strings
+from .table import Call, Table
+from .tables import Inspection, readable, tables
 
 _VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 

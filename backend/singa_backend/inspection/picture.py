@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..conform.html import fill
-from ..operator import declarations, plain_domain
-from .layout import LAYER, layered
-from .tables import Call, Inspection, Table
+from ..ir.declaration import declarations
+from ..proto.schemas import plain_domain
+from .graph_drawing import LAYER, layered
+from .html import fill
+from .table import Call, Table
 
 TEMPLATE = Path(__file__).with_name("templates") / "graph.html"
 _FAMILIES = {
@@ -20,21 +22,18 @@ _FAMILIES = {
 """Colour -> the operator families (modules) that have it."""
 
 
-def page(seen: Inspection) -> str:
-    """The page of an inspected model."""
-    index = {table.path: i for i, table in enumerate(seen.graphs)}
+def page(tables: Sequence[Table], details: dict[str, Any]) -> str:
+    """The page of an inspected model: its graphs, and the details of the model as a whole."""
+    index = {table.path: i for i, table in enumerate(tables)}
     return fill(TEMPLATE, {
-        "file": Path(seen.file).name or "model", "ir": seen.ir_version, "producer": seen.producer, "opsets": seen.opsets,
-        "metadata": seen.metadata, "parameters": seen.parameters, "bytes": seen.bytes, "layer": LAYER,
-        "operators": seen.operators().most_common(), "inference": seen.opinion.inference,
-        "graphs": [_graph(table, index, _captured(seen, table)) for table in seen.graphs],
+        **details, "layer": LAYER, "graphs": [_graph(table, index, _captured(tables, table)) for table in tables],
     })  # fmt: skip
 
 
-def _captured(seen: Inspection, table: Table) -> dict[int, set[str]]:
+def _captured(tables: Sequence[Table], table: Table) -> dict[int, set[str]]:
     """Node -> the names of this graph's values that the graphs within it use."""
     made = {n for c in table.nodes for n in c.outputs} | {v.name for v in table.inputs}
-    inner = {t.path: t for t in seen.graphs}
+    inner = {t.path: t for t in tables}
     out: dict[int, set[str]] = {}
     for call in table.nodes:
         pending = [inner[p] for p in call.graphs if not p.startswith("function:")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,73 +16,17 @@ import numpy as np
 from google.protobuf.message import Message
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from .. import dtypes, files
-from ..backend import load_model
+from .. import dtypes
 from ..errors import SonnxError
-from ..graph import Value
-from ..messages import imported
-from ..operator import DOMAINS, declarations, load_all, plain_domain, schema_version, schemas
-from .opinion import Opinion, ask, value_of
-
-
-@dataclass
-class State:
-    """An initializer.  location: the file of external data.  stats: min, max, nan, inf where they were asked for."""
-
-    value: Value
-    parameters: int
-    bytes: int
-    location: str = ""
-    stats: dict[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        more = {"stats": self.stats} if self.stats is not None else {}
-        return {**of_value(self.value), "parameters": self.parameters, "bytes": self.bytes, "location": self.location, **more}
-
-
-@dataclass
-class Call:
-    """A node.  status: "supported", "deprecated", "unsupported", or "function" for one that the model defines.
-
-    graphs: the paths of the graphs among its attributes, or of the function's body.
-    """
-
-    index: int
-    name: str
-    operator: str
-    domain: str
-    version: int | None
-    status: str
-    inputs: list[str]
-    outputs: list[str]
-    attributes: dict[str, str] = field(default_factory=dict)
-    graphs: list[str] = field(default_factory=list)
-
-    @property
-    def title(self) -> str:
-        domain = "" if self.domain == "ai.onnx" else f"{self.domain}."
-        return f"{domain}{self.operator}" + ("" if self.version is None else f"-{self.version}")
-
-
-@dataclass
-class Table:
-    """One graph: the main one (path ""), one within a node ("3.body"), or the body of a function ("function:domain.name")."""
-
-    path: str
-    title: str
-    depth: int
-    inputs: list[Value]
-    outputs: list[Value]
-    states: list[State]
-    nodes: list[Call]
-    values: dict[str, Value]
-    constants: dict[str, str]
-    """What the Constant nodes make, in words, by name."""
-
-    def shown(self, name: str) -> str:
-        """The type of a value in words, as far as it is known: "float[1, 3]"."""
-        value = self.values.get(name)
-        return "" if value is None else str(value).removeprefix(f"{name}: ")
+from ..ir.declaration import declarations
+from ..proto import tensor_data
+from ..proto.checker import Opinion, ask, value_of
+from ..proto.load import load_model
+from ..proto.messages import imported
+from ..proto.schemas import DOMAINS, plain_domain, schema_version, schemas
+from ..proto.values import Value
+from .picture import page
+from .table import Call, State, Table, of_value
 
 
 @dataclass
@@ -134,15 +78,12 @@ class Inspection:
 
     def html(self) -> str:
         """A self-contained page with a picture of the graphs."""
-        from .picture import page
-
-        return page(self)
-
-
-def of_value(value: Value) -> dict[str, Any]:
-    """A declared value as plain data."""
-    dtype = None if value.dtype is None else dtypes.onnx_name(value.dtype)
-    return {"name": value.name, "kind": value.kind, "dtype": dtype, "shape": None if value.shape is None else list(value.shape)}
+        details = {
+            "file": Path(self.file).name or "model", "ir": self.ir_version, "producer": self.producer, "opsets": self.opsets,
+            "metadata": self.metadata, "parameters": self.parameters, "bytes": self.bytes,
+            "operators": self.operators().most_common(), "inference": self.opinion.inference,
+        }  # fmt: skip
+        return page(self.graphs, details)
 
 
 def inspect(model: Any, *, stats: bool = False, timeout: float = 60.0) -> Inspection:
@@ -186,7 +127,6 @@ def _texts(message: Message) -> Iterator[tuple[Any, str | int, str | bytes]]:
 
 def tables(proto: ModelProto, path: Path | None, opinion: Opinion, folder: Path | None, stats: bool) -> Inspection:
     """The tables of a model that is already loaded."""
-    load_all()
     reader = _Reader(proto, opinion, folder, stats)
     reader.graph(proto.graph, "", "main graph", 0, reader.opsets)
     for f in proto.functions:
@@ -268,7 +208,7 @@ class _Reader:
         if dtype == dtypes.STRING:
             size = sum(map(len, proto.string_data))
         else:
-            size = files.byte_size(dtype, stored) if dtype is not None else 0
+            size = tensor_data.byte_size(dtype, stored) if dtype is not None else 0
         location = next((e.value for e in proto.external_data if e.key == "location"), "")
         state = State(Value(proto.name, "tensor", dtype, shape), math.prod(stored), size, location)
         if self.stats:
@@ -277,7 +217,7 @@ class _Reader:
 
     def _stats(self, proto: TensorProto) -> dict[str, Any]:
         try:
-            array = files.tensor(proto, self.folder)
+            array = tensor_data.tensor(proto, self.folder)
         except (SonnxError, ValueError, MemoryError) as error:
             return {"error": str(error)}
         if array.dtype == dtypes.STRING or array.dtype.kind == "c" or not array.size:

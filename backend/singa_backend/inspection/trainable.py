@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..backend import load_model
+from ..autodiff.support import FLOWS, MISSING, standing, unwritable
 from ..errors import InvalidInput, Problem
-from ..graph import ABSENT, Graph, Node
-from ..operator import DOMAINS, schemas
-from ..reader import read
-from ..standing import FLOWS, MISSING, standing, unwritable
-from ..vocabulary import LEAST_OPSET
+from ..interpreters.base import LEAST_OPSET
+from ..ir.graph import ABSENT, Graph, Node
+from ..ir.reader import read
+from ..proto.load import load_model
+from ..proto.schemas import DOMAINS, schemas
 
 Key = tuple[int, int]
 """A value: the scope that it lies in, and its slot there."""
@@ -240,7 +240,7 @@ class _Flow:
 
     def _refused(self, node: Node, title: str, position: int) -> Problem | None:
         """Why an input of a node that has a gradient has none."""
-        from ..conform.gradients import NOT_ASKED
+        from ..autodiff.support import NOT_ASKED
 
         if node.meaning is None or node.between is not None:
             return None

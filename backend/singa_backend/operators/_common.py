@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperatorError
-from ..operator import Op, V
+from ..interpreters.base import Op, V
 
 
 def axis_of(axis: int, rank: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..operator import Op, V
+from ..interpreters.base import Op, V
 
 Activation = Callable[[Op, V], V]
 Step = Callable[[Op, V, list[V]], list[V]]

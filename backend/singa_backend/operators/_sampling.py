@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..operator import Op, V
+from ..interpreters.base import Op, V
 from ._common import length
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Ints, Op, V, Xp
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Ints
 
 SAME = ("SAME_UPPER", "SAME_LOWER")
 

@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, operator
 from ._common import axis_of, rows
 
 # --- along an axis ----------------------------------------------------------------------------------------------------

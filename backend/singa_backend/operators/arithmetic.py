@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, operator
 from ._common import aligned, legacy, same_shapes
 
 

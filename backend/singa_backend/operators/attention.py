@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from .. import limits
-from ..differentiate import compose
+from ..devices.namespaces import Xp
 from ..dtypes import NARROW_FLOATS, numpy_dtype
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, operator
 from ._common import length
 
 Round = Callable[[Array], Array]
@@ -116,7 +117,7 @@ def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, is_cau
                   "qk_matmul_output_mode": qk_matmul_output_mode, "softcap": softcap, "left_window_size": -1,
                   "right_window_size": -1, "softmax_precision": softmax_precision}  # fmt: skip
     values = [q, k, v, attn_mask, past_key, past_value]
-    return compose(op, attention, 25, values, attributes, len(wanted))
+    return attention.decompose(op, 25, values, attributes, len(wanted))
 
 
 @operator("Attention", 24, 25, widen=False)

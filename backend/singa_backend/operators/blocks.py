@@ -6,8 +6,10 @@ import math
 from itertools import product
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, operator
 from ._common import axes_of, blank, length
 
 

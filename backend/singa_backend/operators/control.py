@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays, limits
-from ..differentiate import back, run
+from .. import limits
+from ..autodiff.replay import back, run
+from ..devices import namespaces
+from ..devices.namespaces import Xp
 from ..dtypes import HOST_ONLY, STRING, is_float, onnx_code, onnx_name
 from ..errors import OperatorError, SonnxError
-from ..graph import Graph, Value
-from ..operator import Array, Host, Ints, Op, Run, V, Xp, operator
-from ..vocabulary import BOOL, INT, Body
+from ..interpreters.base import BOOL, INT, Body, Op, V
+from ..ir.declaration import Array, Host, Ints, Run, operator
+from ..ir.graph import Graph
+from ..proto.values import Value
 from ._common import axis_of
 
 
@@ -222,7 +225,7 @@ def zeros_of(xp: Xp, shape: Ints, dtype: np.dtype[Any]) -> Array:
 
 def namespace_of(xp: Xp, x: Array) -> Xp:
     """Where the value lives: strings and the like stay on the host beside a device."""
-    return arrays.numpy if isinstance(x, np.ndarray) else xp
+    return namespaces.numpy if isinstance(x, np.ndarray) else xp
 
 
 @operator("SequenceMap", 17, widen=False)

@@ -8,8 +8,10 @@ import math
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Ints, Op, V, Version, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Ints, Version, operator
 from ._windows import (
     SAME,
     Windows,

@@ -9,8 +9,10 @@ import numpy as np
 from onnx import TensorProto
 
 from .. import dtypes, limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, operator
 from ._common import axis_of, blank
 
 

@@ -8,8 +8,10 @@ import math
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Ints, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Ints, operator
 from ._common import length
 from ._sampling import linear_taps, read
 from .conv import filter_windows, per_channel

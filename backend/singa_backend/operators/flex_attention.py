@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from .. import limits
-from ..differentiate import run as run_body
+from ..autodiff.replay import run as run_body
+from ..devices.namespaces import Xp
 from ..dtypes import onnx_code
 from ..errors import OperatorError
-from ..graph import Graph
-from ..operator import Array, Op, Run, V, Xp, operator
-from ..vocabulary import Body
+from ..interpreters.base import Body, Op, V
+from ..ir.declaration import Array, Run, operator
+from ..ir.graph import Graph
 from .attention import (
     by_kv_head,
     check_heads,

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import dtypes, limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Version, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Version, operator
 from ._common import axis_of, length
 
 

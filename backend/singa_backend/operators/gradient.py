@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import device
-from ..differentiate import gradient_of
-from ..operator import Between, Xp, operator
-from ..vocabulary import Eager
+from ..autodiff.replay import gradient_of
+from ..devices import device
+from ..devices.namespaces import Xp
+from ..interpreters.eager import Eager
+from ..ir.declaration import Between, operator
 
 
 @operator("Gradient", 1, domain="ai.onnx.preview.training", widen=False)
@@ -16,7 +17,7 @@ def gradient(xp: Xp, *inputs: Any, xs: tuple[str, ...], y: str, zs: tuple[str, .
 
     The inputs behind them are what else that graph reads.
     """
-    return tuple(gradient_of(Eager(device.of(xp)), between, inputs, len(xs)))
+    return tuple(gradient_of(Eager(device.device_of_namespace(xp)), between, inputs, len(xs)))
 
 
 gradient.no_gradient("undefined: it is differentiated through the graph that it names")

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import MissingDependency, OperatorError, ResourceExhausted
-from ..operator import Array, Host, Xp, operator
+from ..ir.declaration import Array, Host, operator
 
 FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
 """What ONNX names, and no more: Pillow knows formats that run programs."""

@@ -9,8 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from .. import dtypes, limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, operator
 from ._common import length
 
 _BITS = 16

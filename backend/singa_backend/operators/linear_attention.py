@@ -7,8 +7,10 @@ import math
 import numpy as np
 
 from .. import dtypes, limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, operator
 
 _RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
 """Update rule -> does it decay the state, does it write only what the state does not hold yet."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, operator
 from ._common import aligned, legacy
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, operator
 
 
 @operator("NegativeLogLikelihoodLoss", 12, 13, 22)

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Ints, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Ints, operator
 from .gather import given_back
 from .ml_linear import ML, Floats, Strings
 

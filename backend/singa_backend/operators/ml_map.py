@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Ints, Xp, operator
+from ..ir.declaration import Array, Ints, operator
 from .cast import parse_int
 from .ml_linear import ML, Strings
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Ints, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Ints, operator
 from .ml_linear import ML, Floats, Strings, class_labels, matrix, matrix_in_parts, transform, transform_in_parts
 
 

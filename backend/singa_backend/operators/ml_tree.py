@@ -9,8 +9,9 @@ from operator import eq, ge, gt, le, lt, ne
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Derived, Ints, Xp, operator
+from ..ir.declaration import Array, Derived, Ints, operator
 from .ml_linear import ML, TRANSFORMS, Floats, Strings, class_labels, matrix, transform
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Ints, Op, V, Version, Wanted, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Ints, Version, Wanted, operator
 from ._common import axes_of, axis_of
 
 

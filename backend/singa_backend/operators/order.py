@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Host, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, operator
 from ._common import axis_of
 from .gather import given_back
 

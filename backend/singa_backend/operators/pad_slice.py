@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Version, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, Version, operator
 from ._common import axes_of, blank
 
 

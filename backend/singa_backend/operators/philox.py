@@ -10,22 +10,24 @@ import math
 import numpy as np
 
 from .. import limits
-from ..operator import Array, Host, Ints, Op, V, Xp, operator
-from ..private import DOMAIN, schema
+from ..devices.namespaces import Xp
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, operator
+from ..proto.schemas import SINGA_DOMAIN, declare_schema
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = (1 << 32) - 1
 
-schema(
+declare_schema(
     "Philox", ["key: tensor(int64)", "shape: tensor(int64)"], ["bits: T"], types={"T": ["uint32"]},
     doc="Random 32-bit words.  key: (seed, number of the draw).  shape: that of the result.  Word i of the flat result is word "
         "i % 4 of the block whose counter is (i // 4, draw) under the key (seed).",
 )  # fmt: skip
 
 
-@operator("Philox", 1, domain=DOMAIN)
+@operator("Philox", 1, domain=SINGA_DOMAIN)
 def philox(xp: Xp, key: Host[np.ndarray], shape: Host[Ints]) -> Array:
     """uint32 words of the given shape; key: the seed and the number of the draw, each a non-negative int64."""
     seed, draw = (int(k) for k in key.reshape(-1))

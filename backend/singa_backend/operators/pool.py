@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Wanted, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, Wanted, operator
 from ._windows import SAME, Windows, before, cells, framed, per_axis, spatial, unframed, windows
 
 

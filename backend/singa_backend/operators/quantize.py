@@ -8,8 +8,10 @@ import ml_dtypes
 import numpy as np
 
 from .. import dtypes
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Version, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Version, operator
 from ._common import axis_of
 from .cast import limits, to_float8, to_tiny_float
 

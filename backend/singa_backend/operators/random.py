@@ -15,8 +15,10 @@ import numpy as np
 from onnx import TensorProto
 
 from .. import dtypes, limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Wanted, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, Wanted, operator
 
 Draw = Callable[[Any, Ints], np.ndarray]  # (stream, shape) -> float64 values
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Host, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, operator
 from ._recurrence import DIRECTIONS, Activation, activation, biases, parts, recurrence
 
 Floats = tuple[float, ...]

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Declaration, Host, Ints, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Declaration, Host, Ints, operator
 from ._common import axes_of
 
 Step = Callable[[Xp, Array, Ints, bool], Array]  # (xp, x, axes from the front, keepdims) -> reduced

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, operator
 from ._common import length
 
 # --- RoiAlign -------------------------------------------------------------------------------------------------------

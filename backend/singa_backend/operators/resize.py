@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..dtypes import NARROW_FLOATS
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Version, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, Version, operator
 from ._common import axes_of
 
 Floats = tuple[float, ...]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, operator
 
 
 @operator("RotaryEmbedding", 23)

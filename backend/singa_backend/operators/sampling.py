@@ -10,9 +10,11 @@ import numpy as np
 from onnx import TensorProto
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..dtypes import NARROW_FLOATS, onnx_code
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, operator
 from ._common import length
 from ._sampling import grid_taps, read
 from .resize import saturated

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from .. import limits
-from ..differentiate import back, run
+from ..autodiff.replay import back, run
+from ..devices.namespaces import Xp
 from ..dtypes import is_float, onnx_code
 from ..errors import OperatorError
-from ..graph import Graph
-from ..operator import Array, Host, Ints, Op, Run, V, Xp, operator
-from ..vocabulary import Body
+from ..interpreters.base import Body, Op, V
+from ..ir.declaration import Array, Host, Ints, Run, operator
+from ..ir.graph import Graph
 from ._common import axis_of
 from .control import Gather, namespace_of, zeros_of
 

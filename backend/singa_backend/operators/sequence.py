@@ -12,9 +12,11 @@ import numpy as np
 from onnx import TypeProto, helper
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..dtypes import onnx_code, onnx_name
 from ..errors import OperatorError
-from ..operator import Array, Host, Op, V, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, operator
 from ._common import axis_of
 
 

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Host, Ints, Op, V, Wanted, Xp, operator
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, Host, Ints, Wanted, operator
 from ._common import axes_of, axis_of, rows
 
 

@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 
 from .. import limits
+from ..devices.namespaces import Xp
 from ..errors import MissingDependency, OperatorError
-from ..operator import Array, Ints, Xp, operator
+from ..ir.declaration import Array, Ints, operator
 
 
 def _strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:

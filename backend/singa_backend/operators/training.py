@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..operator import Array, Xp, operator
+from ..ir.declaration import Array, operator
 
 DOMAIN = "ai.onnx.preview.training"
 

@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 
-from ..operator import Array, Op, V, Xp, operator
+from ..devices.namespaces import Xp
+from ..interpreters.base import Op, V
+from ..ir.declaration import Array, operator
 
 
 @operator("Ceil", 1, 6, 13)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import dtypes
-from .net import Net, Node
-from .semantics import axes_since, compose, give, given, inside, permutation
+from .graph import Net, Node
+from .operator_facts import axes_since, compose, give, given, inside, permutation
 
 IDEMPOTENT = frozenset({"Abs", "Ceil", "Floor", "Relu", "Round", "Sign"})
 INVOLUTIONS = frozenset({"Neg", "Not"})

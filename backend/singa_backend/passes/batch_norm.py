@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .net import Net, Node
-from .semantics import version
+from .graph import Net, Node
+from .operator_facts import version
 
 MOST = 1 << 28
 """Bytes of a weight that may be rewritten."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from onnx import AttributeProto, TensorProto
 
-from ..operator import plain_domain
-from .editing import Edit
-from .net import Net, Node, nbytes
-from .semantics import deterministic
+from ..proto.schemas import plain_domain
+from .graph import Net, Node, nbytes
+from .model import Edit
+from .operator_facts import deterministic
 
 MERGED = 1 << 20
 """Bytes up to which constants are compared: to compare is to copy."""
@@ -63,7 +63,7 @@ def _key(net: Net, node: Node) -> Any:
 
 def _referring(net: Net, node: Node) -> bool:
     """Whether only a reference to an attribute of the function keeps it from being plain."""
-    if node.plain or (node.domain, node.op_type) in net.edit.function_names:
+    if node.plain or (node.domain, node.op_type) in net.context.function_names:
         return False
     bare = Node(node.op_type, node.inputs, node.outputs, node.attributes, node.domain)
     return deterministic(net, bare) and not bare.is_("Dropout")
@@ -122,7 +122,7 @@ def remove_dead(net: Net) -> int:
             if net.used(name):
                 continue
             if name in net.inputs:
-                if net.edit.ir_version >= 4 or net.outer is not None:
+                if net.context.ir_version >= 4 or net.outer is not None:
                     continue  # its value may be given by the caller
                 net.inputs.remove(name)  # before IR version 4 every initializer had to be listed as an input
             del tensors[name]

@@ -9,12 +9,14 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from .. import dtypes
-from ..backend import SingaBackend
+from ..devices.device import CpuDevice
 from ..errors import SonnxError
-from ..limits import Limits
-from .inference import node_proto
-from .net import Net, Node, constant_node
-from .semantics import deterministic
+from ..ir.reader import read
+from ..limits import Budget, Limits, spend
+from ..runtime.executor import Executor
+from .graph import Net, Node, constant_node
+from .operator_facts import deterministic
+from .type_inference import node_proto
 
 MOST = 1 << 20
 """Bytes that a result may always have; beyond them it must not be larger than what it replaces."""
@@ -29,7 +31,7 @@ def fold_constants(net: Net) -> int:
     """
     count = 0
     for node in list(net.nodes):
-        if node in net.edit.refused or not _foldable(net, node):
+        if node in net.context.refused or not _foldable(net, node):
             continue
         arrays = [net.constant(n, LARGEST) if n else None for n in node.inputs]
         if any(n and a is None for n, a in zip(node.inputs, arrays, strict=True)):
@@ -37,7 +39,7 @@ def fold_constants(net: Net) -> int:
         results = compute(net, node, arrays)
         room = _room(net, node)
         if results is None or sum(r.nbytes for r in results) > room:
-            net.edit.refused.add(node)
+            net.context.refused.add(node)
             continue
         wanted = [o for o in node.outputs if o]
         made = dict(zip(wanted, results, strict=True))
@@ -57,7 +59,7 @@ def fold_constants(net: Net) -> int:
 
 def _may_name(net: Net) -> bool:
     """Whether a constant can stand in the place of an output: the checker wants outputs of subgraphs made by nodes."""
-    return net.outer is None and not net.in_function and net.edit.ir_version >= 4
+    return net.outer is None and not net.in_function and net.context.ir_version >= 4
 
 
 def _become(net: Net, name: str, value: np.ndarray) -> None:
@@ -100,7 +102,9 @@ def compute(net: Net, node: Node, inputs: Sequence[np.ndarray | None]) -> list[n
     )  # fmt: skip
     model: ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in net.opsets.items()])
     try:
-        results = list(SingaBackend.prepare(model, limits=BOUNDS).run(feeds))
+        with spend(Budget(BOUNDS)):
+            executor = Executor(read(model), CpuDevice())
+        results = executor.run(executor.graph, list(feeds.values()), budget=Budget(BOUNDS))
     except SonnxError:
         return None
     return results if all(isinstance(r, np.ndarray) for r in results) else None

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ..dtypes import is_float
-from .net import Net, Node, Shape
-from .semantics import axes_since, drops_nothing, given, holds_only, permutation
+from .graph import Net, Node, Shape
+from .operator_facts import axes_since, drops_nothing, given, holds_only, permutation
 
 
 def remove_identity(net: Net) -> int:

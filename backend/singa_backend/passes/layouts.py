@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .net import Net, Node, Type
-from .semantics import (
+from .graph import Net, Node, Type
+from .operator_facts import (
     BROADCASTING,
     REDUCTIONS,
     UNARY,

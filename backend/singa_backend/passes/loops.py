@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onnx import helper
 
-from .net import Net, Node, Type
-from .semantics import SAFE, deterministic, permutation
+from .graph import Net, Node, Type
+from .operator_facts import SAFE, deterministic, permutation
 
 MOST = 1 << 20
 """Bytes of a constant that may be copied from a body to the graph around it."""
@@ -80,9 +80,9 @@ def _transposes(body: Net, node: Node) -> bool:
 
 
 def _hoist(net: Net, loop: Node, body: Net, node: Node, constants: dict[str, str]) -> None:
-    names = [net.edit.fresh(o) if o else "" for o in node.outputs]
+    names = [net.context.fresh(o) if o else "" for o in node.outputs]
     inputs = [constants.get(n, n) for n in node.inputs]
-    new = Node(node.op_type, inputs, names, dict(node.attributes), node.domain, net.edit.fresh(node.name or node.op_type))
+    new = Node(node.op_type, inputs, names, dict(node.attributes), node.domain, net.context.fresh(node.name or node.op_type))
     net.insert(new, before=loop)
     types = {name: body.type(o) for o, name in zip(node.outputs, names, strict=True) if o}
     place = body.nodes[body.nodes.index(node) + 1] if body.nodes[-1] is not node else None
@@ -121,14 +121,14 @@ def _scan_output(net: Net, loop: Node, body: Net, i: int) -> int:
             return 0
     inner = source
     if source in body.outputs:  # one value cannot be two outputs of a body
-        inner = body.edit.fresh(source)
+        inner = body.context.fresh(source)
         body.insert(Node("Identity", [source], [inner]), after=maker)
     body.outputs[at] = inner
     shape = (None,) * len(perm) if kind.shape is None else kind.shape
     sizes = [d if isinstance(d, int) else None for d in shape]
     body.retyped[at] = helper.make_tensor_type_proto(kind.dtype, sizes)
     body.remove(node)
-    stacked = net.edit.fresh(out + "_stacked")
+    stacked = net.context.fresh(out + "_stacked")
     net.rename_output(loop, i, stacked)
     # The axis of the rounds stays where it was; the others move around it.
     others = [p + (p >= axis) for p in perm]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .net import Net, Node
-from .semantics import axes_since, give, given
+from .graph import Net, Node
+from .operator_facts import axes_since, give, given
 
 FEW = 64
 """Entries up to which a vector is followed."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from .graph import Net, Node, Type
 from .layouts import MOVABLE, Moved, lay_out, moved
-from .net import Net, Node, Type
-from .semantics import compose, give, permutation
+from .operator_facts import compose, give, permutation
 
 PUSHES = 4
 """Pushes that one trial may take for each node of the graph, and some more: paths can multiply where values branch and meet."""
@@ -22,8 +22,8 @@ def optimize_transpose(net: Net) -> int:
     cost = known.total(net)
     for node in [n for n in net.nodes if n.is_("Transpose")]:
         if net.producer(node.outputs[0]) is node and _worth(net, node):
-            wide = net.edit.ir_version < 4 and not net.in_function  # there new constants are of the main graph
-            restore = (net.edit.main if wide else net).snapshot()
+            wide = net.context.ir_version < 4 and not net.in_function  # there new constants are of the main graph
+            restore = (net.context.main if wide else net).snapshot()
             now = known.total(net) if _sink(net, node) else cost
             if now < cost:
                 cost = now
@@ -146,7 +146,7 @@ def _relabel(net: Net, node: Node, found: Moved) -> list[Node]:
     for i, (old, q) in enumerate(zip(list(node.outputs), found.perms, strict=True)):
         if found.after is None and q == tuple(range(len(q))):
             continue  # the value is the same, and so is its name
-        new, kind = net.edit.fresh(old), net.type(old)
+        new, kind = net.context.fresh(old), net.type(old)
         net.rename_output(node, i, new)
         if found.after is not None:
             places = net.add_constant(np.asarray(found.after, np.int64), "places")

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
-from singa_backend import dtypes, files
-from singa_backend.graph import Node
-from singa_backend.operator import newest, schema_version, schemas
-from singa_backend.vocabulary import formal
+from singa_backend import dtypes
+from singa_backend.interpreters.base import formal
+from singa_backend.ir.graph import Node
+from singa_backend.proto import tensor_data
+from singa_backend.proto.schemas import newest, schema_version, schemas
 
 from ..model import Model
 from .lowering import Lowered
@@ -229,7 +230,7 @@ class Emitter:
             texts = [v.decode() for v in value]
             return _strings(texts) if sum(map(len, texts)) + len(texts) < 80 else beside(np.array(texts, object), ".tolist()")
         if a.type == AttributeProto.TENSOR:
-            array = files.tensor(value, None)
+            array = tensor_data.tensor(value, None)
             small = array_text(array)
             return beside(array) if small is None else f"np.array({small}, {dtype_text(array.dtype)})"
         if a.type == AttributeProto.TYPE_PROTO:
@@ -250,7 +251,7 @@ class Emitter:
     def node(self, node: NodeProto) -> Iterator[Assign | Function]:
         """A node as a call of its operator."""
         if node.op_type == "Constant" and not node.domain and node.attribute[0].name == "value":
-            self.constants[node.output[0]] = files.tensor(node.attribute[0].t, None)
+            self.constants[node.output[0]] = tensor_data.tensor(node.attribute[0].t, None)
             return
         if node.op_type == "Identity" and not node.domain and node.input[0] not in self.constants:
             self.expressions[node.output[0]] = self.expression(node.input[0])

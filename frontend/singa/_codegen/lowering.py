@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, TypeProto, helper, shape_inference
 
-from singa_backend import dtypes, files
-from singa_backend.builder import Builder, Symbol
-from singa_backend.differentiate import Visitor, apply, declared_type, replay, visit
+from singa_backend import dtypes
+from singa_backend.autodiff.replay import Visitor, apply, replay, visit
 from singa_backend.errors import Problem, UnsupportedModel
-from singa_backend.graph import ABSENT, Graph, Node, Value
-from singa_backend.operator import declarations, load_all, newest, schema_version
-from singa_backend.vocabulary import Body
-from singa_backend.writer import Unwritable, Writer
+from singa_backend.interpreters.base import Body
+from singa_backend.interpreters.builder import Builder, Symbol
+from singa_backend.ir.declaration import declarations
+from singa_backend.ir.graph import ABSENT, Graph, Node
+from singa_backend.opsets.writer import Unwritable, Writer
+from singa_backend.proto import tensor_data
+from singa_backend.proto.schemas import newest, schema_version
+from singa_backend.proto.values import Value, declared_type
 
 from .._imported import frozen, running
 
@@ -68,7 +71,6 @@ def lower(graph: Graph) -> Lowered:
 
     Raises UnsupportedModel for a node that has no form there.
     """
-    load_all()
     graph = graph.with_weights()
     _check(graph)
     return _Lowering(graph).run()
@@ -118,7 +120,7 @@ class _Lowering:
         return Lowered(
             graph.name, graph.inputs, graph.outputs, proto, [s.name for s in finished],
             {n: a for n, a in held.items() if n not in moving}, {n: a for n, a in held.items() if n in moving},
-            {t.name: files.tensor(t, None) for t in proto.initializer},
+            {t.name: tensor_data.tensor(t, None) for t in proto.initializer},
             {p.output[0]: node for p, node in self.made.values() if p.output}, {s.name for s in self.modal}, types,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any
 from onnx import NodeProto, TypeProto
 
 from singa_backend import dtypes
-from singa_backend.graph import Value
+from singa_backend.proto.values import Value
 
 from . import layers
 from .emitter import Assign, Emitter, Function, rendered
@@ -98,7 +98,7 @@ def _imports(text: str) -> str:
     lines += [f"from singa import {', '.join(modules)}"]
     lines += ["from singa.tape import op"] * ("op" in used)
     lines += ["from singa_backend.conform.foreign import BOUND, error", "from singa_backend.errors import MissingDependency"]
-    lines += ["from singa_backend.oracle import Oracle"]
+    lines += ["from singa_backend.engines.oracle import Oracle"]
     return "\n".join(lines) + "\n\n"
 
 

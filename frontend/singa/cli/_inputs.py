@@ -10,7 +10,7 @@ import click
 from onnx import ModelProto
 
 from singa_backend import Value
-from singa_backend.conform import cases
+from singa_backend.proto import test_data
 
 from .. import _feeding
 
@@ -42,7 +42,7 @@ def gather(model: ModelProto, values: Sequence[Value], *, files: Sequence[str] =
     if archive:
         feeds |= _feeding.from_npz(archive)
     if data:
-        feeds |= dict(zip((v.name for v in values), cases.data_set(data, model)[0], strict=False))
+        feeds |= dict(zip((v.name for v in values), test_data.data_set(data, model)[0], strict=False))
     for pair in files:
         name, _, file = pair.partition("=")
         if not file:

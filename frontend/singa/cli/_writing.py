@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from singa_backend.operator import newest
-from singa_backend.writer import LEAST
+from singa_backend.opsets.writer import LEAST
+from singa_backend.proto.schemas import newest
 
 
 def _pairs(kind: Callable[[str], Any], form: str) -> Callable[..., dict[str, Any]]:

@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 
 from singa_backend import debug
-from singa_backend.oracle import ENGINES
+from singa_backend.engines.oracle import ENGINES
 
 from ._common import NO, device_option, json_option, out, progress, say, typed
 from ._inputs import gather, input_options

@@ -18,8 +18,8 @@ from singa_backend import Value
 from singa_backend.errors import InvalidInput
 
 from .. import _feeding, checking, exporting
+from .._tensor import Tensor
 from ..model import Model
-from ..tensor import Tensor
 from ._common import json_option, out, say, typed
 from ._writing import given, write_options
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from singa_backend.conform import foreign as foreigners
-from singa_backend.conform import light
-from singa_backend.oracle import Oracle
+from singa_backend.conform import light_models
+from singa_backend.engines.oracle import Oracle
 
 from ._common import NO, expression, json_option, progress, say, typed
 
@@ -30,7 +30,7 @@ def foreign(folder: Path | None, select: str, with_light: bool, target: Path | N
     each beside what its framework computed (NET-*.onnx and NET.npz with the arrays x0_0, ..., y0_0, ...).
     """
     found: list[foreigners.Comparison] = []
-    count = sum(bool(re.search(select, n)) for n in light.names()) if with_light else 0
+    count = sum(bool(re.search(select, n)) for n in light_models.names()) if with_light else 0
     count += 2 * sum(len(s.data) for s in foreigners.stored(folder, select)) if folder else 0
     with Oracle("onnxruntime") as oracle, progress(count, "foreign models", quiet=as_json) as step:
         for made in foreigners.light_comparisons(oracle, select) if with_light else ():

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from rich.table import Column, Table
 
-from singa_backend.conform import matrix
-from singa_backend.conform.matrix import page
+from singa_backend.conform import gradient_matrix
+from singa_backend.conform.gradient_matrix import page
 
 from ._common import NO, check_matrix, expression, json_option, out, progress, say, typed, witness
 
@@ -38,23 +38,23 @@ def gradients(select: str, points: int, seed: int, oracle: str, jobs: int | None
     """
     if check:
         folder = folder or Path("reports")
-        check_matrix("the gradient matrix", "gradients", folder, matrix.stale(folder), as_json)
+        check_matrix("the gradient matrix", "gradients", folder, gradient_matrix.stale(folder), as_json)
         return
-    entries = matrix.read()
-    rows = matrix.listed(select)
+    entries = gradient_matrix.read()
+    rows = gradient_matrix.listed(select)
     if not rows:
         raise click.UsageError(f"no operator version matches {select!r}")
     engine = witness(oracle, as_json)
-    found: list[matrix.Row] = []
+    found: list[gradient_matrix.Row] = []
     with progress(len(rows), "gradients", quiet=as_json) as step:
         bad = 0
-        for row in matrix.run(rows, points, seed, engine, jobs, timeout):
+        for row in gradient_matrix.run(rows, points, seed, engine, jobs, timeout):
             found.append(row)
             bad += row.verdict in ("wrong", "died", "timeout")
             step(note=f"{bad} wrong")
     document = page.to_json(found, points, seed, entries)
     if folder:
-        kept = {r.key: r for r in map(matrix.Row.from_dict, page.read(folder).get("rows", ()))} if select else {}
+        kept = {r.key: r for r in map(gradient_matrix.Row.from_dict, page.read(folder).get("rows", ()))} if select else {}
         whole = {**kept, **{r.key: r for r in found}}
         page.write(page.to_json(whole.values(), points, seed, entries), folder)
     if as_json:

@@ -10,10 +10,10 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from singa_backend.graph import Value
 from singa_backend.inspection import Inspection, State
 from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
+from singa_backend.proto.values import Value
 
 from ._common import err, json_option, out, say, typed
 

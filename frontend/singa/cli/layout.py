@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from singa_backend.backend import load_model
-from singa_backend.layout import LAYOUTS, change_layout
-from singa_backend.saving import save
+from singa_backend.passes.change_layout import LAYOUTS, change_layout
+from singa_backend.proto.load import load_model
+from singa_backend.proto.save import save
 
 from ._common import json_option, out, say, typed
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from singa_backend.conform import opsets as matrix
-from singa_backend.conform.opsets import page
+from singa_backend.conform import opset_matrix as matrix
+from singa_backend.conform.opset_matrix import page
 
 from ._common import NO, check_matrix, expression, json_option, out, progress, say, typed, witness
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from singa_backend.backend import load_model
 from singa_backend.passes import PASSES, Report
 from singa_backend.passes import optimize as rewrite
-from singa_backend.saving import opinion, save
+from singa_backend.proto.checker import opinion
+from singa_backend.proto.load import load_model
+from singa_backend.proto.save import save
 
 from ._common import NO, json_option, out, progress, say, typed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from singa_backend import debug
-from singa_backend.oracle import ENGINES
+from singa_backend.engines.oracle import ENGINES
 
 from ._common import device_option, json_option, progress, say, typed
 from ._inputs import gather, input_options

@@ -13,8 +13,9 @@ from onnx import ModelProto
 from rich.table import Table
 
 from singa_backend import Limits, SingaBackend
-from singa_backend.backend import load_model
-from singa_backend.conform import cases, verdict
+from singa_backend.comparison import verdict
+from singa_backend.proto import test_data
+from singa_backend.proto.load import load_model
 
 from .. import _feeding
 from ._common import NO, device_option, json_option, limit_option, out, typed
@@ -39,7 +40,7 @@ def run(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | 
     rep = SingaBackend.prepare(model, device, limits=limits)
     proto = load_model(model)[0] if data else ModelProto()
     feeds = gather(proto, rep.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes, draw=False)
-    expected = cases.data_set(data, proto)[1] if data else None
+    expected = test_data.data_set(data, proto)[1] if data else None
     outputs = rep.run(feeds, aux_output=aux)
     if target:
         arrays: dict[str, Any] = {n: v for n, v in outputs.to_dict().items() if isinstance(v, np.ndarray)}

@@ -13,8 +13,8 @@ import onnx
 from onnx import ModelProto, numpy_helper
 from rich.table import Table
 
-from singa_backend.backend import load_model
 from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.proto.load import load_model
 
 from ._common import device_option, json_option, out, progress, say, typed
 
@@ -62,10 +62,10 @@ def train(model: Path, data: Path, validation: Path | None, target: str, loss: s
     Names, structure and opset of the file stay as they are; only the values of its float initializers change.
     """
     from .. import autograd, opt
+    from .._tensor import Tensor
     from ..device import resolve
     from ..fitting import accuracy, batches, fit
     from ..sonnx import SONNXModel
-    from ..tensor import Tensor
 
     _check_plot(plot)
     compute = getattr(autograd, loss)

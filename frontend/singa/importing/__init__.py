@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto, TensorProto
 
-from singa_backend.backend import load_model
-from singa_backend.debug.light import embed
-from singa_backend.saving import tensors
+from singa_backend.proto.load import embed, load_model
+from singa_backend.proto.save import tensors
 
 from ._cleaning import cleaned
 from ._common import ExporterFailure

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from singa_backend.messages import graphs, names, unused
+from singa_backend.proto.messages import graphs, names, unused
 
 _NORM_INPUTS = 5
 """x, scale, bias, mean, variance."""

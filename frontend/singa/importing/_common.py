@@ -15,7 +15,7 @@ from onnx import ModelProto
 from singa_backend.errors import InvalidInput, MissingDependency, SonnxError
 
 from .. import tape
-from ..tensor import Tensor
+from .._tensor import Tensor
 from ._cleaning import rename
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import onnx
 from onnx import ModelProto, NodeProto, helper
 
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.messages import names as names_of
-from singa_backend.messages import unused
+from singa_backend.proto.messages import names as names_of
+from singa_backend.proto.messages import unused
 
 from ._cleaning import dropout_inputs, rename, separate
 from ._common import (

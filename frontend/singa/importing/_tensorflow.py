@@ -11,8 +11,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from singa_backend.errors import InvalidInput
-from singa_backend.messages import names as names_of
-from singa_backend.messages import unused
+from singa_backend.proto.messages import names as names_of
+from singa_backend.proto.messages import unused
 
 from ._cleaning import dropout_inputs, rename
 from ._common import (

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from .. import verdict
-from .draw import float_info
+from ...comparison import verdict
+from .strategies import float_info
 
 HALVES = {"float16", "bfloat16"}
 

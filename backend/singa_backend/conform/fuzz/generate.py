@@ -14,10 +14,10 @@ import onnx
 from onnx import ModelProto, NodeProto, TypeProto, defs, helper, numpy_helper, shape_inference
 
 from ... import dtypes
-from ...operator import load_all, schemas
+from ...proto.schemas import schemas
 from ..cases import ConformanceError
 from . import recipes
-from .draw import CONSTANT, Draw, Skip, bounds, float_info
+from .strategies import CONSTANT, Draw, Skip, bounds, float_info
 
 Cell: TypeAlias = tuple[str, str, int, str, str]
 """(domain, operator, version, type parameter, dtype)"""
@@ -89,7 +89,6 @@ def cells(select: str = "") -> tuple[tuple[Cell, ...], tuple[tuple[str, str, int
 
     Raises ConformanceError where nothing does.
     """
-    load_all()
     found: list[Cell] = []
     versions: list[tuple[str, str, int]] = []
     for domain, name in sorted(recipes.load()):

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from ...comparison import verdict
+from ...engines.oracle import EngineFailure, Oracle
 from ...errors import MissingDependency, SonnxError
-from ...operator import schemas
-from ...oracle import EngineFailure, Oracle
-from .. import verdict
+from ...proto.schemas import schemas
 from ..processes import share_cores
 from . import formulas, generate, ledger, witnesses
 from .compare import Finding, compare, magnitude, tolerance
@@ -291,7 +291,7 @@ def _pairs(case: Case, ours: list[Any]) -> frozenset[tuple[str, str]]:
 
 def _inferred(case: Case, ours: list[Any]) -> Finding:
     """Our outputs against the dtypes and shapes that ONNX's inference knows beforehand."""
-    from ...graph import Value
+    from ...proto.values import Value
 
     for i, (info, value) in enumerate(zip(case.model.graph.output, ours, strict=False)):
         known = Value.from_proto(info)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...operator import DOMAINS
+from ...proto.schemas import DOMAINS
 from ..results import environment, publish
 from .run import BAD, Judged
 

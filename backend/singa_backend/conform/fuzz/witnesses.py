@@ -11,7 +11,7 @@ import numpy as np
 from onnx import FunctionProto, NodeProto, TypeProto, helper
 
 from ... import dtypes
-from ...operator import schemas
+from ...proto.schemas import schemas
 from . import generate
 from .compare import tolerance
 from .generate import Case, allowed_types

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 
-from ..draw import Draw
+from ..strategies import Draw
 
 Recipe = Callable[[Draw], None]
 

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import helper
 
 from ....dtypes import onnx_code
-from ..draw import Draw, Skip
+from ..strategies import Draw, Skip
 from . import recipe
 
 

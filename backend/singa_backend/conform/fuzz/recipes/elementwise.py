@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..draw import Draw, Skip
+from ..strategies import Draw, Skip
 from . import recipe
 
 

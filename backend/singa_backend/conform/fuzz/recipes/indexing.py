@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....dtypes import is_float
-from ..draw import Draw, Skip
+from ..strategies import Draw, Skip
 from . import recipe
 
 

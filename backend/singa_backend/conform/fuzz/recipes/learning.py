@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
-from ..draw import Draw, Skip
+from ..strategies import Draw, Skip
 from . import recipe
 
 ML = "ai.onnx.ml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..draw import Draw
+from ..strategies import Draw
 from . import recipe
 
 

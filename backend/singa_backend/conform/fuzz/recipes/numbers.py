@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....dtypes import FLOAT8, is_float, onnx_code
-from ..draw import EMPTY, Draw, Skip, bounds
+from ..strategies import EMPTY, Draw, Skip, bounds
 from . import recipe
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from ....dtypes import STRING, is_float
-from ..draw import Draw, Skip
+from ..strategies import Draw, Skip
 from . import recipe
 
 

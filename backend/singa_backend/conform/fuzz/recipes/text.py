@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..draw import WORDS, Draw
+from ..strategies import WORDS, Draw
 from . import recipe
 
 

@@ -1,0 +1,1 @@
+"""Gradients of calls and of graphs, written in ONNX operators."""

@@ -1,0 +1,92 @@
+"""How each operator version stands to gradients: it has one, it rightly has none, or nobody has said.
+
+This is what the declarations say; what differences say of it is judged in conform/matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..interpreters.base import LEAST_OPSET
+from ..ir.declaration import Declaration, declarations
+from ..proto.schemas import schema_version, schemas, type_strings
+
+REASONS = {
+    "integer": "the outputs are no floats",
+    "zero": "the gradient is zero almost everywhere",
+    "undefined": "there is no gradient",
+    "random": "the outputs are drawn at random, whatever the inputs",
+    "constant": "the outputs do not depend on float inputs",
+}
+"""Why an operator has no gradient.  The first is found from the schema; the others are declared."""
+
+
+def why_not(declaration: Declaration, version: int | None = None) -> str:
+    """The reason why a declaration has no gradient, as it stands in REASONS; empty where it has one, or where nobody has said."""
+    if declaration.rule is not None or declaration.composition is not None:
+        return ""
+    if declaration.reason:
+        return declaration.reason
+    return "integer" if never_float(declaration.domain, declaration.name, version or declaration.versions[-1]) else ""
+
+
+def never_float(domain: str, name: str, version: int) -> bool:
+    """Whether no output can be of floats."""
+    schema = schemas[domain, name][version]
+    return not any("float" in t or "double" in t for o in schema.outputs for t in type_strings(schema)[o.type_str])
+
+
+NOT_ASKED: dict[tuple[str, str], frozenset[str]] = {
+    ("", "SoftmaxCrossEntropyLoss"): frozenset({"weights"}),
+    ("", "NegativeLogLikelihoodLoss"): frozenset({"weight"}),
+    ("", "Dropout"): frozenset({"ratio"}),
+    ("", "Resize"): frozenset({"scales", "roi"}),
+    ("", "Upsample"): frozenset({"scales"}),
+    ("", "Tile"): frozenset({"tiles", "axis"}),  # Tile-1: counts, as floats
+    ("", "Split"): frozenset({"split"}),  # Split-1: sizes, as floats
+}
+"""Float inputs that ONNX does not tag and that say how, not what: by (domain, operator)."""
+
+FLOWS = "gradient"
+MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """kind: "gradient", "missing", or a reason of differentiate.REASONS.  how: "rule" or "composition".  why: in words."""
+
+    kind: str
+    how: str = ""
+    why: str = ""
+
+
+def standing(domain: str, name: str, version: int) -> Standing:
+    """How a schema version stands, by its declaration."""
+    declaration = declarations.get((domain, name), {}).get(version)
+    if declaration is None:
+        return Standing(MISSING, why="the operator is not declared")
+    how = "rule" if declaration.rule else "composition" if declaration.composition else ""
+    if never_float(domain, name, version):
+        return Standing("integer", how, REASONS["integer"])
+    reason = declaration.reason
+    if not reason and how == "composition":  # an old version of an operator without gradient, written as the newest one
+        last = declarations[domain, name][max(declarations[domain, name])]
+        reason = "" if last.rule or last.composition else last.reason
+    elif not reason and not how:
+        reason = why_not(declaration, version)
+    if reason:
+        kind, _, words = reason.partition(":")
+        return Standing(kind, how, words.strip() or REASONS.get(kind, kind))
+    if how:
+        return Standing(FLOWS, how)
+    return Standing(MISSING, why="no gradient is declared, and no reason why there is none")
+
+
+def unwritable(declaration: Declaration, version: int, opset: int = LEAST_OPSET) -> str:
+    """Why a node of this version cannot be written at an opset where gradients can; empty where it can."""
+    domain, name = declaration.domain, declaration.name
+    there = schema_version(domain, name, max(opset, LEAST_OPSET) if domain == "" else 1 << 30)
+    known = declarations.get((domain, name), {}).get(there or 0)
+    if declaration.composition is not None or known is declaration:
+        return ""
+    return f"{name}-{version} does not say how it is written in opset {max(opset, LEAST_OPSET)}"

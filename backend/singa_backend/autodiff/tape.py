@@ -1,0 +1,237 @@
+"""Gradients by the rules under the operators: run a rule, go backward through a graph, rewrite a graph at one opset.
+
+A rule takes `op`, the vocabulary that it is written in, and then by name whatever it needs:
+
+    dy, dys        the gradient of the first output; of all outputs (None where nothing depends on one)
+    y, ys          the first output; all of them
+    the inputs and attributes of the declaration, by their names; a variadic input is a list; what is absent has its default
+    needs          for each input, whether its gradient is asked for
+    captured       what the graphs of an If, Loop or Scan take from outside; their gradients follow those of the inputs
+
+and gives the gradients of the inputs in order: one value, or a tuple that may be shorter; None where there is none.
+A declaration without a rule is differentiated through its composition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import TypeProto
+
+from .. import dtypes
+from ..errors import UnsupportedModel
+from ..interpreters.base import Body, Vocabulary, arguments
+from ..ir.declaration import Declaration, declarations
+from ..ir.versioned import Meaning
+from ..proto.schemas import schema_version
+from .support import REASONS, why_not
+
+
+def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
+              attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool],
+              version: int | None = None) -> list[Any]:  # fmt: skip
+    """The gradients of a call's inputs (and of what its graphs capture), None where there is none.
+
+    inputs: one value per input of the node, None where absent, then the captured ones.  needs: as many.
+    dys: the gradient of each output, None where nothing depends on it.  version: of the call; the declaration's last when absent.
+    Narrow floats are widened, as for the forward: a rule computes in float32, and its gradients are rounded once.
+    Raises UnsupportedModel where the operator has no gradient.
+    """
+    if declaration.rule is None and declaration.composition is None:
+        reason = why_not(declaration)
+        text = REASONS.get(reason.partition(":")[0], "nobody has declared one")
+        raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
+    bodies = [v for v in attributes.values() if isinstance(v, Body)]
+    if declaration.widen and not bodies:
+        wide = [[_widened(op, v) for v in values] for values in (inputs, outputs, dys)]
+        if any(w is not v for a, b in zip(wide, (inputs, outputs, dys), strict=True) for w, v in zip(a, b, strict=True)):
+            found = _rule(op, declaration, wide[0], wide[1], attributes, wide[2], needs, version)
+            like = next(dy for dy in dys if dy is not None)  # for an input that was not kept: a rule that casts names it
+            return [None if g is None else op.cast(g, x if op.is_value(x) else like) for g, x in zip(found, inputs, strict=True)]
+    return _rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
+
+
+def _widened(op: Vocabulary[Any], value: Any) -> Any:
+    """A tensor of narrow floats as one of float32; what the caller has put in place of a value stays."""
+    if not op.is_value(value) or op.is_sequence(value):
+        return value
+    try:
+        narrow = op.dtype(value) in dtypes.NARROW_FLOATS
+    except ValueError:  # the type of a symbol may be open
+        return value
+    return op.call("Cast", (value,), {"to": dtypes.onnx_code(np.float32)}, 1)[0] if narrow else value
+
+
+def _rule(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
+          attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool], version: int | None) -> list[Any]:  # fmt: skip
+    """The gradients by the rule of a declaration, or by its composition."""
+    bodies = [v for v in attributes.values() if isinstance(v, Body)]
+    count = len(inputs) - sum(len(b.captured) for b in bodies)
+    if declaration.rule is None:
+        return _through_composition(
+            op, declaration, version or declaration.versions[-1], inputs, len(outputs), attributes, dys, needs
+        )
+    known: dict[str, Any] = {"dys": list(dys), "ys": list(outputs), "y": outputs[0] if outputs else None, "needs": tuple(needs)}
+    known |= {"captured": list(inputs[count:]), "version": version or declaration.versions[-1]}
+    known |= declaration.bind(inputs[:count], attributes)  # where an input is called y, the name is the input's
+    if "dy" in declaration.rule.names:
+        known["dy"] = dys[0] if dys[0] is not None else op.zeros_like(outputs[0])
+    result = declaration.rule(op, known)
+    found = list(result) if isinstance(result, (tuple, list)) else [result]
+    if any(g is not None for g in found[len(inputs) :]):
+        raise ValueError(f"the rule of {declaration} gives more gradients than the node has inputs")
+    found = [*found, *[None] * (len(inputs) - len(found))][: len(inputs)]  # what the node leaves out has none
+    return [g if n else None for g, n in zip(found, needs, strict=True)]
+
+
+def _through_composition(op: Vocabulary[Any], declaration: Declaration, version: int, inputs: Sequence[Any], outputs: int,
+                         attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:  # fmt: skip
+    tape = Taped(op)
+    values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, needs, strict=True)]
+    captured = iter(values[len(inputs) - sum(len(v.captured) for v in attributes.values() if isinstance(v, Body)) :])
+    own = {n: Body(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Body) else v
+           for n, v in attributes.items()}  # fmt: skip
+    made = declaration.decompose(tape, version, values, own, outputs)
+    return tape.gradients([v if isinstance(v, Var) else tape.variable(v, False) for v in made], dys, values)
+
+
+# --- a tape -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class Var:
+    """A value on a tape; `active` says that it depends on what is differentiated by."""
+
+    raw: Any
+    active: bool
+    tape: Any = None
+
+
+@dataclass(slots=True)
+class _Entry:
+    declaration: Declaration
+    version: int | None
+    attributes: dict[str, Any]
+    inputs: list[Var | None]
+    outputs: list[Var]
+
+
+class Taped(Vocabulary[Var]):
+    """Does what another vocabulary does, and remembers what depends on the active variables."""
+
+    def __init__(self, op: Vocabulary[Any]) -> None:
+        self.op = op
+        self.opset = op.opset
+        self.entries: list[_Entry] = []
+
+    def variable(self, raw: Any, active: bool = True) -> Var:
+        """A value of the vocabulary below, as one of this tape."""
+        return Var(raw, active and self.differentiable(raw), self)
+
+    def differentiable(self, raw: Any) -> bool:
+        """Whether a value is of floats."""
+        try:
+            return dtypes.is_float(self.op.dtype(raw))
+        except ValueError:
+            return False
+
+    def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Var]:
+        bodies = [v for v in attributes.values() if isinstance(v, Body)]
+        raw = arguments(self.op, domain, op_type, [_raw(x) for x in inputs])
+        values = [x if isinstance(x, Var) else None if v is None else Var(v, False) for x, v in zip(inputs, raw, strict=True)]
+        captured = [self._own(v) or Var(v, False) for b in bodies for v in b.captured.values()]
+        below = {n: self._lowered(v) if isinstance(v, Body) else v for n, v in attributes.items()}
+        made = self.op.call(op_type, raw, below, outputs, domain)
+        version = schema_version(domain, op_type, self.opset if domain == "" else 1 << 30)
+        return self._note(declarations[domain, op_type][version or 1], version, below, [*values, *captured], made)
+
+    def _own(self, value: Any) -> Var | None:
+        """The variable of this tape that a value is, or that it wraps: an inner tape may have wrapped it once more."""
+        while isinstance(value, Var) and value.tape is not self:
+            value = value.raw
+        return value if isinstance(value, Var) else None
+
+    def _lowered(self, body: Body) -> Body:
+        """A body whose captured values are those of the vocabulary below."""
+        captured = {n: v if (own := self._own(v)) is None else own.raw for n, v in body.captured.items()}
+        return Body(body.proto, body.opset, captured)
+
+    def _note(self, declaration: Declaration, version: int | None, attributes: dict[str, Any], inputs: list[Var | None],
+              made: Sequence[Any]) -> list[Var]:  # fmt: skip
+        """The results as variables; what depends on an active one is remembered."""
+        if not any(v is not None and v.active for v in inputs):
+            return [Var(y, False) for y in made]
+        flows = not why_not(declaration, version)
+        results = [self.variable(y, flows) for y in made]
+        if flows:
+            self.entries.append(_Entry(declaration, version, attributes, inputs, results))
+        return results
+
+    @property
+    def keeps_versions(self) -> bool:
+        return self.op.keeps_versions
+
+    @property
+    def builds(self) -> bool:
+        return self.op.builds
+
+    def call_version(
+        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Var]:
+        values = [x if isinstance(x, Var) or x is None else Var(x, False) for x in inputs]
+        made = self.op.call_version(meaning, [_raw(x) for x in inputs], attributes, wanted)
+        return self._note(meaning.declaration, meaning.version, attributes, values, made)
+
+    def gradients(self, outputs: Sequence[Var], dys: Sequence[Any], by: Sequence[Var | None]) -> list[Any]:
+        """The gradients of the variables `by`, given those of the outputs; None where nothing flows."""
+        op = self.op
+        found: dict[int, Any] = {}
+        for y, dy in zip(outputs, dys, strict=True):
+            if dy is not None and y.active:
+                found[id(y)] = op.add(found.get(id(y)), dy)
+        for entry in reversed(self.entries):
+            here = [found.get(id(y)) for y in entry.outputs]
+            if all(dy is None for dy in here):
+                continue
+            needs = [v is not None and v.active for v in entry.inputs]
+            inputs = [None if v is None else v.raw for v in entry.inputs]
+            grads = gradients(op, entry.declaration, inputs, [y.raw for y in entry.outputs], entry.attributes, here, needs,
+                              entry.version)  # fmt: skip
+            for v, g in zip(entry.inputs, grads, strict=True):
+                if v is not None and g is not None:
+                    found[id(v)] = op.add(found.get(id(v)), g)
+        return [None if v is None else found.get(id(v)) for v in by]
+
+    def constant(self, value: Any, dtype: Any = None) -> Var:
+        return Var(self.op.constant(value, dtype), False)
+
+    def is_value(self, x: Any) -> bool:
+        return isinstance(x, Var) or self.op.is_value(x)
+
+    def dtype(self, x: Any) -> np.dtype[Any]:
+        return self.op.dtype(_raw(x))
+
+    def is_sequence(self, x: Any) -> bool:
+        return self.op.is_sequence(_raw(x))
+
+    def shape(self, x: Any) -> tuple[int | str | None, ...] | None:
+        return self.op.shape(_raw(x))
+
+    def known(self, x: Any) -> np.ndarray | None:
+        return self.op.known(_raw(x))
+
+    def type(self, x: Any, drop: Sequence[int] = (), add: int = 0) -> TypeProto:
+        return self.op.type(_raw(x), drop, add)
+
+    def graph(self, make: Any, types: Sequence[TypeProto | None]) -> Body:
+        return self.op.graph(make, types)
+
+
+def _raw(x: Any) -> Any:
+    return x.raw if isinstance(x, Var) else x
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,272 @@
+"""How far two values lie apart: absolute, relative, in ULP, in dtype and shape, in NaN and Inf, and whether that is too far.
+
+Long arrays are compared in blocks, so that the float64 copies stay small.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .. import dtypes
+from . import verdict
+
+BLOCK = 1 << 16
+"""Elements that are compared at a time."""
+
+_SAMPLE = 1 << 16
+
+RTOL: dict[str, float] = {
+    "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2, "complex128": 1e-9, "complex64": 1e-4,
+}  # fmt: skip
+"""Relative tolerance of a value by its dtype; every dtype that is not here must be equal, but for 8-bit and narrower floats:
+those may be one step apart (0.25)."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """|mine - theirs| <= atol + rtol * |theirs|.
+
+    rtol: None for the dtype's (`RTOL`).  atol: None for rtol times the usual magnitude of the value (the median of its finite
+    non-zero elements), so that an element that happens to lie near zero is not held to a smaller error than its neighbours.
+    For integers only an `atol` that is given counts.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def of(self, theirs: np.ndarray) -> tuple[float, float]:
+        """(rtol, atol) for a value like this one."""
+        dtype = theirs.dtype
+        if not (dtypes.is_float(dtype) or dtype.kind == "c"):
+            return 0.0, self.atol or 0.0
+        rtol = self.rtol if self.rtol is not None else RTOL.get(dtype.name, 0.25)
+        return rtol, self.atol if self.atol is not None else rtol * _magnitude(theirs)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two values side by side, mine first.
+
+    verdict: "agrees", "differs", "dtype", "shape" or "kind" (a sequence against a tensor, another length).
+    max_abs, max_rel, ulps: the largest over the elements that are finite on both sides; None where it has no meaning.
+    excess: the largest error in multiples of what is tolerated; infinite where NaN or Inf stand on one side only.
+    outside: the elements outside the tolerance, of `size`.  at: the index of the worst.
+    """
+
+    verdict: str
+    dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+    max_abs: float | None = None
+    max_rel: float | None = None
+    ulps: float | None = None
+    excess: float = 0.0
+    outside: int = 0
+    size: int = 0
+    nan: tuple[int, int] = (0, 0)
+    inf: tuple[int, int] = (0, 0)
+    at: tuple[int, ...] = ()
+    mine: str = ""
+    theirs: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return self.verdict == "agrees"
+
+    def __str__(self) -> str:
+        if self.verdict in ("dtype", "shape", "kind"):
+            sides = [d if s is None else f"{d}{list(s)}" for d, s in zip(self.dtypes, self.shapes, strict=True)]
+            return f"{sides[0]} against {sides[1]}"
+        if self.agrees:
+            return "agrees"
+        count = f"{self.outside} of {self.size} elements lie outside the tolerance"
+        return f"{self.mine} against {self.theirs} at {list(self.at)}; {count}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; an infinite figure is None, which JSON can say."""
+        data = asdict(self)
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in data.items()}
+
+
+DEFAULT = Tolerance()
+
+
+def difference(mine: Any, theirs: Any, tolerance: Tolerance = DEFAULT) -> Difference:
+    """Hold two values of any kind side by side."""
+    if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray):
+        return _arrays(mine, theirs, tolerance)
+    names, shapes = (_kind(mine), _kind(theirs)), (_length(mine), _length(theirs))
+    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        parts = [difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)]
+        return _together(parts, names, shapes)
+    if isinstance(mine, dict) and isinstance(theirs, dict) and mine.keys() == theirs.keys():
+        parts = [difference(verdict.element(mine[k]), verdict.element(theirs[k]), tolerance) for k in mine]
+        return _together(parts, names, shapes)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return Difference("kind", (verdict.brief(mine), verdict.brief(theirs)), (None, None), excess=math.inf)
+    same = mine is None and theirs is None
+    return Difference("agrees" if same else "kind", names, shapes, excess=0.0 if same else math.inf)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return dtypes.onnx_name(value.dtype)
+    return "sequence" if isinstance(value, list) else "map" if isinstance(value, dict) else "none"
+
+
+def _length(value: Any) -> tuple[int, ...] | None:
+    if isinstance(value, np.ndarray):
+        shape: tuple[int, ...] = value.shape
+        return shape
+    return (len(value),) if isinstance(value, (list, dict)) else None
+
+
+def _together(parts: list[Difference], names: tuple[str, str], shapes: Any) -> Difference:
+    """The elements of a sequence as one: the worst of each figure."""
+    if not parts:
+        return Difference("agrees", names, shapes)
+    worst = max(parts, key=lambda p: (not p.agrees, p.excess))
+    if worst.verdict in ("dtype", "shape", "kind"):
+        names, shapes = worst.dtypes, worst.shapes
+    figures: dict[str, Any] = {}
+    for f in ("max_abs", "max_rel", "ulps"):
+        figures[f] = max((v for p in parts if (v := getattr(p, f)) is not None), default=None)
+    counts: dict[str, Any] = {f: sum(getattr(p, f) for p in parts) for f in ("outside", "size")}
+    counts |= {f: (sum(getattr(p, f)[0] for p in parts), sum(getattr(p, f)[1] for p in parts)) for f in ("nan", "inf")}
+    return Difference(worst.verdict, names, shapes, **figures, **counts, excess=worst.excess, at=(parts.index(worst), *worst.at),
+                      mine=worst.mine, theirs=worst.theirs)  # fmt: skip
+
+
+def _arrays(mine: np.ndarray, theirs: np.ndarray, tolerance: Tolerance) -> Difference:
+    names = (dtypes.onnx_name(mine.dtype), dtypes.onnx_name(theirs.dtype))
+    shapes = (mine.shape, theirs.shape)
+    if names[0] != names[1] or shapes[0] != shapes[1]:
+        return Difference("dtype" if names[0] != names[1] else "shape", names, shapes, excess=math.inf)
+    a, b = mine.reshape(-1), theirs.reshape(-1)
+    rtol, atol = tolerance.of(theirs)
+    floating = dtypes.is_float(mine.dtype) or mine.dtype.kind == "c"
+    numeric = mine.dtype != dtypes.STRING
+    total = _Total()
+    with np.errstate(all="ignore"):
+        for start in range(0, a.size, BLOCK):
+            x, y = a[start : start + BLOCK], b[start : start + BLOCK]
+            total.add(start, x, y, floating, numeric, rtol, atol)
+    at = tuple(int(i) for i in np.unravel_index(total.at, mine.shape)) if mine.ndim and mine.size else ()
+    shown = (str(a[total.at]), str(b[total.at])) if mine.size else ("", "")
+    has = numeric and mine.size > 0
+    return Difference(
+        "differs" if total.outside else "agrees", names, shapes,
+        max_abs=total.max_abs if has else None, max_rel=total.max_rel if has else None, ulps=total.ulps,
+        excess=total.excess, outside=total.outside, size=mine.size,
+        nan=(total.nan[0], total.nan[1]), inf=(total.inf[0], total.inf[1]), at=at, mine=shown[0], theirs=shown[1],
+    )  # fmt: skip
+
+
+class _Total:
+    """What has been found in the blocks so far."""
+
+    def __init__(self) -> None:
+        self.max_abs = self.max_rel = self.excess = 0.0
+        self.ulps: float | None = None
+        self.outside = self.at = 0
+        self.nan, self.inf = [0, 0], [0, 0]
+
+    def add(self, start: int, x: np.ndarray, y: np.ndarray, floating: bool, numeric: bool, rtol: float, atol: float) -> None:
+        if not numeric:
+            self.note(start, np.asarray(x != y).astype(np.float64) * math.inf)
+            return
+        if x.dtype.kind != "c" and verdict.same_bits(x, y):
+            self._same(x, floating)
+            return
+        wide = np.complex128 if x.dtype.kind == "c" else np.float64
+        p, q = x.astype(wide), y.astype(wide)
+        error, size = np.abs(p - q), np.abs(q)
+        if not floating:
+            other = np.asarray(x != y)
+            error[~other] = 0.0  # integers beyond 2**53
+            error[other & (error == 0)] = 1.0
+        bound = atol + rtol * size
+        excess = np.divide(error, bound, out=np.zeros_like(error), where=error != 0)
+        finite = np.isfinite(error)
+        if not finite.all():
+            finite &= np.isfinite(p) & np.isfinite(q)
+            both = (np.isnan(p) & np.isnan(q)) | (p == q)
+            excess[~finite] = np.where(both, 0.0, math.inf)[~finite]
+            for side, v in enumerate((p, q)):
+                self.nan[side] += int(np.isnan(v).sum())
+                self.inf[side] += int(np.isinf(v).sum())
+            error[~finite] = 0.0
+        self.max_abs = max(self.max_abs, float(error.max(initial=0.0)))
+        relative = np.divide(error, size, out=np.zeros_like(error), where=(size > 0) & finite)
+        self.max_rel = max(self.max_rel, float(relative.max(initial=0.0)))
+        steps = _ulps(x, y, finite)
+        if steps is not None:
+            self.ulps = max(self.ulps or 0.0, steps)
+        self.note(start, excess)
+
+    def _same(self, x: np.ndarray, floating: bool) -> None:
+        """A block whose bits are the same on both sides: only what is not finite is counted."""
+        if not floating:
+            return
+        if x.dtype.itemsize > 1:
+            self.ulps = self.ulps or 0.0
+        v = x if x.dtype.kind == "f" else x.astype(np.float32)
+        if not np.isfinite(v).all():
+            nan, inf = int(np.isnan(v).sum()), int(np.isinf(v).sum())
+            self.nan = [n + nan for n in self.nan]
+            self.inf = [n + inf for n in self.inf]
+
+    def note(self, start: int, excess: np.ndarray) -> None:
+        if excess.size:
+            i = int(excess.argmax())
+            if float(excess[i]) > self.excess:
+                self.excess, self.at = float(excess[i]), start + i
+            self.outside += int((excess > 1).sum())
+
+
+_BITS: dict[int, Any] = {2: np.int16, 4: np.int32}
+
+
+def _ulps(x: np.ndarray, y: np.ndarray, finite: np.ndarray) -> float | None:
+    """The largest distance in units in the last place; None for values that are not floats of 16, 32 or 64 bits."""
+    kind = _BITS.get(x.dtype.itemsize)
+    if kind is None or not (x.dtype.kind == "f" or x.dtype == ml_dtypes.bfloat16):
+        return verdict.ulps(x, y)
+    a, b = (_steps(np.ascontiguousarray(v).view(kind)) for v in (x, y))
+    return float(np.where(finite, np.abs(a - b), 0).max(initial=0))
+
+
+def _steps(bits: np.ndarray) -> np.ndarray:
+    """Floats, given by their bits, as numbers that count the representable values from zero."""
+    wide = bits.astype(np.int64)
+    negative = wide >> 63  # -1 or 0
+    return np.asarray((wide ^ (negative & np.iinfo(bits.dtype).max)) - negative)
+
+
+def _magnitude(x: np.ndarray) -> float:
+    """The median magnitude of the finite non-zero elements, from at most 65,536 of them."""
+    flat = x.reshape(-1)
+    sample = flat[:: max(1, flat.size // _SAMPLE)]
+    with np.errstate(all="ignore"):
+        sizes = np.abs(sample.astype(np.complex128 if x.dtype.kind == "c" else np.float64))
+    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    return float(np.median(sizes)) if sizes.size else 0.0
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two values are the same to the last bit."""
+    return a is b or verdict.same_bits(a, b)
+
+
+def bytes_of(value: Any) -> int:
+    """The memory of a value, strings and maps by a guess."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes) * (8 if value.dtype == dtypes.STRING else 1)
+    return sum(map(bytes_of, value)) if isinstance(value, list) else 64 * len(value) if isinstance(value, dict) else 64
+
+
+__all__ = ["BLOCK", "RTOL", "Difference", "Tolerance", "bytes_of", "difference", "same_bits"]

@@ -1,0 +1,82 @@
+"""Cases without special values, to judge gradients and what is written by; graphs that bend and take values from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from ...proto.schemas import schemas
+from .generate import Case, as_case, draw_opset, tie
+from .recipes import load
+from .strategies import Draw, Skip
+
+OUTER = "outer"
+"""The name of a value that the graphs take from outside."""
+
+
+class Smooth(Draw):
+    """Draws no special values: a difference would say nothing there.  outer: values for the graphs, by name."""
+
+    outer: dict[str, np.ndarray] | None = None
+
+    def array(self, which: Any, shape: Any, kind: str = "any") -> np.ndarray:
+        x = super().array(which, shape, "tame" if kind in ("any", "small") else kind)
+        return x * x.dtype.type(0.5) if kind in ("any", "small") and x.dtype in (np.float32, np.float64) else x
+
+
+def _make(op_type: str, inputs: str, output: str) -> NodeProto:
+    return helper.make_node(op_type, inputs.split(), [output])
+
+
+def _if(d: Smooth) -> None:
+    load()["", "If"](d)
+    dtype, shape = d.dtype("V"), d.shape(0, 3)
+    info = helper.make_tensor_value_info
+    code = helper.np_dtype_to_tensor_dtype(dtype)
+    d.outer = {OUTER: d.array(dtype, shape), "other": d.array(dtype, shape)}
+    for side, last in (("then", _make("Tanh", "t", "y")), ("else", _make("Mul", f"t {OUTER}", "y"))):
+        nodes = [_make("Mul", f"{OUTER} other" if side == "then" else f"{OUTER} {OUTER}", "t"), last]
+        d.attributes[f"{side}_branch"] = helper.make_graph(nodes, side, [], [info("y", code, shape)])
+
+
+def _with_body(name: str, nodes: Callable[[], list[NodeProto]], kept: int = 0) -> Callable[[Smooth], None]:
+    def recipe(d: Smooth) -> None:
+        load()["", name](d)
+        body = d.attributes["body"]
+        given = list(body.node)[:kept]
+        del body.node[:]
+        body.node.extend([*given, *nodes()])
+        if name != "SequenceMap":
+            shape = [n.dim_value for n in body.input[-1].type.tensor_type.shape.dim]
+            d.outer = {OUTER: d.array("V", shape)}
+        else:
+            d.outer = {OUTER: d.array("S", ())}
+
+    return recipe
+
+
+SMOOTH: dict[tuple[str, str], Callable[[Smooth], None]] = {
+    ("", "If"): _if,
+    ("", "Loop"): _with_body("Loop", lambda: [_make("Mul", f"a {OUTER}", "t"), _make("Tanh", "t", "a_out"),
+                                              _make("Mul", "a a", "s_out")], kept=1),
+    ("", "Scan"): _with_body("Scan", lambda: [_make("Mul", "a x", "t"), _make("Tanh", "t", "a_out"),
+                                              _make("Mul", f"x {OUTER}", "x_out")]),
+    ("", "SequenceMap"): _with_body("SequenceMap", lambda: [_make("Mul", f"x {OUTER}", "t"), _make("Tanh", "t", "y_in")]),
+}  # fmt: skip
+
+
+def drawn(rng: np.random.Generator, domain: str, name: str, version: int, types: dict[str, np.dtype[Any]], seed: int = 0,
+          index: int = 0) -> tuple[Case, Smooth] | None:  # fmt: skip
+    """A case of a schema version in these element types, and its draw; None where they have no valid node."""
+    tie(types)
+    d = Smooth(rng, schemas[domain, name][version], draw_opset(rng, domain, name, version), types)
+    try:
+        (SMOOTH.get((domain, name)) or load()[domain, name])(d)
+    except Skip:
+        return None
+    case = as_case(seed, index, domain, name, d, "")
+    case.inputs |= d.outer or {}
+    return case, d

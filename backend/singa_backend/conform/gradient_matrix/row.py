@@ -1,0 +1,227 @@
+"""One operator version: points are drawn, each is judged by differences, as a graph, and by onnxruntime in float32."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from ...autodiff.support import FLOWS, standing
+from ...devices.device import resolve
+from ...engines.oracle import EngineFailure, Oracle
+from ...errors import SonnxError
+from ...ir.reader import read
+from ...proto.schemas import DOMAINS as NAMES
+from ...proto.schemas import schemas
+from ...runtime.executor import Executor
+from .. import gradients
+from ..fuzz import generate, recipes
+from ..fuzz.generate import ORT_OPSET
+from ..gradients import ORT_TOLERANCE, Finding, Point
+
+DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training")
+_DRAWN = 3
+"""Points that are drawn at most, in multiples of those that are asked for: those at kinks do not count."""
+_DEATHS = 2
+"""Deaths and overruns of the witness after which a row asks it no more."""
+_SAYS = 3
+
+
+@dataclass
+class Row:
+    """What is known of one operator version.
+
+    kind, how, why: what the declaration says (see standing.py).
+    verdict: "checked", "few" (right at too few points), "wrong", "died", "timeout", or the kind where there is no gradient.
+    agreed, kinks, wrong: points.  worst: the largest relative error.  graph: whether the graph form agreed everywhere.
+    witness: points by what became of them in onnxruntime: agree, refused, differs, died, timeout.
+    says: what went wrong, the first few; explained: the ledger's words for it.
+    """
+
+    domain: str
+    operator: str
+    version: int
+    latest: bool
+    deprecated: bool
+    kind: str
+    how: str = ""
+    why: str = ""
+    verdict: str = ""
+    agreed: int = 0
+    kinks: int = 0
+    wrong: int = 0
+    worst: float = 0.0
+    graph: bool | None = None
+    witness: dict[str, int] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+    says: list[str] = field(default_factory=list)
+    explained: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.domain, self.operator, self.version
+
+    @property
+    def name(self) -> str:
+        return ("" if self.domain in ("", "ai.onnx") else f"{self.domain}:") + f"{self.operator}-{self.version}"
+
+    @property
+    def second(self) -> str:
+        """The verdict of the second witness: "differs", "agree", "refused", "died", "timeout", or nothing."""
+        return next((w for w in ("differs", "agree", "refused", "died", "timeout") if self.witness.get(w)), "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; the time that it took is left out, for it is never the same."""
+        found = asdict(self)
+        del found["seconds"]
+        return found | {"domain": NAMES.get(self.domain, self.domain), "worst": float(f"{self.worst:.2g}"), "second": self.second}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Row:
+        back = {shown: domain for domain, shown in NAMES.items()}
+        kept = {k: v for k, v in data.items() if k not in ("second",)}
+        return cls(**kept | {"domain": back.get(data["domain"], data["domain"])})
+
+
+def listed(select: str = "") -> list[Row]:
+    """A row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as the declarations say."""
+    rows = []
+    for (domain, name), versions in sorted(schemas.items()):
+        if domain not in DOMAINS:
+            continue
+        for version, schema in sorted(versions.items()):
+            found = standing(domain, name, version)
+            row = Row(domain, name, version, version == max(versions), bool(schema.deprecated), found.kind, found.how, found.why)
+            row.verdict = row.kind
+            if re.search(select, row.name):
+                rows.append(row)
+    return rows
+
+
+def asks(row: Row) -> bool:
+    """Whether there is something to judge: a gradient, or that it is nothing."""
+    return row.kind in (FLOWS, "zero", "constant") and (row.domain, row.operator) in recipes.load()
+
+
+def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracle | None = None) -> Row:
+    """The row with its verdict: `count` points away from kinks, or as many as could be drawn."""
+    start = time.perf_counter()
+    row = replace(row, witness={}, refusals=[], says=[], explained={}, agreed=0, kinks=0, wrong=0, worst=0.0)
+    if row.kind != FLOWS:
+        row.verdict = row.kind
+    if asks(row):
+        drawn = gradients.points(*row.key, seed=seed, count=_DRAWN * count, every=row.kind != FLOWS)
+        for i, point in enumerate(drawn, 1):
+            _judge(row, point, np.random.default_rng([seed, i]), oracle)
+            if row.agreed == count or row.wrong >= count:
+                break
+        row.graph = None if not row.agreed else not any("graph" in s for s in row.says)
+    if row.wrong:
+        row.verdict = "wrong"
+    elif row.kind == FLOWS:
+        row.verdict = "checked" if row.agreed >= count else "few"
+    row.seconds = time.perf_counter() - start
+    return row
+
+
+def _judge(row: Row, point: Point, rng: np.random.Generator, oracle: Oracle | None) -> None:
+    try:
+        findings = gradients.judge(point, rng)
+        bad = [f for f in findings if f.verdict not in ("agree", "kink")]
+    except Exception as error:  # a rule that fails is as wrong as one that lies
+        text = error.message if isinstance(error, SonnxError) else str(error)
+        findings, bad = [], [Finding("", type(error).__name__, detail=text)]
+    if bad:
+        row.wrong += 1
+        _say(row, f"{point.case.describe()} at opset {point.opset}: {bad[0].input} {bad[0].verdict}: {bad[0].detail}")
+        return
+    if not findings:  # nothing that ONNX has differentiated, and no gradient either
+        return
+    if any(f.verdict == "kink" for f in findings):
+        row.kinks += 1
+        return
+    row.agreed += 1
+    row.worst = max(row.worst, *(f.error for f in findings))
+    if oracle is not None and row.kind == FLOWS and row.witness.get("died", 0) + row.witness.get("timeout", 0) < _DEATHS:
+        _witness(row, point, oracle)
+
+
+def _say(row: Row, text: str) -> None:
+    if len(row.says) < _SAYS:
+        row.says.append(text[:600])
+
+
+# --- the second witness -----------------------------------------------------------------------------------------------
+
+
+def _witness(row: Row, point: Point, oracle: Oracle) -> None:
+    """The graph of the gradient in float32, by onnxruntime: beside the rule in float64, or where that differs, in float32."""
+    single = _narrow(point)
+    model = single.model(min(point.opset, ORT_OPSET))
+    if not model.graph.output:
+        return
+    values = [*single.feeds, *(dy for dy in single.dys if dy is not None)]
+    feeds = {v.name: x for v, x in zip(model.graph.input, values, strict=True)}
+    try:
+        theirs = oracle.run(model.SerializeToString(), feeds, timeout=20)
+    except EngineFailure as error:
+        _count(row, error.how)
+        reason = _brief(error.reason)
+        if reason not in row.refusals and len(row.refusals) < _SAYS:
+            row.refusals.append(reason)
+        return
+    grads = [g for g in point.eager() if g is not None]
+    if not all(_close(g, theirs[o.name]) for g, o in zip(grads, model.graph.output, strict=True)):
+        graph = read(model)
+        ours = Executor(graph, resolve("CPU")).run(graph, values)
+        if not all(_close(g, theirs[o.name]) for g, o in zip(ours, model.graph.output, strict=True)):
+            _count(row, "differs")
+            _say(row, f"{point.case.describe()} at opset {min(point.opset, ORT_OPSET)}: onnxruntime differs")
+            return
+    _count(row, "agree")
+
+
+def _count(row: Row, what: str) -> None:
+    row.witness = dict(sorted(Counter({**row.witness, what: row.witness.get(what, 0) + 1}).items()))
+
+
+def _brief(reason: str) -> str:
+    """Why onnxruntime refused, without what changes from node to node."""
+    found = re.search(r"Could not find an implementation for (\w+\(\d+\))", reason)
+    return f"no kernel for {found[1]}" if found else " ".join(reason.split())[:200]
+
+
+def _narrow(point: Point) -> Point:
+    """The point in float32, its graphs too."""
+    graph = point.graph
+    if any(a.HasField("g") for a in point.case.node.attribute):
+        node = NodeProto()
+        node.CopyFrom(point.case.node)
+        for attribute in node.attribute:
+            for value in (*attribute.g.input, *attribute.g.output):
+                if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
+                    value.type.tensor_type.elem_type = TensorProto.FLOAT
+        inputs = {n: _single(x) for n, x in point.case.inputs.items()}
+        graph = read(generate.model(replace(point.case, node=node, inputs=inputs), held=frozenset()))
+    return replace(point, graph=graph, feeds=_single(point.feeds), dys=_single(point.dys))
+
+
+def _single(x: Any) -> Any:
+    if isinstance(x, list):
+        return [_single(v) for v in x]
+    return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float64 else x
+
+
+def _close(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, list):
+        return len(ours) == len(theirs) and all(map(_close, ours, theirs))
+    if ours.shape != theirs.shape:
+        return False
+    size = max(1e-2, float(np.abs(ours).max())) if ours.size else 1.0
+    return not ours.size or bool(np.abs(ours.astype(np.float64) - theirs).max() <= ORT_TOLERANCE * size)

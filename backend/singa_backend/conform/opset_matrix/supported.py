@@ -1,0 +1,99 @@
+"""Which operators can be written at an opset: by the registry where the opset has them, by trying the writer where not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from onnx import ModelProto, parser
+
+from ...errors import InvalidInput, SonnxError
+from ...ir.graph import Graph
+from ...ir.reader import read
+from ...opsets.convert import convert
+from ...opsets.writer import LEAST, Unwritable, Writer
+from ...proto.schemas import newest, schemas
+from .problems import Operator, current, drawn, listed
+
+
+@dataclass(frozen=True)
+class Support:
+    """How an operator is written at an opset.
+
+    how: "native" where the opset has it (some of its calls may still need a newer one), "composed" of others where some call
+    can be, "" where none can.  least: the least opset from this one on in which one can; None where there is none.
+    """
+
+    how: str
+    least: int | None
+
+    def __bool__(self) -> bool:
+        return bool(self.how)
+
+
+def supported_ops(opset: int) -> dict[Operator, Support]:
+    """Every operator that ONNX defines, (domain, name) -> Support, in order.
+
+    Other domains have versions of their own and can be used at every opset.  Raises InvalidInput (SX323) for an opset that is not
+    written at all.
+    """
+    if not LEAST <= opset <= newest(""):
+        raise InvalidInput(f"a file is written in an opset of [{LEAST}, {newest('')}], not {opset}", code="SX323")
+    found: dict[Operator, Support] = {}
+    for operator in listed():
+        least = next((o for o in range(opset, newest("") + 1) if how(operator, o)), None)
+        found[operator] = Support(how(operator, opset), least)
+    return found
+
+
+def how(operator: Operator, opset: int) -> str:
+    """ "native", "composed" or "": see Support."""
+    domain, name = operator
+    if domain:
+        return "native"
+    there = max((v for v in schemas[operator] if v <= opset), default=None)
+    if there is not None and not schemas[operator][there].deprecated:
+        return "native"
+    return "composed" if _composed(name, opset) else ""
+
+
+@cache
+def _composed(name: str, opset: int) -> bool:
+    """Whether the writer can write one of the models that are drawn of an operator."""
+    for graph in _probes(name):
+        writer = Writer(opset)
+        writer.seeks = False
+        try:
+            convert(graph, opset, writer=writer)
+        except Unwritable:
+            continue
+        return True
+    return False
+
+
+@cache
+def _probes(name: str) -> tuple[Graph, ...]:
+    return tuple(_graphs(name))
+
+
+_SIMPLE = {
+    "Attention": """g (float[2, 3, 4, 8] q, float[2, 3, 6, 8] k, float[2, 3, 6, 8] v) => (float[2, 3, 4, 8] y)
+        { y = Attention (q, k, v) }""",
+    "ConstantOfShape": "g () => (float[3] y) <int64[1] s = {3}> { y = ConstantOfShape (s) }",
+}
+"""Calls that older opsets hold, of operators of which drawn ones ask for more."""
+
+
+def _graphs(name: str) -> Iterator[Graph]:
+    if name in _SIMPLE:
+        head = f'<ir_version: 10, opset_import: ["": {current("", name)}]>'
+        yield read(parser.parse_model(f"{head} {_SIMPLE[name]}"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for problem in drawn("", name, current("", name)):
+            try:
+                yield read(ModelProto.FromString(problem.model))
+            except SonnxError:
+                continue

@@ -1,0 +1,203 @@
+"""A pytest item per ONNX case, for any backend class, under the strict verdict; the options stand in sonnx_pytest.py.
+
+Cases that fail must stand in the gaps file under a reason (the layout of conform/gaps.py) and are then expected to fail:
+one that passes is an error until its line is deleted.  Without files on the command line only the cases run.  Items are
+named onnx::KIND::NAME (onnx::data::FOLDER for test data), may be selected by that name, and spread over pytest-xdist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from ..errors import SonnxError
+from ..proto import test_data
+from . import cases, gaps, worker
+
+PREFIX = "onnx::"
+OURS = "singa_backend:SingaBackend"
+
+
+class NotPassed(Exception):
+    """A case did not pass; the message is the verdict's."""
+
+
+class Item(pytest.Item):
+    """One case."""
+
+    def __init__(self, *, load: Callable[[], cases.Case], engine: Callable[[], Any], device: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._load, self._engine, self._device = load, engine, device
+
+    def runtest(self) -> None:
+        result = worker.run_case(self._load(), self._engine(), self._device)
+        if result.strict != "passed":
+            raise NotPassed(f"{result.strict}: {result.reason}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, (NotPassed, SonnxError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        return self.path, None, self.nodeid
+
+
+class Group(pytest.Collector):
+    """The cases of one kind; no file names them, so the plugin gives this group to the session."""
+
+    def __init__(self, *, make: Callable[[Group], list[Item]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._make = make
+
+    def collect(self) -> Iterable[pytest.Item]:
+        return self._make(self)
+
+
+class Plugin:
+    """Adds the items to what pytest collects."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        self._backend: str = option.onnx_backend
+        self._device: str = option.onnx_device
+        self._tolerances = (option.onnx_rtol, option.onnx_atol)
+        self._folders = [_folder(text, config) for text in option.onnx_data]
+        self._kinds = _kinds(option.onnx_suite)
+        self._gaps = self._read_gaps(option.onnx_gaps, config)
+        here = str(config.invocation_params.dir)
+        if here not in sys.path:  # a backend may lie in the project that it is tested in, also for pytest-xdist's workers
+            sys.path.insert(0, here)
+        self._check_backend()
+        named = [a for a in config.args if a.startswith(PREFIX)]
+        if named:  # seen by pytest-xdist's workers, too
+            option.onnx_only = named
+        self._only: list[str] = getattr(option, "onnx_only", None) or []
+        explicit = config.args_source == pytest.Config.ArgsSource.ARGS
+        config.args = [a for a in config.args if not a.startswith(PREFIX)] if explicit else []
+
+    def _read_gaps(self, file: str | None, config: pytest.Config) -> dict[str, str]:
+        try:
+            if file:
+                return gaps.read(config.invocation_params.dir / file)
+            return gaps.read(cases.held("gaps.txt")) if self._backend == OURS else {}
+        except (SonnxError, OSError) as error:
+            raise pytest.UsageError(f"--onnx-gaps: {error}") from None
+
+    def _check_backend(self) -> None:
+        try:
+            engine = worker.resolve(self._backend)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise pytest.UsageError(f"--onnx-backend {self._backend}: {error}") from None
+        supports = getattr(engine, "supports_device", None)
+        if supports is not None and not supports(self._device):
+            raise pytest.UsageError(f"--onnx-device: {self._backend} has no device {self._device!r} here")
+
+    # --- the items
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Let the session find the groups beside what the command line names; -k, --last-failed and the like follow."""
+        report = yield
+        if isinstance(collector, pytest.Session) and report.passed:
+            kinds = [*self._kinds, *(["data"] if self._folders else [])]
+            report.result = [*(report.result or ()), *(
+                Group.from_parent(collector, name=kind, nodeid=f"{PREFIX}{kind}", make=self._items)
+                for kind in kinds if not self._only or any(n.startswith(f"{PREFIX}{kind}") for n in self._only)
+            )]  # fmt: skip
+        return report
+
+    def _items(self, group: Group) -> list[Item]:
+        engine = cache(lambda: worker.resolve(self._backend))
+        made: list[Item] = []
+        for name, load in self._data() if group.name == "data" else _suite(group.name):
+            item: Item = Item.from_parent(group, name=name, load=load, engine=engine, device=self._device)
+            if name in self._gaps:
+                item.add_marker(pytest.mark.xfail(reason=self._gaps[name], strict=True))
+            if not self._only or item.nodeid in self._only or group.nodeid in self._only:
+                made.append(item)
+        return made
+
+    def _data(self) -> list[tuple[str, Callable[[], cases.Case]]]:
+        found: dict[str, Callable[[], cases.Case]] = {}
+        for folder in self._folders:
+            for place in model_folders(folder):
+                name = place.relative_to(folder).as_posix() if place != folder else folder.name
+                if name in found:
+                    name = f"{folder.name}/{name}"
+                found[name] = _read(place, name, *self._tolerances)
+        return list(found.items())
+
+    def pytest_report_header(self) -> str:
+        what = [*self._kinds, *map(str, self._folders)]
+        return f"onnx {onnx.__version__}: {', '.join(what)} against {self._backend} on {self._device}"
+
+
+def _kinds(text: str | None) -> list[str]:
+    if not text:
+        return []
+    chosen = list(cases.KINDS) if text == "all" else text.split(",")
+    unknown = [k for k in chosen if k not in cases.KINDS]
+    if unknown:
+        raise pytest.UsageError(f"--onnx-suite: no kind {', '.join(unknown)}; there are {', '.join(cases.KINDS)}")
+    return chosen
+
+
+def _folder(text: str, config: pytest.Config) -> Path:
+    folder = (config.invocation_params.dir / text).resolve()
+    if not model_folders(folder):
+        raise pytest.UsageError(f"--onnx-data: {folder} holds no folder with a model and test_data_set_*")
+    return folder
+
+
+def model_folders(folder: Path) -> list[Path]:
+    """The folders at and beneath this one that hold test_data_set_* and a model.onnx (or a single .onnx file)."""
+    places = sorted({p.parent for p in folder.glob("**/test_data_set_*") if p.is_dir()})
+    return [p for p in places if _model(p)]
+
+
+def _model(place: Path) -> Path | None:
+    found = sorted(place.glob("*.onnx"))
+    return place / "model.onnx" if place / "model.onnx" in found else found[0] if len(found) == 1 else None
+
+
+@cache
+def _loaded(kind: str) -> dict[str, cases.Case]:
+    return {c.name: c for c in cases.load([kind])}
+
+
+def _suite(kind: str) -> list[tuple[str, Callable[[], cases.Case]]]:
+    """The names of a kind's cases, and how to load each.
+
+    Node cases take seconds to generate: their names come from the manifest where it is of the installed onnx, and the cases
+    are made when the first of them runs.
+    """
+    manifest = json.loads(cases.held("manifest.json").read_text())
+    if kind != "node" or manifest["onnx"] != onnx.__version__:
+        names = list(_loaded(kind))
+    else:
+        others = {name for other in cases.KINDS if other != "node" for name in _loaded(other)}
+        names = [name for name in manifest["cases"] if name not in others]
+    return [(name, lambda name=name: _loaded(kind)[name]) for name in names]  # type: ignore[misc]
+
+
+def _read(place: Path, name: str, rtol: float, atol: float) -> Callable[[], cases.Case]:
+    def load() -> cases.Case:
+        path = _model(place)
+        assert path is not None
+        model = onnx.load(path)  # external data included
+        folders = sorted((p for p in place.glob("test_data_set_*") if p.is_dir()), key=lambda p: (len(p.name), p.name))
+        data = [test_data.data_set(p, model) for p in folders]
+        return cases.Case(name, "data", model.SerializeToString(), data, rtol, atol)
+
+    return load

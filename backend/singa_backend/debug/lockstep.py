@@ -1,0 +1,233 @@
+"""Walks a model call by call on two sides at once and holds no more than is alive, plus one chunk of results.
+
+`walk` steps through one model: this package computes call by call, and as soon as the results of the calls fill a chunk the
+other engine computes those calls as one small model.  Where an engine refuses a chunk or dies of it, the chunk is halved
+until the one call is found; the other side's values stand in for its outputs and the walk goes on.
+Where values are drawn at random, what the trusted side drew is used on both sides.
+`walk_models` steps through two models and pairs their values by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..comparison.difference import bytes_of
+from ..engines.local import Engine, Failure
+from ..errors import InvalidInput, SonnxError
+from .spill import Shelf
+from .submodel import Call, Source
+
+Values = dict[str, Any]
+
+COPIES = 4
+"""What a byte of a result costs while a chunk is compared: two sides, and the copies of one that pass through the pipe."""
+
+
+@dataclass
+class Visit:
+    """One call as both sides see it.
+
+    mine, theirs: the outputs by name, or why there are none (theirs may lack some names where the other model has none of
+    that name).  my_inputs, their_inputs: the values that it read, weights not among them.
+    """
+
+    call: Call
+    mine: Values | Failure
+    theirs: Values | Failure
+    my_inputs: Values
+    their_inputs: Values
+
+
+def attempt(engine: Engine, source: Source, calls: Sequence[Call], values: Values, outputs: Sequence[str]) -> Values | Failure:
+    """These calls as one model on an engine, fed from `values`."""
+    made = {n for call in calls for n in call.outputs}
+    feeds = {n: values[n] for call in calls for n in call.uses if n not in made and n in values}
+    try:
+        return engine.run(source.part(calls, feeds, outputs), source.folder, feeds)
+    except SonnxError as error:
+        return Failure.of(engine, error)
+
+
+def _missing(source: Source, call: Call, values: Values, engine: Engine) -> Failure | None:
+    names = [n for n in call.uses if n not in values and n not in source.weights]
+    return Failure(engine.name, "not reached", f"no value of {', '.join(map(repr, names))}") if names else None
+
+
+def walk(source: Source, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> Iterator[Visit]:
+    """Every call of the model on both engines.
+
+    theirs: None to walk with one engine; its values stand on both sides.  inputs: checked, by name.
+    budget: the bytes that the results of a chunk may cost.
+    """
+    return _Walk(source, mine, theirs, inputs, budget).visits()
+
+
+class _Walk:
+    def __init__(self, source: Source, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> None:
+        self.source, self.mine, self.theirs = source, mine, theirs
+        self.my_values, self.their_values = dict(inputs), dict(inputs)
+        self.share = budget // COPIES
+
+    def visits(self) -> Iterator[Visit]:
+        waiting: list[tuple[int, Call, Values | Failure]] = []
+        held = 0
+        for i, call in enumerate(self.source.calls):
+            failure = _missing(self.source, call, self.my_values, self.mine)
+            mine = failure or attempt(self.mine, self.source, [call], self.my_values, call.outputs)
+            waiting.append((i, call, mine))
+            if isinstance(mine, dict):
+                self.my_values |= mine
+                held += sum(map(bytes_of, mine.values())) + self.source.weight_bytes(call)
+            last = i == len(self.source.calls) - 1
+            if last or held > self.share or isinstance(mine, Failure) or self.source.draws(call):
+                yield from self._flush(waiting)
+                waiting, held = [], 0
+
+    def _flush(self, waiting: list[tuple[int, Call, Values | Failure]]) -> Iterator[Visit]:
+        theirs: dict[int, Values | Failure] = {}
+        if self.theirs is None:
+            theirs = {i: mine for i, _, mine in waiting}
+        else:
+            self._theirs(self.theirs, waiting, theirs)
+        for i, call, mine in waiting:
+            other = theirs.pop(i)
+            if isinstance(other, dict) and (isinstance(mine, Failure) or self.source.draws(call)):
+                self.my_values |= other
+            yield Visit(call, mine, other, self._read(call, self.my_values), self._read(call, self.their_values))
+            for name in self.source.dies.get(i, ()):
+                self.my_values.pop(name, None)
+                self.their_values.pop(name, None)
+        waiting.clear()
+
+    def _read(self, call: Call, values: Values) -> Values:
+        return {n: values[n] for n in call.uses if n in values}
+
+    def _theirs(
+        self, engine: Engine, waiting: Sequence[tuple[int, Call, Values | Failure]], found: dict[int, Values | Failure]
+    ) -> None:
+        """The other side's outputs of these calls, by their indices; halves what fails."""
+        first, call, mine = waiting[0]
+        values = self.their_values
+        if len(waiting) == 1:
+            failure = _missing(self.source, call, values, engine)
+            outcome = failure or attempt(engine, self.source, [call], values, call.outputs)
+            found[first] = outcome
+            values |= outcome if isinstance(outcome, dict) else mine if isinstance(mine, dict) else {}
+            return
+        calls = [c for _, c, _ in waiting]
+        made = {n for c in calls for n in c.outputs}
+        if all(n in made or n in values or n in self.source.weights for c in calls for n in c.uses):
+            outcome = attempt(engine, self.source, calls, values, [n for c in calls for n in c.outputs])
+            if isinstance(outcome, dict):
+                for i, c, _ in waiting:
+                    found[i] = {n: outcome[n] for n in c.outputs}
+                values |= outcome
+                return
+        half = len(waiting) // 2
+        self._theirs(engine, waiting[:half], found)
+        self._theirs(engine, waiting[half:], found)
+
+
+# --- two models -------------------------------------------------------------------------------------------------------
+
+
+def walk_models(
+    source: Source, other: Source, mine: Engine, theirs: Engine, inputs: Values, names: Mapping[str, str], budget: int
+) -> Iterator[Visit]:
+    """Every call of `source` beside the values of `other`.
+
+    names: what a value of `source` is called in `other`; the same where it does not say.  The graph outputs and inputs are
+    paired by position where no name fits.  What the other side has computed and this side has not yet met lies on a shelf:
+    in memory up to `budget` bytes, on disk beyond.
+    """
+    pairs = _pairs(source, other, names)
+    wanted = {there for here, there in pairs.items() if here in source.makers}
+    with Shelf(budget) as shelf:
+        partner = _Partner(other, theirs, {pairs.get(n, n): v for n, v in inputs.items()}, wanted, shelf)
+        partner.check()
+        my_values = dict(inputs)
+        their_values = dict(inputs)
+        for i, call in enumerate(source.calls):
+            result = _missing(source, call, my_values, mine) or attempt(mine, source, [call], my_values, call.outputs)
+            if isinstance(result, dict):
+                my_values |= result
+            found: Values = {}
+            failure: Failure | None = None
+            for name in call.outputs:
+                value = partner.take(pairs[name]) if name in pairs else None
+                if isinstance(value, Failure):
+                    failure = value
+                elif name in pairs:
+                    found[name] = value
+            their_values |= found
+            if isinstance(result, Failure) or source.draws(call):
+                my_values |= found
+            absent = Failure(theirs.name, "absent", "the other model has no value of these names")
+            yield Visit(
+                call, result, found or failure or absent,
+                {n: my_values[n] for n in call.uses if n in my_values},
+                {n: their_values[n] for n in call.uses if n in their_values},
+            )  # fmt: skip
+            for name in source.dies.get(i, ()):
+                my_values.pop(name, None)
+                their_values.pop(name, None)
+
+
+def _pairs(source: Source, other: Source, names: Mapping[str, str]) -> dict[str, str]:
+    """The values of `source` and what they are called in `other`; raises InvalidInput for names that are none."""
+    here = {v.name for v in (*source.inputs, *source.optional_inputs)} | source.makers.keys() | source.weights.keys()
+    there = {v.name for v in (*other.inputs, *other.optional_inputs)} | other.makers.keys() | other.weights.keys()
+    for a, b in names.items():
+        if a not in here or b not in there:
+            side, name = ("MODEL", a) if a not in here else ("the other model", b)
+            raise InvalidInput(f"the map {a}={b}: {name!r} is no value of {side}", code="SX320")
+    if len(set(names.values())) < len(names):
+        raise InvalidInput(f"the map gives one value of the other model to several of MODEL: {dict(names)}", code="SX320")
+    pairs = {n: n for n in sorted((here & there) - names.keys() - set(names.values()))} | dict(names)
+    ends = [(source.outputs, other.outputs), ([v.name for v in source.inputs], [v.name for v in other.inputs])]
+    for mine, theirs in ends:
+        if len(mine) == len(theirs):
+            taken = set(pairs.values())
+            pairs |= {a: b for a, b in zip(mine, theirs, strict=True) if a not in pairs and b not in taken}
+    return pairs
+
+
+class _Partner:
+    """The other model, advanced only as far as its values are asked for."""
+
+    def __init__(self, source: Source, engine: Engine, values: Values, wanted: set[str], shelf: Shelf) -> None:
+        self.source, self.engine, self.values = source, engine, values
+        self.wanted, self.shelf = wanted, shelf
+        self.failures: dict[str, Failure] = {}
+        self.next = 0
+
+    def check(self) -> None:
+        missing = [v.name for v in self.source.inputs if v.name not in self.values]
+        if missing:
+            raise InvalidInput(f"the other model also takes {', '.join(map(repr, missing))}", code="SX320",
+                               hint="pair the inputs by name: --map A=B")  # fmt: skip
+
+    def take(self, name: str) -> Any:
+        """A value of the other model, or the Failure that took it."""
+        if name in self.source.weights and name not in self.source.makers:
+            return self.source.weight(name)
+        while name not in self.shelf and name not in self.failures:
+            self._step()
+        return self.failures[name] if name in self.failures else self.shelf.take(name)
+
+    def _step(self) -> None:
+        i, call = self.next, self.source.calls[self.next]
+        self.next += 1
+        failure = _missing(self.source, call, self.values, self.engine)
+        result = failure or attempt(self.engine, self.source, [call], self.values, call.outputs)
+        if isinstance(result, Failure):
+            self.failures |= dict.fromkeys(call.outputs, result)
+        else:
+            self.values |= result
+            for name in call.outputs:
+                if name in self.wanted:
+                    self.shelf.put(name, result[name])
+        for name in self.source.dies.get(i, ()):
+            self.values.pop(name, None)

@@ -1,0 +1,225 @@
+"""A model as calls over named values, any run of which can be cut out as a model of its own."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, TypeProto, ValueInfoProto, helper
+
+from .. import dtypes
+from ..backend import SingaBackend
+from ..errors import InvalidModel
+from ..proto import tensor_data
+from ..proto.load import open_light
+from ..proto.schemas import RANDOM
+from ..proto.values import Value
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One node of the main graph.
+
+    uses: the values that it reads, those that its subgraphs take from outside included.  outputs: what it makes.
+    """
+
+    index: int
+    name: str
+    proto: NodeProto
+    uses: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def operator(self) -> str:
+        return self.proto.op_type
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.name!r}"
+
+
+class Source:
+    """A model's main graph.
+
+    proto: the model, the bytes of its long tensors left in the file where it was opened by path.  folder: where they lie.
+    calls: the nodes in an order that can be run; Constant nodes that hold a tensor count as weights instead.
+    weights: initializers and such constants by name.  inputs: what must be fed.  optional_inputs: initializers that may be.
+    Raises InvalidModel.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.path = Path(model) if isinstance(model, (str, Path)) else None
+        self.proto, self.folder = open_light(model)
+        graph = self.proto.graph
+        self.weights: dict[str, TensorProto | SparseTensorProto] = {t.name: t for t in graph.initializer}
+        self.weights |= {t.values.name: t for t in graph.sparse_initializer}
+        declared = [Value.from_proto(i) for i in graph.input]
+        self.inputs = tuple(v for v in declared if v.name not in self.weights)
+        self.optional_inputs = tuple(v for v in declared if v.name in self.weights)
+        self.outputs = tuple(o.name for o in graph.output)
+        nodes = []
+        for i, node in enumerate(graph.node):
+            constant = _constant(node)
+            if constant is not None:
+                self.weights[node.output[0]] = constant
+            else:
+                nodes.append((i, node))
+        self.calls = tuple(_ordered(nodes))
+        self.makers = {n: call for call in self.calls for n in call.outputs}
+        known = {v.name for v in self.inputs} | self.weights.keys() | self.makers.keys()
+        for call in self.calls:
+            for n in call.uses:
+                if n not in known:
+                    raise InvalidModel(f"input {n!r} is defined nowhere", code="SX101", node=call.name, operator=call.operator)
+        self._functions = {(f.domain, f.name) for f in self.proto.functions}
+
+    @classmethod
+    def of(cls, model: Any) -> Source:
+        """The model as a Source; a Source is given back as it is."""
+        return model if isinstance(model, Source) else cls(model)
+
+    @cached_property
+    def dies(self) -> dict[int, tuple[str, ...]]:
+        """For each call's index in `calls`, the values that nobody reads after it."""
+        last = {n: i for i, call in enumerate(self.calls) for n in (*call.outputs, *call.uses)}
+        dies: dict[int, list[str]] = {}
+        for name, i in last.items():
+            dies.setdefault(i, []).append(name)
+        return {i: tuple(names) for i, names in dies.items()}
+
+    @cached_property
+    def types(self) -> dict[str, TypeProto]:
+        """The types of values as far as ONNX's inference knows them."""
+        try:
+            graph = onnx.shape_inference.infer_shapes(self.proto).graph
+        except Exception:  # best effort: whatever is wrong with the model, its runs will tell
+            graph = self.proto.graph
+        return {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+
+    def draws(self, call: Call) -> bool:
+        """Whether its values are drawn at random, so that nobody can compare them; Dropout's are when it trains."""
+        if call.operator != "Dropout":
+            return call.operator in RANDOM
+        training = call.proto.input[2] if len(call.proto.input) > 2 else ""
+        if training:
+            return training not in self.weights or bool(self.weight(training).any())
+        opset = next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+        return opset < 7 and not any(a.name == "is_test" and a.i for a in call.proto.attribute)
+
+    def weight(self, name: str) -> np.ndarray:
+        """The array of a weight; raises InvalidModel."""
+        proto = self.weights[name]
+        return (
+            tensor_data.tensor(proto, self.folder) if isinstance(proto, TensorProto) else tensor_data.sparse(proto, self.folder)
+        )
+
+    def weight_bytes(self, call: Call) -> int:
+        """The bytes of the weights that a call reads."""
+        protos = [self.weights[n] for n in call.uses if n in self.weights]
+        return sum(
+            tensor_data.byte_size(dtypes.numpy_dtype(p.data_type), tuple(p.dims)) for p in protos if isinstance(p, TensorProto)
+        )
+
+    def feeds(self, inputs: Any) -> dict[str, Any]:
+        """The inputs by name, checked against what the model declares; raises InvalidInput."""
+        named = set(inputs) if isinstance(inputs, Mapping) else set()
+        taken = [i for i in self.proto.graph.input if i.name not in self.weights or i.name in named]
+        graph = helper.make_graph([], "inputs", taken, taken)  # a graph of no nodes checks what it is fed
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 1)])
+        return SingaBackend.prepare(model).run(inputs).to_dict()
+
+    def part(
+        self, calls: Sequence[Call], values: Mapping[str, Any], outputs: Sequence[str], results: Mapping[str, Any] | None = None
+    ) -> ModelProto:
+        """A model of these calls alone, with the opsets, functions and IR version of the whole.
+
+        values: what to declare as inputs (where a weight is among them, it is fed too); other weights stay initializers,
+            their bytes wherever they lay.  outputs: which values to give.  results: arrays that say the outputs' types.
+        """
+        made = {n for call in calls for n in call.outputs}
+        model = ModelProto(ir_version=self.proto.ir_version, producer_name="sonnx")
+        model.opset_import.extend(self.proto.opset_import)
+        if any(self._calls_functions(call.proto) for call in calls):
+            model.functions.extend(self.proto.functions)
+        graph = model.graph
+        graph.name = calls[0].name if len(calls) == 1 else self.proto.graph.name or "part"
+        for call in calls:
+            graph.node.append(call.proto)
+            graph.node[-1].name = call.name  # engines name nodes in their complaints
+        for name in dict.fromkeys(n for call in calls for n in call.uses if n not in made):
+            if name in values:
+                graph.input.append(self.info(name, values[name]))
+                continue
+            weight = self.weights[name]
+            if isinstance(weight, TensorProto):
+                graph.initializer.append(weight)
+                graph.initializer[-1].name = name
+            else:
+                graph.sparse_initializer.append(weight)
+        if self.proto.ir_version < 4:  # there every initializer is an input too
+            graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer)
+        for name in outputs:
+            typed = results is not None and name in results
+            graph.output.append(self.info(name, results[name]) if typed and results else ValueInfoProto(name=name))
+        return model
+
+    def _calls_functions(self, node: NodeProto) -> bool:
+        return bool(self._functions) and (
+            (node.domain, node.op_type) in self._functions or any(a.HasField("g") for a in node.attribute)
+        )
+
+    def info(self, name: str, value: Any) -> ValueInfoProto:
+        """The declaration of a value like this one."""
+        if isinstance(value, np.ndarray):
+            return helper.make_tensor_value_info(name, dtypes.onnx_code(value.dtype), value.shape)
+        known = self.types.get(name)
+        if known is not None and known.WhichOneof("value") not in (None, "tensor_type"):
+            return helper.make_value_info(name, known)
+        if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
+            element = helper.make_tensor_type_proto(dtypes.onnx_code(value[0].dtype), None)
+            return helper.make_value_info(name, helper.make_sequence_type_proto(element))
+        return ValueInfoProto(name=name)
+
+
+def _constant(node: NodeProto) -> TensorProto | None:
+    """The tensor of a Constant node, under the name of its output; None for another node."""
+    if (node.op_type, node.domain) != ("Constant", "") or len(node.attribute) != 1 or len(node.output) != 1:
+        return None
+    attribute: AttributeProto = node.attribute[0]
+    return attribute.t if attribute.name == "value" and attribute.HasField("t") else None
+
+
+def _ordered(nodes: Sequence[tuple[int, NodeProto]]) -> Iterator[Call]:
+    """The calls, in the file's order where that can be run, else sorted; raises InvalidModel for a cycle."""
+    calls = [_call(i, proto) for i, proto in nodes]
+    makers = {n: i for i, call in enumerate(calls) for n in call.outputs}
+    needs = {i: [makers[n] for n in call.uses if n in makers] for i, call in enumerate(calls)}
+    if all(j < i for i, need in needs.items() for j in need):
+        return iter(calls)
+    try:
+        return iter([calls[i] for i in graphlib.TopologicalSorter(needs).static_order()])
+    except graphlib.CycleError as error:
+        names = ", ".join(repr(calls[i].name) for i in error.args[1][:8])
+        raise InvalidModel(f"the graph has a cycle among the nodes {names}", code="SX101") from None
+
+
+def _call(index: int, proto: NodeProto) -> Call:
+    name = proto.name or f"{proto.op_type}_{index}"
+    return Call(index, name, proto, tuple(dict.fromkeys(_uses(proto))), tuple(n for n in proto.output if n))
+
+
+def _uses(node: NodeProto) -> Iterator[str]:
+    """The names that a node reads: its inputs, then what its subgraphs take from outside."""
+    yield from (n for n in node.input if n)
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            graph = attribute.g
+            inner = {i.name for i in graph.input} | {n for p in graph.node for n in p.output}
+            inner |= {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+            yield from (n for p in graph.node for n in _uses(p) if n not in inner)
+            yield from (o.name for o in graph.output if o.name not in inner)

@@ -1,0 +1,1 @@
+"""Array namespaces, and the devices on which arrays are stored."""

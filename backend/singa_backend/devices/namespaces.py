@@ -1,0 +1,173 @@
+"""The `xp` that operators are written on: NumPy, CuPy, or NumPy that offers only what CuPy offers.
+
+An operator body may use every name that NumPy and CuPy share, and the extras below, in which their differences are met:
+
+    xp.from_host(a)  xp.to_host(x)             the only ways between the device and the host
+    xp.cast(x, dtype)                          astype with one answer for floats that no integer can hold
+    xp.indices(i, size)                        integer indices, negative ones wrapped, checked against the size
+    xp.scatter(out, index, values, reduction)  in place on `out`: "none", "add", "mul", "max", "min"
+    xp.windows(x, shape, axis)                 a sliding-window view
+    xp.as_strided(x, shape, strides)           the view behind every pooling
+    xp.erf(x)  xp.erfc(x)                      the error function, and what it lacks to 1
+    xp.isarray(x)                              is it an array of this namespace?
+
+The functions that make much of little (zeros, tile, take, ...) ask the limits of the call first: see limits.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from .. import limits
+from ..errors import OperatorError
+from .special import erf, erfc, in_pieces
+
+Array = Any  # an array of the current namespace
+Xp = Any  # a Namespace
+
+_REDUCTIONS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+
+
+class Namespace(ABC):
+    """What is common to the namespaces; names that are not here are the array module's own."""
+
+    def __init__(self, module: Any, names: dict[str, Any]) -> None:
+        self.__dict__.update((n, limits.guarded(n, v)) for n, v in names.items() if not hasattr(type(self), n))
+        self.module = module
+
+    def cast(self, x: Array, dtype: Any) -> Array:
+        """`x.astype(dtype)`; a float that int64 cannot hold becomes its minimum, then wraps into narrower integers.
+
+        ONNX leaves these casts undefined; NumPy's answer depends on the processor and CuPy saturates.
+        """
+        dtype = np.dtype(dtype)
+        if dtype.kind not in "iu" or x.dtype.kind not in "f":
+            return x.astype(dtype)
+        wide = np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
+        low, high = (0.0, 2.0**64) if wide == np.uint64 else (-(2.0**63), 2.0**63)
+        whole = self.trunc(x.astype(np.float64))  # type: ignore[attr-defined]
+        inside = (whole >= low) & (whole < high)
+        held = self.where(inside, whole, 0).astype(wide)  # type: ignore[attr-defined]
+        outside = wide.type(0 if wide == np.uint64 else -(2**63))
+        return self.where(inside, held, outside).astype(dtype)  # type: ignore[attr-defined]
+
+    def indices(self, i: Array, size: int, *, negative: bool = True) -> Array:
+        """`i` with negative indices counted from the end; raises OperatorError for one outside [-size, size)."""
+        low = -size if negative else 0
+        if not i.size:
+            return i
+        least = self.to_host(i.min())
+        if least < low or self.to_host(i.max()) >= size:
+            at = self.to_host(i)
+            wrong = at[(at < low) | (at >= size)].flat[0]
+            raise OperatorError(f"index {wrong} is outside [{low}, {size})", code="SX401")
+        return self.where(i < 0, i + size, i) if least < 0 else i  # type: ignore[attr-defined]
+
+    def erf(self, x: Array) -> Array:
+        """The error function, to about 1 unit in the last place of float32 or float64."""
+        return erf(self, x)
+
+    def erfc(self, x: Array) -> Array:
+        """1 - erf(x), small results to about 2 * x * x units in the last place."""
+        return erfc(self, x)
+
+    def windows(self, x: Array, shape: Any, axis: Any) -> Array:
+        """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
+        return self.lib.stride_tricks.sliding_window_view(x, shape, axis)  # type: ignore[attr-defined]
+
+    def as_strided(self, x: Array, shape: Any, strides: Any) -> Array:
+        """A view of `x` with this shape and these strides in bytes."""
+        return self.lib.stride_tricks.as_strided(x, shape, strides)  # type: ignore[attr-defined]
+
+    @abstractmethod
+    def from_host(self, a: np.ndarray) -> Array: ...
+
+    @abstractmethod
+    def to_host(self, x: Array) -> np.ndarray: ...
+
+    @abstractmethod
+    def isarray(self, x: Any) -> bool: ...
+
+    @abstractmethod
+    def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None: ...
+
+
+class NumpyNamespace(Namespace):
+    """NumPy: the definition."""
+
+    def __init__(self) -> None:
+        super().__init__(np, {n: getattr(np, n) for n in dir(np) if not n.startswith("_")})
+
+    def from_host(self, a: np.ndarray) -> Array:
+        return a
+
+    def to_host(self, x: Array) -> np.ndarray:
+        return np.asarray(x)
+
+    def isarray(self, x: Any) -> bool:
+        return isinstance(x, np.ndarray)
+
+    def cast(self, x: Array, dtype: Any) -> Array:
+        """As above; where all values fit, `astype` alone."""
+        dtype = np.dtype(dtype)
+        if dtype.kind in "iu" and x.dtype.kind == "f" and x.size:
+            info = np.iinfo(dtype)
+            if info.min <= float(x.min()) and float(x.max()) <= info.max:  # false of NaN
+                return x.astype(dtype)
+        return super().cast(x, dtype)
+
+    def erf(self, x: Array) -> Array:
+        return in_pieces(super().erf, x)
+
+    def erfc(self, x: Array) -> Array:
+        return in_pieces(super().erfc, x)
+
+    def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
+        if reduction == "none":
+            out[index] = values
+        else:
+            getattr(np, _REDUCTIONS[reduction]).at(out, index, values)
+
+
+class CupyNamespace(Namespace):
+    """CuPy, with NumPy's meaning where the two differ.
+
+    Only additions of 4 and 8 bytes are scattered on the device.  Everything else goes through the host: CuPy has no multiply,
+    its float64 maximum passes through float32, and where a place is written twice the winner is undefined.
+    """
+
+    _ON_DEVICE = frozenset(np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64, np.uint32, np.uint64))
+
+    def __init__(self) -> None:
+        import cupy
+
+        names = {n: getattr(cupy, n) for n in dir(cupy) if not n.startswith("_")}
+        super().__init__(cupy, names)
+
+    def from_host(self, a: np.ndarray) -> Array:
+        return self.module.asarray(a)
+
+    def to_host(self, x: Array) -> np.ndarray:
+        return np.asarray(self.module.asnumpy(x))
+
+    def isarray(self, x: Any) -> bool:
+        return isinstance(x, self.module.ndarray)
+
+    def clip(self, x: Array, low: Any, high: Any) -> Array:
+        """`high` where low > high, and NaN where a bound is; CuPy's own clip gives `low`, and `x`."""
+        return self.module.minimum(self.module.maximum(x, low), high)
+
+    def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
+        if reduction == "add" and out.dtype in self._ON_DEVICE:
+            self.module.add.at(out, index, values)
+            return
+        here = self.to_host(out)
+        there = tuple(self.to_host(i) if self.isarray(i) else i for i in index)
+        numpy.scatter(here, there, self.to_host(values) if self.isarray(values) else values, reduction)
+        out[...] = self.from_host(here)
+
+
+numpy = NumpyNamespace()

@@ -1,0 +1,1 @@
+"""Other engines, and this one, as peers for comparisons."""

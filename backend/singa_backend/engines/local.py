@@ -1,0 +1,94 @@
+"""What computes a part of a model: this package on a device, or another engine in a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from onnx import ModelProto
+
+from ..backend import SingaRep
+from ..devices import device as devices
+from ..errors import SonnxError
+from ..ir.reader import read
+from .oracle import EngineFailure, Oracle
+
+
+class Engine(Protocol):
+    """Runs models one after the other."""
+
+    name: str
+
+    def run(self, model: ModelProto, folder: Path | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs by name; raises SonnxError."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class Ours:
+    """This package, in this process.  device: "CPU", "CUDA", "CUDA:1", "STRICT"; raises DeviceUnavailable."""
+
+    def __init__(self, device: str = "CPU") -> None:
+        self.device = devices.resolve(device)
+        self.name = "sonnx" if str(self.device) == "CPU" else f"sonnx on {self.device}"
+
+    def run(self, model: ModelProto, folder: Path | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return SingaRep(read(model, folder), self.device).run(inputs).to_dict()
+
+    def close(self) -> None:
+        pass
+
+
+class Foreign:
+    """onnxruntime or onnx's reference, in a child process.
+
+    optimise: whether onnxruntime may rewrite the graph.  timeout: seconds for one part.  Raises MissingDependency.
+    """
+
+    def __init__(self, name: str, *, optimise: bool = False, timeout: float = 60.0) -> None:
+        self.name = name
+        self.timeout = timeout
+        self._oracle = Oracle(name, optimise=optimise)
+
+    def run(self, model: ModelProto, folder: Path | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        outputs = self._oracle.run(model.SerializeToString(), inputs, timeout=self.timeout, folder=folder)
+        return {name: _plain(value) for name, value in outputs.items()}
+
+    def close(self) -> None:
+        self._oracle.close()
+
+
+def _plain(value: Any) -> Any:
+    """A value as this package writes it: arrays, strings as objects, lists."""
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray):
+        return value.astype(object) if value.dtype.kind in "US" else value
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+class Failure:
+    """Why there are no values of a call on one side.
+
+    how: "refused", "died", "timeout"; "not reached" where an earlier failure took its inputs; "absent" where the other
+    model has no such value.  message: the engine's own words.
+    """
+
+    def __init__(self, engine: str, how: str, message: str, code: str = "") -> None:
+        self.engine, self.how, self.message, self.code = engine, how, message, code
+
+    @classmethod
+    def of(cls, engine: Engine, error: SonnxError) -> Failure:
+        if isinstance(error, EngineFailure):
+            return cls(engine.name, error.how, error.reason, error.code)
+        return cls(engine.name, "refused", f"[{error.code}] {error.message}", error.code)
+
+    def __str__(self) -> str:
+        return f"{self.engine}: {self.how}" + (f": {self.message}" if self.message else "")
+
+    def to_dict(self) -> dict[str, str]:
+        """As plain data."""
+        return dict(vars(self))

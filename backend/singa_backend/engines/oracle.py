@@ -1,0 +1,170 @@
+"""Other engines, each in a child process: onnxruntime can die on legal inputs, the reference can hang; both are results.
+
+with Oracle("onnxruntime") as oracle:
+    outputs = oracle.run(model, {"x": x}, timeout=10)      # {name: array}; raises EngineFailure
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ..errors import MissingDependency, SonnxError
+
+ENGINES = ("onnxruntime", "reference", "sonnx")
+
+
+class EngineFailure(SonnxError):
+    """Another engine gave no outputs.  how: "refused" (it raised), "died", or "timeout"."""
+
+    default_code = "SX900"
+
+    def __init__(self, engine: str, how: str, message: str) -> None:
+        super().__init__(f"{engine} {how}: {message}")
+        self.engine, self.how, self.reason = engine, how, message
+
+
+class Oracle:
+    """An engine in a child process that is started again when it dies or hangs.
+
+    engine: "onnxruntime", "reference" (onnx.reference) or "sonnx".  device: for "sonnx".
+    optimise: whether onnxruntime may rewrite the graph.  memory: a cap on the child's address space in bytes, None for none.
+    Raises MissingDependency when onnxruntime is asked for and not installed.
+    """
+
+    def __init__(self, engine: str, *, device: str = "CPU", optimise: bool = True, memory: int | None = None) -> None:
+        if engine not in ENGINES:
+            raise SonnxError(f"engine {engine!r} was asked for; there are {', '.join(ENGINES)}", code="SX901")
+        if engine == "onnxruntime" and not _installed("onnxruntime"):
+            raise MissingDependency("onnxruntime is not installed", hint="pip install 'sonnx[oracle]'")
+        self.engine = engine
+        self._options = {"device": device, "optimise": optimise, "memory": memory}
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._loaded: object = None
+
+    def __enter__(self) -> Oracle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child."""
+        if self._process is not None:
+            assert self._pipe is not None
+            self._pipe.close()
+            if self._process.pid is not None:  # it did start
+                self._process.kill()
+                self._process.join()
+        self._process, self._pipe, self._loaded = None, None, None
+
+    def run(
+        self, model: bytes | str | Path, inputs: Mapping[str, Any], *, timeout: float = 30.0, folder: Path | None = None
+    ) -> dict[str, Any]:
+        """The model's outputs by name; the session of the last model is kept, so that running it again is cheap.
+
+        folder: beneath which the external data of a model given as bytes lie; the child reads them.
+        Raises EngineFailure when the engine refuses the model or the inputs, dies, or gives no answer in `timeout` seconds.
+        """
+        if self._process is None or not self._process.is_alive():
+            self._start()
+        assert self._pipe is not None
+        again = model == self._loaded
+        try:
+            self._pipe.send((None if again else model, dict(inputs), folder))
+            if not self._pipe.poll(timeout):
+                self.close()
+                raise EngineFailure(self.engine, "timeout", f"no answer within {timeout:g} s")
+            good, answer = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(5)
+            code = self._process.exitcode
+            self.close()
+            raise EngineFailure(self.engine, "died", f"exit code {code}") from None
+        self._loaded = model if good else None
+        if not good:
+            raise EngineFailure(self.engine, "refused", answer)
+        return dict(answer)
+
+    def _start(self) -> None:
+        self.close()
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self.engine, self._options), daemon=True)
+        self._process.start()
+        theirs.close()
+
+
+def _installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def _serve(pipe: Connection, engine: str, options: dict[str, Any]) -> None:
+    warnings.simplefilter("ignore")
+    if options["memory"]:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (options["memory"], options["memory"]))
+    load = {"onnxruntime": _onnxruntime, "reference": _reference, "sonnx": _sonnx}[engine]
+    session: Any = None
+    while True:
+        try:
+            model, inputs, folder = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if model is not None:
+                session = load(_whole(model, folder) if folder else model, options)
+            answer = (True, session(inputs))
+        except BaseException as error:
+            session = None if model is not None else session
+            answer = (False, f"{type(error).__name__}: {str(error)[:2000]}")
+        pipe.send(answer)
+
+
+def _whole(model: bytes, folder: Path) -> bytes:
+    """The model with its external data read in."""
+    from onnx import ModelProto
+
+    from ..proto.load import embed
+
+    proto = ModelProto.FromString(model)
+    embed(proto, folder)
+    return proto.SerializeToString()
+
+
+def _onnxruntime(model: Any, options: dict[str, Any]) -> Any:
+    os.environ.setdefault("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    if not options["optimise"]:
+        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    source = model if isinstance(model, bytes) else os.fspath(model)
+    session = onnxruntime.InferenceSession(source, settings, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def _reference(model: Any, options: dict[str, Any]) -> Any:
+    from onnx.reference import ReferenceEvaluator
+
+    session = ReferenceEvaluator(model if isinstance(model, bytes) else os.fspath(model))
+    return lambda inputs: dict(zip(session.output_names, session.run(None, inputs), strict=True))
+
+
+def _sonnx(model: Any, options: dict[str, Any]) -> Any:
+    from ..backend import SingaBackend
+
+    rep = SingaBackend.prepare(model, options["device"])
+    return lambda inputs: rep.run(inputs).to_dict()

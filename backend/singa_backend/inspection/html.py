@@ -1,0 +1,16 @@
+"""Fill an HTML page that needs no network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def fill(template: Path, data: dict[str, Any]) -> str:
+    """A page template with its data written into the element that waits for them."""
+    text = json.dumps(data, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    text = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    before, mark, after = template.read_text(encoding="utf-8").partition('{"data":null}')
+    assert mark, f"{template} has no place for its data"
+    return before + text + after

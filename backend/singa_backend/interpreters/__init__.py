@@ -1,0 +1,1 @@
+"""ONNX operators as functions, with one meaning for each interpreter: compute, or build a graph."""

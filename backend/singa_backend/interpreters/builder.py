@@ -1,0 +1,439 @@
+"""A graph that is being built: operators become nodes, values become symbols of known type.
+
+What can be known is worked out at once: constants are folded, the shape of a value whose sizes are known is a constant, and the
+same call on the same symbols gives the same node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+
+from .. import dtypes
+from ..errors import UnsupportedModel
+from ..proto import save
+from ..proto.messages import graphs, reads, unused
+from ..proto.schemas import RANDOM, schema_version, schemas
+from .base import Body, Vocabulary, arguments
+from .evaluate import Evaluator
+from .type_inference import output_types
+
+_FOLD = 4096
+"""Elements of a constant that is worked out when the graph is built."""
+_RANDOM = RANDOM | {"Dropout"}
+
+_outer = count()
+
+
+@dataclass(eq=False)
+class Symbol:
+    """A value of a graph that is being built.
+
+    value: where it is known, and may be worked with while building.  held: of a weight that keeps its name: it is known, but
+    what hangs on it is not worked out.
+    wish: the names that a constant without one is to get, of the value and of the node that made it.
+    """
+
+    name: str
+    builder: Builder
+    type: TypeProto | None = None
+    value: np.ndarray | None = None
+    held: np.ndarray | None = None
+    wish: tuple[str, str] | None = None
+
+
+class Builder(Vocabulary[Symbol]):
+    """Writes a graph at one opset.
+
+    outer: the vocabulary around it, for the graph of an If, Loop or Scan.
+    marks_constants: float constants without a name become Constant nodes, and only weights are initializers: whoever reads the
+        file can tell them apart, and trains the weights alone.
+    """
+
+    marks_constants = False
+
+    def __init__(self, opset: int, outer: Vocabulary[Any] | None = None) -> None:
+        self.opset = opset
+        self.outer = outer
+        self.inputs: list[Any] = []
+        self.nodes: list[NodeProto] = []
+        self.captured: dict[str, Any] = {}
+        self.initializers: dict[str, TensorProto] = {}
+        self.arrays: dict[str, np.ndarray] = {}  # the data of large initializers, until it is known where they go
+        parent = outer if isinstance(outer, Builder) else None
+        self.root: Builder = parent.root if parent else self
+        self.domains: dict[str, int] = self.root.domains if parent else {}
+        """The version of each other domain that the file imports; the newest where none is given."""
+        self._names: dict[str, int] = {}
+        self._reserved: set[str] = set()
+        self._node_names: set[str] = set()
+        self._known: dict[tuple[Any, ...], Symbol] = {}
+        self._marked: dict[str, str] = {}
+        self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
+        self._made: set[str] = set()
+        self._adopted: dict[int, tuple[Any, Symbol]] = {}
+        self._eager = Evaluator(opset=opset)
+
+    @property
+    def builds(self) -> bool:
+        return True
+
+    def imported(self, domain: str) -> int:
+        """The version of a domain that this graph is written in; of one that is not imported yet the newest there is."""
+        return self.opset if domain == "" else self.domains.get(domain, 1 << 30)
+
+    # --- values
+
+    def name(self, wish: str) -> str:
+        """A name that no value of this model has: the wish itself where it is free."""
+        names = self.root._names
+        n = names.get(wish, 0 if wish in self.root._reserved else -1) + 1
+        names[wish] = n
+        return self.name(f"{wish}_{n}") if n else wish
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names for values that are to be renamed to them."""
+        self.root._reserved.update(n for n in names if n not in self.root._names)
+
+    def _wished(self, wish: str) -> str:
+        """A name that was reserved, for the first that wishes it; else one that is free."""
+        if wish in self.root._reserved:
+            self.root._reserved.discard(wish)
+            self.root._names.setdefault(wish, 0)
+            return wish
+        return self.name(wish)
+
+    def input(self, name: str, type: TypeProto | None) -> Symbol:
+        """An input of the graph."""
+        symbol = Symbol(self.name(name), self, type)
+        self.inputs.append(symbol)
+        return symbol
+
+    def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
+        """A stored value under its own name; `fold` says that its value may be worked with while building."""
+        symbol = Symbol(self.name(name), self, _tensor_type(value.dtype, value.shape), value if fold else None, value)
+        self.initializers[symbol.name] = save.later(value, symbol.name, self.arrays)
+        return symbol
+
+    def constant(self, value: Any, dtype: Any = None) -> Symbol:
+        array = np.asarray(value, dtype)
+        key = (array.dtype, array.shape, array.tobytes() if array.dtype != dtypes.STRING else tuple(array.reshape(-1)))
+        known = self.root._known
+        if key not in known:
+            known[key] = Symbol("", self.root, _tensor_type(array.dtype, array.shape), array)
+        return known[key]
+
+    def is_value(self, x: Any) -> bool:
+        return isinstance(x, Symbol) or hasattr(x, "raw") or (self.outer is not None and self.outer.is_value(x))
+
+    def adopted(self, x: Any) -> Symbol | None:
+        """A value as this graph's own: one from outside is captured, as the tape's variable that it is where it is one."""
+        if x is None:
+            return None
+        value = x
+        while hasattr(value, "raw"):
+            value = value.raw
+        if isinstance(value, Symbol):
+            if not value.name:  # a constant that is used for the first time
+                self._named(value)
+            if value.builder is not self:
+                self._capture(value.name, x, value.builder)
+            return value
+        if self.outer is not None and self.outer.is_value(value):
+            if isinstance(self.outer, Builder):
+                symbol = self.outer.adopted(x)
+                assert symbol is not None
+                self._capture(symbol.name, x, symbol.builder)
+                return symbol
+            if id(x) not in self._adopted:
+                name = f"outer_{next(_outer)}"  # two graphs of one node must not call different values the same
+                symbol = Symbol(self.name(name), self, self.outer.type(value))
+                self._adopted[id(x)] = (x, symbol)
+                self.captured[symbol.name] = x
+            return self._adopted[id(x)][1]
+        raise TypeError(f"{type(x).__name__} is no value of a graph")
+
+    def _capture(self, name: str, value: Any, owner: Builder) -> None:
+        """Note that a name of an outer graph is used here, and in those between."""
+        builder: Any = self
+        while isinstance(builder, Builder) and builder is not owner:
+            builder._note(name, value)
+            builder = builder.outer
+
+    def _note(self, name: str, value: Any) -> None:
+        if hasattr(value, "raw") or name not in self.captured:  # a variable of a tape says more than its value
+            self.captured[name] = value
+
+    def _named(self, constant: Symbol) -> Symbol:
+        """A constant becomes an initializer, or a Constant node, of the outermost graph when something uses it."""
+        assert constant.value is not None
+        root = self.root
+        marked = root.marks_constants and dtypes.is_float(constant.value.dtype)
+        value, node = constant.wish if marked and constant.wish else ("", "")
+        constant.name = root._wished(value) if value else root.name("c")
+        root.initializers[constant.name] = numpy_helper.from_array(constant.value, constant.name)
+        if marked:
+            root._marked[constant.name] = root._node_name(node or constant.name)
+        return constant
+
+    def dtype(self, x: Symbol) -> np.dtype[Any]:
+        tensor = _tensor(self.type_of(x))
+        if tensor is None or not tensor.elem_type:
+            raise ValueError(f"the element type of {self._plain(x).name!r} is not known")
+        return dtypes.numpy_dtype(tensor.elem_type)
+
+    def is_sequence(self, x: Symbol) -> bool:
+        type = self.type_of(x)
+        return type is not None and type.WhichOneof("value") == "sequence_type"
+
+    def shape(self, x: Symbol) -> tuple[int | str | None, ...] | None:
+        type = self.type_of(x)
+        if type is None or type.WhichOneof("value") != "tensor_type" or not type.tensor_type.HasField("shape"):
+            return None
+        dims = type.tensor_type.shape.dim
+        return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+
+    def known(self, x: Symbol) -> np.ndarray | None:
+        symbol = self._plain(x)
+        return symbol.held if symbol.value is None else symbol.value
+
+    def typed(self, x: Symbol, type: TypeProto | None) -> Symbol:
+        if type is not None and self.shape(x) is None:
+            x.type = type
+        return x
+
+    def type_of(self, x: Any) -> TypeProto | None:
+        """All that is known of a value's type."""
+        return self._plain(x).type
+
+    def _plain(self, x: Any) -> Symbol:
+        symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self.adopted(x)
+        assert symbol is not None
+        return symbol
+
+    # --- calls
+
+    def forget_calls(self) -> None:
+        """Have the next calls make nodes of their own, also where an earlier one did the same."""
+        self._calls.clear()
+
+    def call(
+        self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
+    ) -> list[Symbol]:
+        values: list[Any] = [
+            v if v is None or isinstance(v, Symbol) else self.adopted(v) for v in arguments(self, domain, op_type, inputs)
+        ]
+        while values and values[-1] is None:
+            values.pop()
+        attributes = {n: v for n, v in attributes.items() if v is not None}
+        known = None if domain else self.folded(op_type, values, attributes, outputs, self._eager)
+        if known is not None:
+            return [known]
+        bodies = [v for v in attributes.values() if isinstance(v, Body)]
+        plain = tuple((n, str(v)) for n, v in sorted(attributes.items()) if not isinstance(v, Body))
+        key = (domain, op_type, tuple(map(id, values)), plain, outputs, *map(id, bodies))
+        if key not in self._calls or op_type in _RANDOM:
+            self._calls[key] = (
+                [*values, *bodies],
+                self._emit(op_type, values, attributes, outputs, domain),
+            )  # ids in the key live
+        return list(self._calls[key][1])
+
+    def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:
+        """A node of its own, whatever is known of its results, and whether there is one like it already."""
+        return self._emit(op_type, list(inputs), attributes, outputs, "")
+
+    def makes(self, x: Any) -> bool:
+        """Whether a value is the result of one of this graph's nodes."""
+        return isinstance(x, Symbol) and x.builder is self and x.name in self._made
+
+    def _emit(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> list[Symbol]:
+        symbols = [self.adopted(v) for v in values]
+        names = [self.name(op_type.lower()) for _ in range(outputs)]
+        node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=domain)
+        for n, v in attributes.items():
+            node.attribute.append(attribute_proto(domain, op_type, self.imported(domain), n, v))
+            if isinstance(v, Body):
+                for name, value in v.captured.items():
+                    if name not in self._own():
+                        self._note(name, value)
+        types = output_types(self, node, symbols)
+        self.nodes.append(node)
+        made = [Symbol(n, self, types.get(n)) for n in names]
+        self._made.update(names)
+        return made
+
+    def _own(self) -> set[str]:
+        return self._made | {s.name for s in self.inputs} | set(self.initializers)
+
+    def folded(
+        self, op_type: str, values: Sequence[Any], attributes: dict[str, Any], outputs: int, eager: Evaluator
+    ) -> Symbol | None:
+        """What is known already: a shape, and any small result of constants, which `eager` works out."""
+        if (
+            outputs != 1
+            or (not values and op_type != "Constant")
+            or op_type in _RANDOM
+            or any(isinstance(v, Body) for v in attributes.values())
+        ):
+            return None
+        if op_type in ("Shape", "Size"):
+            shape = self.shape(values[0])
+            asked = None if shape is None else shape[attributes.get("start", 0) : attributes.get("end")]
+            if asked is not None and all(isinstance(d, int) for d in asked):  # others may be open: (batch, 3, 8, 8)[2:]
+                sizes = np.array(asked, np.int64)
+                return self.constant(sizes if op_type == "Shape" else np.prod(sizes, dtype=np.int64))
+        if any(v is not None and v.value is None for v in values):
+            return None
+        if op_type == "ConstantOfShape" and int(np.prod(values[0].value)) > _FOLD:
+            return None
+        try:
+            result = eager.call(op_type, [None if v is None else v.value for v in values], attributes, 1)[0]
+        except Exception:  # the node stays, and says so when it runs
+            return None
+        return self.constant(result) if isinstance(result, np.ndarray) and result.size <= _FOLD else None
+
+    def rename(self, first: int, symbols: Sequence[Any], wishes: Sequence[str], node: str = "") -> None:
+        """Give values that the nodes from number `first` on have made the names that they are wished to have.
+
+        A value that was there before (the result of an equal call) and one whose name is taken keep their names; a constant gets
+        its name when it is used.
+        node: the name of the one that makes the first of them.
+        """
+        recent = self.nodes[first:]
+        makers = {n: p for p in recent for n in p.output}
+        for i, (symbol, wish) in enumerate(zip(symbols, wishes, strict=False)):
+            if isinstance(symbol, Symbol) and not symbol.name and symbol.wish is None and wish:
+                symbol.wish = (wish, node)
+            if not isinstance(symbol, Symbol) or symbol.name not in makers or not wish or symbol.builder is not self:
+                continue
+            old, new = symbol.name, wish if wish == symbol.name else self._wished(wish)
+            for p in recent:
+                _rename(p, old, new)
+            if i == 0 and node:
+                makers[old].name = self._node_name(node)
+            self._made.discard(old)
+            self._made.add(new)
+            symbol.name = new
+
+    def _node_name(self, wish: str) -> str:
+        """A name that no node has that was named so far."""
+        return unused(wish, self.root._node_names)
+
+    # --- graphs
+
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+        return Builder(self.opset, outer=self).body(make, types)
+
+    def scratch(self) -> Builder:
+        """An empty graph of the same opset."""
+        return Builder(self.opset)
+
+    def body(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+        """Fill this builder by `make` and give its graph."""
+        symbols = [self.input("x", t) for t in types]
+        outputs = make(self, *symbols)
+        return Body(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured))
+
+    def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Symbol]:
+        """The outputs as values that this graph makes, one for each, under these names where given."""
+        finished: list[Symbol] = []
+        for i, value in enumerate(outputs):
+            symbol = self.adopted(value if self.is_value(value) else self.constant(value))
+            assert symbol is not None
+            wish = names[i] if names else None
+            if wish and wish != symbol.name and not any(symbol is f for f in finished) and self.outer is None:
+                self.rename(0, [symbol], [wish])
+            if (wish and wish != symbol.name) or symbol.name not in self._made or any(symbol is f for f in finished):
+                name = self._wished(wish or "y")
+                self.nodes.append(helper.make_node("Identity", [symbol.name], [name], name=name))
+                self._made.add(name)
+                symbol = Symbol(name, self, symbol.type)
+            finished.append(symbol)
+        return finished
+
+    def proto(self, name: str, outputs: Sequence[Symbol], *, late: bool = False) -> GraphProto:
+        """The graph, without the nodes that nothing needs; `late` leaves the data of large initializers in `arrays`."""
+        nodes = _needed(self.nodes, [s.name for s in outputs])
+        used = {n for node in nodes for n in reads(node)} | {s.name for s in outputs}
+        marked = [helper.make_node("Constant", [], [n], name=node, value=self.initializers[n])
+                  for n, node in self._marked.items() if n in used]  # fmt: skip
+        used -= set(self._marked)
+        graph = helper.make_graph(
+            [*marked, *nodes], name, [_info(s) for s in self.inputs], [_info(s) for s in outputs],
+            [t for n, t in self.initializers.items() if n in used],
+        )  # fmt: skip
+        if not late:
+            save.fill(graph, self.arrays)
+        return graph
+
+
+def _tensor_type(dtype: Any, shape: Sequence[Any] | None) -> TypeProto:
+    return helper.make_tensor_type_proto(dtypes.onnx_code(dtype), shape)
+
+
+def _tensor(type: TypeProto | None) -> Any:
+    """The tensor type within a type: that of the elements of a sequence."""
+    if type is None:
+        return None
+    kind = type.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return _tensor(getattr(type, kind).elem_type)
+    return type.tensor_type if kind == "tensor_type" else None
+
+
+def _info(symbol: Symbol) -> ValueInfoProto:
+    return ValueInfoProto(name=symbol.name, type=symbol.type) if symbol.type else ValueInfoProto(name=symbol.name)
+
+
+def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
+    """An attribute of the type that the operator's version in an opset gives it; raises UnsupportedModel (SX206)."""
+    if isinstance(value, Body):
+        return helper.make_attribute(name, value.proto)
+    if isinstance(value, np.ndarray):
+        return helper.make_attribute(name, numpy_helper.from_array(value, name))
+    if isinstance(value, tuple):
+        value = list(value)
+    version = schema_version(domain, op_type, opset)
+    kind = schemas[domain, op_type][version].attributes[name].type if version else None
+    if isinstance(value, bool):
+        value = int(value)
+    code = int(getattr(kind, "value", 0))
+    if code == 1:
+        value = float(value)
+    if code == 2 and isinstance(value, float):
+        if not value.is_integer():
+            raise UnsupportedModel(
+                f"{op_type} with {name}={value} cannot be written in opset {opset}", code="SX206", operator=op_type
+            )
+        value = int(value)
+    return helper.make_attribute(name, value, attr_type=code or None)
+
+
+def _rename(node: NodeProto, old: str, new: str) -> None:
+    """Call a value otherwise where a node, or a graph within it, reads or makes it."""
+    for names in (node.input, node.output):
+        for k, n in enumerate(names):
+            if n == old:
+                names[k] = new
+    for graph in graphs(node):
+        for inner in graph.node:
+            _rename(inner, old, new)
+        for info in graph.output:
+            if info.name == old:
+                info.name = new
+
+
+def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
+    needed = set(outputs)
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if needed & set(node.output):
+            needed |= reads(node)
+            kept.append(node)
+    return kept[::-1]

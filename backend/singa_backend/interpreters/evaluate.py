@@ -1,0 +1,101 @@
+"""Compute single operators at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from onnx import TypeProto, defs, numpy_helper
+
+from .. import dtypes
+from ..devices import namespaces
+from ..devices.device import Device, resolve
+from ..ir.declaration import declarations
+from ..ir.versioned import Meaning, runs_on_host
+from ..proto.schemas import schema_version
+from .base import Body, Vocabulary, arguments
+
+
+@cache
+def _meaning(domain: str, op_type: str, opset: int) -> Meaning:
+    version = schema_version(domain, op_type, opset)
+    if version is None:
+        raise ValueError(f"opset {opset} has no {op_type}")
+    return Meaning(declarations[domain, op_type][version], version)
+
+
+class _Empty(list[Any]):
+    """A sequence without arrays that knows of what it has none, and is no list to make a constant of."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+
+
+class Evaluator(Vocabulary[Any]):
+    """Compute single operators at once, on a device; operators with subgraphs need `Eager`."""
+
+    def __init__(self, device: Device | None = None, opset: int | None = None) -> None:
+        self.device = device or resolve("CPU")
+        self.xp = self.device.xp
+        self.opset = opset or defs.onnx_opset_version()
+
+    def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
+        meaning = _meaning(domain, op_type, self.opset if domain == "" else 1 << 30)
+        values = arguments(self, domain, op_type, inputs)
+        if op_type == "SequenceEmpty":
+            return [_Empty(dtypes.numpy_dtype(attributes.get("dtype") or dtypes.onnx_code(np.float32)))]
+        return self.call_version(meaning, values, attributes, (True,) * outputs)
+
+    @property
+    def keeps_versions(self) -> bool:
+        return True
+
+    def call_version(
+        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Any]:
+        given = {n: _attribute(v) for n, v in attributes.items() if v is not None}
+        declaration, values, outputs = meaning.declaration, inputs, len(wanted)
+        for name, kind in declaration.services.items():
+            given[name] = {"wanted": tuple(wanted), "version": meaning.version, "derived": _made}.get(kind)
+        with np.errstate(all="ignore"):
+            if self.device.is_host or not runs_on_host(declaration, given, values):
+                return meaning.compute(self.xp, values, given, outputs)[:outputs]
+            made = meaning.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
+        return [self.device.put(v) for v in made[:outputs]]
+
+    def constant(self, value: Any, dtype: Any = None) -> Any:
+        return self.device.put(np.asarray(value, dtype))
+
+    def is_value(self, x: Any) -> bool:
+        if isinstance(x, list):
+            return isinstance(x, _Empty) or (bool(x) and self.is_value(x[0]))
+        return isinstance(x, np.ndarray) or self.xp.isarray(x)
+
+    def dtype(self, x: Any) -> np.dtype[Any]:
+        return np.dtype(x[0].dtype if x else getattr(x, "dtype", np.float32)) if isinstance(x, list) else x.dtype
+
+    def is_sequence(self, x: Any) -> bool:
+        return isinstance(x, list)
+
+    def known(self, x: Any) -> np.ndarray | None:
+        return np.asarray(self.device.get(x))
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return tuple(x.shape)
+
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+        raise TypeError("an Evaluator computes single operators; use Eager for subgraphs")
+
+
+_made: Callable[[Callable[[], Any]], Any] = lambda make: make()  # noqa: E731
+
+
+def _attribute(value: Any) -> Any:
+    """An attribute as a body wants it."""
+    if isinstance(value, list):
+        return tuple(value)
+    if hasattr(value, "SerializeToString") and hasattr(value, "raw_data"):
+        return numpy_helper.to_array(value)
+    return value

@@ -1,0 +1,259 @@
+"""An operator is declared once: its ONNX name, the schema versions it means, and what it computes.
+
+    @operator("Softmax", 13)
+    def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array: ...
+
+Left of the star stand the inputs, right of it the attributes, with the names and defaults of ONNX's schema.
+`xp` is the array namespace (see arrays.py).  Annotations ask for more:
+
+    Host[int], Host[Ints], Host[np.ndarray]    an input that is read on the host: a shape, an axis, a ratio
+    run: Run           run(subgraph, *inputs) -> list of outputs, for operators with graph attributes
+    wanted: Wanted     which outputs the node asks for, a tuple of bool
+    version: Version   the schema version that the node means, where one body serves several
+    between: Between   the graph between the xs and the y of a Gradient
+    derived: Derived   derived(make) -> make(), made once for each node: what follows from the attributes alone
+
+An optional input that is absent takes the parameter's default.  What a body returns is cast to the dtype that the
+schema binds to that output, and a body returns a tuple for several outputs.
+
+Under its forward stands the gradient, written in ONNX's own operators (see differentiate.py), or why there is none:
+
+    @softmax.gradient
+    def _(op: Op, dy: V, y: V, axis: int) -> V:
+        return op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(dy, y), [axis], keepdims=1)))
+
+    ceil.no_gradient("zero")
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from .. import dtypes
+from ..devices.namespaces import Array, Xp
+from ..errors import OperatorError
+from ..proto.schemas import schemas
+
+__all__ = [
+    "Array", "Between", "Declaration", "Derived", "Host", "Ints", "Run", "Version", "Wanted", "Xp", "declarations",
+    "operator",
+]  # fmt: skip
+
+T = TypeVar("T")
+Ints: TypeAlias = tuple[int, ...]
+Host: TypeAlias = Annotated[T, "host"]
+Run: TypeAlias = Annotated[Callable[..., list[Any]], "run"]
+Wanted: TypeAlias = Annotated[tuple[bool, ...], "wanted"]
+Version: TypeAlias = Annotated[int, "version"]
+Derived: TypeAlias = Annotated[Callable[[Callable[[], Any]], Any], "derived"]
+Between: TypeAlias = Annotated[Any, "between"]
+
+REQUIRED: Any = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input parameter of a body: how to read it, and what stands in for it when it is absent."""
+
+    name: str
+    default: Any
+    variadic: bool
+    host: Any = None  # the type to read it as on the host (int, tuple, np.ndarray, ...), or None
+
+
+class Rule:
+    """A function in ONNX's vocabulary, called with `op` and those of the known values that its parameters name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.names = tuple(inspect.signature(function).parameters)[1:]
+
+    def __call__(self, op: Any, known: dict[str, Any]) -> Any:
+        return self.function(op, **{name: known[name] for name in self.names})
+
+
+@dataclass
+class Declaration:
+    """One meaning of an operator, for the schema versions that it lists.  Calling it calls the body."""
+
+    name: str
+    domain: str
+    versions: tuple[int, ...]
+    body: Callable[..., Any]
+    widen: bool
+    host: bool
+    inputs: tuple[Input, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED where there is none
+    services: dict[str, str] = field(default_factory=dict)  # parameter -> "run", "wanted", "version", "derived" or "between"
+    rule: Rule | None = None
+    composition: Rule | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        inputs: list[Input] = []
+        for parameter in list(inspect.signature(self.body, eval_str=True).parameters.values())[1:]:
+            kind, base = _annotation(parameter.annotation)
+            if kind in ("run", "wanted", "version", "derived", "between"):
+                self.services[parameter.name] = kind
+            elif parameter.kind == parameter.KEYWORD_ONLY:
+                self.attributes[parameter.name] = parameter.default
+            else:
+                variadic = parameter.kind == parameter.VAR_POSITIONAL
+                inputs.append(Input(parameter.name, parameter.default, variadic, _form(base) if kind == "host" else None))
+        self.inputs = tuple(inputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.body(*args, **kwargs)
+
+    def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Declare the gradient, in ONNX's vocabulary; see differentiate.py for what a rule may ask for."""
+        self._once("gradient")
+        self.rule = Rule(rule)
+        return rule
+
+    def composed(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """Declare what this operator means in other, newer operators.
+
+        The body takes `op`, the inputs and the attributes, and gives the outputs.  An operator without a gradient of its
+        own is differentiated through it, and a node of an old version is written so where a newer opset is asked for.
+        """
+        if self.composition is not None:
+            raise ValueError(f"{self} is composed twice")
+        self.composition = Rule(body)
+        return body
+
+    def no_gradient(self, reason: str) -> None:
+        """Say why there is no gradient: one of `differentiate.REASONS`, and ": ..." where more is to be said."""
+        self._once("gradient")
+        self.reason = reason
+
+    def _once(self, what: str) -> None:
+        if self.rule is not None or self.reason:
+            raise ValueError(f"the {what} of {self} is declared twice")
+
+    def __str__(self) -> str:
+        return f"{self.name}-{','.join(map(str, self.versions))}"
+
+    @cached_property
+    def prepares(self) -> bool:
+        """Whether some input is read on the host."""
+        return any(i.host for i in self.inputs)
+
+    def bind(self, inputs: Sequence[Any], attributes: dict[str, Any]) -> dict[str, Any]:
+        """Inputs and attributes by the names of the declaration; what is absent has its default."""
+        known: dict[str, Any] = {}
+        for i, declared in enumerate(self.inputs):
+            if declared.variadic:
+                known[declared.name] = list(inputs[i:])
+            else:
+                value = inputs[i] if i < len(inputs) else None
+                known[declared.name] = (None if declared.default is REQUIRED else declared.default) if value is None else value
+        for name, default in self.attributes.items():
+            value = attributes.get(name)
+            if isinstance(value, list):
+                value = tuple(value)
+            known[name] = (None if default is REQUIRED else default) if value is None else value
+        return known
+
+    def decompose(self, op: Any, version: int, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Any]:
+        """The outputs of a call, written with the operators of the decomposition."""
+        assert self.composition is not None
+        known = {"wanted": (True,) * outputs, "version": version, **self.bind(inputs, attributes)}
+        result = self.composition(op, known)
+        return list(result)[:outputs] if isinstance(result, (tuple, list)) else [result]
+
+    def arguments(self, xp: Xp, values: Sequence[Any]) -> list[Any]:
+        """The values of a node's inputs as the body wants them; None marks an absent one."""
+        out: list[Any] = []
+        last = len(self.inputs) - 1
+        for i, value in enumerate(values):
+            declared = self.inputs[i if i < last else last]
+            if value is None:
+                value = None if declared.default is REQUIRED else declared.default
+            elif declared.host is not None:
+                value = _on_host(xp, value, declared)
+            out.append(value)
+        return out
+
+
+def _annotation(annotation: Any) -> tuple[str, Any]:
+    """What an annotation asks for ('host', 'run', ... or ''), and the type that it names."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        for arm in typing.get_args(annotation):
+            kind, base = _annotation(arm)
+            if kind:
+                return kind, base
+    if typing.get_origin(annotation) is Annotated:
+        base, kind, *_ = typing.get_args(annotation)
+        return kind, base
+    return "", annotation
+
+
+def _form(kind: Any) -> Any:
+    """The type to read an input as: the one of `Host[int] | None` is int, that of Host[Ints] is tuple."""
+    if isinstance(kind, types.UnionType):
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    return typing.get_origin(kind) or kind
+
+
+def _on_host(xp: Xp, value: Any, declared: Input) -> Any:
+    """Read an input on the host as the declared type: a Python number, a tuple of numbers, or a NumPy array."""
+    if not isinstance(value, np.ndarray):
+        if not xp.isarray(value) and not isinstance(value, np.generic):
+            return value  # a sequence, a map
+        value = xp.to_host(value)
+    kind = declared.host
+    if kind is tuple:
+        return tuple(value.tolist() if value.ndim == 1 else value.reshape(-1).tolist())
+    if kind is np.ndarray:
+        return value
+    if kind is bool and value.dtype.kind != "b":
+        raise OperatorError(f"input {declared.name!r} must be bool; it is {dtypes.onnx_name(value.dtype)}", code="SX406")
+    if value.size != 1:
+        raise OperatorError(f"input {declared.name!r} must hold one value; it has shape {value.shape}", code="SX402")
+    return kind(value.reshape(-1)[0])
+
+
+# --- the register ---------------------------------------------------------------------------------------------------
+
+declarations: dict[tuple[str, str], dict[int, Declaration]] = {}
+"""(domain, name) -> schema version -> its declaration."""
+
+
+def operator(
+    name: str, *versions: int, domain: str = "", widen: bool = True, host: bool = False
+) -> Callable[[Callable[..., Any]], Declaration]:
+    """Declare what `name` means in these schema versions (listed, never ranged).
+
+    widen: narrow floats (float16, bfloat16, float8, ...) reach the body as float32 and are rounded once at the end.
+        False for operators that only move values or that do their own rounding.
+    host: the body runs on NumPy whatever the device (strings, maps, decoders).
+
+    Raises ValueError when one of the versions is taken, or is none of ONNX's.
+    """
+
+    def declare(body: Callable[..., Any]) -> Declaration:
+        known = schemas.get((domain, name), {})
+        plain = body.body if isinstance(body, Declaration) else body
+        declaration = Declaration(name, domain, versions, plain, widen, host)
+        taken = declarations.setdefault((domain, name), {})
+        for version in versions:
+            if version in taken:
+                raise ValueError(f"{name}-{version} is declared twice: {taken[version].body} and {plain}")
+            if version not in known:
+                raise ValueError(f"ONNX has no {name}-{version} (it has {sorted(known)})")
+            taken[version] = declaration
+        return declaration
+
+    return declare
+
+
+# --- calling a declaration as one schema version ----------------------------------------------------------------------

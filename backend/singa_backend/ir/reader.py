@@ -1,0 +1,528 @@
+"""From ModelProto to Graph: every rule of ONNX that a model must keep is checked here, before anything runs.
+
+Problems are collected and raised together: first what contradicts ONNX (InvalidModel), then what is valid but not
+implemented (UnsupportedModel).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
+
+from ..errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
+from ..limits import check_nesting, current, ensured
+from ..proto import tensor_data
+from ..proto.messages import TRAINING_GRADIENT, reads
+from ..proto.schemas import DOMAINS, SINGA_DOMAIN, newest, plain_domain, schema_version, schemas
+from ..proto.values import Value
+from .declaration import REQUIRED, Declaration, declarations
+from .graph import ABSENT, Graph, Node, runnable_order
+from .versioned import Meaning
+
+MAX_PROBLEMS = 1000
+"""More than these are not collected: a file that breaks every rule must not keep the reader busy."""
+
+_FIELDS: dict[int, str] = {
+    AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.TENSOR: "t",
+    AttributeProto.GRAPH: "g", AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints",
+    AttributeProto.STRINGS: "strings", AttributeProto.TENSORS: "tensors", AttributeProto.GRAPHS: "graphs",
+    AttributeProto.SPARSE_TENSOR: "sparse_tensor", AttributeProto.SPARSE_TENSORS: "sparse_tensors",
+    AttributeProto.TYPE_PROTO: "tp", AttributeProto.TYPE_PROTOS: "type_protos",
+}  # fmt: skip
+Bindings: TypeAlias = dict[str, AttributeProto | None]
+"""The attributes of a function as one call gives them; None for one that is left out and has no default."""
+
+_VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
+_OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
+
+
+def read(model: ModelProto, folder: Path | None = None) -> Graph:
+    """The graph of a model; see `Graph.from_onnx`."""
+    with ensured():
+        return _read(model, folder)
+
+
+def _read(model: ModelProto, folder: Path | None) -> Graph:
+    try:
+        reader = _Reader(model, folder)
+        graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
+        reader.finish()
+        check_nesting(_height(graph, {}))
+        return graph
+    except RecursionError as error:
+        raise ResourceExhausted("the model nests too deeply for the Python stack", code="SX602") from error
+    except UnicodeDecodeError as error:  # protobuf checks a name when it is read
+        raise InvalidModel(f"a name in the model is not UTF-8: {error}", code="SX107") from None
+
+
+def _height(graph: Graph, known: dict[int, int]) -> int:
+    """How many graphs and functions lie within each other; a body that was read at one depth may be called at another."""
+    if id(graph) not in known:
+        known[id(graph)] = max((1 + _height(g, known) for node in graph.nodes for g in node.graphs), default=0)
+    return known[id(graph)]
+
+
+class _Reader:
+    """What one model's scopes share: its functions, its folder, the problems found so far."""
+
+    def __init__(self, model: ModelProto, folder: Path | None) -> None:
+        self.tensor = partial(tensor_data.tensor, folder=folder, maps=tensor_data.Maps())
+        self.sparse = partial(tensor_data.sparse, folder=folder)
+        self.functions: dict[tuple[str, str, str], FunctionProto] = {}
+        self.bodies: dict[tuple[Any, ...], Graph] = {}
+        self.calling: list[tuple[str, str, str]] = []
+        self.depth = 0
+        self.invalid: list[Problem] = []
+        self.unsupported: list[Problem] = []
+        self.opsets = _opsets(model.opset_import, self) or {"": 1}
+        for f in model.functions:
+            key = (plain_domain(self.text(f.domain, "a domain")), self.text(f.name, "a function"), f.overload)
+            if key in self.functions:
+                self.wrong("SX103", f"function {f.domain}.{f.name} is defined twice")
+            self.functions[key] = f
+
+    def wrong(self, code: str, message: str, **where: Any) -> None:
+        self.invalid.append(Problem(message, code, **where))
+        if len(self.invalid) >= MAX_PROBLEMS:
+            self.finish()
+
+    def lacks(self, code: str, message: str, **where: Any) -> None:
+        self.unsupported.append(Problem(message, code, **where))
+        if len(self.unsupported) >= MAX_PROBLEMS:
+            self.finish()
+
+    def text(self, name: Any, what: str) -> str:
+        """A name of the file as it is; Protocol Buffers give bytes for one that is not UTF-8."""
+        if isinstance(name, str):
+            return name
+        raise InvalidModel(f"the name {name!r} of {what} is not UTF-8", code="SX107")
+
+    def near(self, name: str, known: Iterable[str]) -> str:
+        """What may have been meant, as the end of a message; for the first problems of a file, lest a long one take for ever."""
+        if len(self.invalid) + len(self.unsupported) >= 10 or len(name) > 100:
+            return ""
+        near = difflib.get_close_matches(name, list(islice(known, 1000)), 1)
+        return f"; did you mean {near[0]!r}?" if near else ""
+
+    def finish(self) -> None:
+        """Raise what was found, all at once: InvalidModel when anything contradicts ONNX, else UnsupportedModel."""
+        problems = [*self.invalid, *self.unsupported]
+        if not problems:
+            return
+        error = InvalidModel if self.invalid else UnsupportedModel
+        verdict = "the model is not valid ONNX" if self.invalid else "the model needs what is not implemented here"
+        one = problems[0]
+        if len(problems) > 1:
+            raise error(f"{verdict}: {len(problems)} problems", code=one.code, problems=problems)
+        raise error(f"{verdict}: {one.message}", code=one.code, node=one.node, operator=one.operator, opset=one.opset,
+                    version=one.version, problems=problems)  # fmt: skip
+
+
+def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
+    opsets: dict[str, int] = {}
+    for entry in imports:
+        domain = plain_domain(reader.text(entry.domain, "a domain"))
+        shown = DOMAINS.get(domain, domain)
+        last = newest(domain)
+        if last and entry.version > last:
+            reader.lacks("SX203", f"opset {entry.version} of {shown} is newer than the installed onnx knows ({last})")
+        if entry.version < 1:
+            reader.wrong("SX106", f"opset {entry.version} of {shown} is below 1")
+        if opsets.get(domain, entry.version) != entry.version:
+            reader.wrong("SX106", f"the opsets {opsets[domain]} and {entry.version} of {shown} are both imported")
+        opsets[domain] = int(entry.version)
+    return opsets
+
+
+class _Scope:
+    """One graph being read: its names, and the scope around it."""
+
+    def __init__(self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: Bindings | None) -> None:
+        self.reader = reader
+        self.opsets = opsets
+        self.outer = outer
+        self.bindings = bindings  # of the function call that is being read; None outside functions
+        self.protos: Sequence[NodeProto] = ()
+        self.slots: dict[str, int] = {}
+        self.captured: dict[str, int] = {}  # name -> slot in the outer scope
+        self.defined: set[str] = set()
+        self.late: set[str] = set()  # what the nodes of a cycle make: known, so that a cycle is reported only once
+
+    # --- names
+
+    def define(self, name: str) -> int:
+        name = self.reader.text(name, "a value")
+        if name in self.defined:
+            self.reader.wrong("SX102", f"value {name!r} is defined more than once")
+        self.defined.add(name)
+        return self.slots.setdefault(name, len(self.slots))
+
+    def find(self, name: str) -> int | None:
+        """The slot of a name here, captured from an outer scope if need be."""
+        if name in self.defined or name in self.captured:
+            return self.slots[name]
+        if name in self.late:
+            return self.slots.setdefault(name, len(self.slots))
+        slot = self.outer.find(name) if self.outer else None
+        if slot is None:
+            return None
+        self.captured[name] = slot
+        return self.slots.setdefault(name, len(self.slots))
+
+    # --- graphs
+
+    def read(self, proto: GraphProto) -> Graph:
+        states = self._states(proto)
+        inputs = tuple(self._value(i) for i in proto.input)
+        times = Counter(value.name for value in inputs)
+        for value in inputs:
+            if value.name not in states:
+                self.define(value.name)
+            elif times[value.name] > 1:
+                self.reader.wrong("SX102", f"input {value.name!r} is declared twice")
+        nodes = self._nodes(proto.node)
+        outputs = tuple(self._value(o) for o in proto.output)
+        for value in outputs:
+            if self.find(value.name) is None:
+                self.reader.wrong("SX101", f"output {value.name!r} of graph {proto.name!r} is computed by no node")
+                self.define(value.name)
+        required = tuple(v for v in inputs if v.name not in states)
+        optional = tuple(v for v in inputs if v.name in states)
+        return self._graph(proto.name, required, outputs, nodes, states, optional)
+
+    def _graph(self, name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], nodes: list[Node],
+               states: dict[str, np.ndarray], optional: tuple[Value, ...] = ()) -> Graph:  # fmt: skip
+        captured = tuple((outer, self.slots[n]) for n, outer in self.captured.items())
+        return Graph(name, inputs, outputs, tuple(nodes), states, self.slots, captured, optional, self.opsets)
+
+    def _value(self, info: ValueInfoProto) -> Value:
+        if not info.name:
+            self.reader.wrong("SX101", "an input or output of a graph has no name")
+        try:
+            return Value.from_proto(info)
+        except InvalidModel as error:
+            self.reader.wrong(error.code, f"{info.name!r}: {error.message}")
+            return Value(info.name)
+
+    def _states(self, proto: GraphProto) -> dict[str, np.ndarray]:
+        states: dict[str, np.ndarray] = {}
+        dense: list[tuple[Any, Any]] = [(t, self.reader.tensor) for t in proto.initializer]
+        for tensor, load in [*dense, *((t, self.reader.sparse) for t in proto.sparse_initializer)]:
+            name = _name(tensor)
+            if not name:
+                self.reader.wrong("SX104", f"an initializer of graph {proto.name!r} has no name")
+                continue
+            self.define(name)
+            try:
+                states[name] = self._load(load, tensor)
+            except InvalidModel as error:
+                self.reader.wrong(error.code, error.message)
+                states[name] = np.zeros(0, np.float32)
+        return states
+
+    def _load(self, load: Callable[[Any], np.ndarray], proto: Any) -> np.ndarray:
+        """A tensor of the file; raises InvalidModel also for a shape that no array can have."""
+        try:
+            array = load(proto)
+            current().keep(array.nbytes)
+            return array
+        except ResourceExhausted as error:
+            error.message = f"tensor {_name(proto)!r}: {error.message}"
+            raise
+        except (ValueError, OverflowError) as error:
+            raise InvalidModel(f"tensor {_name(proto)!r} of shape {list(proto.dims)}: {error}", code="SX104") from None
+        except MemoryError as error:
+            raise ResourceExhausted(f"tensor {_name(proto)!r} of shape {list(proto.dims)}: {error}", code="SX601") from error
+
+    def _nodes(self, protos: Sequence[NodeProto]) -> list[Node]:
+        nodes = []
+        self.protos = protos
+        for i, proto in self._sorted(protos):
+            name = proto.name or f"{proto.op_type}_{i}"
+            try:
+                current().read_node()
+                nodes.append(self._node(proto, name))
+            except ResourceExhausted as error:
+                raise error.locate(node=name, operator=proto.op_type) from error.__cause__
+        return nodes
+
+    def _sorted(self, protos: Sequence[NodeProto]) -> list[tuple[int, NodeProto]]:
+        """The nodes with their indices in an order that can be run: the file's own where it can be, a stable one else."""
+        makers = {name: i for i, p in enumerate(protos) for name in p.output if name}
+        needs = [{makers[n] for n in reads(p) if n in makers} for p in protos]
+        order = runnable_order(needs)
+        stuck = sorted({*range(len(protos))} - {*order})
+        if stuck:
+            names = ", ".join(repr(protos[i].name or f"{protos[i].op_type}_{i}") for i in stuck[:8])
+            self.reader.wrong("SX101", f"the graph has a cycle among the nodes {names}")
+            self.late.update(n for i in stuck for n in protos[i].output if n)
+        return [(i, protos[i]) for i in (*order, *stuck)]
+
+    # --- nodes
+
+    def _node(self, proto: NodeProto, name: str) -> Node:
+        reader = self.reader
+        domain, name = plain_domain(reader.text(proto.domain, "a domain")), reader.text(name, "a node")
+        opset = self.opsets.get(domain, 0)
+        reader.text(proto.op_type, "an operator")
+        where = {"node": name, "operator": proto.op_type, "opset": opset or None}
+        inputs = []
+        for n in proto.input:
+            slot = self.find(n) if n else ABSENT
+            if slot is None:
+                self.reader.wrong("SX101", f"input {n!r} is defined nowhere{self.reader.near(n, self.slots)}", **where)
+                slot = self.define(n)
+            inputs.append(slot)
+        node = Node(name, proto.op_type, domain, opset, tuple(inputs), (), tuple(proto.input), tuple(proto.output))
+        key = (domain, proto.op_type, proto.overload)
+        if key in self.reader.functions and not (domain == SINGA_DOMAIN and (domain, proto.op_type) in declarations):
+            node.function = self._function(self.reader.functions[key], key, proto, where)
+        else:
+            self._operator(node, proto, where)
+        if (domain, proto.op_type) == TRAINING_GRADIENT and node.meaning is not None:
+            self._between(node, where)
+        node.outputs = tuple(self.define(n) if n else ABSENT for n in proto.output)
+        return node
+
+    def _between(self, node: Node, where: dict[str, Any]) -> None:
+        """The nodes between the xs and zs of a Gradient and its y, as a graph; what else they read becomes inputs of the node."""
+        known = [*node.attributes.get("xs", ()), *(node.attributes.get("zs") or ())]
+        y = str(node.attributes.get("y"))
+        if len(known) != len(node.inputs):
+            what = f"Gradient names {len(known)} values in xs and zs; the node has {len(node.inputs)} inputs"
+            self.reader.wrong("SX107", what, **where)
+            return
+        makers = {n: p for p in self.protos for n in p.output if n}
+        needed: set[int] = set()
+        others: dict[str, None] = {}
+        pending = [y]
+        while pending:
+            name = pending.pop()
+            maker = makers.get(name)
+            if name in known or maker is None:
+                if name not in known:
+                    others[name] = None
+            elif id(maker) not in needed:
+                needed.add(id(maker))
+                pending += sorted(reads(maker))
+        slots = [self.find(n) for n in others]
+        if None in slots or y in others:
+            self.reader.wrong("SX101", f"the y of a Gradient, {y!r}, is computed by no node before it", **where)
+            return
+        names = [*known, *others]
+        between = [p for p in self.protos if id(p) in needed]
+        scope = _Scope(self.reader, self.opsets, None, self.bindings)
+        for name in names:
+            scope.define(name)
+        nodes = self._nested(lambda: scope._nodes(between))
+        node.between = scope._graph(f"between_{node.name}", tuple(map(Value, names)), (Value(y),), nodes, {})
+        node.inputs = (*node.inputs, *(s for s in slots if s is not None))
+        node.input_names = (*node.input_names, *others)
+
+    def _operator(self, node: Node, proto: NodeProto, where: dict[str, Any]) -> None:
+        reader, domain = self.reader, node.domain
+        shown = DOMAINS.get(domain, domain)
+        if not node.opset:
+            reader.wrong("SX106", f"the model imports no opset of domain {shown!r}", **where)
+            return
+        known = schemas.get((domain, proto.op_type))
+        if known is None:
+            same_domain = (n for d, n in schemas if d == domain or not newest(domain))
+            hint = reader.near(proto.op_type, same_domain).replace("'", "")
+            reader.lacks(
+                "SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where
+            )
+            self._attributes(proto, None, where)
+            return
+        version = schema_version(domain, proto.op_type, node.opset)
+        if version is None:
+            reader.wrong(
+                "SX107", f"{proto.op_type} came with opset {min(known)} of {shown}; the model imports {node.opset}", **where
+            )
+            return
+        declared = declarations.get((domain, proto.op_type), {})
+        if version not in declared:
+            there = ", ".join(map(str, sorted(declared))) or "none"
+            reader.lacks("SX201", f"{proto.op_type}-{version}, which opset {node.opset} asks for, is not declared "
+                                  f"(declared: {there})", **where, version=version)  # fmt: skip
+            self._attributes(proto, None, where)
+            return
+        declaration = declared[version]
+        schema = known[version]
+        self._arity(proto, schema, where)
+        types = {n: int(getattr(a.type, "value", 0)) for n, a in schema.attributes.items()}
+        given = self._attributes(proto, types, where)
+        node.given = frozenset(given)
+        node.attributes = self._arguments(given, schema, declaration, where)
+        node.meaning = Meaning(declaration, version)
+
+    def _arity(self, proto: NodeProto, schema: defs.OpSchema, where: dict[str, Any]) -> None:
+        for kind, names, formal, low, high in (
+            ("inputs", proto.input, schema.inputs, schema.min_input, schema.max_input),
+            ("outputs", proto.output, schema.outputs, schema.min_output, schema.max_output),
+        ):
+            if not low <= len(names) <= high:
+                bound = str(low) if low == high else f"{low} or more" if high > 2**30 else f"{low} to {high}"
+                self.reader.wrong(
+                    "SX107", f"{schema.name}-{schema.since_version} takes {bound} {kind}; the node has {len(names)}", **where
+                )
+                continue
+            for i, name in enumerate(names):
+                if not name and kind == "inputs" and i < len(formal) and formal[i].option not in (_OPTIONAL, _VARIADIC):
+                    self.reader.wrong(
+                        "SX107", f"{schema.name}-{schema.since_version} needs its input {formal[i].name!r}", **where
+                    )
+
+    def _attributes(self, proto: NodeProto, types: dict[str, int] | None, where: dict[str, Any]) -> dict[str, Any]:
+        """The node's attributes as Python values; `types` is what the schema allows (None: whatever is there)."""
+        given: dict[str, Any] = {}
+        for attribute in proto.attribute:
+            name = self.reader.text(attribute.name, "an attribute")
+            if name in given:
+                self.reader.wrong("SX107", f"attribute {name!r} is given twice", **where)
+            if attribute.ref_attr_name:
+                bound = self._bound(attribute, where)
+                if bound is None:
+                    continue  # as if the node did not name it
+                attribute = bound
+            kind = attribute.type or next((t for t, f in _FIELDS.items() if _filled(attribute, f)), 0)
+            if types is not None and name not in types:
+                known = ", ".join(sorted(types)) or "none"
+                self.reader.wrong("SX107", f"{proto.op_type} has no attribute {name!r} (it has: {known})", **where)
+            elif types is not None and kind != types[name]:
+                want = AttributeProto.AttributeType.Name(types[name])
+                have = AttributeProto.AttributeType.Name(kind)
+                self.reader.wrong("SX107", f"attribute {name!r} of {proto.op_type} is a {want}; the node gives a {have}", **where)
+            else:
+                given[name] = self._attribute(attribute, kind, where)
+        return given
+
+    def _bound(self, reference: AttributeProto, where: dict[str, Any]) -> AttributeProto | None:
+        """The attribute of the function call that a reference means; None where the call leaves it out."""
+        if self.bindings is None or reference.ref_attr_name not in self.bindings:
+            place = "outside a function" if self.bindings is None else "the function has no such attribute"
+            self.reader.wrong("SX107", f"attribute {reference.name!r} refers to {reference.ref_attr_name!r}: {place}", **where)
+            return None
+        return self.bindings[reference.ref_attr_name]
+
+    def _attribute(self, attribute: AttributeProto, kind: int, where: dict[str, Any]) -> Any:
+        value: Any = getattr(attribute, _FIELDS[kind]) if kind in _FIELDS else None
+        try:
+            if kind == AttributeProto.STRING:
+                return _text(value)
+            if kind == AttributeProto.STRINGS:
+                return tuple(_text(v) for v in value)
+            if kind == AttributeProto.TENSOR:
+                return self._load(self.reader.tensor, value)
+            if kind == AttributeProto.TENSORS:
+                return tuple(self._load(self.reader.tensor, v) for v in value)
+            if kind == AttributeProto.SPARSE_TENSOR:
+                return self._load(self.reader.sparse, value)
+        except InvalidModel as error:
+            self.reader.wrong(error.code, f"attribute {attribute.name!r}: {error.message}", **where)
+            return None
+        if kind == AttributeProto.GRAPH:
+            return self._nested(lambda: _Scope(self.reader, self.opsets, self, self.bindings).read(value))
+        if kind in (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.TYPE_PROTOS):
+            return tuple(value)
+        if kind in (AttributeProto.FLOAT, AttributeProto.INT, AttributeProto.TYPE_PROTO):
+            return value
+        self.reader.wrong("SX107", f"attribute {attribute.name!r} has a type that no operator uses", **where)
+        return None
+
+    def _arguments(
+        self, given: dict[str, Any], schema: defs.OpSchema, declaration: Declaration, where: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Keyword arguments for the body: what the node gives, else the schema's default, else the declaration's."""
+        arguments: dict[str, Any] = {}
+        for name, default in declaration.attributes.items():
+            formal = schema.attributes.get(name)
+            if name in given:
+                arguments[name] = given[name]
+            elif formal is not None and formal.default_value.type:
+                arguments[name] = self._attribute(formal.default_value, formal.default_value.type, where)
+            elif formal is not None and formal.required:
+                self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} needs the attribute {name!r}", **where)
+            elif default is not REQUIRED:
+                arguments[name] = default
+        return arguments
+
+    def _nested(self, read: Any) -> Any:
+        self.reader.depth += 1
+        check_nesting(self.reader.depth)
+        try:
+            return read()
+        finally:
+            self.reader.depth -= 1
+
+    # --- functions
+
+    def _function(self, proto: FunctionProto, key: tuple[str, str, str], call: NodeProto, where: dict[str, Any]) -> Graph | None:
+        """The body of a function with this call's attributes; the same attributes give the same graph."""
+        reader = self.reader
+        if key in reader.calling:
+            chain = " -> ".join(name for _, name, _ in [*reader.calling[reader.calling.index(key) :], key])
+            reader.wrong("SX103", f"function calls itself: {chain}", **where)
+            return None
+        if len(call.input) > len(proto.input) or len(call.output) > len(proto.output):
+            reader.wrong("SX107", f"function {proto.name} has {len(proto.input)} inputs and {len(proto.output)} outputs; "
+                                  f"the node has {len(call.input)} and {len(call.output)}", **where)  # fmt: skip
+        bindings: Bindings = {**dict.fromkeys(proto.attribute), **{a.name: a for a in proto.attribute_proto}}
+        for attribute in call.attribute:
+            if attribute.name not in bindings:
+                known = ", ".join(sorted(bindings)) or "none"
+                reader.wrong("SX107", f"function {proto.name} has no attribute {attribute.name!r} (it has: {known})", **where)
+            bound = self._bound(attribute, where) if attribute.ref_attr_name else attribute
+            if bound is not None:
+                bindings[attribute.name] = bound
+        given = {n: b for n, b in bindings.items() if b is not None}
+        if any(b.HasField("g") or b.graphs for b in given.values()):
+            reader.lacks("SX204", f"function {proto.name} takes a graph as an attribute", **where)
+            return None
+        same = (key, *sorted((n, b.SerializeToString(deterministic=True)) for n, b in given.items()))
+        if same not in reader.bodies:
+            reader.calling.append(key)
+            reader.bodies[same] = self._nested(lambda: self._body(proto, bindings))
+            reader.calling.pop()
+        return reader.bodies[same]
+
+    def _body(self, proto: FunctionProto, bindings: Bindings) -> Graph:
+        opsets = {**self.reader.opsets, **_opsets(proto.opset_import, self.reader)}
+        scope = _Scope(self.reader, opsets, None, bindings)
+        for name in proto.input:
+            scope.define(name)
+        nodes = scope._nodes(proto.node)
+        for name in proto.output:
+            if scope.find(name) is None:
+                self.reader.wrong("SX101", f"output {name!r} of function {proto.name} is computed by no node")
+                scope.define(name)
+        inputs, outputs = (tuple(Value(n) for n in names) for names in (proto.input, proto.output))
+        return scope._graph(proto.name, inputs, outputs, nodes, {})
+
+
+def _name(tensor: Any) -> str:
+    """The name of a TensorProto, or of a SparseTensorProto: that of its values."""
+    return str(tensor.values.name if hasattr(tensor, "values") else tensor.name)
+
+
+def _filled(attribute: AttributeProto, field: str) -> bool:
+    value = getattr(attribute, field)
+    return len(value) > 0 if field.endswith("s") and field != "s" else attribute.HasField(field)
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"a string is not UTF-8: {error}", code="SX107") from None
+
+
+Graph._read = staticmethod(read)

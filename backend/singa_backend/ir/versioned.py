@@ -1,0 +1,210 @@
+"""A declaration called as one schema version."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from onnx import defs
+
+from .. import dtypes, limits
+from ..devices.device import is_host_value
+from ..devices.namespaces import Xp
+from ..errors import OperatorError
+from ..proto.schemas import schemas, type_strings
+from .declaration import Declaration
+
+_SMALL = 1 << 16
+"""Elements of a broadcast result that no limit is asked about."""
+
+
+@dataclass(frozen=True)
+class _Types:
+    """What a schema version says of types, read once.
+
+    bound: where each output's dtype comes from: a fixed dtype, the inputs of the same type parameter, or nowhere.
+    takes: for each input, whether it may be a tensor, of strings, of floats; a sequence or a map.
+    alike: pairs of inputs that share a type parameter.  repeated: the variadic input whose values share one, if any.
+    elementwise: whether the result has the inputs' broadcast shape.
+    """
+
+    bound: tuple[np.dtype[Any] | tuple[int, ...] | None, ...]
+    variadic_output: bool
+    takes: tuple[tuple[bool, bool, bool, bool], ...]
+    alike: tuple[tuple[int, int], ...]
+    repeated: int | None
+    elementwise: bool
+
+
+@cache
+def _types(domain: str, name: str, version: int) -> _Types:
+    schema = schemas[domain, name][version]
+    variadic = defs.OpSchema.FormalParameterOption.Variadic
+    inputs = [p.type_str if p.is_homogeneous else None for p in schema.inputs]
+    outputs = list(schema.outputs)
+    allowed = type_strings(schema)
+
+    def binding(output: defs.OpSchema.FormalParameter) -> np.dtype[Any] | tuple[int, ...] | None:
+        names = allowed[output.type_str]
+        if not output.is_homogeneous:
+            return None
+        if len(names) == 1:
+            return dtypes.from_type_string(names[0])
+        return tuple(i for i, t in enumerate(inputs) if t == output.type_str) or None
+
+    def taken(types: list[str]) -> tuple[bool, bool, bool, bool]:
+        tensors = [t for t in types if "seq(" not in t and "map(" not in t]
+        strings, floats = (any(name in t for t in tensors) for name in ("string", "float"))
+        return bool(tensors), strings, floats, len(tensors) < len(types)
+
+    return _Types(
+        takes=tuple(taken(allowed[p.type_str]) for p in schema.inputs),
+        bound=tuple(binding(o) for o in outputs),
+        variadic_output=bool(outputs) and outputs[-1].option == variadic,
+        alike=tuple((i, j) for j, t in enumerate(inputs) for i in range(j) if t is not None and t == inputs[i]),
+        repeated=len(inputs) - 1 if inputs and inputs[-1] is not None and schema.inputs[-1].option == variadic else None,
+        elementwise="multidirectional" in (schema.doc or "").lower(),
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the types of a call decide, found once for each combination of input dtypes that a node meets.
+
+    ready: whether the body takes the inputs as they are.  narrow: the inputs that are widened.
+    results: the outputs' dtypes, None where nothing binds them.  rest: that of the outputs behind, where they are variadic.
+    grows: whether several inputs are broadcast to one shape, which may be larger than all of theirs.
+    """
+
+    ready: bool
+    narrow: tuple[int, ...]
+    results: tuple[np.dtype[Any] | None, ...]
+    rest: np.dtype[Any] | None
+    grows: bool
+
+
+class Meaning:
+    """A declaration seen as one schema version: what the schema knows about types is applied around the body."""
+
+    def __init__(self, declaration: Declaration, version: int) -> None:
+        self.declaration = declaration
+        self.version = version
+        self.schema = schemas[declaration.domain, declaration.name][version]
+        self._types = _types(declaration.domain, declaration.name, version)
+        self._plans: dict[tuple[np.dtype[Any] | None, ...], _Plan] = {}
+        self._derived: Any = None
+
+    def derived(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made at the first call of this node and kept."""
+        if self._derived is None:
+            self._derived = make()
+        return self._derived
+
+    def _plan(self, given: tuple[np.dtype[Any] | None, ...]) -> _Plan:
+        """The plan for inputs of these dtypes, None for what is no tensor; raises OperatorError where they do not go together."""
+        declaration, known = self.declaration, self._types
+        self._check_types(given)
+        bound = [
+            next((given[i] for i in b if i < len(given) and given[i] is not None), None) if isinstance(b, tuple) else b
+            for b in known.bound
+        ]
+        return _Plan(
+            ready=not declaration.prepares and all(dtype is not None for dtype in given),
+            narrow=tuple(i for i, dtype in enumerate(given) if declaration.widen and dtype in dtypes.NARROW_FLOATS),
+            results=tuple(bound),
+            rest=bound[-1] if known.variadic_output else None,
+            grows=known.elementwise and len(given) > 1,
+        )
+
+    def _check_kinds(self, inputs: Sequence[Any]) -> None:
+        """Raise OperatorError for an input of the wrong kind: NumPy would make an array of a sequence, and join strings by +."""
+        read = self.declaration.inputs
+        for i, value in enumerate(inputs):
+            if value is None:
+                continue
+            tensor, strings, floats, container = self._types.takes[min(i, len(self._types.takes) - 1)]
+            if isinstance(value, (list, dict)):
+                wrong = "" if container else "a sequence" if isinstance(value, list) else "a map"
+            elif not tensor:
+                wrong = "a tensor"
+            elif value.dtype == dtypes.STRING:
+                wrong = "" if strings else "strings"
+            else:  # a shape of [1.7, 2] would be cut to whole numbers where it is read
+                host = read[min(i, len(read) - 1)].host
+                wrong = "floats" if host and not floats and dtypes.is_float(value.dtype) else ""
+            if wrong:
+                raise OperatorError(f"the input {i} of {self.declaration.name} may not be {wrong}", code="SX406")
+
+    def _check_types(self, given: tuple[np.dtype[Any] | None, ...]) -> None:
+        """Raise OperatorError where inputs of one type parameter differ: NumPy would convert them, and lose digits."""
+        pairs, first = self._types.alike, self._types.repeated
+        if first is not None and len(given) > first + 1:
+            pairs = (*pairs, *((first, j) for j in range(first + 1, len(given))))
+        for i, j in pairs:
+            if j >= len(given):
+                continue
+            a, b = given[i], given[j]
+            if a is not None and b is not None and a != b:
+                there = f"{dtypes.onnx_name(a)} and {dtypes.onnx_name(b)}"
+                what = f"the inputs {i} and {j} of {self.declaration.name} must have one element type; they have {there}"
+                raise OperatorError(what, code="SX406", hint="put a Cast before one of them")
+
+    def compute(self, xp: Xp, inputs: Sequence[Any], attributes: dict[str, Any], wanted: int) -> list[Any]:
+        """Run the body on these values; gives at least `wanted` outputs, as arrays of the dtypes that the schema binds.
+
+        inputs: one value per input of the node, None where absent.
+        attributes: the keyword arguments of the body, services included.
+        """
+        declaration = self.declaration
+        given = tuple([getattr(v, "dtype", None) for v in inputs])
+        plan = self._plans.get(given)
+        if plan is None:
+            self._check_kinds(inputs)
+            plan = self._plans[given] = self._plan(given)
+        args: Sequence[Any] = inputs if plan.ready else declaration.arguments(xp, inputs)
+        if plan.narrow:
+            args = list(args)
+            for i in plan.narrow:
+                if hasattr(args[i], "dtype"):  # it may have been read on the host
+                    args[i] = args[i].astype(np.float32)
+        if plan.grows and _product(args) > _SMALL:
+            limits.admit_broadcast(args)
+        result = declaration.body(xp, *args, **attributes)
+        outputs = list(result) if isinstance(result, tuple) else [result]
+        bound, device_array = plan.results, xp.ndarray
+        for i, value in enumerate(outputs):
+            if not isinstance(value, device_array):
+                if value is None or isinstance(value, (list, dict)):
+                    continue
+                if not is_host_value(value):
+                    outputs[i] = value = xp.asarray(value)
+            dtype = bound[i] if i < len(bound) else plan.rest
+            if dtype is not None and value.dtype is not dtype and value.dtype != dtype:
+                outputs[i] = value.astype(dtype)
+        if len(outputs) < wanted:
+            raise OperatorError(f"{declaration} gave {len(outputs)} outputs where the node names {wanted}", code="SX490")
+        return outputs
+
+
+def _product(arrays: Sequence[Any]) -> int:
+    """Elements of an outer product of all."""
+    if len(arrays) == 2:
+        return int(arrays[0].size * arrays[1].size)
+    return math.prod(a.size for a in arrays)
+
+
+def runs_on_host(declaration: Declaration, attributes: dict[str, Any], inputs: Sequence[Any]) -> bool:
+    """Whether a node must run on NumPy: by declaration, for its values, or for the dtype that it makes."""
+    if "run" in declaration.services.values():
+        return False  # its subgraphs choose, node by node
+    if declaration.host or any(is_host_value(v) for v in inputs):
+        return True
+    for name in ("to", "dtype", "output_dtype"):
+        code = attributes.get(name)
+        if isinstance(code, int) and code and dtypes.numpy_dtype(code) in dtypes.HOST_ONLY:
+            return True
+    return any(is_host_value(v) for v in attributes.values())

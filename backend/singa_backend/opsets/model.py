@@ -1,0 +1,65 @@
+"""Turn a finished graph into a ModelProto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import ModelProto, TensorProto, helper
+
+from ..interpreters.builder import Builder
+from ..proto import save
+from ..proto.schemas import newest
+from .functions import functions
+from .writer import Writer
+
+
+def to_model(graph: Builder | Writer, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None, *,
+             late: bool = False) -> ModelProto:  # fmt: skip
+    """The model of a graph, with the opsets that its nodes need, and the function bodies of private operators.
+
+    late: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.fill`.
+    """
+    if isinstance(graph, Writer):
+        builder, outputs = graph.builder, graph.own(outputs)
+    else:
+        builder = graph
+    proto = builder.proto(name, builder.finish(outputs, names), late=True)
+    bodies = functions(proto, builder.opset)
+    domains = {n.domain for n in proto.node} | {o.domain for f in bodies for o in f.opset_import}
+    imports = [helper.make_opsetid("", builder.opset)]
+    for domain in sorted(domains - {""}):
+        imports.append(helper.make_opsetid(domain, builder.domains.get(domain) or newest(domain) or 1))
+    model = helper.make_model(proto, opset_imports=imports, functions=bodies, producer_name="sonnx")
+    finish(model)
+    if not late:
+        save.fill(model.graph, builder.arrays)
+    return model
+
+
+def finish(model: ModelProto) -> None:
+    """Give a model the least IR version that holds it; before IR version 4 every initializer is an input too."""
+    model.ir_version = least_ir_version(model)
+    if model.ir_version < 4:
+        there = {v.name for v in model.graph.input}
+        model.graph.input.extend(
+            helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer if t.name not in there
+        )
+
+
+def least_ir_version(model: ModelProto) -> int:
+    """The least IR version that holds what is in a model: its opsets, functions, and element types."""
+    least = helper.find_min_ir_version_for([o for o in model.opset_import if o.domain in ("", "ai.onnx.ml")], ignore_unknown=True)
+    least = max(least, 8 if model.functions else 3)
+    codes = {t.data_type for t in model.graph.initializer}
+    codes |= {a.t.data_type for node in model.graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")}
+    codes |= {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output) if v.type.HasField("tensor_type")}
+    return max([least, *(_IR_OF_TYPE.get(c, 0) for c in codes)])
+
+
+_IR_OF_TYPE: dict[int, int] = {
+    TensorProto.BFLOAT16: 4, **dict.fromkeys((TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2,
+    TensorProto.FLOAT8E5M2FNUZ), 9), TensorProto.UINT4: 10, TensorProto.INT4: 10, TensorProto.FLOAT4E2M1: 11,
+    TensorProto.FLOAT8E8M0: 12, TensorProto.UINT2: 13, TensorProto.INT2: 13,
+}  # fmt: skip
+"""The IR version with which an element type came."""

@@ -1,0 +1,538 @@
+"""ONNX's operators in their newest form, written at any opset from 7 on: what has no older form is composed, or refused by name.
+
+A `Writer` takes the calls that rules, layers and graphs make, all in the form of the newest opset, and adds nodes of the opset
+that a file asks for.  A call is written, in this order,
+
+1. as it is, where the older version of the operator knows its inputs, attributes and element types;
+2. with inputs turned into the attributes that they were (axes, sizes, bounds), where their values are known;
+3. by a rule of older.py, where the meaning changed;
+4. composed of other operators, by its declaration or by ONNX's function body, each of them written in the same way.
+
+Where none of these works `Unwritable` names the operator and the least opset that holds this call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TypeProto, helper
+
+from .. import dtypes
+from ..autodiff.replay import replay
+from ..errors import UnsupportedModel
+from ..interpreters.base import Body, Vocabulary, arguments
+from ..interpreters.builder import Builder, Symbol
+from ..interpreters.eager import Eager
+from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
+from ..ir.versioned import Meaning
+from ..proto.schemas import newest, schema_version, schemas, type_strings
+from .function_bodies import function_of
+
+LEAST = 7
+"""The least opset that can be written: before it broadcasting was another one."""
+
+
+UNWRITTEN = "ai.singa.unwritten"
+"""The domain of what stands in for an operator that could not be written."""
+
+
+class Unwritable(UnsupportedModel):
+    """An operator that an opset cannot express.  `operator` names it, `least` is the least opset that can (None: none)."""
+
+    default_code = "SX206"
+    least: int | None = None
+
+
+RULES: dict[tuple[str, int], Rule] = {}
+"""By operator and by the version that is written."""
+
+
+def older(name: str, *versions: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare how the newest form of an operator is written in these versions."""
+
+    def declare(rule: Callable[..., Any]) -> Callable[..., Any]:
+        for version in versions:
+            if (name, version) in RULES:
+                raise ValueError(f"{name}-{version} has two rules")
+            RULES[name, version] = Rule(rule)
+        return rule
+
+    return declare
+
+
+class Writer(Vocabulary[Symbol]):
+    """The newest vocabulary, written into a `Builder` of an older opset (`target`).
+
+    calls, attributes: how often each operator and each attribute was asked for.  warnings: where a file says less than the call.
+    problems: where it is a list, what cannot be written is noted there, and a node of an unknown domain stands in for it.
+    seeks: whether an error names the least opset that can; finding it tries them one after another.
+    """
+
+    target: int
+
+    def __init__(self, target: int, builder: Builder | None = None) -> None:
+        self.opset = newest("")
+        self.target = target
+        self.builder = builder or Builder(target)
+        self._depth = 0
+        self._eager = Eager(opset=self.opset)
+        self.warnings: list[str] = []
+        self.calls: Counter[str] = Counter()
+        self.attributes: Counter[str] = Counter()
+        self.problems: list[Unwritable] | None = None
+        self.seeks = True
+
+    # --- what the builder says
+
+    @property
+    def builds(self) -> bool:
+        return True
+
+    def input(self, name: str, type: TypeProto | None) -> Symbol:
+        return self.builder.input(name, type)
+
+    @property
+    def inputs(self) -> list[Symbol]:
+        return self.builder.inputs
+
+    def own(self, outputs: Sequence[Any]) -> list[Any]:
+        """Outputs that the graph makes, each once: of an input, a constant or a value that is there twice a copy is made."""
+        made: list[Any] = []
+        for v in outputs:
+            value = v if self.is_value(v) else self.constant(v)
+            if not self.builder.makes(value) or any(value is m for m in made):
+                value = self._attempt("Identity", _copy, [value], {}, 1, self.opset)[0]
+            made.append(value)
+        return made
+
+    def constant(self, value: Any, dtype: Any = None) -> Symbol:
+        return self.builder.constant(value, dtype)
+
+    def is_value(self, x: Any) -> bool:
+        return self.builder.is_value(x)
+
+    def dtype(self, x: Symbol) -> np.dtype[Any]:
+        return self.builder.dtype(x)
+
+    def is_sequence(self, x: Symbol) -> bool:
+        return self.builder.is_sequence(x)
+
+    def shape(self, x: Symbol) -> tuple[int | str | None, ...] | None:
+        return self.builder.shape(x)
+
+    def known(self, x: Symbol) -> np.ndarray | None:
+        return self.builder.known(x)
+
+    def typed(self, x: Symbol, type: TypeProto | None) -> Symbol:
+        return self.builder.typed(x, type)
+
+    def type_of(self, x: Symbol) -> TypeProto | None:
+        return self.builder.type_of(x)
+
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+        inner = Builder(self.target, outer=self.builder)
+
+        def written(builder: Any, *xs: Any) -> Sequence[Any]:
+            writer = Writer(self.target, builder)
+            writer.warnings, writer.problems, writer.seeks = self.warnings, self.problems, self.seeks
+            writer._depth = self._depth  # within a composition the call that is composed speaks for its parts
+            writer.calls, writer.attributes = self.calls, self.attributes
+            return writer.own(make(writer, *xs))
+
+        return inner.body(written, types)
+
+    # --- calls
+
+    @property
+    def keeps_versions(self) -> bool:
+        return True
+
+    def call_version(
+        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Symbol]:
+        """A call in the form of an older version stays as it is where that version, or one like it, is the target's."""
+        given = {n: v for n, v in attributes.items() if v is not None}
+        self._count(meaning.declaration.name, given)
+
+        def write(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
+            return writer._version_written(meaning, values, given, wanted)
+
+        return self._attempt(meaning.declaration.name, write, self._symbols(inputs), given, len(wanted), meaning.version)
+
+    def _symbols(self, values: Sequence[Any]) -> list[Any]:
+        """Values of outer vocabularies as this graph's own."""
+        return [v if v is None or isinstance(v, Symbol) else self.builder.adopted(v) for v in values]
+
+    def _version_written(
+        self, meaning: Meaning, inputs: Sequence[Any], given: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Symbol]:
+        declaration, name, domain = meaning.declaration, meaning.declaration.name, meaning.declaration.domain
+        there = self._version(domain, name)
+        current = schema_version(domain, name, self.opset)
+        if domain and domain in self.builder.domains:
+            there = schema_version(domain, name, self.builder.imported(domain))
+            if there != meaning.version:
+                raise Unwritable(
+                    f"the model asks for {domain}:{name} in the versions {meaning.version} and {there}, and a file imports one",
+                    operator=name, version=meaning.version,
+                )  # fmt: skip
+        if domain:
+            return self.builder.call(name, inputs, given, len(wanted), domain)
+        if there == meaning.version and (there != current or (name, there) not in RULES):
+            return self.older(name, inputs, given, outputs=len(wanted))
+        versioned = "version" in declaration.services.values()
+        renumbered = there is not None and meaning.version < there and there != current and not versioned
+        if (
+            renumbered
+            and _result_types(name, meaning.version) == _result_types(name, there or 0)
+            and declarations["", name].get(there or 0) is declaration
+        ):
+            return self.older(name, inputs, given, outputs=len(wanted))
+        same = current is not None and declarations[domain, name].get(current) is declaration and not _deprecated(name, current)
+        if same and not (versioned and declaration.composition is not None):
+            return self.call(name, inputs, given, len(wanted), domain)
+        if declaration.composition is None:
+            raise Unwritable(f"{name}-{meaning.version} has no newer form", operator=name, version=meaning.version)
+        return declaration.decompose(self, meaning.version, inputs, given, len(wanted))
+
+    def call(
+        self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
+    ) -> list[Symbol]:
+        """The outputs of an operator in its newest form; raises Unwritable."""
+        values = self._symbols(arguments(self, domain, op_type, inputs))
+        while values and values[-1] is None:
+            values.pop()
+        given = {n: v for n, v in attributes.items() if v is not None}
+        if self._depth and op_type in ("Cast", "CastLike") and not domain:
+            plain = self._plain_cast(values, given)
+            if plain is not None:
+                return [plain]
+        self._count(op_type, given)
+        if domain:
+            return self.builder.call(op_type, values, given, outputs, domain)
+
+        def write(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
+            return writer._written(op_type, list(values), given, outputs)
+
+        return self._attempt(op_type, write, values, given, outputs, self.opset)
+
+    def _attempt(
+        self, name: str, write: Callable[[Writer, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
+        outputs: int, opset: int,
+    ) -> list[Symbol]:  # fmt: skip
+        """What `write` makes; an outermost call that cannot be written is raised, or noted, with the least opset that can.
+
+        opset: one that means the call in the form that it has.
+        """
+        self._depth += 1
+        try:
+            return write(self, values)
+        except Unwritable as error:
+            if self._depth > 1:
+                raise
+            error.operator = error.operator or name
+            refusal = self._refusal(name, write, values, given, error) if self.seeks else error
+            if self.problems is None:
+                raise refusal from None
+            self.problems.append(refusal)
+            return self._stand_ins(name, values, given, outputs, opset)
+        finally:
+            self._depth -= 1
+
+    def _plain_cast(self, values: list[Any], given: dict[str, Any]) -> Symbol | None:
+        """Within a composition: the value itself where it has the type already, and a constant in the type of another value.
+
+        Bodies cast between the element types that they serve, and mostly there is one: float32 to float32.
+        """
+        types = [self.type_of(v) for v in values]
+        if any(t is None or not t.tensor_type.elem_type for t in types):
+            return None
+        code = given["to"] if len(values) == 1 else dtypes.onnx_code(self.dtype(values[1]))
+        if dtypes.onnx_code(self.dtype(values[0])) == code:
+            return values[0]  # type: ignore[no-any-return]
+        if len(values) == 1 or self.known(values[0]) is None:
+            return None
+        return self.call("Cast", [values[0]], {"to": code}, 1)[0]
+
+    def _written(self, name: str, values: list[Any], given: dict[str, Any], outputs: int) -> list[Symbol]:
+        known = self.builder.folded(name, values, given, outputs, self._eager)
+        if known is not None:
+            return [known]
+        current = schema_version("", name, self.opset)
+        assert current is not None
+        declaration = declarations["", name][current]
+        version = self._version("", name)
+        reasons: list[Unwritable] = []
+        if version is not None:
+            try:
+                rule = RULES.get((name, version))
+                if rule is not None:
+                    made = rule(self, _by_name(declaration, values, given, outputs))
+                    made = list(made) if isinstance(made, (tuple, list)) else [made]
+                    if len(made) >= outputs:
+                        return made[:outputs]
+                    raise Unwritable(f"{name}-{version} has fewer outputs", operator=name)
+                return self.older(name, *self._form(declaration, version, values, given), outputs=outputs)
+            except Unwritable as error:
+                reasons.append(error)
+        if declaration.composition is not None:
+            try:
+                return self._typed(name, values, given, declaration.decompose(self, current, values, given, outputs))
+            except Unwritable as error:
+                reasons.append(error)
+        body = function_of(
+            name, current, given, tuple(_bytes(self.type_of(v)) if v is not None else b"" for v in values), outputs
+        )
+        if body is not None:
+            padded = [*values, *[None] * (len(body.inputs) - len(values))]
+            return self._typed(name, values, given, list(replay(self, body, padded))[:outputs])
+        if reasons:
+            raise reasons[0]
+        raise Unwritable(f"opset {self.target} has no {name}", operator=name)
+
+    def _typed(self, name: str, values: list[Any], given: dict[str, Any], made: list[Symbol]) -> list[Symbol]:
+        """What is made of several operators has the type that the one would have: inference may lose a rank on the way."""
+        if any(isinstance(y, Symbol) and not _has_rank(y.type) for y in made):
+            for y, type in zip(made, self._types(name, values, given, len(made), self.opset), strict=True):
+                if isinstance(y, Symbol) and not _has_rank(y.type) and type is not None and y.name:
+                    y.type = type
+        return made
+
+    def _types(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[TypeProto | None]:
+        """The types of what a call gives in an opset that has its form; none where it has graphs, which are of the target's."""
+        if any(isinstance(v, Body) for v in given.values()):
+            return [None] * outputs
+        scratch = Builder(opset)
+        inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
+        return [y.type for y in scratch.call(name, inputs, given, outputs)]
+
+    def older(
+        self, name: str, inputs: Sequence[Any], attributes: dict[str, Any], *, outputs: int = 1, fold: bool = True
+    ) -> list[Symbol]:
+        """A node in the form that the target's version of the operator has.
+
+        fold: work out what is known.  Raises Unwritable where that version does not take these element types.
+        """
+        values = [v if v is None or self.is_value(v) else self.constant(v) for v in inputs]
+        version = self._version("", name)
+        if version is None:
+            raise Unwritable(f"opset {self.target} has no {name}", operator=name)
+        schema = schemas["", name][version]
+        allowed = type_strings(schema)
+        bound: dict[str, str] = {}
+        if outputs > schema.max_output:
+            raise Unwritable(f"{name}-{version} has {schema.max_output} outputs", operator=name)
+        for i, v in enumerate(values):
+            if v is None:
+                continue
+            if i >= len(schema.inputs) and not _variadic(schema):
+                raise Unwritable(f"{name}-{version} has {len(schema.inputs)} inputs", operator=name)
+            parameter = schema.inputs[min(i, len(schema.inputs) - 1)]
+            takes = allowed[parameter.type_str]
+            has = _type_string(self.type_of(v))
+            if has and has not in takes:
+                raise Unwritable(f"{name}-{version} does not take {has} as {parameter.name}", operator=name)
+            if has and parameter.is_homogeneous and bound.setdefault(parameter.type_str, has) != has:
+                raise Unwritable(
+                    f"{name}-{version} takes {parameter.name} as {bound[parameter.type_str]}, not {has}", operator=name
+                )
+        for key in ("to", "dtype", "value"):
+            said = attributes.get(key)
+            code = dtypes.onnx_code(said.dtype) if isinstance(said, np.ndarray) else said if key != "value" else 0
+            if isinstance(code, int) and code:
+                wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})"
+                if not {wanted, f"seq({wanted})"} & {*allowed[schema.outputs[0].type_str]}:
+                    raise Unwritable(f"{name}-{version} does not make {wanted}", operator=name)
+        for i, parameter in enumerate(schema.inputs):
+            if parameter.option == parameter.option.Single and (i >= len(values) or values[i] is None):
+                raise Unwritable(f"{name}-{version} needs {parameter.name}", operator=name)
+        unknown = sorted(set(attributes) - set(schema.attributes))
+        if unknown:
+            raise Unwritable(f"{name}-{version} has no attribute {', '.join(unknown)}", operator=name)
+        gives = allowed[schema.outputs[-1].type_str]
+        for body in (v for v in attributes.values() if isinstance(v, Body)):
+            for info in body.proto.output:
+                has = _type_string(info.type)
+                if has and has not in gives and f"seq({has})" not in gives:
+                    raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
+        made = (
+            self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
+        )
+        for y, parameter in zip(made, [*schema.outputs, *[schema.outputs[-1]] * outputs], strict=False):
+            gives, has = allowed[parameter.type_str], _type_string(self.type_of(y))
+            if has and has not in gives:
+                raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
+        return made
+
+    def _form(
+        self, declaration: Declaration, version: int, values: list[Any], given: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Inputs and attributes as an older version takes them: what became an input is an attribute there."""
+        name = declaration.name
+        old, new = schemas["", name][version], schemas["", name][declaration.versions[-1]]
+        places = [p.name for p in old.inputs]
+        attributes = dict(given)
+        inputs = list(values)
+        if len(new.inputs) > len(old.inputs) and not _variadic(new):
+            for parameter, value in list(zip(new.inputs, values, strict=False))[len(places) :]:
+                if value is None:
+                    continue
+                if parameter.name not in old.attributes:
+                    if not self._is_default(declaration, parameter.name, value):
+                        raise Unwritable(f"{name}-{version} has no {parameter.name}", operator=name)
+                    continue
+                array = self.value(value, f"{parameter.name} of {name}")
+                attributes[parameter.name] = array.tolist()
+            inputs = inputs[: len(places)]
+        for key, value in list(attributes.items()):
+            if key not in old.attributes:
+                if key == "dilations" and all(d == 1 for d in value):
+                    del attributes[key]
+                    continue
+                default = declaration.attributes.get(key, REQUIRED)
+                if isinstance(value, Body) or default is REQUIRED or not _same(value, default):
+                    raise Unwritable(f"{name}-{version} has no attribute {key}", operator=name)
+                del attributes[key]
+        for key, default in declaration.attributes.items():  # defaults may have been others
+            theirs = old.attributes.get(key)
+            if key not in attributes and theirs is not None and default is not REQUIRED and default is not None:
+                value = helper.get_attribute_value(theirs.default_value) if theirs.default_value.name else None
+                if value is None or not _same(value.decode() if isinstance(value, bytes) else value, default):
+                    attributes[key] = default
+        return inputs, attributes
+
+    def _is_default(self, declaration: Declaration, name: str, value: Symbol) -> bool:
+        default = next((i.default for i in declaration.inputs if i.name == name), REQUIRED)
+        known = self.known(value)
+        return default not in (REQUIRED, None) and known is not None and bool(np.all(known == default))
+
+    def _count(self, name: str, given: dict[str, Any]) -> None:
+        """What is asked for, as the caller says it."""
+        if self._depth == 0:
+            self.calls[name] += 1
+            self.attributes.update(list(given))
+
+    def _stand_ins(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[Symbol]:
+        """A node of a domain that nothing knows, with results of the right types, so that the rest can be written."""
+        plain = {n: v for n, v in given.items() if not isinstance(v, Body)}
+        made = self.builder.call(name, values, plain, outputs, UNWRITTEN)
+        for y, type in zip(made, self._types(name, values, given, outputs, opset), strict=True):
+            y.type = type
+        return made
+
+    # --- for the rules of older.py
+
+    def value(self, x: Symbol, what: str) -> np.ndarray:
+        """A value that must be known when the file is written; raises Unwritable."""
+        known = self.known(x)
+        if known is None:
+            raise Unwritable(f"{what} is computed by the model, and opset {self.target} wants a constant")
+        return known
+
+    def rank(self, x: Symbol) -> int:
+        return self.rank_of(x, "a value")
+
+    def rank_of(self, x: Symbol, what: str) -> int:
+        shape = self.shape(x)
+        if shape is None:
+            text = f"the rank of {what} is not known, and to write this in opset {self.target} it must be"
+            raise Unwritable(text, hint="fix the sizes of the inputs: with inputs=[...], or without dynamic_axes")
+        return len(shape)
+
+    def _version(self, domain: str, name: str) -> int | None:
+        """The version that the target opset means, None where it has none or only a deprecated one."""
+        version = schema_version(domain, name, self.target if domain == "" else 1 << 30)
+        return None if version is None or (domain == "" and _deprecated(name, version)) else version
+
+    def _refusal(
+        self, name: str, write: Callable[[Writer, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
+        error: Unwritable,
+    ) -> Unwritable:  # fmt: skip
+        """The error that names the operator and the least opset in which this very call can be written."""
+        least = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, write, values, given)), None)
+        hint = f"opset {least} is the least that can" if least else "no opset can"
+        found = Unwritable(f"{name} cannot be written in opset {self.target}: {error.message}; {hint}", operator=name)
+        found.least = least
+        return found
+
+    def _copied(self, v: Any, scratch: Writer) -> Symbol:
+        """What is known of a value here, as a value of another writer."""
+        v = v if self.is_value(v) else self.constant(v)
+        symbol = v if isinstance(v, Symbol) else None
+        known = self.known(v)
+        if known is None:
+            return scratch.input("x", self.type_of(v))
+        held = symbol is not None and symbol.value is None
+        return scratch.builder.initializer("x", known) if held else scratch.constant(known)
+
+
+def _copy(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
+    """A node that copies a value, also where the value is known."""
+    return writer.older("Identity", values, {}, fold=False)
+
+
+def _fits(
+    opset: int, writer: Writer, name: str, write: Callable[[Writer, Sequence[Any]], list[Symbol]], values: list[Any],
+    given: dict[str, Any],
+) -> bool:  # fmt: skip
+    """Whether a call can be written in another opset."""
+    scratch = Writer(opset)
+    scratch._depth = 1  # no search within the search
+    scratch.builder.domains.update(writer.builder.domains)
+    try:
+        inputs = [None if v is None else writer._copied(v, scratch) for v in values]
+        write(scratch, inputs)  # graphs among its attributes stay as they are: their nodes speak for themselves
+    except Unwritable:
+        return False
+    return True
+
+
+def _has_rank(type: TypeProto | None) -> bool:
+    return type is not None and (type.WhichOneof("value") != "tensor_type" or type.tensor_type.HasField("shape"))
+
+
+def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
+    return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
+
+
+def _deprecated(name: str, version: int) -> bool:
+    return bool(schemas["", name][version].deprecated)
+
+
+def _result_types(name: str, version: int) -> list[str]:
+    return [parameter.type_str for parameter in schemas["", name][version].outputs]
+
+
+def _variadic(schema: Any) -> bool:
+    return bool(schema.inputs) and schema.inputs[-1].option == schema.inputs[-1].option.Variadic
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    a, b = (list(v) if isinstance(v, (tuple, list, np.ndarray)) else v for v in (a, b))
+    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b))
+
+
+def _bytes(type: TypeProto | None) -> bytes:
+    return b"" if type is None else type.SerializeToString()
+
+
+def _type_string(type: TypeProto | None) -> str:
+    """ONNX's name of a type, empty where it is not known."""
+    if type is None:
+        return ""
+    kind = type.WhichOneof("value")
+    if kind == "tensor_type":
+        code = type.tensor_type.elem_type
+        return f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})" if code else ""
+    if kind == "sequence_type":
+        inner = _type_string(type.sequence_type.elem_type)
+        return f"seq({inner})" if inner else ""
+    if kind == "optional_type":
+        inner = _type_string(type.optional_type.elem_type)
+        return f"optional({inner})" if inner else ""
+    return ""

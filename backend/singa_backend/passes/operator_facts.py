@@ -1,0 +1,140 @@
+"""What passes must know of operators: which draw random numbers, which compute element by element, which cannot fail.
+
+Also: axes and the like, read and written in both forms, as an attribute before some opset and as an input since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .. import dtypes
+from ..proto.schemas import RANDOM, schema_version
+from .graph import Net, Node
+
+UNARY = frozenset({
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos",
+    "Cosh", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log",
+    "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus",
+    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+})  # fmt: skip
+"""One value for each value of the first input; other inputs hold one value, or only a type."""
+
+BROADCASTING = frozenset({
+    "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual", "Less",
+    "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor",
+})  # fmt: skip
+"""One value for each place of the broadcast inputs, since opset 7 or 8."""
+
+REDUCTIONS = frozenset({
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSum", "ReduceSumSquare",
+})  # fmt: skip
+
+SAFE = (UNARY - {"Cast", "CastLike", "Clip"}) | {"Shape", "Size"}
+"""Operators that take every tensor of the dtypes that they are declared for: they cannot fail."""
+
+
+def version(net: Net, node: Node) -> int | None:
+    """The schema version that a node of this graph means; None for what is no operator of ONNX."""
+    if not node.plain:
+        return None
+    return schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 0))
+
+
+def deterministic(net: Net, node: Node) -> bool:
+    """Whether the node gives the same for the same inputs, every time; False for what nobody knows.
+
+    Functions of the model and custom operators count as unknown, and so does Dropout that may drop.
+    """
+    if version(net, node) is None or node.domain.startswith("ai.onnx.preview"):
+        return False
+    if node.is_(*RANDOM) or (node.is_("Dropout") and not drops_nothing(net, node)):
+        return False
+    if node.is_("BatchNormalization") and len(node.outputs) > 1:
+        return False  # old versions in training form
+    return all(deterministic(inner, n) for inner, n in _within(node))
+
+
+def _within(node: Node) -> Iterator[tuple[Net, Node]]:
+    for graph in node.graphs.values():
+        for inner in graph.walk():
+            yield from ((inner, n) for n in inner.nodes)
+
+
+def drops_nothing(net: Net, node: Node) -> bool:
+    """Whether a Dropout gives its input: always from opset 7 on, unless the input `training_mode` may say else."""
+    if net.opset < 7:
+        return bool(node.get("is_test", 0))
+    if net.opset < 12 or not node.input(2):
+        return True
+    mode = net.constant(node.input(2))
+    return mode is not None and not mode.any()
+
+
+def given(net: Net, node: Node, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
+    """(whether the node says it, what it says) of a list of integers: an attribute before opset `since`, an input from it on.
+
+    (True, None): an input that is not constant.
+    """
+    if net.opset < since:
+        value = node.get(name)
+        return value is not None, None if value is None else tuple(int(v) for v in value)
+    if not node.input(index):
+        return False, None
+    array = net.constant(node.input(index), 1 << 16)
+    return True, None if array is None or array.dtype.kind not in "iu" else tuple(int(v) for v in array.reshape(-1))
+
+
+def give(net: Net, node: Node, name: str, index: int, since: int, values: Sequence[int], dtype: type = np.int64) -> None:
+    """Write such a list in the form that the opset asks for."""
+    if net.opset < since:
+        node.set(**{name: [int(v) for v in values]})
+        return
+    inputs = [*node.inputs, *[""] * (index + 1 - len(node.inputs))]
+    inputs[index] = net.add_constant(np.asarray(values, dtype), name)
+    net.rewire(node, inputs)
+
+
+def axes_since(node: Node) -> int:
+    """The opset from which the axes of a reduction, a Squeeze or an Unsqueeze are an input."""
+    return 13 if node.op_type in ("ReduceSum", "Squeeze", "Unsqueeze") else 18
+
+
+def inside(axes: Sequence[int] | None, rank: int | None) -> tuple[int, ...] | None:
+    """Axes counted from the front; None where one is out of range, or negative and the rank unknown."""
+    if axes is None:
+        return None
+    if rank is None:
+        return tuple(axes) if all(a >= 0 for a in axes) else None
+    found = tuple(a + rank if a < 0 else a for a in axes)
+    return found if all(0 <= a < rank for a in found) and len(set(found)) == len(found) else None
+
+
+def permutation(net: Net, node: Node) -> tuple[int, ...] | None:
+    """What a Transpose does; None where the file does not say, or says what is no permutation."""
+    perm = node.get("perm")
+    if perm is None:
+        rank = net.rank(node.input(0))
+        return None if rank is None else tuple(reversed(range(rank)))
+    return tuple(perm) if sorted(perm) == list(range(len(perm))) else None
+
+
+def compose(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    """The one permutation that does both: Transpose(Transpose(x, first), second)."""
+    return tuple(first[i] for i in second)
+
+
+def invert(perm: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that undoes another."""
+    return tuple(perm.index(i) for i in range(len(perm)))
+
+
+def holds_only(array: np.ndarray | None, value: float) -> bool:
+    """Whether an array is not empty and every element is this number, its sign included."""
+    if array is None or not array.size or array.dtype == dtypes.STRING or array.dtype.kind == "c":
+        return False
+    wide = array.astype(np.float64) if array.dtype.kind not in "iub" else array
+    return bool((wide == value).all()) and (value != 0 or array.dtype.kind in "iub" or
+                                            bool((np.signbit(wide) == np.signbit(value)).all()))  # fmt: skip

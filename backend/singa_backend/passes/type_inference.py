@@ -1,0 +1,114 @@
+"""Types of all values, by onnx's shape inference on a copy of the model without its weights and without its claims.
+
+What the file itself says of inner values is not believed: nothing holds it to be true.  Declared inputs of the main graph
+are: a run refuses values that do not fit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, shape_inference
+
+from .graph import Net, Node, Type, nbytes
+
+FEW = 1 << 10
+"""Bytes up to which a constant goes along: it may be a shape.  Of a larger one only the type does."""
+
+
+def infer(proto: ModelProto, main: Net, functions: Sequence[Net]) -> dict[int, dict[str, Type]]:
+    """For each graph of the model (by id) the types of its values; little where inference fails."""
+    model = ModelProto(ir_version=max(proto.ir_version, 4))  # before 4 initializers had to be inputs
+    model.opset_import.extend(proto.opset_import)
+    model.graph.CopyFrom(skeleton(main))
+    for f, net in zip(proto.functions, functions, strict=False):
+        copy = model.functions.add(name=f.name, domain=f.domain, overload=f.overload)
+        for field in ("input", "output", "attribute", "attribute_proto", "opset_import"):
+            getattr(copy, field).extend(getattr(f, field))
+        copy.node.extend(node_proto(n, light=True) for n in net.nodes)
+    found: dict[int, dict[str, Type]] = {id(net): {} for top in (main, *functions) for net in top.walk()}
+    try:
+        inferred = shape_inference.infer_shapes(model)
+    except Exception:  # inference fails where the model is wrong, or where it does not know an operator
+        inferred = model
+    _take(main, inferred.graph, found)
+    return found
+
+
+def _take(net: Net, graph: GraphProto, found: dict[int, dict[str, Type]]) -> None:
+    types = found[id(net)]
+    for info in (*graph.value_info, *graph.input, *graph.output):
+        kind = read_type(info.type)
+        if kind != Type():
+            types[info.name] = kind
+    for node, proto in zip(net.nodes, graph.node, strict=True):
+        for a in proto.attribute:
+            if a.HasField("g"):
+                _take(node.graphs[a.name], a.g, found)
+            for i, g in enumerate(a.graphs):
+                _take(node.graphs[f"{a.name}/{i}"], g, found)
+
+
+def read_type(proto: TypeProto) -> Type:
+    """The type of a tensor; nothing for anything else."""
+    if proto.WhichOneof("value") != "tensor_type":
+        return Type()
+    tensor = proto.tensor_type
+    if not tensor.HasField("shape"):
+        return Type(tensor.elem_type)
+    return Type(tensor.elem_type, tuple(_size(d) for d in tensor.shape.dim))
+
+
+def _size(d: Any) -> int | str | None:
+    if d.HasField("dim_value"):
+        return int(d.dim_value) if d.dim_value >= 0 else None  # some files write -1 for an open size
+    return str(d.dim_param) or None
+
+
+def skeleton(net: Net) -> GraphProto:
+    """The graph without large tensors; inputs of subgraphs without shapes, which may change from round to round."""
+    graph = GraphProto(name="g")
+    assert isinstance(net.proto, GraphProto)
+    for info in net.proto.input:
+        if info.name not in net.inputs:
+            continue
+        copy = graph.input.add()
+        copy.CopyFrom(info)
+        if net.outer is not None and copy.type.HasField("tensor_type"):
+            copy.type.tensor_type.ClearField("shape")
+    graph.output.extend([type(net.proto.output[0])(name=o) for o in net.outputs] if net.outputs else [])
+    graph.initializer.extend(stub(t, n) for n, t in net.initializers.items())
+    for name, sparse in net.sparse.items():
+        held = TensorProto(name=name, data_type=sparse.values.data_type, dims=sparse.dims, data_location=TensorProto.EXTERNAL)
+        graph.initializer.append(held)
+    graph.node.extend(node_proto(n, light=True) for n in net.nodes)
+    return graph
+
+
+def stub(tensor: TensorProto, name: str) -> TensorProto:
+    """The tensor itself where it is small; else one that says its data are elsewhere."""
+    if nbytes(tensor) <= FEW and tensor.data_location != TensorProto.EXTERNAL:
+        return tensor
+    return TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL)
+
+
+def node_proto(node: Node, light: bool = False) -> NodeProto:
+    """The node as a new message; light: without large tensors."""
+    proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, overload=node.overload)
+    proto.input.extend(node.inputs)
+    proto.output.extend(node.outputs)
+    for name, a in node.attributes.items():
+        held: Any = a.t if a.HasField("t") else None
+        if light and held is not None and nbytes(held) > FEW:
+            proto.attribute.add(name=name, type=a.type).t.CopyFrom(stub(held, held.name))
+        else:
+            proto.attribute.append(a)
+    lists: dict[str, Any] = {}
+    for key, net in node.graphs.items():
+        name, _, index = key.partition("/")
+        if index:
+            lists.setdefault(name, proto.attribute.add(name=name, type=10)).graphs.append(skeleton(net))
+        else:
+            proto.attribute.add(name=name, type=5).g.CopyFrom(skeleton(net))
+    return proto

@@ -1,0 +1,184 @@
+"""Opens a model without its weights: where a tensor's bytes are long, the model refers to the place in the file.
+
+A model of 500 MB is then a few hundred kilobytes in memory, and whoever needs a weight reads that one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
+
+from .. import limits
+from ..errors import InvalidModel
+from . import tensor_data
+from .save import tensors
+
+LONG = 1024
+"""Bytes from which on a tensor's data stay in the file."""
+
+SMALL = 1 << 20
+"""Bytes up to which a model file is simply read."""
+
+Rules = dict[int, Any]
+
+# Field numbers of onnx.proto: where tensors lie, down from ModelProto.  An empty dict marks a TensorProto.
+_TENSOR: Rules = {}
+_GRAPH: Rules = {5: _TENSOR}  # initializer
+_GRAPH[1] = {5: {5: _TENSOR, 6: _GRAPH}}  # node.attribute: t, g
+_MODEL: Rules = {7: _GRAPH}
+_RAW_DATA = 9 << 3 | 2
+"""The tag of TensorProto.raw_data."""
+
+
+def open_light(model: Any, *, small: int = SMALL) -> tuple[ModelProto, Path | None]:
+    """A ModelProto and the folder of its external data, as `load_model`; long tensors of a file stay in the file.
+
+    small: bytes up to which a file is read whole.  Raises InvalidModel.
+    """
+    if not isinstance(model, (str, Path)):
+        return load_model(model)
+    path = Path(model).resolve()
+    try:
+        status = path.stat()
+    except OSError:
+        return load_model(model)  # raises what fits
+    most = limits.current().limits.model_bytes
+    if not small < status.st_size <= most or status.st_nlink != 1:  # external data may not lie in a file with a second name
+        return load_model(path)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            proto = load_model_from_string(b"".join(_strip(data, 0, len(data), _MODEL, path.name)))
+        except (ValueError, DecodeError, RecursionError):  # not as protobuf writes it: let the reader say why
+            return load_model(path)
+    return proto, path.parent
+
+
+def _strip(data: mmap.mmap, at: int, end: int, rules: Rules, location: str) -> Iterator[bytes]:
+    """The message in data[at:end] with the long raw_data of the tensors below it replaced by references."""
+    for tag, start, body, stop in _fields(data, at, end):
+        inner = rules.get(tag >> 3) if tag & 7 == 2 else None
+        if inner is None or stop - body <= LONG:
+            yield data[start:stop]
+            continue
+        rest = _tensor(data, body, stop, location) if inner is _TENSOR else b"".join(_strip(data, body, stop, inner, location))
+        yield _write_varint(tag) + _write_varint(len(rest)) + rest
+
+
+def _tensor(data: mmap.mmap, at: int, end: int, location: str) -> bytes:
+    rest: list[bytes] = []
+    raw: tuple[int, int] | None = None
+    for tag, start, body, stop in _fields(data, at, end):
+        if tag == _RAW_DATA and stop - body > LONG:
+            raw = (body, stop - body)
+        else:
+            rest.append(data[start:stop])
+    if raw is None:
+        return b"".join(rest)
+    proto = TensorProto.FromString(b"".join(rest))
+    proto.data_location = TensorProto.EXTERNAL
+    del proto.external_data[:]
+    for key, value in (("location", location), ("offset", str(raw[0])), ("length", str(raw[1]))):
+        proto.external_data.add(key=key, value=value)
+    return proto.SerializeToString()
+
+
+def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(tag, where it begins, where its content begins, where it ends) of each field of the message in data[at:end]."""
+    while at < end:
+        start = at
+        tag, body = _varint(data, at, end)
+        wire = tag & 7
+        if wire == 2:
+            size, body = _varint(data, body, end)
+            at = body + size
+        elif wire == 0:
+            _, at = _varint(data, body, end)
+        elif wire in (1, 5):
+            at = body + (8 if wire == 1 else 4)
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at > end:
+            raise ValueError("a field is longer than its message")
+        yield tag, start, body, at
+
+
+def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("a number does not end")
+
+
+def _write_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def embed(model: ModelProto, folder: Path | None) -> None:
+    """Read all external data into the model; raises InvalidModel."""
+    for tensor in tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.CopyFrom(numpy_helper.from_array(tensor_data.tensor(tensor, folder), tensor.name))
+
+
+def load_model(model: Any) -> tuple[ModelProto, Path | None]:
+    """A ModelProto and the folder of its external data, from a ModelProto, bytes or a path.
+
+    Raises InvalidModel, and ResourceExhausted for a file that is larger than the limits of the call allow.
+    """
+    most = limits.current().limits.model_bytes
+    if isinstance(model, ModelProto):
+        return model, None
+    folder = None
+    data = model
+    if isinstance(model, (str, os.PathLike)):
+        data, folder = read_model_file(Path(model), most)
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidModel(f"a model is a ModelProto, bytes or a path; this is a {type(model).__name__}", code="SX110")
+    check_model_size(len(data), most)
+    try:
+        proto = load_model_from_string(bytes(data))
+    except DecodeError as error:
+        raise InvalidModel(f"not an ONNX file: {error}", code="SX110") from None
+    if not proto.HasField("graph"):
+        raise InvalidModel("not an ONNX file: it holds no graph", code="SX110")
+    return proto, folder
+
+
+def read_model_file(path: Path, most: int) -> tuple[bytes, Path]:
+    """The bytes of a model file of at most so many bytes, and its folder; raises InvalidModel or ResourceExhausted.
+
+    The path itself may be a link: whoever calls has chosen it.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe without a writer must not stop us
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidModel(f"{path} is not a plain file", code="SX110")
+            check_model_size(status.st_size, most)
+            return file.read(most), path.resolve().parent
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise InvalidModel(f"{path}: {getattr(error, 'strerror', '') or error}", code="SX110") from None
+
+
+def check_model_size(size: int, most: int) -> None:
+    """Raises ResourceExhausted for a model file of more than `most` bytes."""
+    if size > most:
+        what = f"the model file has {limits.amount(size)}; {limits.amount(most)} are allowed"
+        raise limits.exhausted("model_bytes", "SX610", what)

@@ -1,0 +1,60 @@
+"""What stands in ONNX's messages as they are: opsets, the graphs within a node, the names that it needs, a name that is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onnx import GraphProto, NodeProto, OperatorSetIdProto
+
+from ..limits import check_nesting
+from .schemas import plain_domain
+
+TRAINING_GRADIENT = ("ai.onnx.preview.training", "Gradient")
+
+
+def imported(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+    """The opset of each domain that a model or a function imports."""
+    return {plain_domain(entry.domain): int(entry.version) for entry in imports}
+
+
+def graphs(node: NodeProto) -> list[GraphProto]:
+    """The graphs among a node's attributes."""
+    return [g for a in node.attribute for g in ((a.g, *a.graphs) if a.HasField("g") else a.graphs)]
+
+
+def defined(graph: GraphProto) -> set[str]:
+    """The names of the values that a graph has itself: inputs, initializers, what its nodes make."""
+    held = (*(t.name for t in graph.initializer), *(t.values.name for t in graph.sparse_initializer))
+    return {*(v.name for v in graph.input), *held, *(o for n in graph.node for o in n.output)}
+
+
+def names(graph: GraphProto) -> set[str]:
+    """The names of every value in a graph and the graphs within it."""
+    return defined(graph).union(*(names(inner) for node in graph.node for inner in graphs(node)))
+
+
+def unused(wish: str, taken: set[str]) -> str:
+    """A name that is not taken, and is from now on: the wish itself where it is free."""
+    name, i = wish, 0
+    while name in taken:
+        i += 1
+        name = f"{wish}_{i}"
+    taken.add(name)
+    return name
+
+
+def reads(node: NodeProto, depth: int = 0) -> set[str]:
+    """The names that a node reads, those that its graphs take from outside included, and what a Gradient differentiates.
+
+    Raises ResourceExhausted where graphs lie too deep within each other.
+    """
+    found = {n for n in node.input if n}
+    if (node.domain, node.op_type) == TRAINING_GRADIENT:
+        found |= {a.s.decode("utf-8", "replace") for a in node.attribute if a.name == "y"}
+    for graph in graphs(node):
+        check_nesting(depth + 1)
+        used = {o.name for o in graph.output}
+        for p in graph.node:
+            used |= reads(p, depth + 1)
+        found |= used - defined(graph)
+    return found

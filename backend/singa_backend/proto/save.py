@@ -1,0 +1,182 @@
+"""A model into a file, all of it or nothing: written beside its place, checked there, and then put into it.
+
+save(model, Path("out.onnx"), folder=Path("in"))     # external data of the model lie in `in`; they go to out.onnx.data
+save(model, Path("out.onnx"), arrays=arrays)         # tensors that `later` declared go from memory to the file, never copied
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from .. import dtypes
+from ..errors import InvalidInput, InvalidModel
+from . import tensor_data
+from .checker import opinion
+from .messages import graphs
+
+ALIGNED = 4096
+"""Each tensor begins at a multiple of it, so that it can be mapped into memory."""
+
+INLINE = 1 << 10
+"""Bytes below which a tensor stays in the model file: shape inference must see shapes."""
+
+LARGEST = (1 << 31) - (1 << 20)
+"""Bytes that a model file may have; a larger one gets external data."""
+
+LATE = 1 << 20
+"""Bytes from which an array is not copied into its TensorProto before it is known where they go."""
+
+CHUNK = 1 << 22
+
+
+def later(array: np.ndarray, name: str, arrays: dict[str, np.ndarray]) -> TensorProto:
+    """The TensorProto of an array; that of a large one comes without its data: it is noted in `arrays`, for `fill` and `save`."""
+    dtype = array.dtype
+    plain = dtype != dtypes.STRING and tensor_data.byte_size(dtype, array.shape) == array.nbytes and array.flags.c_contiguous
+    if array.nbytes < LATE or not plain or sys.byteorder != "little":
+        return numpy_helper.from_array(array, name)
+    arrays[name] = array
+    return TensorProto(name=name, data_type=dtypes.onnx_code(dtype), dims=array.shape, data_location=TensorProto.EXTERNAL)
+
+
+def fill(graph: GraphProto, arrays: Mapping[str, np.ndarray]) -> None:
+    """Copy the data of large tensors into the message."""
+    for tensor in graph.initializer:
+        if _is_late(tensor, arrays):
+            tensor.raw_data, tensor.data_location = arrays[tensor.name].tobytes(), TensorProto.DEFAULT
+
+
+def _is_late(tensor: TensorProto, arrays: Mapping[str, np.ndarray]) -> bool:
+    return tensor.data_location == TensorProto.EXTERNAL and not tensor.external_data and tensor.name in arrays
+
+
+def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bool = True, external: bool | None = None,
+         arrays: Mapping[str, np.ndarray] | None = None) -> list[Path]:  # fmt: skip
+    """Write a model to `path`, and its external data, where it has any, to one file beside it; gives what was written.
+
+    folder: where the external data of `model` lie.  The message is changed: its external tensors are those of the new file.
+    arrays: the data of tensors that `later` declared.
+    check: have onnx's checker, with full_check, look at the file before it comes into its place.
+    external: whether weights lie in a file of their own; where None, when they did or when one file cannot hold them.
+    Raises InvalidInput where the file cannot be written, InvalidModel where the checker refuses it; then nothing is left.
+    """
+    arrays = arrays or {}
+    outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL and not _is_late(t, arrays)]
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
+            stage = Path(name)
+            size = model.ByteSize() + sum(arrays[t.name].nbytes for t in model.graph.initializer if _is_late(t, arrays))
+            if external is False and size > LARGEST:
+                raise InvalidInput(f"{size} bytes do not fit into one file", code="SX352", hint="give external_data=True")
+            if external or (external is None and (outside or size > LARGEST)):
+                taken = {e.value for t in outside for e in t.external_data if e.key == "location"}
+                _externalize(model, stage / _free(f"{path.name}.data", taken), folder, arrays)
+            fill(model.graph, arrays)
+            (stage / path.name).write_bytes(model.SerializeToString())
+            refusal = opinion(stage / path.name) if check else ""
+            if refusal:
+                raise InvalidModel(f"onnx's checker refuses what would be written: {refusal}", code="SX109")
+            written = sorted(stage.iterdir(), key=lambda p: p.name == path.name)  # the model comes last: it names the data
+            if any((path.parent / part.name).is_dir() for part in written):
+                raise IsADirectoryError(None, "there is a folder of that name")
+            for part in written:
+                os.replace(part, path.parent / part.name)
+            return [path.parent / p.name for p in written[::-1]]
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror or error}", code="SX351") from None
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that the data of the model that was read do not have: they may lie in the same folder."""
+    stem, i, found = name.removesuffix(".data"), 0, name
+    while found in taken:
+        i += 1
+        found = f"{stem}.{i}.data"
+    return found
+
+
+def _externalize(model: ModelProto, target: Path, folder: Path | None, arrays: Mapping[str, np.ndarray]) -> None:
+    """Put every tensor that is not small into one file, a piece at a time."""
+    with target.open("wb") as out:
+        for tensor in tensors(model):
+            size = _size(tensor)
+            if _is_late(tensor, arrays):
+                _align(out)
+                out.write(arrays[tensor.name].reshape(-1).view(np.uint8).data)
+            elif tensor.data_location == TensorProto.EXTERNAL:
+                with tensor_data.opened(tensor, folder, size) as source:
+                    if size < INLINE:
+                        raw = source.read(size)
+                    else:
+                        _copy(source, out, size, tensor.name)
+                if size < INLINE:
+                    tensor.raw_data, tensor.data_location = raw, TensorProto.DEFAULT
+                    del tensor.external_data[:]
+                    continue
+            elif size >= INLINE and tensor.HasField("raw_data"):
+                _align(out)
+                out.write(tensor.raw_data)
+                tensor.ClearField("raw_data")
+                tensor.data_location = TensorProto.EXTERNAL
+            else:
+                continue
+            del tensor.external_data[:]
+            for key, value in (("location", target.name), ("offset", out.tell() - size), ("length", size)):
+                tensor.external_data.add(key=key, value=str(value))
+
+
+def _align(out: BinaryIO) -> None:
+    out.write(b"\0" * (-out.tell() % ALIGNED))
+
+
+def _copy(source: BinaryIO, out: BinaryIO, size: int, name: str) -> None:
+    _align(out)
+    left = size
+    while left:
+        piece = source.read(min(left, CHUNK))
+        if not piece:
+            raise InvalidModel(f"tensor {name!r}: its external data shrank while they were read", code="SX105")
+        out.write(piece)
+        left -= len(piece)
+
+
+def _size(tensor: TensorProto) -> int:
+    """The bytes of a tensor's packed data; 0 where it has no such (strings, unknown types)."""
+    if not dtypes.is_known(tensor.data_type) or dtypes.numpy_dtype(tensor.data_type) == dtypes.STRING:
+        return 0
+    return (
+        tensor_data.byte_size(dtypes.numpy_dtype(tensor.data_type), tuple(map(int, tensor.dims))) if math.prod(tensor.dims) else 0
+    )
+
+
+def tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of a model: initializers and attributes, those of subgraphs and functions included."""
+    yield from _of_graph(model.graph)
+    for function in model.functions:
+        yield from _of_nodes(function.node)
+
+
+def _of_graph(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for a in node.attribute:
+            if a.HasField("t"):
+                yield a.t
+            yield from a.tensors
+        for graph in graphs(node):
+            yield from _of_graph(graph)

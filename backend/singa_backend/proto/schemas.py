@@ -1,0 +1,83 @@
+"""ONNX's operator schemas by domain, name and version, and those of `ai.singa`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from onnx import defs, helper
+
+DOMAINS = {"": "ai.onnx"}
+"""ONNX writes its main domain as the empty string; everything that people read says ai.onnx."""
+
+
+RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+"""Operators that draw: the same inputs need not give the same.  A Dropout may."""
+
+
+def plain_domain(domain: str) -> str:
+    """A domain as it is written here: a file may spell out that of ONNX itself."""
+    return "" if domain == "ai.onnx" else domain
+
+
+schemas: dict[tuple[str, str], dict[int, defs.OpSchema]] = {}
+"""(domain, name) -> since-version -> ONNX's schema; the 659 of onnx 1.23 and whatever a newer onnx adds."""
+
+for _schema in defs.get_all_schemas_with_history():
+    schemas.setdefault((_schema.domain, _schema.name), {})[_schema.since_version] = _schema
+
+
+def schema_version(domain: str, name: str, opset: int) -> int | None:
+    """The schema version that a model with this opset means: the newest at or below it; None where there is none."""
+    return max((v for v in schemas.get((domain, name), {}) if v <= opset), default=None)
+
+
+@cache
+def newest(domain: str) -> int:
+    """The newest opset of a domain, of ONNX's or of our own; 0 for a domain that nobody knows."""
+    if domain == "":
+        return defs.onnx_opset_version()
+    return max((v for (d, _), known in schemas.items() if d == domain for v in known), default=0)
+
+
+@cache
+def type_strings(schema: defs.OpSchema) -> dict[str, list[str]]:
+    """The types behind each name that a schema gives its inputs and outputs: the choices of a type parameter, else the name."""
+    fixed = {p.type_str: [p.type_str] for p in (*schema.inputs, *schema.outputs)}
+    return fixed | {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
+
+
+SINGA_DOMAIN = "ai.singa"
+"""The domain of operators that ONNX lacks."""
+
+
+def declare_schema(name: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any] | None = None, *,
+           types: dict[str, Sequence[str]], doc: str = "") -> defs.OpSchema:  # fmt: skip
+    """Declare a private operator's form; `operator(name, 1, domain=SINGA_DOMAIN)` then says what it computes.
+
+    inputs, outputs: "name: type", with "?" behind the name of an optional one; types: what a type parameter may be.
+    attributes: defaults by name; a type in place of a default makes the attribute required.
+    """
+    made = defs.OpSchema(
+        name, SINGA_DOMAIN, 1, doc,
+        inputs=[_parameter(p) for p in inputs], outputs=[_parameter(p) for p in outputs],
+        type_constraints=[(n, [f"tensor({t})" for t in ts], "") for n, ts in types.items()],
+        attributes=[_attribute(n, v) for n, v in (attributes or {}).items()],
+    )  # fmt: skip
+    schemas.setdefault((SINGA_DOMAIN, name), {})[1] = made
+    return made
+
+
+def _parameter(text: str) -> defs.OpSchema.FormalParameter:
+    name, type_str = text.split(": ")
+    options = defs.OpSchema.FormalParameterOption
+    option = options.Optional if name.endswith("?") else options.Single
+    return defs.OpSchema.FormalParameter(name.rstrip("?"), type_str, param_option=option)
+
+
+def _attribute(name: str, default: Any) -> defs.OpSchema.Attribute:
+    kinds = {int: "INT", float: "FLOAT", str: "STRING", tuple: "INTS"}
+    if isinstance(default, type):
+        return defs.OpSchema.Attribute(name, getattr(defs.OpSchema.AttrType, kinds[default]), required=True)
+    return defs.OpSchema.Attribute(name, helper.make_attribute(name, default), "")

@@ -1,0 +1,227 @@
+"""Tensors out of a model file, each length checked, external data read only from beneath the model's folder."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from onnx import SparseTensorProto, TensorProto, numpy_helper
+
+from .. import dtypes, limits
+from ..errors import InvalidModel
+
+_BITS: dict[np.dtype[Any], int] = {
+    **dict.fromkeys(dtypes.FLOAT4, 4), **dict.fromkeys(dtypes.FLOAT6, 6),
+    **{d: int(d.name.lstrip("uint")) for d in dtypes.SUB_BYTE_INTS},
+}  # fmt: skip
+_FIELDS: dict[int, tuple[str, int]] = {
+    TensorProto.FLOAT: ("float_data", 1), TensorProto.COMPLEX64: ("float_data", 2),
+    TensorProto.DOUBLE: ("double_data", 1), TensorProto.COMPLEX128: ("double_data", 2),
+    TensorProto.INT64: ("int64_data", 1), TensorProto.STRING: ("string_data", 1),
+    TensorProto.UINT32: ("uint64_data", 1), TensorProto.UINT64: ("uint64_data", 1),
+}  # fmt: skip
+
+MAPPED = 1 << 20
+"""Bytes from which external data are mapped into memory, and so read where and when they are used."""
+
+
+def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Bytes of a packed tensor of this dtype and shape: 4-bit values take half a byte each, 6-bit values three quarters."""
+    bits: int = _BITS.get(dtype, dtype.itemsize * 8)
+    return (math.prod(shape) * bits + 7) // 8
+
+
+class Maps:
+    """The files of external data that one model has mapped into memory: private, what is written stays in this process."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[int, int], mmap.mmap] = {}
+        self._taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def array(self, file: BinaryIO, size: int, dtype: np.dtype[Any]) -> np.ndarray | None:
+        """The data from where the file stands; None where they cannot be mapped, or are those of another tensor too."""
+        status, begin = os.fstat(file.fileno()), file.tell()
+        key, end = (status.st_dev, status.st_ino), begin + size
+        taken = self._taken.setdefault(key, [])
+        if any(a < end and begin < b for a, b in taken):
+            return None
+        try:
+            if key not in self._files:
+                self._files[key] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            array = np.frombuffer(self._files[key], dtype, size // dtype.itemsize, begin)
+        except (OSError, ValueError, OverflowError):  # no room for addresses, or a file that has shrunk since
+            return None
+        if not array.flags.aligned:
+            return None
+        taken.append((begin, end))
+        array.flags.writeable = False
+        return array
+
+
+def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) -> np.ndarray:
+    """The array of a TensorProto, strings as an object array of str.
+
+    folder: the model's folder, beneath which external data may lie; None refuses external data.
+    maps: the files of external data that are mapped into memory so far; None reads all data now.
+    Raises InvalidModel when dims, type and data do not fit together.
+    """
+    name = proto.name or "(unnamed)"
+    dims = tuple(proto.dims)
+    if any(d < 0 for d in dims):
+        raise InvalidModel(f"tensor {name!r} has a negative dimension: {dims}", code="SX104")
+    if not dtypes.is_known(proto.data_type):
+        raise InvalidModel(f"tensor {name!r} has the unknown element type {proto.data_type}", code="SX104")
+    dtype = dtypes.numpy_dtype(proto.data_type)
+    limits.admit(dims, dtype)
+    if proto.data_location == TensorProto.EXTERNAL:
+        size = byte_size(dtype, dims)
+        if maps is not None and size >= MAPPED and dtype not in _BITS and sys.byteorder == "little":
+            with opened(proto, folder, size) as file:
+                array = maps.array(file, size, dtype)
+            if array is not None:
+                return array.reshape(dims)
+        return _unpack(_external(proto, folder, size), dtype, dims)
+    if proto.HasField("raw_data"):
+        need = byte_size(dtype, dims)
+        if dtype == dtypes.STRING or len(proto.raw_data) != need:
+            raise InvalidModel(f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} needs {need} bytes; "
+                               f"the file has {len(proto.raw_data)}", code="SX104")  # fmt: skip
+        return _unpack(proto.raw_data, dtype, dims)
+    field, per_value = _FIELDS.get(proto.data_type, ("int32_data", 1))
+    have, need = len(getattr(proto, field)), math.prod(dims) * per_value
+    if dtype in _BITS and dtype not in dtypes.FLOAT6:  # which are packed in raw_data only
+        need = byte_size(dtype, dims)
+    if have != need:
+        raise InvalidModel(f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} needs {need} values in {field}; "
+                           f"the file has {have}", code="SX104")  # fmt: skip
+    return _strings(proto, dims) if dtype == dtypes.STRING else np.asarray(numpy_helper.to_array(proto))
+
+
+def _strings(proto: TensorProto, dims: tuple[int, ...]) -> np.ndarray:
+    """Each string by itself: an array of NumPy's own string type would give all of them the room of the longest."""
+    array = np.empty(len(proto.string_data), object)
+    try:
+        array[:] = [text.decode("utf-8") for text in proto.string_data]
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"tensor {proto.name!r} holds a string that is not UTF-8: {error}", code="SX104") from None
+    return array.reshape(dims)
+
+
+def _unpack(data: Any, dtype: np.dtype[Any], dims: tuple[int, ...]) -> np.ndarray:
+    bits = _BITS.get(dtype)
+    if bits is None:
+        return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(dims)
+    count = math.prod(dims)
+    packed = np.frombuffer(data, np.uint8)
+    if bits == 6:  # four in three bytes: one stream of bits, the lowest first
+        stream = np.unpackbits(packed, count=6 * count, bitorder="little").reshape(count, 6)
+        return np.packbits(stream, axis=1, bitorder="little").reshape(-1).view(dtype).reshape(dims)
+    parts = np.stack([(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)], -1).reshape(-1)[:count]
+    if dtype in dtypes.FLOAT4:
+        return parts.view(dtype).reshape(dims)
+    if dtype.name.startswith("int"):
+        parts = ((parts ^ (1 << (bits - 1))).astype(np.int8) - (1 << (bits - 1))).astype(np.int8)
+    return parts.astype(dtype).reshape(dims)
+
+
+def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
+    """The dense array of a SparseTensorProto, indices linear or by coordinates; raises InvalidModel."""
+    name = proto.values.name or "(unnamed)"
+    dims = tuple(proto.dims)
+    if any(d < 0 for d in dims):
+        raise InvalidModel(f"sparse tensor {name!r} has a negative dimension: {dims}", code="SX104")
+    values, at = tensor(proto.values, folder), tensor(proto.indices, folder)
+    limits.admit(dims, values.dtype)
+    flat = np.zeros(math.prod(dims), values.dtype)
+    if values.ndim != 1 or at.shape[:1] != values.shape or at.ndim not in (1, 2) or (at.ndim == 2 and at.shape[1] != len(dims)):
+        raise InvalidModel(f"sparse tensor {name!r}: values {values.shape} and indices {at.shape} do not fit dims {dims}",
+                           code="SX104")  # fmt: skip
+    try:
+        linear = at if at.ndim == 1 else np.ravel_multi_index(tuple(at.T), dims)
+        if linear.size and linear.min() < 0:
+            raise IndexError("negative index")
+        flat[linear] = values
+    except (ValueError, IndexError) as error:
+        raise InvalidModel(f"sparse tensor {name!r}: {error}", code="SX104") from None
+    return flat.reshape(dims)
+
+
+def owned(array: Any) -> Any:
+    """An array that its holder may write into: mapped data themselves, which belong to one tensor of one model; else a copy."""
+    base = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap):
+        view = array.view()
+        view.flags.writeable = True
+        return view
+    return array.copy()
+
+
+def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
+    """The bytes of external data; see `opened`."""
+    with opened(proto, folder, size) as file:
+        data = file.read(size)
+    if len(data) != size:
+        raise InvalidModel(f"tensor {proto.name!r}: its external data shrank while they were read", code="SX105")
+    return data
+
+
+@contextmanager
+def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[BinaryIO]:
+    """The file of external data, at their first byte: opened part by part beneath the folder, no links, lengths checked.
+
+    size: how many bytes there must be.  Raises InvalidModel.
+    """
+    entries = {e.key: e.value for e in proto.external_data}
+    name, location = proto.name, entries.get("location", "")
+    if not all(isinstance(text, str) for pair in entries.items() for text in pair):  # protobuf gives bytes then
+        raise InvalidModel(f"tensor {name!r}: the entries of its external data are not UTF-8", code="SX105")
+    if folder is None:
+        raise InvalidModel(f"tensor {name!r} lies in the file {location!r}, and this model was given without its folder",
+                           code="SX105", hint="prepare the model by its path")  # fmt: skip
+    numbers = [entries.get("offset", "0"), entries.get("length", str(size))]
+    if not all(re.fullmatch("[0-9]{1,19}", n) for n in numbers):
+        raise InvalidModel(f"tensor {name!r}: external data: offset and length {numbers} are no sizes", code="SX105")
+    offset, length = map(int, numbers)
+    if length != size:
+        raise InvalidModel(f"tensor {name!r}: external data at offset {offset}, {length} bytes, where {size} are needed",
+                           code="SX105")  # fmt: skip
+    parts = location.split("/")
+    if len(parts) > 64:
+        raise InvalidModel(f"tensor {name!r}: external data location of {len(parts)} parts", code="SX105")
+    if not location or location.startswith("/") or "\\" in location or "\0" in location or {"..", "."} & set(parts):
+        raise InvalidModel(f"tensor {name!r}: external data location {location!r} leaves the model's folder", code="SX105")
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for i, part in enumerate(parts, 1):
+                last = i == len(parts)
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | (0 if last else os.O_DIRECTORY)
+                inner = os.open(part, flags, dir_fd=handle)
+                os.close(handle)
+                handle = inner
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                raise InvalidModel(
+                    f"tensor {name!r}: {location!r} is not a plain file of its own (a link, a device?)", code="SX105"
+                )
+            if offset + length > status.st_size:
+                raise InvalidModel(f"tensor {name!r}: {location!r} has {status.st_size} bytes; {offset + length} are needed",
+                                   code="SX105")  # fmt: skip
+            with os.fdopen(os.dup(handle), "rb") as file:
+                file.seek(offset)
+                yield file
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise InvalidModel(f"tensor {name!r}: external data {location!r}: {error.strerror}", code="SX105") from None

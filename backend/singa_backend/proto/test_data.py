@@ -1,0 +1,36 @@
+"""Read the folders of ONNX's test_data_set layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onnx import MapProto, ModelProto, OptionalProto, SequenceProto, TensorProto, TypeProto, numpy_helper
+
+
+def data_set(folder: Path, model: ModelProto) -> tuple[list[Any], list[Any]]:
+    """The inputs and outputs in a folder of ONNX's test_data_set layout (input_0.pb, ..., output_0.pb, ...)."""
+    sides: list[list[Any]] = []
+    for side, declared in (("input", model.graph.input), ("output", model.graph.output)):
+        files = sorted(folder.glob(f"{side}_*.pb"), key=lambda p: int(p.stem.split("_")[1]))
+        sides.append([value(p.read_bytes(), declared[i].type) for i, p in enumerate(files)])
+    return sides[0], sides[1]
+
+
+def value(data: bytes, declared: TypeProto) -> Any:
+    """A serialised tensor, sequence, map or optional, read as the declared type says."""
+    kind = declared.WhichOneof("value")
+    if kind == "sequence_type":
+        return [_map(v) if isinstance(v, dict) else v for v in numpy_helper.to_list(SequenceProto.FromString(data))]
+    if kind == "map_type":
+        return _map(numpy_helper.to_dict(MapProto.FromString(data)))
+    if kind == "optional_type":
+        optional = OptionalProto.FromString(data)
+        # onnx 1.10 wrote an empty optional as one of an element type, and without a value.
+        return numpy_helper.to_optional(optional) if len(optional.ListFields()) > 1 + optional.HasField("name") else None
+    return numpy_helper.to_array(TensorProto.FromString(data))
+
+
+def _map(found: dict[Any, Any]) -> dict[Any, Any]:
+    """As ZipMap gives it: text and Python numbers, where onnx leaves bytes and arrays."""
+    return {k.decode() if isinstance(k, bytes) else k: v.item() for k, v in found.items()}

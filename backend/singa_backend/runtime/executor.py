@@ -1,0 +1,165 @@
+"""The definition executor: visits a graph's nodes in order and computes each by its operator's declaration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes, limits
+from ..devices import namespaces
+from ..devices.device import Device
+from ..errors import OperatorError, ResourceExhausted, SonnxError
+from ..ir.graph import Graph, Node
+from ..ir.versioned import runs_on_host
+
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (IndexError, "SX401"), (ZeroDivisionError, "SX403"), (OverflowError, "SX405"), (TypeError, "SX406"), (ValueError, "SX404"),
+)  # fmt: skip
+
+
+class Executor:
+    """Computes a graph on a device; holds the initializers there.  Re-entrant: a run keeps its values to itself."""
+
+    def __init__(self, graph: Graph, device: Device) -> None:
+        self.graph = graph
+        self.device = device
+        self.observer: Callable[[Node, list[Any], list[Any]], None] | None = None
+        """Called after each operator with its inputs and outputs, those inside subgraphs and functions included."""
+        self._states: dict[int, list[tuple[int, Any]]] = {}
+        self._keep: list[Graph] = []  # the keys of _states are ids: their graphs must live
+        with device.active():
+            self._place(graph)
+        self._resident = limits.size_of([a for states in self._states.values() for _, a in states])
+
+    def _place(self, graph: Graph) -> None:
+        if id(graph) not in self._states:
+            self._keep.append(graph)
+            self._states[id(graph)] = [(slot, self.device.put(graph.states[name])) for slot, name in graph.state_slots]
+            for node in graph.nodes:
+                for inner in node.graphs:
+                    self._place(inner)
+
+    def with_states(self, values: dict[str, Any]) -> Executor:
+        """An executor of the same graph that holds these device values, by name, as initializers of the main graph."""
+        made = copy.copy(self)
+        made.observer = None
+        names = dict(self.graph.state_slots)
+        mine = self._states[id(self.graph)]
+        made._states = {**self._states, id(self.graph): [(slot, values.get(names[slot], array)) for slot, array in mine]}
+        return made
+
+    def run(self, graph: Graph, inputs: Sequence[Any], overrides: dict[str, Any] | None = None,
+            budget: limits.Budget | None = None) -> list[Any]:  # fmt: skip
+        """The outputs of `graph` (this executor's, or a selection of it) for device values in input order.
+
+        overrides: values by name that replace initializers.  budget: of this run; one with the default limits when absent.
+        Raises SonnxError and nothing else.
+        """
+        frame = _frame(graph, self._states[id(self.graph)], inputs)
+        for name, value in (overrides or {}).items():
+            frame[graph.slots[name]] = value
+        budget = budget or limits.Budget(limits.Limits(), memory=self.device.memory)
+        budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
+        with limits.spend(budget), self.device.active(), np.errstate(all="ignore"):
+            graph.walk(frame, _Run(self, budget).visit)
+        return [frame[s] for s in graph.output_slots]
+
+
+def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -> list[Any]:
+    frame: list[Any] = [None] * graph.size
+    for slot, value in states:
+        frame[slot] = value
+    for slot, value in zip(graph.input_slots, inputs, strict=False):
+        frame[slot] = value
+    return frame
+
+
+class _Run:
+    """One run of an executor: it has a budget."""
+
+    def __init__(self, executor: Executor, budget: limits.Budget) -> None:
+        self.states = executor._states
+        self.device = executor.device
+        self.host = executor.device.is_host
+        self.observer = executor.observer
+        self.budget = budget
+
+    def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        """Compute one node; errors leave with the node's name, operator, dtypes and shapes."""
+        try:
+            if node.function is not None:
+                return self._inner(node.function, inputs, frame)
+            outputs = self._compute(node, inputs, frame)
+            self.budget.account(outputs)
+            if self.observer is not None:
+                self.observer(node, inputs, outputs)
+            return outputs
+        except SonnxError as error:
+            raise _located(error, node, inputs) from error.__cause__
+        except MemoryError as error:
+            raise _located(ResourceExhausted(f"out of memory: {error}", code="SX601"), node, inputs) from error
+        except RecursionError as error:
+            raise _located(ResourceExhausted("nested too deeply for the Python stack", code="SX602"), node, inputs) from error
+        except Exception as error:
+            if "maximum supported dimension" in str(error):
+                raise _located(limits.too_many_dimensions(str(error)), node, inputs) from error
+            code = next((c for kind, c in _CODES if isinstance(error, kind)), "SX400")
+            message = f"{node.op_type} cannot compute with these values: {error}"
+            raise _located(OperatorError(message, code=code), node, inputs) from error
+
+    def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        meaning: Any = node.meaning
+        attributes, device = node.attributes, self.device
+        if meaning.declaration.services:
+            attributes = self._served(node, frame)
+        if self.host or not runs_on_host(meaning.declaration, attributes, inputs):
+            return meaning.compute(device.xp, inputs, attributes, len(node.outputs))  # type: ignore[no-any-return]
+        outputs = meaning.compute(namespaces.numpy, [device.get(v) for v in inputs], attributes, len(node.outputs))
+        return [device.put(v) for v in outputs]
+
+    def _served(self, node: Node, frame: list[Any]) -> dict[str, Any]:
+        """The node's attributes, and the services that the body asks for."""
+        meaning: Any = node.meaning
+        services = {
+            "run": lambda graph, *values: self._body(graph, values, frame),
+            "wanted": tuple(slot >= 0 for slot in node.outputs),
+            "version": meaning.version,
+            "derived": meaning.derived,
+            "between": node.between,
+        }
+        return {**node.attributes, **{name: services[kind] for name, kind in meaning.declaration.services.items()}}
+
+    def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
+        """The `run` of an operator's body: a subgraph takes exactly the inputs that it declares."""
+        if len(inputs) != len(graph.inputs):
+            raise OperatorError(
+                f"the graph {graph.name!r} takes {len(graph.inputs)} inputs; it was given {len(inputs)}", code="SX407"
+            )
+        return self._inner(graph, inputs, outer)
+
+    def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
+        """Run a subgraph or a function body on these inputs; `outer` is the frame of the node that holds it."""
+        frame = _frame(graph, self.states[id(graph)], inputs)
+        for there, here in graph.captured:
+            frame[here] = outer[there]
+        self.budget.step()
+        with self.budget.holding(frame, inputs):
+            graph.walk(frame, self.visit)
+        return [frame[s] for s in graph.output_slots]
+
+
+def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError:
+    known = [v for v in inputs if v is not None]
+    return error.locate(
+        node=node.name, operator=node.op_type, opset=node.opset, version=node.version,
+        dtypes=tuple(_dtype(v) for v in known), shapes=tuple(getattr(v, "shape", None) for v in known),
+    )  # fmt: skip
+
+
+def _dtype(value: Any) -> str:
+    if hasattr(value, "dtype"):
+        return dtypes.onnx_name(value.dtype)
+    return "sequence" if isinstance(value, list) else "map" if isinstance(value, dict) else type(value).__name__
