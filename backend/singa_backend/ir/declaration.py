@@ -38,14 +38,9 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import numpy as np
 
 from .. import dtypes
-from ..devices.namespaces import Array, Xp
+from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..proto.schemas import schemas
-
-__all__ = [
-    "Array", "Between", "Declaration", "Derived", "Host", "Ints", "Run", "Version", "Wanted", "Xp", "declarations",
-    "operator",
-]  # fmt: skip
 
 T = TypeVar("T")
 Ints: TypeAlias = tuple[int, ...]

@@ -12,7 +12,8 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Ints
+from ..ir.declaration import Ints
+from ._api import Array
 
 SAME = ("SAME_UPPER", "SAME_LOWER")
 

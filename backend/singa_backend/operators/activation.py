@@ -9,7 +9,8 @@ import numpy as np
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, operator
+from ..ir.declaration import operator
+from ._api import Array
 from ._common import axis_of, rows
 
 # --- along an axis ----------------------------------------------------------------------------------------------------

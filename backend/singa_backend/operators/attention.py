@@ -13,7 +13,8 @@ from ..devices.namespaces import Xp
 from ..dtypes import NARROW_FLOATS, numpy_dtype
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, operator
+from ..ir.declaration import operator
+from ._api import Array
 from ._common import length
 
 Round = Callable[[Array], Array]

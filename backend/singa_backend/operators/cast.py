@@ -13,8 +13,9 @@ from .. import dtypes
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, operator
+from ..ir.declaration import operator
 from ..limits import admit_bytes, count_bytes
+from ._api import Array
 
 _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 _INTEGERS = dtypes.SUB_BYTE_INTS | {np.dtype(f"{u}int{b}") for u in ("", "u") for b in (8, 16, 32, 64)}

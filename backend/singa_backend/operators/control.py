@@ -15,9 +15,10 @@ from ..devices.namespaces import Xp
 from ..dtypes import HOST_ONLY, STRING, is_float, onnx_code, onnx_name
 from ..errors import OperatorError, SonnxError
 from ..interpreters.base import BOOL, INT, Body, Op, V
-from ..ir.declaration import Array, Host, Ints, Run, operator
+from ..ir.declaration import Host, Ints, operator
 from ..ir.graph import Graph
 from ..proto.values import Value
+from ._api import Array, Run
 from ._common import axis_of
 
 

@@ -11,7 +11,8 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Ints, Version, operator
+from ..ir.declaration import Ints, Version, operator
+from ._api import Array
 from ._windows import (
     SAME,
     Windows,

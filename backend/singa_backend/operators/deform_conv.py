@@ -11,7 +11,8 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Ints, operator
+from ..ir.declaration import Ints, operator
+from ._api import Array
 from ._common import length
 from ._sampling import linear_taps, read
 from .conv import filter_windows, per_channel

@@ -10,8 +10,9 @@ from ..devices.namespaces import Xp
 from ..dtypes import onnx_code
 from ..errors import OperatorError
 from ..interpreters.base import Body, Op, V
-from ..ir.declaration import Array, Run, operator
+from ..ir.declaration import operator
 from ..ir.graph import Graph
+from ._api import Array, Run
 from .attention import (
     by_kv_head,
     check_heads,

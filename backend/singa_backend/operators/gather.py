@@ -10,7 +10,8 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Version, operator
+from ..ir.declaration import Version, operator
+from ._api import Array
 from ._common import axis_of, length
 
 

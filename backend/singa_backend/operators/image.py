@@ -10,7 +10,8 @@ import numpy as np
 from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import MissingDependency, OperatorError, ResourceExhausted
-from ..ir.declaration import Array, Host, operator
+from ..ir.declaration import Host, operator
+from ._api import Array
 
 FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
 """What ONNX names, and no more: Pillow knows formats that run programs."""

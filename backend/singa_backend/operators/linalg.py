@@ -12,7 +12,8 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, operator
+from ..ir.declaration import operator
+from ._api import Array
 from ._common import length
 
 _BITS = 16

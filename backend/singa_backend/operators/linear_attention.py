@@ -10,7 +10,8 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, operator
+from ..ir.declaration import operator
+from ._api import Array
 
 _RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
 """Update rule -> does it decay the state, does it write only what the state does not hold yet."""

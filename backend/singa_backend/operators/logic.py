@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, operator
+from ..ir.declaration import operator
+from ._api import Array
 from ._common import aligned, legacy
 
 

@@ -12,7 +12,8 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Ints, operator
+from ..ir.declaration import Ints, operator
+from ._api import Array
 from .gather import given_back
 from .ml_linear import ML, Floats, Strings
 

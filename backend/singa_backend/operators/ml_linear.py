@@ -8,7 +8,8 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Ints, operator
+from ..ir.declaration import Ints, operator
+from ._api import Array
 
 ML = "ai.onnx.ml"
 Floats = tuple[float, ...]

@@ -9,7 +9,8 @@ import numpy as np
 from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..ir.declaration import Array, Ints, operator
+from ..ir.declaration import Ints, operator
+from ._api import Array
 from .cast import parse_int
 from .ml_linear import ML, Strings
 

@@ -11,7 +11,8 @@ import numpy as np
 from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..ir.declaration import Array, Derived, Ints, operator
+from ..ir.declaration import Derived, Ints, operator
+from ._api import Array
 from .ml_linear import ML, TRANSFORMS, Floats, Strings, class_labels, matrix, transform
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")

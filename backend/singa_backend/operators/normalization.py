@@ -11,7 +11,8 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Ints, Version, Wanted, operator
+from ..ir.declaration import Ints, Version, Wanted, operator
+from ._api import Array
 from ._common import axes_of, axis_of
 
 

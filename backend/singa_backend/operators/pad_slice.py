@@ -10,7 +10,8 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, Ints, Version, operator
+from ..ir.declaration import Host, Ints, Version, operator
+from ._api import Array
 from ._common import axes_of, blank
 
 

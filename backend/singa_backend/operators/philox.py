@@ -12,8 +12,9 @@ import numpy as np
 from .. import limits
 from ..devices.namespaces import Xp
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, Ints, operator
+from ..ir.declaration import Host, Ints, operator
 from ..proto.schemas import SINGA_DOMAIN, declare_schema
+from ._api import Array
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -11,7 +11,8 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, Ints, Wanted, operator
+from ..ir.declaration import Host, Ints, Wanted, operator
+from ._api import Array
 from ._windows import SAME, Windows, before, cells, framed, per_axis, spatial, unframed, windows
 
 

@@ -11,7 +11,8 @@ from .. import dtypes
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Version, operator
+from ..ir.declaration import Version, operator
+from ._api import Array
 from ._common import axis_of
 from .cast import limits, to_float8, to_tiny_float
 

@@ -18,7 +18,8 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, Ints, Wanted, operator
+from ..ir.declaration import Host, Ints, Wanted, operator
+from ._api import Array
 
 Draw = Callable[[Any, Ints], np.ndarray]  # (stream, shape) -> float64 values
 

@@ -11,7 +11,8 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, operator
+from ..ir.declaration import Host, operator
+from ._api import Array
 from ._recurrence import DIRECTIONS, Activation, activation, biases, parts, recurrence
 
 Floats = tuple[float, ...]

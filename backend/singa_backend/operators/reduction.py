@@ -16,7 +16,8 @@ import numpy as np
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Declaration, Host, Ints, operator
+from ..ir.declaration import Declaration, Host, Ints, operator
+from ._api import Array
 from ._common import axes_of
 
 Step = Callable[[Xp, Array, Ints, bool], Array]  # (xp, x, axes from the front, keepdims) -> reduced

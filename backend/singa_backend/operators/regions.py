@@ -11,7 +11,8 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, Ints, operator
+from ..ir.declaration import Host, Ints, operator
+from ._api import Array
 from ._common import length
 
 # --- RoiAlign -------------------------------------------------------------------------------------------------------

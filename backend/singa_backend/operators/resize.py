@@ -14,7 +14,8 @@ from ..devices.namespaces import Xp
 from ..dtypes import NARROW_FLOATS
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, Ints, Version, operator
+from ..ir.declaration import Host, Ints, Version, operator
+from ._api import Array
 from ._common import axes_of
 
 Floats = tuple[float, ...]

@@ -14,7 +14,8 @@ from ..devices.namespaces import Xp
 from ..dtypes import NARROW_FLOATS, onnx_code
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, Ints, operator
+from ..ir.declaration import Host, Ints, operator
+from ._api import Array
 from ._common import length
 from ._sampling import grid_taps, read
 from .resize import saturated

@@ -13,8 +13,9 @@ from ..devices.namespaces import Xp
 from ..dtypes import is_float, onnx_code
 from ..errors import OperatorError
 from ..interpreters.base import Body, Op, V
-from ..ir.declaration import Array, Host, Ints, Run, operator
+from ..ir.declaration import Host, Ints, operator
 from ..ir.graph import Graph
+from ._api import Array, Run
 from ._common import axis_of
 from .control import Gather, namespace_of, zeros_of
 

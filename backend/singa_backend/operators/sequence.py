@@ -16,7 +16,8 @@ from ..devices.namespaces import Xp
 from ..dtypes import onnx_code, onnx_name
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, operator
+from ..ir.declaration import Host, operator
+from ._api import Array
 from ._common import axis_of
 
 

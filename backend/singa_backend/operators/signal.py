@@ -12,7 +12,8 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, Host, operator
+from ..ir.declaration import Host, operator
+from ._api import Array
 
 
 def _complex(xp: Xp, x: Array) -> Array:

@@ -10,7 +10,8 @@ import numpy as np
 from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import MissingDependency, OperatorError
-from ..ir.declaration import Array, Ints, operator
+from ..ir.declaration import Ints, operator
+from ._api import Array
 
 
 def _strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:

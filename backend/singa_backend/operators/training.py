@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
-from ..ir.declaration import Array, operator
+from ..ir.declaration import operator
+from ._api import Array
 
 DOMAIN = "ai.onnx.preview.training"
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..devices.namespaces import Xp
 from ..interpreters.base import Op, V
-from ..ir.declaration import Array, operator
+from ..ir.declaration import operator
+from ._api import Array
 
 
 @operator("Ceil", 1, 6, 13)
