@@ -54,7 +54,7 @@ class Plain(SingaBackend):
         return _Rep(model, taped=False)
 
 
-class Taped(SingaBackend):
+class Tape(SingaBackend):
     """The backend, through SONNXModel with a tape: operators run one by one, at the newest opset."""
 
     @classmethod
@@ -67,7 +67,7 @@ def _cases() -> dict[str, cases.Case]:
     return {c.name: c for c in cases.load()}
 
 
-@pytest.mark.parametrize("through", [Plain, Taped])
+@pytest.mark.parametrize("through", [Plain, Tape])
 @pytest.mark.parametrize("name", NAMES)
 def test_case(name: str, through: Any) -> None:
     result = worker.run_case(_cases()[name], through, "CPU")

@@ -19,7 +19,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 from singa.cli import main
 from singa_backend import InvalidInput, InvalidModel, SingaBackend, SonnxError, debug
 from singa_backend.comparison.verdict import same_bits
-from singa_backend.debug.spill import Shelf
+from singa_backend.debug.spill import SpillStore
 from singa_backend.ir.declaration import declarations
 from singa_backend.proto import test_data
 from singa_backend.proto.load import embed, open_light
@@ -475,7 +475,7 @@ def test_a_file_of_more_than_the_limit_is_not_walked(tmp_path: Path) -> None:
 
 
 def test_shelf(tmp_path: Path) -> None:
-    with Shelf(100) as shelf:
+    with SpillStore(100) as shelf:
         values = [np.arange(10), np.arange(60, dtype=np.int16).reshape(3, 20), np.float64(3).reshape(()), np.zeros((0, 3)), ["a"]]
         for i, value in enumerate(values):
             shelf.put(str(i), value)

@@ -19,7 +19,7 @@ from singa.tape import op
 from singa_backend import SingaBackend
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput, InvalidModel, UnsupportedModel
-from singa_backend.interpreters.builder import Builder
+from singa_backend.interpreters.builder import GraphBuilder
 
 F = np.float32
 MODELS = sorted((Path(__file__).parent / "models").glob("*.onnx"))
@@ -702,7 +702,7 @@ def test_a_fault_in_one_output_or_at_one_size_is_caught() -> None:
 
 
 def test_an_operator_of_ones_own_has_not_the_type_of_its_namesake() -> None:
-    builder = Builder(18)
+    builder = GraphBuilder(18)
     x = builder.input("x", helper.make_tensor_type_proto(TensorProto.FLOAT, ["n", 3]))
     assert builder.dtype(builder.call("GreaterOrEqual", [x, x], {}, 1)[0]) == np.bool_
     assert builder.type_of(builder.call("GreaterOrEqual", [x, x], {}, 1, domain="own")[0]) is None

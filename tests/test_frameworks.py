@@ -94,7 +94,7 @@ class Fitted(sonnx.SONNXModel):
         loss = losses[0]
         for another in losses[1:]:
             loss = autograd.add(loss, another)
-        self.rule(loss)
+        self.gradient_rule(loss)
         return loss
 
 

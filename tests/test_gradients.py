@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from singa.cli import main
-from singa_backend.autodiff.support import FLOWS, MISSING, REASONS, standing
-from singa_backend.autodiff.tape import Taped
+from singa_backend.autodiff.support import DIFFERENTIABLE, MISSING, REASONS, gradient_support
+from singa_backend.autodiff.tape import Tape
 from singa_backend.conform import gradient_matrix, gradients
 from singa_backend.conform.cases import ConformanceError
 from singa_backend.conform.fuzz import recipes
@@ -47,23 +47,25 @@ def test_every_declaration_has_a_rule_a_composition_or_a_reason() -> None:
 
 def test_a_declaration_says_one_thing() -> None:
     for declaration in {id(d): d for versions in declarations.values() for d in versions.values()}.values():
-        assert not (declaration.rule and declaration.reason), f"{declaration} has a gradient and a reason why it has none"
+        assert not (declaration.gradient_rule and declaration.reason), (
+            f"{declaration} has a gradient and a reason why it has none"
+        )
         kind = declaration.reason.partition(":")[0]
         assert not kind or kind in REASONS, f"{declaration}: {kind!r} is none of {', '.join(REASONS)}"
 
 
 @pytest.mark.parametrize(
     ("name", "version", "kind", "how"),
-    [("Add", 7, FLOWS, "rule"), ("Add", 6, FLOWS, "composition"), ("Floor", 13, "zero", ""), ("Not", 1, "integer", ""),
-     ("If", 25, FLOWS, "rule")],
+    [("Add", 7, DIFFERENTIABLE, "rule"), ("Add", 6, DIFFERENTIABLE, "composition"), ("Floor", 13, "zero", ""), ("Not", 1, "integer", ""),
+     ("If", 25, DIFFERENTIABLE, "rule")],
 )  # fmt: skip
 def test_standing(name: str, version: int, kind: str, how: str) -> None:
-    found = standing("", name, version)
+    found = gradient_support("", name, version)
     assert (found.kind, found.how) == (kind, how)
 
 
 def test_what_is_not_declared_is_missing() -> None:
-    assert standing("", "Add", 99).kind == MISSING
+    assert gradient_support("", "Add", 99).kind == MISSING
 
 
 # --- the judge catches
@@ -114,10 +116,10 @@ PLANTED = {"a factor": (_factor, "wrong"), "a dropped term": (_dropped, "wrong")
 def test_the_judge_catches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, says = PLANTED[what]
     declaration = declarations["", "Mul"][14]
-    assert declaration.rule is not None
-    rule = Rule(plant(declaration.rule.function))
-    rule.names = declaration.rule.names
-    monkeypatch.setattr(declaration, "rule", rule)
+    assert declaration.gradient_rule is not None
+    rule = Rule(plant(declaration.gradient_rule.function))
+    rule.names = declaration.gradient_rule.names
+    monkeypatch.setattr(declaration, "gradient_rule", rule)
     row = gradient_matrix.judged(_row("Mul", 14), count=5)
     assert row.verdict == "wrong" and row.wrong and says in " ".join(row.says), row
     assert not ledger.explain(row, [ledger.Entry("Mul", "few", "no excuse")])
@@ -125,8 +127,8 @@ def test_the_judge_catches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_judge_catches_a_gradient_that_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     declaration = declarations["", "Sin"][22]
-    monkeypatch.setattr(declaration, "rule", None)
-    monkeypatch.setattr(declaration, "composition", None)
+    monkeypatch.setattr(declaration, "gradient_rule", None)
+    monkeypatch.setattr(declaration, "decomposition_rule", None)
     monkeypatch.setattr(declaration, "reason", "zero")
     row = gradient_matrix.judged(_row("Sin", 22), count=3)
     assert row.kind == "zero" and row.verdict == "wrong" and "no gradient was given" in row.says[0]
@@ -189,7 +191,7 @@ KINKS: list[Any] = [
 
 @pytest.mark.parametrize(("name", "inputs", "attributes", "expected"), KINKS, ids=lambda x: x if isinstance(x, str) else "")
 def test_conventions(name: str, inputs: Any, attributes: dict[str, Any], expected: Any) -> None:
-    tape = Taped(Eager())
+    tape = Tape(Eager())
     values = [tape.variable(np.asarray(x, float)) for x in inputs]
     y = getattr(tape, name)(*values, **attributes)
     found = tape.gradients([y], [np.ones_like(y.raw)], values)
@@ -208,7 +210,7 @@ def test_a_sample(row: Row) -> None:
 
 def test_what_is_judged_has_points() -> None:
     known = recipes.load()
-    without = {r.operator for r in ROWS if r.kind == FLOWS and (r.domain, r.operator) not in known}
+    without = {r.operator for r in ROWS if r.kind == DIFFERENTIABLE and (r.domain, r.operator) not in known}
     assert without <= {"ImageDecoder", "CastMap", "DictVectorizer"}
 
 

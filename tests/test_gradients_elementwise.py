@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa_backend.autodiff.tape import Taped
+from singa_backend.autodiff.tape import Tape
 from singa_backend.interpreters.eager import Eager
 
 RNG = np.random.default_rng(0)
@@ -16,7 +16,7 @@ F = np.float32
 
 
 def gradient(op_type: str, inputs: list[Any], by: int, dy: Any, **attributes: Any) -> Any:
-    tape = Taped(Eager())
+    tape = Tape(Eager())
     values = [None if x is None else tape.variable(x, i == by) for i, x in enumerate(inputs)]
     (y,) = tape.call(op_type, values, attributes, 1)
     return tape.gradients([y], [dy], [values[by]])[0]

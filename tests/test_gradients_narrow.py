@@ -11,10 +11,10 @@ import pytest
 from onnx import helper
 
 from singa_backend import dtypes
-from singa_backend.autodiff.tape import Taped
+from singa_backend.autodiff.tape import Tape
 from singa_backend.devices.device import resolve
-from singa_backend.interpreters.base import Vocabulary
-from singa_backend.interpreters.builder import Builder
+from singa_backend.interpreters.base import Interpreter
+from singa_backend.interpreters.builder import GraphBuilder
 from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
@@ -44,9 +44,9 @@ CASES: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 """Squares of what float16 holds are beyond it, and so are counts of elements above 65,504."""
 
 
-def gradients(op: Vocabulary[Any], function: Callable[..., Any], xs: list[Any], weights: Any) -> list[Any]:
+def gradients(op: Interpreter[Any], function: Callable[..., Any], xs: list[Any], weights: Any) -> list[Any]:
     """Of a weighted sum of the result, by each input."""
-    tape = Taped(op)
+    tape = Tape(op)
     values = [tape.variable(x) for x in xs]
     y = function(tape, *values)
     return tape.gradients([y], [op.cast(op.constant(weights), y.raw)], values)
@@ -60,7 +60,7 @@ def test_narrow_gradients_are_those_of_float32(name: str, dtype: Any) -> None:
     wide = [x.astype(np.float32) for x in narrow]
     weights = np.random.default_rng(1).normal(size=function(Eager(), *wide).shape).astype(np.float32)
     expected = gradients(Eager(), function, wide, weights)
-    builder = Builder(23)
+    builder = GraphBuilder(23)
     symbols = [builder.input("x", helper.make_tensor_type_proto(dtypes.onnx_code(dtype), x.shape)) for x in narrow]
     model = to_model(builder, "gradient", gradients(builder, function, symbols, weights))
     graph = read(model)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa_backend.autodiff.tape import Taped
+from singa_backend.autodiff.tape import Tape
 from singa_backend.interpreters.eager import Eager
 
 RNG = np.random.default_rng(0)
@@ -17,7 +17,7 @@ ML = "ai.onnx.ml"
 def gradients(op_type: str, inputs: list[Any], dy: Any = 1, output: int = 0, outputs: int = 1, domain: str = "",
               **attributes: Any) -> list[Any]:  # fmt: skip
     """Of every float input; dy: of one of the outputs, spread to its shape."""
-    tape = Taped(Eager())
+    tape = Tape(Eager())
     values = [None if x is None else tape.variable(x, x.dtype.kind == "f") for x in inputs]
     ys = tape.call(op_type, values, attributes, outputs, domain)
     dys = [np.broadcast_to(np.asarray(dy, y.raw.dtype), y.raw.shape) if i == output else None for i, y in enumerate(ys)]

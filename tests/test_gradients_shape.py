@@ -8,15 +8,15 @@ from onnx import helper
 
 from singa_backend import dtypes
 from singa_backend.autodiff.replay import apply
-from singa_backend.autodiff.support import why_not
-from singa_backend.autodiff.tape import Taped
+from singa_backend.autodiff.support import no_gradient_reason
+from singa_backend.autodiff.tape import Tape
 from singa_backend.conform.gradients import judge, points
 from singa_backend.devices.device import resolve
-from singa_backend.interpreters.builder import Builder
+from singa_backend.interpreters.builder import GraphBuilder
 from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.reader import read
-from singa_backend.ir.versioned import Meaning
+from singa_backend.ir.versioned import VersionedOperator
 from singa_backend.opsets.model import to_model
 from singa_backend.runtime.executor import Executor
 
@@ -39,7 +39,7 @@ def _leaf_type(x):
 
 
 def _backward(op, op_type, xs, dy, attributes):
-    tape = Taped(op)
+    tape = Tape(op)
     values = [None if x is None else tape.variable(x, _is_float(raw)) for x, raw in xs]
     y = tape.call(op_type, values, attributes, 1)
     return tape.gradients(y, [dy], values)
@@ -54,7 +54,7 @@ def gradients(op_type, inputs, dy=None, opset=26, **attributes):
     elif not (isinstance(dy, list) and isinstance(dy[0], np.ndarray)):
         dy = np.asarray(dy, np.float64)
     eager = _backward(op, op_type, [(x, x) for x in inputs], dy, attributes)
-    builder = Builder(opset)
+    builder = GraphBuilder(opset)
     symbols = [None if x is None else builder.input(f"x{i}", _leaf_type(x)) for i, x in enumerate(inputs)]
     found = _backward(builder, op_type, list(zip(symbols, inputs, strict=True)), builder.input("dy", _leaf_type(dy)), attributes)
     assert [g is None for g in found] == [g is None for g in eager]
@@ -267,10 +267,10 @@ def test_sequences():
 def test_old_versions_are_exact_compositions(op_type, version, inputs, attributes, outputs):
     declaration, op = declarations["", op_type][version], Eager(opset=26)
     services = {n: (True,) * outputs for n, kind in declaration.services.items() if kind == "wanted"}
-    old = Meaning(declaration, version).compute(op.xp, inputs, {**attributes, **services}, outputs)
+    old = VersionedOperator(declaration, version).compute(op.xp, inputs, {**attributes, **services}, outputs)
     for new in (
         declaration.decompose(op, version, inputs, attributes, outputs),
-        apply(op, Meaning(declaration, version), inputs, attributes, outputs),
+        apply(op, VersionedOperator(declaration, version), inputs, attributes, outputs),
     ):
         for a, b in zip(old, new, strict=True):
             assert a.dtype == b.dtype
@@ -308,5 +308,7 @@ def test_every_declaration_has_a_rule_or_a_reason():
     for of in declarations.values():
         for version, declaration in of.items():
             if declaration.body.__module__.rpartition(".")[2] in families:
-                assert declaration.rule or declaration.composition or why_not(declaration, version), declaration
-                assert declaration is of[max(of)] or declaration.composition, declaration
+                assert declaration.gradient_rule or declaration.decomposition_rule or no_gradient_reason(declaration, version), (
+                    declaration
+                )
+                assert declaration is of[max(of)] or declaration.decomposition_rule, declaration

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa_backend.autodiff.tape import Taped
+from singa_backend.autodiff.tape import Tape
 from singa_backend.devices import namespaces
 from singa_backend.interpreters.eager import Eager
 from singa_backend.operators import conv
@@ -17,7 +17,7 @@ RNG = np.random.default_rng(3)
 
 
 def gradients(op_type: str, xs: list[Any], attributes: dict[str, Any], dy: Any) -> list[Any]:
-    tape = Taped(Eager())
+    tape = Tape(Eager())
     values = [tape.variable(x) for x in xs]
     return tape.gradients([tape.call(op_type, values, attributes, 1)[0]], [dy], values)
 

@@ -106,7 +106,7 @@ def test_no_dtype_is_refused_that_the_suite_uses() -> None:
     for case in cases.load(["simple", "pytorch-converted", "pytorch-operator", "real"]):
         model = onnx.load_model_from_string(case.model)
         inferred = onnx.shape_inference.infer_shapes(model)
-        seen = tables.tables(inferred, None, checker.Opinion(), None, False)
+        seen = tables.tables(inferred, None, checker.CheckerResult(), None, False)
         wrong += [(case.name, str(p)) for t, c in seen.calls() for p in checking._mistyped(t, c)]
     assert wrong == []
 

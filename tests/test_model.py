@@ -35,7 +35,7 @@ class Net(Model):
         self.flat = layer.Flatten()
         self.fc = layer.Linear(3)
         self.drop = drop
-        self.rule: Any = opt.SGD(lr=0.05, momentum=0.9)
+        self.gradient_rule: Any = opt.SGD(lr=0.05, momentum=0.9)
 
     def forward(self, x: Tensor) -> Tensor:
         y = autograd.relu(self.bn(self.conv(x)))
@@ -46,7 +46,7 @@ class Net(Model):
     def train_one_batch(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         y = self.forward(x)
         loss = autograd.softmax_cross_entropy(y, t)
-        self.rule(loss)
+        self.gradient_rule(loss)
         return y, loss
 
 
@@ -263,7 +263,7 @@ class Tuned(sonnx.SONNXModel):
     def train_one_batch(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         y = self.forward(x)[0]
         loss = autograd.softmax_cross_entropy(y, t)
-        self.rule(loss)
+        self.gradient_rule(loss)
         return y, loss
 
 
@@ -443,7 +443,7 @@ def test_branches_train_on_the_tape_and_as_a_graph(doubled: bool) -> None:
         def train_one_batch(self, x: Tensor, c: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
             y = self.forward(x, c)[0]
             loss = autograd.mse_loss(y, t)
-            self.rule(loss)
+            self.gradient_rule(loss)
             return y, loss
 
     proto = parser.parse_model(BRANCHES)
@@ -504,7 +504,7 @@ def test_exported_nets_fine_tune(name: str) -> None:
         def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
             y = self.forward(*batch[:-1])[0]
             loss = autograd.mse_loss(y, batch[-1])
-            self.rule(loss)
+            self.gradient_rule(loss)
             return y, loss
 
     m = Fitted(str(MODELS / f"{name}.onnx"))

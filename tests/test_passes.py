@@ -18,7 +18,7 @@ from singa.sonnx import SONNXModel
 from singa_backend import InvalidInput, InvalidModel, OperatorError, SingaBackend, passes
 from singa_backend.conform import foreign
 from singa_backend.engines.oracle import Oracle
-from singa_backend.passes import PASSES, Edit, Net, Pass, optimize
+from singa_backend.passes import PASSES, GraphEditor, ModelEditor, Pass, optimize
 from singa_backend.passes.shapes import Size, constant_target
 
 F, I = np.float32, np.int64  # noqa: E741
@@ -208,7 +208,7 @@ def test_two_transposes_compose_in_order() -> None:
 
 @pytest.mark.row("O2")
 def test_transposes_that_undo_each_other_vanish() -> None:
-    """Between an input and an output of the graph an Identity stays."""
+    """ForwardGraph an input and an output of the graph an Identity stays."""
     text = """g (float[2,3,4,5] x) => (float[2,3,4,5] y)
         { a = Transpose<perm = [2, 0, 1, 3]>(x) b = Transpose<perm = [1, 2, 0, 3]>(a) y = Relu(b) }"""
     for names in (None, ["optimize_transpose"], ["remove_back_to_back"]):
@@ -674,8 +674,8 @@ def test_an_unknown_pass_is_named() -> None:
 @pytest.mark.row("O8")
 @pytest.mark.parametrize("how", ["raises", "breaks", "cycle"])
 def test_a_pass_that_fails_is_reported_and_undone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bad(edit: Edit) -> int:
-        net: Net = edit.main
+    def bad(edit: ModelEditor) -> int:
+        net: GraphEditor = edit.main
         node = net.nodes[-1]
         if how == "cycle":
             net.rewire(net.nodes[0], [net.nodes[0].outputs[0]])
@@ -717,7 +717,7 @@ def test_the_nodes_of_a_cycle_are_named() -> None:
 @pytest.mark.row("E13")
 def test_the_order_of_nodes_is_kept_where_it_can_be() -> None:
     model = read("g (float[2] x) => (float[2] y) { y = Add(b, a) b = Exp(a) a = Neg(x) c = Abs(x) }")
-    assert [n.outputs[0] for n in Edit(model).main.nodes] == ["a", "b", "y", "c"]
+    assert [n.outputs[0] for n in ModelEditor(model).main.nodes] == ["a", "b", "y", "c"]
 
 
 def test_a_gradient_keeps_its_graph() -> None:
@@ -861,7 +861,7 @@ def test_nothing_is_left_behind(external: Path, tmp_path: Path, why: str) -> Non
 
 
 def test_a_failing_pass_gives_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bad(edit: Edit) -> int:
+    def bad(edit: ModelEditor) -> int:
         raise RuntimeError("a fault")
 
     monkeypatch.setitem(passes.PASSES, "remove_dead", Pass("remove_dead", "", bad))

@@ -14,7 +14,7 @@ from singa.device import Device
 from singa_backend import SingaBackend
 from singa_backend.devices import device as backend
 from singa_backend.engines.oracle import Oracle
-from singa_backend.interpreters.builder import Builder
+from singa_backend.interpreters.builder import GraphBuilder
 from singa_backend.interpreters.eager import Eager
 from singa_backend.operators.philox import philox
 from singa_backend.opsets.model import to_model
@@ -27,7 +27,7 @@ def words(seed: int, draw: int, *shape: int, on: str = "CPU") -> Any:
 
 
 def model(opset: int) -> Any:
-    builder = Builder(opset)
+    builder = GraphBuilder(opset)
     key = builder.input("key", helper.make_tensor_type_proto(7, [2]))
     shape = builder.input("shape", helper.make_tensor_type_proto(7, [2]))
     return to_model(builder, "p", builder.call("Philox", [key, shape], {}, 1, "ai.singa"), ["bits"])
@@ -66,7 +66,7 @@ def test_the_same_bits_elsewhere(engine: str, opset: int) -> None:
 
 
 def test_it_is_declared_with_its_composition() -> None:
-    assert philox.composition is not None
+    assert philox.decomposition_rule is not None
     assert philox.reason == "random"
 
 

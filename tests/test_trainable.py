@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from singa import sonnx
 from singa.cli import main
 from singa_backend import InvalidInput
-from singa_backend.autodiff.support import standing
+from singa_backend.autodiff.support import gradient_support
 from singa_backend.ir.declaration import declarations
 
 MODELS = Path(__file__).parent / "models"
@@ -84,7 +84,7 @@ def test_a_missing_rule_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     sin = declarations["", "Sin"][7]
     for part, value in (("rule", None), ("composition", None), ("reason", "")):
         monkeypatch.setattr(sin, part, value)
-    assert standing("", "Sin", 7).kind == "missing"
+    assert gradient_support("", "Sin", 7).kind == "missing"
     found = report("(float[3] x) => (float[3] y) { a = Mul(x, w) y = Sin(a) }", w=np.ones(3))
     assert not found.good and [p.code for p in found.fatal] == ["SX830"] and "Sin-7" in str(found)
 

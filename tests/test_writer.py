@@ -18,7 +18,7 @@ from singa_backend.ir.declaration import Rule
 from singa_backend.ir.reader import read
 from singa_backend.opsets import writer as writing
 from singa_backend.opsets.convert import convert
-from singa_backend.opsets.writer import LEAST, RULES, Unwritable, Writer
+from singa_backend.opsets.writer import ADAPTERS, LEAST, OpsetWriter, Unwritable
 from singa_backend.proto.schemas import newest, schema_version
 
 OPSETS = range(LEAST, newest("") + 1)
@@ -94,13 +94,13 @@ BY_HAND = {
 """Calls that their old versions hold, of operators of which drawn ones ask for more."""
 
 
-@pytest.mark.parametrize(("name", "version"), sorted(RULES))
+@pytest.mark.parametrize(("name", "version"), sorted(ADAPTERS))
 def test_every_rule(name: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some call is written by the rule and equal, and none before it, drawn or by hand, is wrong."""
     opset = max(o for o in OPSETS if schema_version("", name, o) == version)
     used: list[int] = []
-    rule = RULES[name, version]
-    monkeypatch.setitem(RULES, (name, version), lambda op, known: used.append(op.target) or rule(op, known))
+    rule = ADAPTERS[name, version]
+    monkeypatch.setitem(ADAPTERS, (name, version), lambda op, known: used.append(op.target) or rule(op, known))
     by_hand = (judged(proto, feeds, opset) for proto, feeds in BY_HAND.get(name, ()))
     for found in itertools.chain(by_hand, (judge(p, [opset]) for p in drawn("", name, current("", name)))):
         status = found.outcomes[opset].status if found.outcomes else found.skipped
@@ -238,7 +238,7 @@ def test_what_hangs_on_something_unwritable_is_no_second_problem() -> None:
     text = SCAN.replace("=> (float[2] y, float[2, 4] s)", "=> (float[2] z, float[2, 4] s)").replace(
         "(h, x)", "(h, x) z = Mean (y, h)"
     )
-    writer = Writer(7)
+    writer = OpsetWriter(7)
     writer.problems = []
     convert(read(model(text)), 7, writer=writer)
     assert [(p.operator, p.least) for p in writer.problems] == [("Scan", 9)]
@@ -330,7 +330,7 @@ def clip() -> ModelProto:
 
 
 def wrong(op: Any, x: Any, low: Any, high: Any) -> Any:
-    return op.older("Clip", [x], {"min": -1.5, "max": 1.0})
+    return op.at_target("Clip", [x], {"min": -1.5, "max": 1.0})
 
 
 def invalid(op: Any, x: Any, low: Any, high: Any) -> Any:
@@ -346,7 +346,7 @@ def broken(op: Any, x: Any, low: Any, high: Any) -> Any:
 )  # fmt: skip
 def test_a_wrong_rule_is_caught(clip: ModelProto, monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any], says: str) -> None:
     assert {o.status for o in judged(clip, [X]).outcomes.values()} == {"equal"}
-    monkeypatch.setitem(RULES, ("Clip", 6), Rule(rule))
+    monkeypatch.setitem(ADAPTERS, ("Clip", 6), Rule(rule))
     outcomes = judged(clip, [X]).outcomes
     assert {o for o, found in outcomes.items() if found.status == "wrong"} == {7, 8, 9, 10}
     assert all(says in found.says for found in outcomes.values() if found.status == "wrong")

@@ -204,7 +204,7 @@ class Fitted(sonnx.SONNXModel):
 
     def train_one_batch(self, xs: list[Tensor], ts: list[Tensor]) -> Tensor:
         loss = loss_of(self.forward(*xs), ts)
-        self.rule(loss)
+        self.gradient_rule(loss)
         return loss
 
 

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from singa_backend.errors import InvalidInput
-from singa_backend.interpreters.base import Vocabulary
+from singa_backend.interpreters.base import Interpreter
 
 from . import _reach, tape, trace
 from ._reach import nothing_trains
@@ -98,7 +98,7 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
                 found.pop(creator, None)
 
 
-def _start(first: Vocabulary[Any], y: Tensor, dy: Any) -> Any:
+def _start(first: Interpreter[Any], y: Tensor, dy: Any) -> Any:
     if tape._is_tensor(dy) and not dy._loose and trace.current() is None:
         tape._same_device(y.device, dy.device, "backward")
     value = tape._value_on(y.device, dy) if tape._is_tensor(dy) else first.constant(dy, op.dtype(y))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
-from singa_backend.autodiff.tape import Taped
+from singa_backend.autodiff.tape import Tape
 from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.eager import Eager
@@ -59,7 +59,7 @@ class Formula(Operator):
     def forward(self, *xs: Any) -> Any:
         """On arrays: the result, or a tuple of results."""
         device = next((d for d in map(device_of, xs) if not d.is_host), None)
-        record = Taped(Eager(device))
+        record = Tape(Eager(device))
         variables = [record.variable(x if hasattr(x, "dtype") else np.asarray(x)) for x in xs]
         made = type(self).formula(record, *variables, **self.given)
         ys = made if isinstance(made, tuple) else (made,)

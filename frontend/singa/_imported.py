@@ -12,7 +12,7 @@ from singa_backend import SingaBackend, dtypes
 from singa_backend.autodiff.replay import visit
 from singa_backend.backend import SingaRep, _select
 from singa_backend.errors import InvalidInput
-from singa_backend.interpreters.base import Vocabulary
+from singa_backend.interpreters.base import Interpreter
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
@@ -161,7 +161,7 @@ class Imported:
 
     # --- the two operators that know about training
 
-    def visit(self, op: Vocabulary[Any], node: Node, inputs: list[Any], frame: list[Any], training: bool) -> list[Any]:
+    def visit(self, op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any], training: bool) -> list[Any]:
         """Do what a node does, on tensors."""
         if node.domain == "" and node.op_type == "BatchNormalization":
             found = self._batch_normalization(node, inputs, training)
@@ -218,7 +218,7 @@ def _settings(graph: Graph) -> set[str]:
     read: set[int] = set()
     for node in graph.nodes:
         used.update(outer for inner in node.graphs for outer, _ in inner.captured)
-        declared = () if node.meaning is None else node.meaning.declaration.inputs
+        declared = () if node.operator is None else node.operator.declaration.inputs
         for i, slot in enumerate(node.inputs):
             (read if i < len(declared) and declared[i].host is not None else used).add(slot)
     return {name for slot, name in slots.items() if slot in read - used}

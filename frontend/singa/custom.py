@@ -17,7 +17,7 @@ from typing import Any
 from onnx import FunctionProto, helper
 
 from singa_backend.errors import InvalidInput
-from singa_backend.opsets.writer import Writer
+from singa_backend.opsets.writer import OpsetWriter
 
 from . import tape, trace
 from ._tensor import Tensor
@@ -40,7 +40,7 @@ class Exporter:
     function: bool = False
     name: str = ""
 
-    def write(self, operator: Operator, args: Sequence[Any], writer: Writer, functions: list[FunctionProto]) -> list[Tensor]:
+    def write(self, operator: Operator, args: Sequence[Any], writer: OpsetWriter, functions: list[FunctionProto]) -> list[Tensor]:
         """The results for these tensors, in the graph that is being recorded."""
         if not self.domain:
             return _several(self.body(tape.op, operator, *args))

@@ -26,7 +26,7 @@ from singa_backend.ir.graph import Graph
 from singa_backend.ir.reader import read
 from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
-from singa_backend.opsets.writer import LEAST, UNWRITTEN, Unwritable, Writer
+from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter, Unwritable
 from singa_backend.proto import save
 from singa_backend.proto.load import load_model
 from singa_backend.proto.messages import reads
@@ -230,13 +230,13 @@ class _Played:
         del self.writer.inputs[len(xs) :]
         for symbol, y in zip(symbols, ys, strict=True):
             self._ranked(symbol, y)
-        self.proto = to_model(self.writer, name, symbols, self._output_names(ys), late=True)
+        self.proto = to_model(self.writer, name, symbols, self._output_names(ys), deferred=True)
         self.arrays = self.writer.builder.arrays
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
         for s in held:
             if s.name in read:
-                self.proto.graph.initializer.append(save.later(np.asarray(arrays[s.name]), s.name, self.arrays))
+                self.proto.graph.initializer.append(save.defer_data(np.asarray(arrays[s.name]), s.name, self.arrays))
 
         first: dict[str, int] = {}
         for node in self.proto.graph.node:
@@ -343,16 +343,16 @@ def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] 
     model, folder = load_model(source)
     graph = read(model, folder)
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
-    writer = Writer(target)
+    writer = OpsetWriter(target)
     writer.problems, writer.builder.marks_constants = [], True
-    proto = write_again(graph, target, model.graph.name, writer, late=True)
+    proto = write_again(graph, target, model.graph.name, writer, deferred=True)
     report = ExportReport(opset=target)
     _tally(report, writer, writer.problems, chosen)
     _finish(proto, report, chosen, path, writer.builder.arrays)
     return (proto, report) if with_report else proto
 
 
-def _tally(report: ExportReport, writer: Writer, problems: Sequence[UnsupportedModel], options: Options) -> None:
+def _tally(report: ExportReport, writer: OpsetWriter, problems: Sequence[UnsupportedModel], options: Options) -> None:
     """Put into the report what was written; raises one error for all that was not, unless it is to be noted only."""
     report.operations, report.attributes = writer.calls.copy(), writer.attributes.copy()
     report.unmapped = Counter(p.operator for p in problems)
@@ -371,7 +371,7 @@ def _tally(report: ExportReport, writer: Writer, problems: Sequence[UnsupportedM
 def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Clean, label, check and write; the data of large weights (`arrays`) go to a file without a copy."""
     if path is None or options.optimize:
-        save.fill(proto.graph, arrays)
+        save.attach_data(proto.graph, arrays)
     _domains(proto, options.extra_opsets)
     _renamed_shapes(proto, options)
     if options.optimize:

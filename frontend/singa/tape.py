@@ -17,15 +17,15 @@ import numpy as np
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
-from singa_backend.autodiff.replay import again as body_again
-from singa_backend.autodiff.support import why_not
+from singa_backend.autodiff.replay import rebuild_subgraph
+from singa_backend.autodiff.support import no_gradient_reason
 from singa_backend.autodiff.tape import gradients as rule_gradients
 from singa_backend.errors import InvalidInput
-from singa_backend.interpreters.base import Body, Vocabulary, arguments
-from singa_backend.interpreters.builder import Builder
+from singa_backend.interpreters.base import Interpreter, Subgraph, arguments
+from singa_backend.interpreters.builder import GraphBuilder
 from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.declaration import Declaration, declarations
-from singa_backend.ir.versioned import Meaning
+from singa_backend.ir.versioned import VersionedOperator
 from singa_backend.proto.messages import reads
 from singa_backend.proto.schemas import schema_version
 
@@ -70,7 +70,7 @@ def _eager(device: Device) -> Eager:
     return Eager(device.backend)
 
 
-def vocabulary(device: Device | None = None) -> Vocabulary[Any]:
+def vocabulary(device: Device | None = None) -> Interpreter[Any]:
     """What computes the values of tensors now: the device, or the graph that is being recorded."""
     current = trace.current()
     return current.writer if current is not None else _eager(device or default_device)
@@ -218,7 +218,7 @@ class Node(Operator):
         self._read = [None if t is None or v is None or v is _Dropped else (weakref.ref(t), t._version) for t, v in kept]
 
     def _choose(self, values: Sequence[Any], outputs: Sequence[Any]) -> None:
-        rule = self.declaration.rule
+        rule = self.declaration.gradient_rule
         if rule is None:
             self._values, self._outputs = list(values), [None] * len(outputs)
             return
@@ -246,9 +246,9 @@ class Node(Operator):
         """Which of the inputs and outputs the gradient computes with: of the others it asks for the shape alone."""
         values = [*self._values, *self._outputs]
         every = set(range(len(values)))
-        if any(isinstance(v, Body) for v in self.attributes.values()) or any(isinstance(v, list) for v in values):
+        if any(isinstance(v, Subgraph) for v in self.attributes.values()) or any(isinstance(v, list) for v in values):
             return every
-        builder = Builder(self.opset)
+        builder = GraphBuilder(self.opset)
 
         def symbol(v: Any) -> Any:
             if v is None or v is _Dropped:
@@ -269,7 +269,7 @@ _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the 
 # --- the vocabulary on tensors ----------------------------------------------------------------------------------------
 
 
-class Recorder(Vocabulary["Tensor"]):
+class TensorInterpreter(Interpreter["Tensor"]):
     """ONNX's operators on Tensors."""
 
     def __init__(self) -> None:
@@ -278,14 +278,14 @@ class Recorder(Vocabulary["Tensor"]):
     def call(
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Tensor]:
-        bodies = [v for v in attributes.values() if isinstance(v, Body)]
+        bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
         captured = [v for b in bodies for v in b.captured.values()]
         tensors = [x if _is_tensor(x) else None for x in inputs]
         every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
         device = _meeting(every, op_type, domain, self.opset)
         op = vocabulary(device)
         raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
-        below = {n: _lowered(v, device) if isinstance(v, Body) else v for n, v in attributes.items()}
+        below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = op.call(op_type, raw, below, outputs, domain)
         values = [*raw, *(_value_on(device, v) for v in captured)]
         if not training or not any(x is not None and x.requires_grad for x in every):
@@ -299,7 +299,7 @@ class Recorder(Vocabulary["Tensor"]):
 
     def _leave(self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device) -> list[Tensor]:
         """The results, with the node as their creator."""
-        ys = node.record(xs, made, device, not why_not(node.declaration))
+        ys = node.record(xs, made, device, not no_gradient_reason(node.declaration))
         if node.requires_grad:
             node.keep(values, made, () if trace.current() is not None else (*xs, *ys))
             for y in ys:
@@ -308,26 +308,26 @@ class Recorder(Vocabulary["Tensor"]):
         return list(ys)
 
     @property
-    def keeps_versions(self) -> bool:
+    def runs_old_versions(self) -> bool:
         return True
 
     @property
-    def builds(self) -> bool:
+    def is_symbolic(self) -> bool:
         return trace.current() is not None
 
     def call_version(
-        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+        self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Tensor]:
-        device = _meeting(inputs, meaning.declaration.name, meaning.declaration.domain, self.opset)
+        device = _meeting(inputs, operator.declaration.name, operator.declaration.domain, self.opset)
         values = [_value_on(device, x) for x in inputs]
-        made = vocabulary(device).call_version(meaning, values, attributes, wanted)
+        made = vocabulary(device).call_version(operator, values, attributes, wanted)
         if not training or not any(x is not None and x.requires_grad for x in inputs):
             ys = _wrapped(made, device, inputs)
         else:
-            declaration = meaning.declaration
-            node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, meaning.version)
+            declaration = operator.declaration
+            node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, operator.version)
             ys = self._leave(node, inputs, values, made, device)
-        origin.remember(ys, meaning.declaration.name, lambda xs, _: self.call_version(meaning, xs, attributes, wanted), inputs)
+        origin.remember(ys, operator.declaration.name, lambda xs, _: self.call_version(operator, xs, attributes, wanted), inputs)
         return ys
 
     def constant(self, value: Any, dtype: Any = None) -> Tensor:
@@ -349,12 +349,12 @@ class Recorder(Vocabulary["Tensor"]):
     def shape(self, x: Tensor) -> tuple[int | str | None, ...] | None:
         return vocabulary(x.device).shape(trace.value(x))
 
-    def known(self, x: Tensor) -> np.ndarray | None:
+    def constant_value(self, x: Tensor) -> np.ndarray | None:
         """While a step is recorded, what its graph knows; without one, every value may change from call to call."""
         current = trace.current()
-        return None if current is None else current.writer.known(current.value(x))
+        return None if current is None else current.writer.constant_value(current.value(x))
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
         return (_anywhere if trace.current() is None else vocabulary()).graph(make, types)
 
 
@@ -373,8 +373,8 @@ def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: st
             return [op.BatchNormalization(*xs, **how), *xs[3:5]]
         own, rest = dict(attributes), iter(xs[count:])
         for name, value in attributes.items():
-            if isinstance(value, Body):
-                own[name] = body_again(op, value, [next(rest) for _ in value.captured])
+            if isinstance(value, Subgraph):
+                own[name] = rebuild_subgraph(op, value, [next(rest) for _ in value.captured])
         if shape is not None:
             xs = [xs[0], _following(list(xs[1]), shape, op.shape(xs[0]) or ()), *xs[2:]]
         return op.call(op_type, xs[:count], own, outputs, domain)
@@ -457,8 +457,8 @@ def _floats(y: Tensor) -> bool:
         return False
 
 
-def _lowered(body: Body, device: Device) -> Body:
-    return Body(body.proto, body.opset, {n: _value_on(device, v) for n, v in body.captured.items()})
+def _lowered(body: Subgraph, device: Device) -> Subgraph:
+    return Subgraph(body.proto, body.opset, {n: _value_on(device, v) for n, v in body.captured.items()})
 
 
 @lru_cache(maxsize=4096)
@@ -468,5 +468,5 @@ def _declaration(domain: str, op_type: str, opset: int) -> Declaration:
     return declarations[domain, op_type][version]
 
 
-op = Recorder()
+op = TensorInterpreter()
 """ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""

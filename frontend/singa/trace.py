@@ -17,7 +17,7 @@ from onnx import TypeProto, helper
 from singa_backend import dtypes
 from singa_backend.errors import SonnxError
 from singa_backend.interpreters.builder import Symbol
-from singa_backend.opsets.writer import Writer
+from singa_backend.opsets.writer import OpsetWriter
 
 from . import origin
 
@@ -46,7 +46,7 @@ class Trace:
     """
 
     def __init__(self, opset: int, holds: bool = False) -> None:
-        self.writer = Writer(opset)
+        self.writer = OpsetWriter(opset)
         self._holds = holds
         self.inputs: list[tuple[Tensor, Symbol]] = []
         self.assigned: dict[int, Tensor] = {}
@@ -58,7 +58,7 @@ class Trace:
         """Make a tensor an input of the graph, under a name."""
         symbol = self.writer.input(name, type_of(tensor))
         if self._holds and tensor._data.size <= _HELD:
-            symbol.held = tensor.device.backend.get(tensor._data)
+            symbol.frozen_value = tensor.device.backend.get(tensor._data)
         self.inputs.append((tensor, symbol))
         self._bound[id(tensor)] = symbol
         return symbol

@@ -8,19 +8,19 @@ from typing import Any, TypeAlias
 from onnx import GraphProto, helper
 
 from ..errors import UnsupportedModel
-from ..interpreters.base import Body, Vocabulary, same_attributes
+from ..interpreters.base import Interpreter, Subgraph, same_attributes
 from ..ir.declaration import declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
-from ..ir.versioned import Meaning
+from ..ir.versioned import VersionedOperator
 from ..proto.schemas import newest, schema_version, schemas
 from ..proto.values import declared_type
-from .tape import Taped, Var
+from .tape import Tape, Var
 
-Visitor: TypeAlias = Callable[[Vocabulary[Any], Node, list[Any], list[Any]], list[Any]]
+Visitor: TypeAlias = Callable[[Interpreter[Any], Node, list[Any], list[Any]], list[Any]]
 
 
-def replay(op: Vocabulary[Any], graph: Graph, inputs: Sequence[Any], states: dict[str, Any] | None = None,
+def replay(op: Interpreter[Any], graph: Graph, inputs: Sequence[Any], states: dict[str, Any] | None = None,
            captured: Sequence[Any] = (), visitor: Visitor | None = None) -> list[Any]:  # fmt: skip
     """Do what a graph does, in a vocabulary: its outputs for these inputs.
 
@@ -41,68 +41,73 @@ def replay(op: Vocabulary[Any], graph: Graph, inputs: Sequence[Any], states: dic
     return [frame[s] for s in graph.output_slots]
 
 
-def visit(op: Vocabulary[Any], node: Node, inputs: list[Any], frame: list[Any], visitor: Visitor | None = None) -> list[Any]:
+def visit(op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any], visitor: Visitor | None = None) -> list[Any]:
     """Do what a node does, in a vocabulary; `visitor` does the nodes within a function."""
     if node.function is not None:
         padded = [*inputs, *[None] * (len(node.function.inputs) - len(inputs))]
         return replay(op, node.function, padded, visitor=visitor)
-    assert node.meaning is not None
-    if node.between is not None:
-        return gradient_of(op, node.between, inputs, len(node.attributes["xs"]))
-    if op.builds and (node.domain, node.op_type) == ("", "If") and (taken := op.known(inputs[0])) is not None and taken.size == 1:
+    assert node.operator is not None
+    if node.forward_graph is not None:
+        return gradient_of(op, node.forward_graph, inputs, len(node.attributes["xs"]))
+    if (
+        op.is_symbolic
+        and (node.domain, node.op_type) == ("", "If")
+        and (taken := op.constant_value(inputs[0])) is not None
+        and taken.size == 1
+    ):
         # Exporters ask in the graph whether a size is 1 and squeeze; the ranks behind are known only when that is decided.
         branch = node.attributes["then_branch" if taken.item() else "else_branch"]
         return replay(op, branch, [], captured=[frame[outer] for outer, _ in branch.captured], visitor=visitor)
     attributes = {n: v for n, v in node.attributes.items() if n in node.given or isinstance(v, Graph)}
     for name, value in attributes.items():
         if isinstance(value, Graph):
-            attributes[name] = as_body(op, value, [frame[outer] for outer, _ in value.captured])
-    return apply(op, node.meaning, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
+            attributes[name] = subgraph_from_graph(op, value, [frame[outer] for outer, _ in value.captured])
+    return apply(op, node.operator, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
 
 
-def gradient_of(op: Vocabulary[Any], graph: Graph, inputs: Sequence[Any], count: int) -> list[Any]:
+def gradient_of(op: Interpreter[Any], graph: Graph, inputs: Sequence[Any], count: int) -> list[Any]:
     """The gradients of a graph's output by its first `count` inputs: what ONNX's Gradient operator means."""
-    tape = Taped(op)
+    tape = Tape(op)
     values = [tape.variable(x, i < count) for i, x in enumerate(inputs)]
     y = replay(tape, graph, values)[0]
     grads = tape.gradients([y], [op.full_like(y.raw, 1)], values[:count])
     return [op.zeros_like(v.raw) if g is None else g for v, g in zip(values, grads, strict=False)]
 
 
-def apply(op: Vocabulary[Any], meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int,
+def apply(op: Interpreter[Any], operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int,
           wanted: tuple[bool, ...] = ()) -> list[Any]:  # fmt: skip
     """Do what an operator of some version does, at the vocabulary's opset."""
-    declaration = meaning.declaration
+    declaration = operator.declaration
     domain, name = declaration.domain, declaration.name
-    if op.keeps_versions and (op.target is not None or not any(isinstance(v, Body) for v in attributes.values())):
-        return op.call_version(meaning, inputs, attributes, wanted or (True,) * outputs)
+    if op.runs_old_versions and (op.target is not None or not any(isinstance(v, Subgraph) for v in attributes.values())):
+        return op.call_version(operator, inputs, attributes, wanted or (True,) * outputs)
     version = schema_version(domain, name, op.opset if domain == "" else 1 << 30)
     there = declarations.get((domain, name), {}).get(version or 0)
-    versioned = "version" in declaration.services.values() and version != meaning.version
+    versioned = "version" in declaration.services.values() and version != operator.version
     moved = versioned or (version is not None and schemas[domain, name][version].deprecated)
-    if there is declaration and not (moved and declaration.composition is not None):
+    if there is declaration and not (moved and declaration.decomposition_rule is not None):
         opset = op.opset if domain == "" else version or 1
         return op.call(name, inputs, same_attributes(domain, name, opset, attributes), outputs, domain)
-    if declaration.composition is None:
+    if declaration.decomposition_rule is None:
         raise UnsupportedModel(
-            f"{name}-{meaning.version} cannot be written in opset {op.opset}",
+            f"{name}-{operator.version} cannot be written in opset {op.opset}",
             code="SX206",
             operator=name,
-            version=meaning.version,
+            version=operator.version,
         )
-    return declaration.decompose(op, meaning.version, inputs, attributes, outputs)
+    return declaration.decompose(op, operator.version, inputs, attributes, outputs)
 
 
-def as_body(op: Vocabulary[Any], graph: Graph, captured: Sequence[Any]) -> Body:
+def subgraph_from_graph(op: Interpreter[Any], graph: Graph, captured: Sequence[Any]) -> Subgraph:
     """A graph attribute in a vocabulary, with what it takes from outside."""
 
-    def make(inner: Vocabulary[Any], *inputs: Any) -> list[Any]:
+    def make(inner: Interpreter[Any], *inputs: Any) -> list[Any]:
         return replay(inner, graph, inputs, captured=captured)
 
     return op.graph(make, [declared_type(v) for v in graph.inputs])
 
 
-def graph_of(body: Body) -> Graph:
+def graph_of_subgraph(body: Subgraph) -> Graph:
     """A body as a graph whose inputs are its own and then what it captures; read once."""
     if body.read is None:
         proto = GraphProto()
@@ -114,21 +119,23 @@ def graph_of(body: Body) -> Graph:
     return body.read
 
 
-def again(op: Vocabulary[Any], body: Body, captured: Sequence[Any]) -> Body:
+def rebuild_subgraph(op: Interpreter[Any], body: Subgraph, captured: Sequence[Any]) -> Subgraph:
     """The same body in another vocabulary, with other values in place of what it captures."""
-    graph, own = graph_of(body), len(body.proto.input)
+    graph, own = graph_of_subgraph(body), len(body.proto.input)
     return op.graph(lambda inner, *xs: replay(inner, graph, [*xs, *captured]), [declared_type(v) for v in graph.inputs[:own]])
 
 
-def run(op: Vocabulary[Any], body: Body, values: Sequence[Any]) -> list[Any]:
+def run_subgraph(op: Interpreter[Any], body: Subgraph, values: Sequence[Any]) -> list[Any]:
     """Do what a body does; values: its inputs, and then what it captures."""
-    return replay(op, graph_of(body), values)
+    return replay(op, graph_of_subgraph(body), values)
 
 
-def back(op: Vocabulary[Any], body: Body, values: Sequence[Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+def subgraph_gradients(
+    op: Interpreter[Any], body: Subgraph, values: Sequence[Any], dys: Sequence[Any], needs: Sequence[bool]
+) -> list[Any]:
     """The gradients of a body's inputs and of what it captures: it is run once more, and then backward."""
-    tape = Taped(op)
+    tape = Tape(op)
     variables = [tape.variable(x, bool(n)) for x, n in zip(values, needs, strict=True)]
-    outputs = replay(tape, graph_of(body), variables)
+    outputs = replay(tape, graph_of_subgraph(body), variables)
     padded = [*dys, *[None] * (len(outputs) - len(dys))]
     return tape.gradients([y if isinstance(y, Var) else tape.variable(y, False) for y in outputs], padded, variables)

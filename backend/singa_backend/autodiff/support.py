@@ -21,9 +21,9 @@ REASONS = {
 """Why an operator has no gradient.  The first is found from the schema; the others are declared."""
 
 
-def why_not(declaration: Declaration, version: int | None = None) -> str:
+def no_gradient_reason(declaration: Declaration, version: int | None = None) -> str:
     """The reason why a declaration has no gradient, as it stands in REASONS; empty where it has one, or where nobody has said."""
-    if declaration.rule is not None or declaration.composition is not None:
+    if declaration.gradient_rule is not None or declaration.decomposition_rule is not None:
         return ""
     if declaration.reason:
         return declaration.reason
@@ -47,12 +47,12 @@ NOT_ASKED: dict[tuple[str, str], frozenset[str]] = {
 }
 """Float inputs that ONNX does not tag and that say how, not what: by (domain, operator)."""
 
-FLOWS = "gradient"
+DIFFERENTIABLE = "gradient"
 MISSING = "missing"
 
 
 @dataclass(frozen=True)
-class Standing:
+class GradientSupport:
     """kind: "gradient", "missing", or a reason of differentiate.REASONS.  how: "rule" or "composition".  why: in words."""
 
     kind: str
@@ -60,26 +60,26 @@ class Standing:
     why: str = ""
 
 
-def standing(domain: str, name: str, version: int) -> Standing:
+def gradient_support(domain: str, name: str, version: int) -> GradientSupport:
     """How a schema version stands, by its declaration."""
     declaration = declarations.get((domain, name), {}).get(version)
     if declaration is None:
-        return Standing(MISSING, why="the operator is not declared")
-    how = "rule" if declaration.rule else "composition" if declaration.composition else ""
+        return GradientSupport(MISSING, why="the operator is not declared")
+    how = "rule" if declaration.gradient_rule else "composition" if declaration.decomposition_rule else ""
     if never_float(domain, name, version):
-        return Standing("integer", how, REASONS["integer"])
+        return GradientSupport("integer", how, REASONS["integer"])
     reason = declaration.reason
     if not reason and how == "composition":  # an old version of an operator without gradient, written as the newest one
         last = declarations[domain, name][max(declarations[domain, name])]
-        reason = "" if last.rule or last.composition else last.reason
+        reason = "" if last.gradient_rule or last.decomposition_rule else last.reason
     elif not reason and not how:
-        reason = why_not(declaration, version)
+        reason = no_gradient_reason(declaration, version)
     if reason:
         kind, _, words = reason.partition(":")
-        return Standing(kind, how, words.strip() or REASONS.get(kind, kind))
+        return GradientSupport(kind, how, words.strip() or REASONS.get(kind, kind))
     if how:
-        return Standing(FLOWS, how)
-    return Standing(MISSING, why="no gradient is declared, and no reason why there is none")
+        return GradientSupport(DIFFERENTIABLE, how)
+    return GradientSupport(MISSING, why="no gradient is declared, and no reason why there is none")
 
 
 def unwritable(declaration: Declaration, version: int, opset: int = LEAST_OPSET) -> str:
@@ -87,6 +87,6 @@ def unwritable(declaration: Declaration, version: int, opset: int = LEAST_OPSET)
     domain, name = declaration.domain, declaration.name
     there = schema_version(domain, name, max(opset, LEAST_OPSET) if domain == "" else 1 << 30)
     known = declarations.get((domain, name), {}).get(there or 0)
-    if declaration.composition is not None or known is declaration:
+    if declaration.decomposition_rule is not None or known is declaration:
         return ""
     return f"{name}-{version} does not say how it is written in opset {max(opset, LEAST_OPSET)}"

@@ -23,14 +23,14 @@ from onnx import TypeProto
 
 from .. import dtypes
 from ..errors import UnsupportedModel
-from ..interpreters.base import Body, Vocabulary, arguments
+from ..interpreters.base import Interpreter, Subgraph, arguments
 from ..ir.declaration import Declaration, declarations
-from ..ir.versioned import Meaning
+from ..ir.versioned import VersionedOperator
 from ..proto.schemas import schema_version
-from .support import REASONS, why_not
+from .support import REASONS, no_gradient_reason
 
 
-def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
+def gradients(op: Interpreter[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
               attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool],
               version: int | None = None) -> list[Any]:  # fmt: skip
     """The gradients of a call's inputs (and of what its graphs capture), None where there is none.
@@ -40,11 +40,11 @@ def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[An
     Narrow floats are widened, as for the forward: a rule computes in float32, and its gradients are rounded once.
     Raises UnsupportedModel where the operator has no gradient.
     """
-    if declaration.rule is None and declaration.composition is None:
-        reason = why_not(declaration)
+    if declaration.gradient_rule is None and declaration.decomposition_rule is None:
+        reason = no_gradient_reason(declaration)
         text = REASONS.get(reason.partition(":")[0], "nobody has declared one")
         raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
-    bodies = [v for v in attributes.values() if isinstance(v, Body)]
+    bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     if declaration.widen and not bodies:
         wide = [[_widened(op, v) for v in values] for values in (inputs, outputs, dys)]
         if any(w is not v for a, b in zip(wide, (inputs, outputs, dys), strict=True) for w, v in zip(a, b, strict=True)):
@@ -54,7 +54,7 @@ def gradients(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[An
     return _rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
 
 
-def _widened(op: Vocabulary[Any], value: Any) -> Any:
+def _widened(op: Interpreter[Any], value: Any) -> Any:
     """A tensor of narrow floats as one of float32; what the caller has put in place of a value stays."""
     if not op.is_value(value) or op.is_sequence(value):
         return value
@@ -65,21 +65,21 @@ def _widened(op: Vocabulary[Any], value: Any) -> Any:
     return op.call("Cast", (value,), {"to": dtypes.onnx_code(np.float32)}, 1)[0] if narrow else value
 
 
-def _rule(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
+def _rule(op: Interpreter[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
           attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool], version: int | None) -> list[Any]:  # fmt: skip
     """The gradients by the rule of a declaration, or by its composition."""
-    bodies = [v for v in attributes.values() if isinstance(v, Body)]
+    bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     count = len(inputs) - sum(len(b.captured) for b in bodies)
-    if declaration.rule is None:
-        return _through_composition(
+    if declaration.gradient_rule is None:
+        return _through_decomposition(
             op, declaration, version or declaration.versions[-1], inputs, len(outputs), attributes, dys, needs
         )
     known: dict[str, Any] = {"dys": list(dys), "ys": list(outputs), "y": outputs[0] if outputs else None, "needs": tuple(needs)}
     known |= {"captured": list(inputs[count:]), "version": version or declaration.versions[-1]}
     known |= declaration.bind(inputs[:count], attributes)  # where an input is called y, the name is the input's
-    if "dy" in declaration.rule.names:
+    if "dy" in declaration.gradient_rule.names:
         known["dy"] = dys[0] if dys[0] is not None else op.zeros_like(outputs[0])
-    result = declaration.rule(op, known)
+    result = declaration.gradient_rule(op, known)
     found = list(result) if isinstance(result, (tuple, list)) else [result]
     if any(g is not None for g in found[len(inputs) :]):
         raise ValueError(f"the rule of {declaration} gives more gradients than the node has inputs")
@@ -87,12 +87,12 @@ def _rule(op: Vocabulary[Any], declaration: Declaration, inputs: Sequence[Any], 
     return [g if n else None for g, n in zip(found, needs, strict=True)]
 
 
-def _through_composition(op: Vocabulary[Any], declaration: Declaration, version: int, inputs: Sequence[Any], outputs: int,
+def _through_decomposition(op: Interpreter[Any], declaration: Declaration, version: int, inputs: Sequence[Any], outputs: int,
                          attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:  # fmt: skip
-    tape = Taped(op)
+    tape = Tape(op)
     values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, needs, strict=True)]
-    captured = iter(values[len(inputs) - sum(len(v.captured) for v in attributes.values() if isinstance(v, Body)) :])
-    own = {n: Body(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Body) else v
+    captured = iter(values[len(inputs) - sum(len(v.captured) for v in attributes.values() if isinstance(v, Subgraph)) :])
+    own = {n: Subgraph(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Subgraph) else v
            for n, v in attributes.items()}  # fmt: skip
     made = declaration.decompose(tape, version, values, own, outputs)
     return tape.gradients([v if isinstance(v, Var) else tape.variable(v, False) for v in made], dys, values)
@@ -119,10 +119,10 @@ class _Entry:
     outputs: list[Var]
 
 
-class Taped(Vocabulary[Var]):
+class Tape(Interpreter[Var]):
     """Does what another vocabulary does, and remembers what depends on the active variables."""
 
-    def __init__(self, op: Vocabulary[Any]) -> None:
+    def __init__(self, op: Interpreter[Any]) -> None:
         self.op = op
         self.opset = op.opset
         self.entries: list[_Entry] = []
@@ -139,11 +139,11 @@ class Taped(Vocabulary[Var]):
             return False
 
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Var]:
-        bodies = [v for v in attributes.values() if isinstance(v, Body)]
+        bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
         raw = arguments(self.op, domain, op_type, [_raw(x) for x in inputs])
         values = [x if isinstance(x, Var) else None if v is None else Var(v, False) for x, v in zip(inputs, raw, strict=True)]
         captured = [self._own(v) or Var(v, False) for b in bodies for v in b.captured.values()]
-        below = {n: self._lowered(v) if isinstance(v, Body) else v for n, v in attributes.items()}
+        below = {n: self._lowered(v) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = self.op.call(op_type, raw, below, outputs, domain)
         version = schema_version(domain, op_type, self.opset if domain == "" else 1 << 30)
         return self._note(declarations[domain, op_type][version or 1], version, below, [*values, *captured], made)
@@ -154,36 +154,36 @@ class Taped(Vocabulary[Var]):
             value = value.raw
         return value if isinstance(value, Var) else None
 
-    def _lowered(self, body: Body) -> Body:
+    def _lowered(self, body: Subgraph) -> Subgraph:
         """A body whose captured values are those of the vocabulary below."""
         captured = {n: v if (own := self._own(v)) is None else own.raw for n, v in body.captured.items()}
-        return Body(body.proto, body.opset, captured)
+        return Subgraph(body.proto, body.opset, captured)
 
     def _note(self, declaration: Declaration, version: int | None, attributes: dict[str, Any], inputs: list[Var | None],
               made: Sequence[Any]) -> list[Var]:  # fmt: skip
         """The results as variables; what depends on an active one is remembered."""
         if not any(v is not None and v.active for v in inputs):
             return [Var(y, False) for y in made]
-        flows = not why_not(declaration, version)
+        flows = not no_gradient_reason(declaration, version)
         results = [self.variable(y, flows) for y in made]
         if flows:
             self.entries.append(_Entry(declaration, version, attributes, inputs, results))
         return results
 
     @property
-    def keeps_versions(self) -> bool:
-        return self.op.keeps_versions
+    def runs_old_versions(self) -> bool:
+        return self.op.runs_old_versions
 
     @property
-    def builds(self) -> bool:
-        return self.op.builds
+    def is_symbolic(self) -> bool:
+        return self.op.is_symbolic
 
     def call_version(
-        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+        self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Var]:
         values = [x if isinstance(x, Var) or x is None else Var(x, False) for x in inputs]
-        made = self.op.call_version(meaning, [_raw(x) for x in inputs], attributes, wanted)
-        return self._note(meaning.declaration, meaning.version, attributes, values, made)
+        made = self.op.call_version(operator, [_raw(x) for x in inputs], attributes, wanted)
+        return self._note(operator.declaration, operator.version, attributes, values, made)
 
     def gradients(self, outputs: Sequence[Var], dys: Sequence[Any], by: Sequence[Var | None]) -> list[Any]:
         """The gradients of the variables `by`, given those of the outputs; None where nothing flows."""
@@ -220,13 +220,13 @@ class Taped(Vocabulary[Var]):
     def shape(self, x: Any) -> tuple[int | str | None, ...] | None:
         return self.op.shape(_raw(x))
 
-    def known(self, x: Any) -> np.ndarray | None:
-        return self.op.known(_raw(x))
+    def constant_value(self, x: Any) -> np.ndarray | None:
+        return self.op.constant_value(_raw(x))
 
     def type(self, x: Any, drop: Sequence[int] = (), add: int = 0) -> TypeProto:
         return self.op.type(_raw(x), drop, add)
 
-    def graph(self, make: Any, types: Sequence[TypeProto | None]) -> Body:
+    def graph(self, make: Any, types: Sequence[TypeProto | None]) -> Subgraph:
         return self.op.graph(make, types)
 
 

@@ -18,13 +18,13 @@ from onnx import ModelProto, NodeProto, TypeProto, defs, helper
 from .. import dtypes
 from ..autodiff.replay import replay
 from ..autodiff.support import NOT_ASKED
-from ..autodiff.tape import Taped, Var
+from ..autodiff.tape import Tape, Var
 from ..comparison.verdict import same_bits
 from ..devices.device import resolve
 from ..errors import SonnxError
 from ..interpreters import evaluate, type_inference
 from ..interpreters.base import LEAST_OPSET
-from ..interpreters.builder import Builder, Symbol
+from ..interpreters.builder import GraphBuilder, Symbol
 from ..interpreters.eager import Eager
 from ..ir import versioned
 from ..ir.graph import Graph
@@ -76,7 +76,7 @@ class Point:
 
     def model(self, opset: int | None = None) -> ModelProto:
         """The gradients as a model of unknown sizes: inputs, then the outputs' gradients; those that are None are no outputs."""
-        builder = Builder(opset or self.opset)
+        builder = GraphBuilder(opset or self.opset)
         xs = [builder.input(v.name, _type(x)) for v, x in zip(self.graph.inputs, self.feeds, strict=True)]
         dys = [
             None if dy is None else builder.input(f"d{v.name}", _type(dy))
@@ -87,7 +87,7 @@ class Point:
         return to_model(builder, "gradient", [g for _, g in kept], [f"grad_{self.graph.inputs[i].name}" for i, _ in kept])
 
     def _differentiated(self, op: Any, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
-        tape = Taped(op)
+        tape = Tape(op)
         values = [tape.variable(x, i in self.asked) for i, x in enumerate(xs)]
         outputs = replay(tape, self.graph, values)
         return tape.gradients([y if isinstance(y, Var) else Var(y, False) for y in outputs], dys, [values[i] for i in self.asked])
@@ -120,7 +120,7 @@ def in_double(domain: str, name: str) -> Iterator[None]:
 
     infer = type_inference._inferred
 
-    def inferred(builder: Builder, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
+    def inferred(builder: GraphBuilder, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
         """ONNX's inference may refuse float64 here: then it is asked about float32."""
         found = infer(builder, node, symbols)
         if found or (node.domain, node.op_type) != (domain, name):
@@ -129,11 +129,11 @@ def in_double(domain: str, name: str) -> Iterator[None]:
         return {n: _retyped(t, np.float32, np.float64) for n, t in infer(builder, node, single).items()}
 
     with patch.object(versioned, "_types", following), patch.object(type_inference, "_inferred", inferred):
-        evaluate._meaning.cache_clear()
+        evaluate._versioned.cache_clear()
         try:
             yield
         finally:
-            evaluate._meaning.cache_clear()
+            evaluate._versioned.cache_clear()
 
 
 def _retyped(type: Any, old: Any, new: Any) -> Any:

@@ -87,13 +87,13 @@ def _watch(rep: Any, result: Result) -> None:
     if executor is None:
         return
     nodes = rep.graph.nodes
-    if result.kind == "node" and len(nodes) == 1 and nodes[0].meaning:
-        result.under_test = (nodes[0].domain, nodes[0].op_type, nodes[0].meaning.version)
+    if result.kind == "node" and len(nodes) == 1 and nodes[0].operator:
+        result.under_test = (nodes[0].domain, nodes[0].op_type, nodes[0].operator.version)
 
     def observe(node: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        pairs, attributes = result.executed.setdefault((node.domain, node.op_type, node.meaning.version), (set(), set()))
+        pairs, attributes = result.executed.setdefault((node.domain, node.op_type, node.operator.version), (set(), set()))
         attributes |= node.given
-        for formals, values in ((node.meaning.schema.inputs, inputs), (node.meaning.schema.outputs, outputs)):
+        for formals, values in ((node.operator.schema.inputs, inputs), (node.operator.schema.outputs, outputs)):
             for i, value in enumerate(values):
                 if hasattr(value, "dtype") and formals:
                     pairs.add((formals[min(i, len(formals) - 1)].type_str, value.dtype.name))

@@ -16,7 +16,7 @@ from typing import Any
 from ..comparison.difference import bytes_of
 from ..engines.local import Engine, Failure
 from ..errors import InvalidInput, SonnxError
-from .spill import Shelf
+from .spill import SpillStore
 from .submodel import Call, Source
 
 Values = dict[str, Any]
@@ -144,7 +144,7 @@ def walk_models(
     """
     pairs = _pairs(source, other, names)
     wanted = {there for here, there in pairs.items() if here in source.makers}
-    with Shelf(budget) as shelf:
+    with SpillStore(budget) as shelf:
         partner = _Partner(other, theirs, {pairs.get(n, n): v for n, v in inputs.items()}, wanted, shelf)
         partner.check()
         my_values = dict(inputs)
@@ -197,7 +197,7 @@ def _pairs(source: Source, other: Source, names: Mapping[str, str]) -> dict[str,
 class _Partner:
     """The other model, advanced only as far as its values are asked for."""
 
-    def __init__(self, source: Source, engine: Engine, values: Values, wanted: set[str], shelf: Shelf) -> None:
+    def __init__(self, source: Source, engine: Engine, values: Values, wanted: set[str], shelf: SpillStore) -> None:
         self.source, self.engine, self.values = source, engine, values
         self.wanted, self.shelf = wanted, shelf
         self.failures: dict[str, Failure] = {}

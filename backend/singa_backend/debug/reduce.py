@@ -27,7 +27,7 @@ from ..errors import InvalidInput, SonnxError
 from . import repro
 from .compare import BUDGET
 from .lockstep import Values, walk
-from .spill import Shelf
+from .spill import SpillStore
 from .submodel import Call, Source
 
 
@@ -161,7 +161,7 @@ def reduce(model: Any, inputs: Any, predicate: Predicate, *, to: str | Path | No
     Raises InvalidInput when the whole model does not fail.
     """
     source = Source.of(model)
-    with predicate, Shelf(budget) as shelf:
+    with predicate, SpillStore(budget) as shelf:
         fed = source.feeds(inputs)
         search = _Search(source, predicate, shelf, fed, tries, progress)
         search.record(budget)
@@ -186,7 +186,7 @@ class _Candidate:
 
 
 class _Search:
-    def __init__(self, source: Source, predicate: Predicate, shelf: Shelf, fed: Values, tries: int, progress: Any) -> None:
+    def __init__(self, source: Source, predicate: Predicate, shelf: SpillStore, fed: Values, tries: int, progress: Any) -> None:
         self.source, self.predicate, self.shelf, self.fed = source, predicate, shelf, fed
         self.tries, self.tried, self.progress = tries, 0, progress
         self.known: dict[tuple[int, ...], _Candidate | None] = {}

@@ -12,7 +12,7 @@ from .. import dtypes
 from ..comparison.difference import bytes_of
 
 
-class Shelf:
+class SpillStore:
     """A place for values that are needed later.  budget: the bytes that may stay in memory."""
 
     def __init__(self, budget: int) -> None:
@@ -23,7 +23,7 @@ class Shelf:
         self._written = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def __enter__(self) -> Shelf:
+    def __enter__(self) -> SpillStore:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,12 +1,12 @@
 """What is in a model, and would it run: `inspect` makes tables and a picture, `check` lists all problems; nothing is executed."""
 
-from ..proto.checker import Opinion
+from ..proto.checker import CheckerResult
 from .checking import CheckReport, OperatorUse, check
 from .table import Call, State, Table
 from .tables import Inspection, inspect
 from .trainable import TrainableReport, trainable_report
 
 __all__ = [
-    "Call", "CheckReport", "Inspection", "OperatorUse", "Opinion", "State", "Table", "TrainableReport", "check", "inspect",
+    "Call", "CheckReport", "Inspection", "OperatorUse", "CheckerResult", "State", "Table", "TrainableReport", "check", "inspect",
     "trainable_report",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from .. import dtypes
 from ..errors import Problem, SonnxError
 from ..ir.reader import read
 from ..limits import Budget, Limits, spend
-from ..proto.checker import Opinion, ask
+from ..proto.checker import CheckerResult, ask
 from ..proto.load import load_model
 from ..proto.schemas import plain_domain, schemas, type_strings
 from .table import Call, Table
@@ -45,7 +45,7 @@ class CheckReport:
     operators: list[OperatorUse]
 
     @property
-    def opinion(self) -> Opinion:
+    def opinion(self) -> CheckerResult:
         return self.inspection.opinion
 
     @property

@@ -20,7 +20,7 @@ from .. import dtypes
 from ..errors import SonnxError
 from ..ir.declaration import declarations
 from ..proto import tensor_data
-from ..proto.checker import Opinion, ask, value_of
+from ..proto.checker import CheckerResult, ask, value_of
 from ..proto.load import load_model
 from ..proto.messages import imported
 from ..proto.schemas import DOMAINS, plain_domain, schema_version, schemas
@@ -40,7 +40,7 @@ class Inspection:
     metadata: dict[str, str]
     functions: list[str]
     graphs: list[Table]
-    opinion: Opinion
+    opinion: CheckerResult
 
     @property
     def main(self) -> Table:
@@ -125,7 +125,7 @@ def _texts(message: Message) -> Iterator[tuple[Any, str | int, str | bytes]]:
                 yield from _texts(inner)
 
 
-def tables(proto: ModelProto, path: Path | None, opinion: Opinion, folder: Path | None, stats: bool) -> Inspection:
+def tables(proto: ModelProto, path: Path | None, opinion: CheckerResult, folder: Path | None, stats: bool) -> Inspection:
     """The tables of a model that is already loaded."""
     reader = _Reader(proto, opinion, folder, stats)
     reader.graph(proto.graph, "", "main graph", 0, reader.opsets)
@@ -139,7 +139,7 @@ def tables(proto: ModelProto, path: Path | None, opinion: Opinion, folder: Path 
 
 
 class _Reader:
-    def __init__(self, model: ModelProto, opinion: Opinion, folder: Path | None, stats: bool) -> None:
+    def __init__(self, model: ModelProto, opinion: CheckerResult, folder: Path | None, stats: bool) -> None:
         self.opinion, self.folder, self.stats = opinion, folder, stats
         self.opsets = imported(model.opset_import) or {"": 1}
         self.functions = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..autodiff.support import FLOWS, MISSING, standing, unwritable
+from ..autodiff.support import DIFFERENTIABLE, MISSING, gradient_support, unwritable
 from ..errors import InvalidInput, Problem
 from ..interpreters.base import LEAST_OPSET
 from ..ir.graph import ABSENT, Graph, Node
@@ -214,17 +214,17 @@ class _Flow:
 
     def _problem(self, node: Node, title: str) -> Problem | None:
         """Why no gradient passes this node, whatever the input."""
-        if node.meaning is None or node.between is not None:
+        if node.operator is None or node.forward_graph is not None:
             return None
-        domain, name, version = node.domain, node.op_type, node.meaning.version
-        found = standing(domain, name, version)
+        domain, name, version = node.domain, node.op_type, node.operator.version
+        found = gradient_support(domain, name, version)
         full = f"{name}-{version}" if domain == "" else f"{DOMAINS.get(domain, domain)}:{name}-{version}"
         if found.kind == MISSING:
             text, code = f"{full} has no gradient: {found.why}", CODES["missing"]
-        elif found.kind != FLOWS:
+        elif found.kind != DIFFERENTIABLE:
             text, code = f"{full} has no gradient ({found.kind}): {found.why}", CODES["no gradient"]
         else:
-            old = unwritable(node.meaning.declaration, version, self.opset)
+            old = unwritable(node.operator.declaration, version, self.opset)
             if not old:
                 return None
             text, code = f"a gradient is written in opset {self.opset}: {old}", CODES["unwritable"]
@@ -232,19 +232,19 @@ class _Flow:
 
     def _whole(self, node: Node, title: str, outs: Sequence[Key | None]) -> Problem | None:
         """A node that may give floats and gives none here: a Cast to integers."""
-        if node.meaning is None or not outs or any(self.floats(o) for o in outs if o is not None):
+        if node.operator is None or not outs or any(self.floats(o) for o in outs if o is not None):
             return None
         names = ", ".join(dict.fromkeys(dtypes.onnx_name(self.types[o]) for o in outs if o is not None))
-        text = f"{node.op_type}-{node.meaning.version} has no gradient here: it gives {names}"
-        return Problem(text, CODES["no gradient"], title, node.op_type, node.opset, node.meaning.version)
+        text = f"{node.op_type}-{node.operator.version} has no gradient here: it gives {names}"
+        return Problem(text, CODES["no gradient"], title, node.op_type, node.opset, node.operator.version)
 
     def _refused(self, node: Node, title: str, position: int) -> Problem | None:
         """Why an input of a node that has a gradient has none."""
         from ..autodiff.support import NOT_ASKED
 
-        if node.meaning is None or node.between is not None:
+        if node.operator is None or node.forward_graph is not None:
             return None
-        domain, name, version = node.domain, node.op_type, node.meaning.version
+        domain, name, version = node.domain, node.op_type, node.operator.version
         formal = schemas[domain, name][version].inputs
         parameter = formal[min(position, len(formal) - 1)].name
         if parameter not in NOT_ASKED.get((domain, name), ()):
@@ -254,12 +254,14 @@ class _Flow:
 
     def _typed(self, node: Node, ins: Sequence[Key | None], outs: Sequence[Key | None]) -> None:
         """The dtypes of a node's outputs, as far as its inputs and attributes say them."""
-        if node.meaning is None or node.between is not None:
+        if node.operator is None or node.forward_graph is not None:
             return
         given = [None if k is None else self.types.get(k) for k in ins]
         to = node.attributes.get("to", node.attributes.get("dtype")) if node.op_type != "DequantizeLinear" else None
         for i, key in enumerate(outs):
-            bound = node.meaning._types.bound[min(i, len(node.meaning._types.bound) - 1)] if node.meaning._types.bound else None
+            bound = (
+                node.operator._types.bound[min(i, len(node.operator._types.bound) - 1)] if node.operator._types.bound else None
+            )
             dtype = next((given[j] for j in bound if j < len(given) and given[j]), None) if isinstance(bound, tuple) else bound
             if dtype is None and isinstance(to, int) and to and i == 0:
                 dtype = dtypes.numpy_dtype(to)

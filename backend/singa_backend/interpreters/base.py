@@ -1,7 +1,7 @@
 """ONNX's operators as functions: `op.Mul(x, y)` computes at once, or adds a node to a graph that is being built.
 
 A gradient rule is written once against a vocabulary.  `Eager` (here) computes on a device; `Builder` (builder.py) writes
-nodes; `Taped` (differentiate.py) does what the vocabulary under it does and remembers it.
+nodes; `Tape` (differentiate.py) does what the vocabulary under it does and remembers it.
 
     op.ReduceSum(x, [0, 1], keepdims=1)      Python numbers and lists become constants of the dtype that the schema asks for
     values, indices = op.TopK(x, k, outputs=2)
@@ -23,7 +23,7 @@ from onnx import GraphProto, TypeProto, helper
 from .. import dtypes
 from ..errors import InvalidInput
 from ..ir.graph import Graph
-from ..ir.versioned import Meaning
+from ..ir.versioned import VersionedOperator
 from ..proto.schemas import schema_version, schemas, type_strings
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ LEAST_OPSET = 18
 
 
 @dataclass(eq=False)
-class Body:
+class Subgraph:
     """A graph attribute that a rule has made.
 
     captured: what it takes from outside, by the name that it has there.
@@ -51,24 +51,24 @@ BOOL = helper.make_tensor_type_proto(dtypes.onnx_code(np.bool_), [])
 """The types of what a Loop gives its body."""
 
 
-class Vocabulary(ABC, Generic[T]):
+class Interpreter(ABC, Generic[T]):
     """ONNX's operators at one opset, on values of some kind.  target: the opset that is written, where calls are of another."""
 
     opset: int
     target: int | None = None
 
     @property
-    def keeps_versions(self) -> bool:
+    def runs_old_versions(self) -> bool:
         """Whether operators of any version run as they are: what computes at once does not need one opset."""
         return False
 
     @property
-    def builds(self) -> bool:
+    def is_symbolic(self) -> bool:
         """Whether calls write a graph, so that what is known now is known whenever it runs."""
         return False
 
     def call_version(
-        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+        self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[T]:
         """The outputs of an operator as a version of it means it; only where versions are kept."""
         raise NotImplementedError
@@ -97,7 +97,7 @@ class Vocabulary(ABC, Generic[T]):
         """As much as is known of a tensor's shape: sizes, names of unknown sizes, None; for helpers, not for rules."""
 
     @abstractmethod
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
         """A graph for If, Loop or Scan: `make(op, *inputs)` gives its outputs; values from outside may be used in it."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -110,11 +110,11 @@ class Vocabulary(ABC, Generic[T]):
 
         return function
 
-    def known(self, x: T) -> np.ndarray | None:
+    def constant_value(self, x: T) -> np.ndarray | None:
         """The value of a tensor where it is known while the graph is built: a rule may save work by it, and needs no more."""
         return None
 
-    def typed(self, x: T, type: TypeProto | None) -> T:
+    def with_type(self, x: T, type: TypeProto | None) -> T:
         """The same value, of which this type is known where its own says no rank."""
         return x
 
@@ -191,7 +191,7 @@ class Vocabulary(ABC, Generic[T]):
         return op.Reshape(summed, mine, allowzero=1)  # type: ignore[no-any-return]
 
 
-def _element(op: Vocabulary[Any], x: Any) -> TypeProto:
+def _element(op: Interpreter[Any], x: Any) -> TypeProto:
     """The type of an array of a sequence."""
     return helper.make_tensor_type_proto(dtypes.onnx_code(op.dtype(x)), None)
 
@@ -210,7 +210,7 @@ def _spread_axes(shape: Sequence[int | str | None], spread: Sequence[int | str |
     return axes
 
 
-Op: TypeAlias = "Vocabulary[Any]"
+Op: TypeAlias = "Interpreter[Any]"
 """ONNX's operators as functions; see vocabulary.py."""
 
 
@@ -232,7 +232,7 @@ def formal(domain: str, op_type: str, opset: int) -> tuple[tuple[str, ...], dict
     return strings, {s: tuple(map(dtypes.from_type_string, type_strings(schema)[s])) for s in strings}
 
 
-def arguments(op: Vocabulary[T], domain: str, op_type: str, inputs: Sequence[Any]) -> list[T | None]:
+def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[Any]) -> list[T | None]:
     """The inputs of a call as values: numbers and lists become constants of the dtype that the schema asks for.
 
     Raises InvalidInput (SX372) where integers or booleans are asked for and cannot hold the number.

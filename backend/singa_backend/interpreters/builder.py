@@ -19,7 +19,7 @@ from ..errors import UnsupportedModel
 from ..proto import save
 from ..proto.messages import graphs, reads, unused
 from ..proto.schemas import RANDOM, schema_version, schemas
-from .base import Body, Vocabulary, arguments
+from .base import Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
 
@@ -34,20 +34,20 @@ _outer = count()
 class Symbol:
     """A value of a graph that is being built.
 
-    value: where it is known, and may be worked with while building.  held: of a weight that keeps its name: it is known, but
+    value: where it is known, and may be worked with while building.  frozen_value: of a weight that keeps its name: it is known, but
     what hangs on it is not worked out.
-    wish: the names that a constant without one is to get, of the value and of the node that made it.
+    name_hint: the names that a constant without one is to get, of the value and of the node that made it.
     """
 
     name: str
-    builder: Builder
+    builder: GraphBuilder
     type: TypeProto | None = None
     value: np.ndarray | None = None
-    held: np.ndarray | None = None
-    wish: tuple[str, str] | None = None
+    frozen_value: np.ndarray | None = None
+    name_hint: tuple[str, str] | None = None
 
 
-class Builder(Vocabulary[Symbol]):
+class GraphBuilder(Interpreter[Symbol]):
     """Writes a graph at one opset.
 
     outer: the vocabulary around it, for the graph of an If, Loop or Scan.
@@ -57,7 +57,7 @@ class Builder(Vocabulary[Symbol]):
 
     marks_constants = False
 
-    def __init__(self, opset: int, outer: Vocabulary[Any] | None = None) -> None:
+    def __init__(self, opset: int, outer: Interpreter[Any] | None = None) -> None:
         self.opset = opset
         self.outer = outer
         self.inputs: list[Any] = []
@@ -65,8 +65,8 @@ class Builder(Vocabulary[Symbol]):
         self.captured: dict[str, Any] = {}
         self.initializers: dict[str, TensorProto] = {}
         self.arrays: dict[str, np.ndarray] = {}  # the data of large initializers, until it is known where they go
-        parent = outer if isinstance(outer, Builder) else None
-        self.root: Builder = parent.root if parent else self
+        parent = outer if isinstance(outer, GraphBuilder) else None
+        self.root: GraphBuilder = parent.root if parent else self
         self.domains: dict[str, int] = self.root.domains if parent else {}
         """The version of each other domain that the file imports; the newest where none is given."""
         self._names: dict[str, int] = {}
@@ -80,7 +80,7 @@ class Builder(Vocabulary[Symbol]):
         self._eager = Evaluator(opset=opset)
 
     @property
-    def builds(self) -> bool:
+    def is_symbolic(self) -> bool:
         return True
 
     def imported(self, domain: str) -> int:
@@ -89,24 +89,24 @@ class Builder(Vocabulary[Symbol]):
 
     # --- values
 
-    def name(self, wish: str) -> str:
-        """A name that no value of this model has: the wish itself where it is free."""
+    def name(self, hint: str) -> str:
+        """A name that no value of this model has: the hint itself where it is free."""
         names = self.root._names
-        n = names.get(wish, 0 if wish in self.root._reserved else -1) + 1
-        names[wish] = n
-        return self.name(f"{wish}_{n}") if n else wish
+        n = names.get(hint, 0 if hint in self.root._reserved else -1) + 1
+        names[hint] = n
+        return self.name(f"{hint}_{n}") if n else hint
 
     def reserve(self, names: Iterable[str]) -> None:
         """Keep names for values that are to be renamed to them."""
         self.root._reserved.update(n for n in names if n not in self.root._names)
 
-    def _wished(self, wish: str) -> str:
-        """A name that was reserved, for the first that wishes it; else one that is free."""
-        if wish in self.root._reserved:
-            self.root._reserved.discard(wish)
-            self.root._names.setdefault(wish, 0)
-            return wish
-        return self.name(wish)
+    def _reserved_or_fresh(self, hint: str) -> str:
+        """A name that was reserved, for the first that hints it; else one that is free."""
+        if hint in self.root._reserved:
+            self.root._reserved.discard(hint)
+            self.root._names.setdefault(hint, 0)
+            return hint
+        return self.name(hint)
 
     def input(self, name: str, type: TypeProto | None) -> Symbol:
         """An input of the graph."""
@@ -117,7 +117,7 @@ class Builder(Vocabulary[Symbol]):
     def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
         """A stored value under its own name; `fold` says that its value may be worked with while building."""
         symbol = Symbol(self.name(name), self, _tensor_type(value.dtype, value.shape), value if fold else None, value)
-        self.initializers[symbol.name] = save.later(value, symbol.name, self.arrays)
+        self.initializers[symbol.name] = save.defer_data(value, symbol.name, self.arrays)
         return symbol
 
     def constant(self, value: Any, dtype: Any = None) -> Symbol:
@@ -131,7 +131,7 @@ class Builder(Vocabulary[Symbol]):
     def is_value(self, x: Any) -> bool:
         return isinstance(x, Symbol) or hasattr(x, "raw") or (self.outer is not None and self.outer.is_value(x))
 
-    def adopted(self, x: Any) -> Symbol | None:
+    def imported_value(self, x: Any) -> Symbol | None:
         """A value as this graph's own: one from outside is captured, as the tape's variable that it is where it is one."""
         if x is None:
             return None
@@ -145,8 +145,8 @@ class Builder(Vocabulary[Symbol]):
                 self._capture(value.name, x, value.builder)
             return value
         if self.outer is not None and self.outer.is_value(value):
-            if isinstance(self.outer, Builder):
-                symbol = self.outer.adopted(x)
+            if isinstance(self.outer, GraphBuilder):
+                symbol = self.outer.imported_value(x)
                 assert symbol is not None
                 self._capture(symbol.name, x, symbol.builder)
                 return symbol
@@ -158,10 +158,10 @@ class Builder(Vocabulary[Symbol]):
             return self._adopted[id(x)][1]
         raise TypeError(f"{type(x).__name__} is no value of a graph")
 
-    def _capture(self, name: str, value: Any, owner: Builder) -> None:
+    def _capture(self, name: str, value: Any, owner: GraphBuilder) -> None:
         """Note that a name of an outer graph is used here, and in those between."""
         builder: Any = self
-        while isinstance(builder, Builder) and builder is not owner:
+        while isinstance(builder, GraphBuilder) and builder is not owner:
             builder._note(name, value)
             builder = builder.outer
 
@@ -174,8 +174,8 @@ class Builder(Vocabulary[Symbol]):
         assert constant.value is not None
         root = self.root
         marked = root.marks_constants and dtypes.is_float(constant.value.dtype)
-        value, node = constant.wish if marked and constant.wish else ("", "")
-        constant.name = root._wished(value) if value else root.name("c")
+        value, node = constant.name_hint if marked and constant.name_hint else ("", "")
+        constant.name = root._reserved_or_fresh(value) if value else root.name("c")
         root.initializers[constant.name] = numpy_helper.from_array(constant.value, constant.name)
         if marked:
             root._marked[constant.name] = root._node_name(node or constant.name)
@@ -198,11 +198,11 @@ class Builder(Vocabulary[Symbol]):
         dims = type.tensor_type.shape.dim
         return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
 
-    def known(self, x: Symbol) -> np.ndarray | None:
+    def constant_value(self, x: Symbol) -> np.ndarray | None:
         symbol = self._plain(x)
-        return symbol.held if symbol.value is None else symbol.value
+        return symbol.frozen_value if symbol.value is None else symbol.value
 
-    def typed(self, x: Symbol, type: TypeProto | None) -> Symbol:
+    def with_type(self, x: Symbol, type: TypeProto | None) -> Symbol:
         if type is not None and self.shape(x) is None:
             x.type = type
         return x
@@ -212,7 +212,7 @@ class Builder(Vocabulary[Symbol]):
         return self._plain(x).type
 
     def _plain(self, x: Any) -> Symbol:
-        symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self.adopted(x)
+        symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self.imported_value(x)
         assert symbol is not None
         return symbol
 
@@ -226,7 +226,7 @@ class Builder(Vocabulary[Symbol]):
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Symbol]:
         values: list[Any] = [
-            v if v is None or isinstance(v, Symbol) else self.adopted(v) for v in arguments(self, domain, op_type, inputs)
+            v if v is None or isinstance(v, Symbol) else self.imported_value(v) for v in arguments(self, domain, op_type, inputs)
         ]
         while values and values[-1] is None:
             values.pop()
@@ -234,8 +234,8 @@ class Builder(Vocabulary[Symbol]):
         known = None if domain else self.folded(op_type, values, attributes, outputs, self._eager)
         if known is not None:
             return [known]
-        bodies = [v for v in attributes.values() if isinstance(v, Body)]
-        plain = tuple((n, str(v)) for n, v in sorted(attributes.items()) if not isinstance(v, Body))
+        bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
+        plain = tuple((n, str(v)) for n, v in sorted(attributes.items()) if not isinstance(v, Subgraph))
         key = (domain, op_type, tuple(map(id, values)), plain, outputs, *map(id, bodies))
         if key not in self._calls or op_type in _RANDOM:
             self._calls[key] = (
@@ -253,12 +253,12 @@ class Builder(Vocabulary[Symbol]):
         return isinstance(x, Symbol) and x.builder is self and x.name in self._made
 
     def _emit(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> list[Symbol]:
-        symbols = [self.adopted(v) for v in values]
+        symbols = [self.imported_value(v) for v in values]
         names = [self.name(op_type.lower()) for _ in range(outputs)]
         node = helper.make_node(op_type, [s.name if s else "" for s in symbols], names, name=names[0], domain=domain)
         for n, v in attributes.items():
             node.attribute.append(attribute_proto(domain, op_type, self.imported(domain), n, v))
-            if isinstance(v, Body):
+            if isinstance(v, Subgraph):
                 for name, value in v.captured.items():
                     if name not in self._own():
                         self._note(name, value)
@@ -279,7 +279,7 @@ class Builder(Vocabulary[Symbol]):
             outputs != 1
             or (not values and op_type != "Constant")
             or op_type in _RANDOM
-            or any(isinstance(v, Body) for v in attributes.values())
+            or any(isinstance(v, Subgraph) for v in attributes.values())
         ):
             return None
         if op_type in ("Shape", "Size"):
@@ -298,7 +298,7 @@ class Builder(Vocabulary[Symbol]):
             return None
         return self.constant(result) if isinstance(result, np.ndarray) and result.size <= _FOLD else None
 
-    def rename(self, first: int, symbols: Sequence[Any], wishes: Sequence[str], node: str = "") -> None:
+    def rename(self, first: int, symbols: Sequence[Any], hints: Sequence[str], node: str = "") -> None:
         """Give values that the nodes from number `first` on have made the names that they are wished to have.
 
         A value that was there before (the result of an equal call) and one whose name is taken keep their names; a constant gets
@@ -307,12 +307,12 @@ class Builder(Vocabulary[Symbol]):
         """
         recent = self.nodes[first:]
         makers = {n: p for p in recent for n in p.output}
-        for i, (symbol, wish) in enumerate(zip(symbols, wishes, strict=False)):
-            if isinstance(symbol, Symbol) and not symbol.name and symbol.wish is None and wish:
-                symbol.wish = (wish, node)
-            if not isinstance(symbol, Symbol) or symbol.name not in makers or not wish or symbol.builder is not self:
+        for i, (symbol, hint) in enumerate(zip(symbols, hints, strict=False)):
+            if isinstance(symbol, Symbol) and not symbol.name and symbol.name_hint is None and hint:
+                symbol.name_hint = (hint, node)
+            if not isinstance(symbol, Symbol) or symbol.name not in makers or not hint or symbol.builder is not self:
                 continue
-            old, new = symbol.name, wish if wish == symbol.name else self._wished(wish)
+            old, new = symbol.name, hint if hint == symbol.name else self._reserved_or_fresh(hint)
             for p in recent:
                 _rename(p, old, new)
             if i == 0 and node:
@@ -321,44 +321,44 @@ class Builder(Vocabulary[Symbol]):
             self._made.add(new)
             symbol.name = new
 
-    def _node_name(self, wish: str) -> str:
+    def _node_name(self, hint: str) -> str:
         """A name that no node has that was named so far."""
-        return unused(wish, self.root._node_names)
+        return unused(hint, self.root._node_names)
 
     # --- graphs
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
-        return Builder(self.opset, outer=self).body(make, types)
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+        return GraphBuilder(self.opset, outer=self).body(make, types)
 
-    def scratch(self) -> Builder:
+    def scratch(self) -> GraphBuilder:
         """An empty graph of the same opset."""
-        return Builder(self.opset)
+        return GraphBuilder(self.opset)
 
-    def body(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+    def body(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
         """Fill this builder by `make` and give its graph."""
         symbols = [self.input("x", t) for t in types]
         outputs = make(self, *symbols)
-        return Body(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured))
+        return Subgraph(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured))
 
     def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Symbol]:
         """The outputs as values that this graph makes, one for each, under these names where given."""
         finished: list[Symbol] = []
         for i, value in enumerate(outputs):
-            symbol = self.adopted(value if self.is_value(value) else self.constant(value))
+            symbol = self.imported_value(value if self.is_value(value) else self.constant(value))
             assert symbol is not None
-            wish = names[i] if names else None
-            if wish and wish != symbol.name and not any(symbol is f for f in finished) and self.outer is None:
-                self.rename(0, [symbol], [wish])
-            if (wish and wish != symbol.name) or symbol.name not in self._made or any(symbol is f for f in finished):
-                name = self._wished(wish or "y")
+            hint = names[i] if names else None
+            if hint and hint != symbol.name and not any(symbol is f for f in finished) and self.outer is None:
+                self.rename(0, [symbol], [hint])
+            if (hint and hint != symbol.name) or symbol.name not in self._made or any(symbol is f for f in finished):
+                name = self._reserved_or_fresh(hint or "y")
                 self.nodes.append(helper.make_node("Identity", [symbol.name], [name], name=name))
                 self._made.add(name)
                 symbol = Symbol(name, self, symbol.type)
             finished.append(symbol)
         return finished
 
-    def proto(self, name: str, outputs: Sequence[Symbol], *, late: bool = False) -> GraphProto:
-        """The graph, without the nodes that nothing needs; `late` leaves the data of large initializers in `arrays`."""
+    def proto(self, name: str, outputs: Sequence[Symbol], *, deferred: bool = False) -> GraphProto:
+        """The graph, without the nodes that nothing needs; `deferred` leaves the data of large initializers in `arrays`."""
         nodes = _needed(self.nodes, [s.name for s in outputs])
         used = {n for node in nodes for n in reads(node)} | {s.name for s in outputs}
         marked = [helper.make_node("Constant", [], [n], name=node, value=self.initializers[n])
@@ -368,8 +368,8 @@ class Builder(Vocabulary[Symbol]):
             [*marked, *nodes], name, [_info(s) for s in self.inputs], [_info(s) for s in outputs],
             [t for n, t in self.initializers.items() if n in used],
         )  # fmt: skip
-        if not late:
-            save.fill(graph, self.arrays)
+        if not deferred:
+            save.attach_data(graph, self.arrays)
         return graph
 
 
@@ -393,7 +393,7 @@ def _info(symbol: Symbol) -> ValueInfoProto:
 
 def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
     """An attribute of the type that the operator's version in an opset gives it; raises UnsupportedModel (SX206)."""
-    if isinstance(value, Body):
+    if isinstance(value, Subgraph):
         return helper.make_attribute(name, value.proto)
     if isinstance(value, np.ndarray):
         return helper.make_attribute(name, numpy_helper.from_array(value, name))

@@ -11,8 +11,8 @@ from onnx import TypeProto, helper
 from ..ir.reader import read
 from ..proto.schemas import newest
 from ..runtime.executor import Executor
-from .base import Body, arguments
-from .builder import Builder, attribute_proto
+from .base import Subgraph, arguments
+from .builder import GraphBuilder, attribute_proto
 from .evaluate import Evaluator
 
 
@@ -20,19 +20,19 @@ class Eager(Evaluator):
     """Computes at once, on a device."""
 
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
-        if any(isinstance(v, Body) for v in attributes.values()):
+        if any(isinstance(v, Subgraph) for v in attributes.values()):
             return self._with_graphs(domain, op_type, arguments(self, domain, op_type, inputs), attributes, outputs)
         return super().call(op_type, inputs, attributes, outputs, domain)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
-        return Builder(self.opset, outer=self).body(make, types)
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+        return GraphBuilder(self.opset, outer=self).body(make, types)
 
     def _with_graphs(
         self, domain: str, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int
     ) -> list[Any]:
         """If, Loop, Scan: a model of this one node, whose inputs are also what its graphs take from outside."""
         executor, names = _one_node(self, domain, op_type, tuple(v is not None for v in inputs), attributes, outputs)
-        captured = {n: v for b in attributes.values() if isinstance(b, Body) for n, v in b.captured.items()}
+        captured = {n: v for b in attributes.values() if isinstance(b, Subgraph) for n, v in b.captured.items()}
         values = [*(v for v in inputs if v is not None), *(_unwrapped(captured[n]) for n in names)]
         assert isinstance(executor, Executor)
         return executor.run(executor.graph, values)
@@ -52,8 +52,8 @@ def _one_node(
     op: Eager, domain: str, op_type: str, present: tuple[bool, ...], attributes: dict[str, Any], outputs: int
 ) -> tuple[Any, list[str]]:
     """The executor of a node with graphs, and the names of what they capture; the same graphs give the same one."""
-    plain = tuple(sorted((n, str(v)) for n, v in attributes.items() if not isinstance(v, Body)))
-    bodies = [v for v in attributes.values() if isinstance(v, Body)]
+    plain = tuple(sorted((n, str(v)) for n, v in attributes.items() if not isinstance(v, Subgraph)))
+    bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     key = (domain, op_type, op.opset, str(op.device), present, plain, outputs, *(id(b.proto) for b in bodies))
     if key not in _executors:
         names = [f"in_{i}" if p else "" for i, p in enumerate(present)]

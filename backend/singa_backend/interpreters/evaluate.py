@@ -13,17 +13,17 @@ from .. import dtypes
 from ..devices import namespaces
 from ..devices.device import Device, resolve
 from ..ir.declaration import declarations
-from ..ir.versioned import Meaning, runs_on_host
+from ..ir.versioned import VersionedOperator, runs_on_host
 from ..proto.schemas import schema_version
-from .base import Body, Vocabulary, arguments
+from .base import Interpreter, Subgraph, arguments
 
 
 @cache
-def _meaning(domain: str, op_type: str, opset: int) -> Meaning:
+def _versioned(domain: str, op_type: str, opset: int) -> VersionedOperator:
     version = schema_version(domain, op_type, opset)
     if version is None:
         raise ValueError(f"opset {opset} has no {op_type}")
-    return Meaning(declarations[domain, op_type][version], version)
+    return VersionedOperator(declarations[domain, op_type][version], version)
 
 
 class _Empty(list[Any]):
@@ -33,7 +33,7 @@ class _Empty(list[Any]):
         self.dtype = dtype
 
 
-class Evaluator(Vocabulary[Any]):
+class Evaluator(Interpreter[Any]):
     """Compute single operators at once, on a device; operators with subgraphs need `Eager`."""
 
     def __init__(self, device: Device | None = None, opset: int | None = None) -> None:
@@ -42,27 +42,27 @@ class Evaluator(Vocabulary[Any]):
         self.opset = opset or defs.onnx_opset_version()
 
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
-        meaning = _meaning(domain, op_type, self.opset if domain == "" else 1 << 30)
+        operator = _versioned(domain, op_type, self.opset if domain == "" else 1 << 30)
         values = arguments(self, domain, op_type, inputs)
         if op_type == "SequenceEmpty":
             return [_Empty(dtypes.numpy_dtype(attributes.get("dtype") or dtypes.onnx_code(np.float32)))]
-        return self.call_version(meaning, values, attributes, (True,) * outputs)
+        return self.call_version(operator, values, attributes, (True,) * outputs)
 
     @property
-    def keeps_versions(self) -> bool:
+    def runs_old_versions(self) -> bool:
         return True
 
     def call_version(
-        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+        self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Any]:
         given = {n: _attribute(v) for n, v in attributes.items() if v is not None}
-        declaration, values, outputs = meaning.declaration, inputs, len(wanted)
+        declaration, values, outputs = operator.declaration, inputs, len(wanted)
         for name, kind in declaration.services.items():
-            given[name] = {"wanted": tuple(wanted), "version": meaning.version, "derived": _made}.get(kind)
+            given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
         with np.errstate(all="ignore"):
             if self.device.is_host or not runs_on_host(declaration, given, values):
-                return meaning.compute(self.xp, values, given, outputs)[:outputs]
-            made = meaning.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
+                return operator.compute(self.xp, values, given, outputs)[:outputs]
+            made = operator.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
         return [self.device.put(v) for v in made[:outputs]]
 
     def constant(self, value: Any, dtype: Any = None) -> Any:
@@ -79,13 +79,13 @@ class Evaluator(Vocabulary[Any]):
     def is_sequence(self, x: Any) -> bool:
         return isinstance(x, list)
 
-    def known(self, x: Any) -> np.ndarray | None:
+    def constant_value(self, x: Any) -> np.ndarray | None:
         return np.asarray(self.device.get(x))
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return tuple(x.shape)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
         raise TypeError("an Evaluator computes single operators; use Eager for subgraphs")
 
 

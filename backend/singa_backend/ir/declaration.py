@@ -10,7 +10,7 @@ Left of the star stand the inputs, right of it the attributes, with the names an
     run: Run           run(subgraph, *inputs) -> list of outputs, for operators with graph attributes
     wanted: Wanted     which outputs the node asks for, a tuple of bool
     version: Version   the schema version that the node means, where one body serves several
-    between: Between   the graph between the xs and the y of a Gradient
+    forward_graph: ForwardGraph   the graph between the xs and the y of a Gradient
     derived: Derived   derived(make) -> make(), made once for each node: what follows from the attributes alone
 
 An optional input that is absent takes the parameter's default.  What a body returns is cast to the dtype that the
@@ -49,7 +49,7 @@ Run: TypeAlias = Annotated[Callable[..., list[Any]], "run"]
 Wanted: TypeAlias = Annotated[tuple[bool, ...], "wanted"]
 Version: TypeAlias = Annotated[int, "version"]
 Derived: TypeAlias = Annotated[Callable[[Callable[[], Any]], Any], "derived"]
-Between: TypeAlias = Annotated[Any, "between"]
+ForwardGraph: TypeAlias = Annotated[Any, "forward_graph"]
 
 REQUIRED: Any = inspect.Parameter.empty
 
@@ -87,16 +87,18 @@ class Declaration:
     host: bool
     inputs: tuple[Input, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED where there is none
-    services: dict[str, str] = field(default_factory=dict)  # parameter -> "run", "wanted", "version", "derived" or "between"
-    rule: Rule | None = None
-    composition: Rule | None = None
+    services: dict[str, str] = field(
+        default_factory=dict
+    )  # parameter -> "run", "wanted", "version", "derived" or "forward_graph"
+    gradient_rule: Rule | None = None
+    decomposition_rule: Rule | None = None
     reason: str = ""
 
     def __post_init__(self) -> None:
         inputs: list[Input] = []
         for parameter in list(inspect.signature(self.body, eval_str=True).parameters.values())[1:]:
             kind, base = _annotation(parameter.annotation)
-            if kind in ("run", "wanted", "version", "derived", "between"):
+            if kind in ("run", "wanted", "version", "derived", "forward_graph"):
                 self.services[parameter.name] = kind
             elif parameter.kind == parameter.KEYWORD_ONLY:
                 self.attributes[parameter.name] = parameter.default
@@ -111,18 +113,18 @@ class Declaration:
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Declare the gradient, in ONNX's vocabulary; see differentiate.py for what a rule may ask for."""
         self._once("gradient")
-        self.rule = Rule(rule)
+        self.gradient_rule = Rule(rule)
         return rule
 
-    def composed(self, body: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposition(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """Declare what this operator means in other, newer operators.
 
         The body takes `op`, the inputs and the attributes, and gives the outputs.  An operator without a gradient of its
         own is differentiated through it, and a node of an old version is written so where a newer opset is asked for.
         """
-        if self.composition is not None:
+        if self.decomposition_rule is not None:
             raise ValueError(f"{self} is composed twice")
-        self.composition = Rule(body)
+        self.decomposition_rule = Rule(body)
         return body
 
     def no_gradient(self, reason: str) -> None:
@@ -131,7 +133,7 @@ class Declaration:
         self.reason = reason
 
     def _once(self, what: str) -> None:
-        if self.rule is not None or self.reason:
+        if self.gradient_rule is not None or self.reason:
             raise ValueError(f"the {what} of {self} is declared twice")
 
     def __str__(self) -> str:
@@ -160,9 +162,9 @@ class Declaration:
 
     def decompose(self, op: Any, version: int, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Any]:
         """The outputs of a call, written with the operators of the decomposition."""
-        assert self.composition is not None
+        assert self.decomposition_rule is not None
         known = {"wanted": (True,) * outputs, "version": version, **self.bind(inputs, attributes)}
-        result = self.composition(op, known)
+        result = self.decomposition_rule(op, known)
         return list(result)[:outputs] if isinstance(result, (tuple, list)) else [result]
 
     def arguments(self, xp: Xp, values: Sequence[Any]) -> list[Any]:

@@ -20,7 +20,7 @@ from onnx import ModelProto
 
 from .. import dtypes
 from ..proto.values import Value
-from .versioned import Meaning
+from .versioned import VersionedOperator
 
 ABSENT = -1
 """The slot of an input or output that a node leaves out."""
@@ -46,13 +46,13 @@ class Node:
     output_names: tuple[str, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
-    meaning: Meaning | None = None
+    operator: VersionedOperator | None = None
     function: Graph | None = None
-    between: Graph | None = None
+    forward_graph: Graph | None = None
 
     @property
     def version(self) -> int | None:
-        return self.meaning.version if self.meaning else None
+        return self.operator.version if self.operator else None
 
     @property
     def graphs(self) -> list[Graph]:
@@ -141,7 +141,7 @@ class Graph:
         if any(dtypes.is_float(x.dtype) for x in self.states.values()):
             return self
         settings = {
-            name for n in self.nodes if n.meaning and (declared := n.meaning.declaration.inputs)
+            name for n in self.nodes if n.operator and (declared := n.operator.declaration.inputs)
             for i, name in enumerate(n.input_names) if declared[min(i, len(declared) - 1)].host is not None
         }  # fmt: skip
         weights = {

@@ -25,7 +25,7 @@ from ..proto.schemas import DOMAINS, SINGA_DOMAIN, newest, plain_domain, schema_
 from ..proto.values import Value
 from .declaration import REQUIRED, Declaration, declarations
 from .graph import ABSENT, Graph, Node, runnable_order
-from .versioned import Meaning
+from .versioned import VersionedOperator
 
 MAX_PROBLEMS = 1000
 """More than these are not collected: a file that breaks every rule must not keep the reader busy."""
@@ -287,7 +287,7 @@ class _Scope:
             node.function = self._function(self.reader.functions[key], key, proto, where)
         else:
             self._operator(node, proto, where)
-        if (domain, proto.op_type) == TRAINING_GRADIENT and node.meaning is not None:
+        if (domain, proto.op_type) == TRAINING_GRADIENT and node.operator is not None:
             self._between(node, where)
         node.outputs = tuple(self.define(n) if n else ABSENT for n in proto.output)
         return node
@@ -323,7 +323,7 @@ class _Scope:
         for name in names:
             scope.define(name)
         nodes = self._nested(lambda: scope._nodes(between))
-        node.between = scope._graph(f"between_{node.name}", tuple(map(Value, names)), (Value(y),), nodes, {})
+        node.forward_graph = scope._graph(f"between_{node.name}", tuple(map(Value, names)), (Value(y),), nodes, {})
         node.inputs = (*node.inputs, *(s for s in slots if s is not None))
         node.input_names = (*node.input_names, *others)
 
@@ -362,7 +362,7 @@ class _Scope:
         given = self._attributes(proto, types, where)
         node.given = frozenset(given)
         node.attributes = self._arguments(given, schema, declaration, where)
-        node.meaning = Meaning(declaration, version)
+        node.operator = VersionedOperator(declaration, version)
 
     def _arity(self, proto: NodeProto, schema: defs.OpSchema, where: dict[str, Any]) -> None:
         for kind, names, formal, low, high in (

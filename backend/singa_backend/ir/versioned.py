@@ -87,7 +87,7 @@ class _Plan:
     grows: bool
 
 
-class Meaning:
+class VersionedOperator:
     """A declaration seen as one schema version: what the schema knows about types is applied around the body."""
 
     def __init__(self, declaration: Declaration, version: int) -> None:

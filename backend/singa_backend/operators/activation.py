@@ -49,7 +49,7 @@ def softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return softmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
 
 
-@softmax_1.composed
+@softmax_1.decomposition
 def _(op: Op, x: V, axis: int) -> V:
     return op.Reshape(op.Softmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
@@ -73,7 +73,7 @@ def log_softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return log_softmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
 
 
-@log_softmax_1.composed
+@log_softmax_1.decomposition
 def _(op: Op, x: V, axis: int) -> V:
     return op.Reshape(op.LogSoftmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
@@ -97,7 +97,7 @@ def hardmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return hardmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
 
 
-@hardmax_1.composed
+@hardmax_1.decomposition
 def _(op: Op, x: V, axis: int) -> V:
     return op.Reshape(op.Hardmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
@@ -153,7 +153,7 @@ def prelu_1(xp: Xp, x: Array, slope: Array) -> Array:
     return prelu(xp, x, slope)
 
 
-@prelu_1.composed
+@prelu_1.decomposition
 def _(op: Op, x: V, slope: V) -> V:
     """One slope, one for each channel, or as many as elements: which of them, the sizes say."""
     if op.rank(x) < 2 or op.rank(slope) == op.rank(x):
@@ -255,7 +255,7 @@ def selu_1(xp: Xp, x: Array, *, alpha: float = 1.6732, gamma: float = 1.0507) ->
     return selu(xp, x, alpha=alpha, gamma=gamma)
 
 
-@selu_1.composed
+@selu_1.decomposition
 def _(op: Op, x: V, alpha: float, gamma: float) -> V:
     return op.Selu(x, alpha=alpha, gamma=gamma)
 
@@ -352,6 +352,6 @@ def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
     return swish(xp, a, alpha=alpha) * b
 
 
-@swiglu.composed
+@swiglu.decomposition
 def _(op: Op, a: V, b: V, alpha: float) -> V:
     return op.Mul(op.Mul(a, op.Sigmoid(op.Mul(a, alpha))), b)

@@ -30,7 +30,7 @@ def add_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
     return add(xp, a, aligned(a, b, broadcast, axis))
 
 
-@add_1.composed
+@add_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Add(a, legacy(op, a, b, broadcast, axis))
 
@@ -50,7 +50,7 @@ def sub_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
     return sub(xp, a, aligned(a, b, broadcast, axis))
 
 
-@sub_1.composed
+@sub_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Sub(a, legacy(op, a, b, broadcast, axis))
 
@@ -70,7 +70,7 @@ def mul_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
     return mul(xp, a, aligned(a, b, broadcast, axis))
 
 
-@mul_1.composed
+@mul_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Mul(a, legacy(op, a, b, broadcast, axis))
 
@@ -105,7 +105,7 @@ def div_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
     return div(xp, a, aligned(a, b, broadcast, axis))
 
 
-@div_1.composed
+@div_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Div(a, legacy(op, a, b, broadcast, axis))
 
@@ -177,7 +177,7 @@ def pow_1(xp: Xp, x: Array, y: Array, *, axis: int | None = None, broadcast: int
     return pow_(xp, x, aligned(x, y, broadcast, axis))
 
 
-@pow_1.composed
+@pow_1.decomposition
 def _(op: Op, x: V, y: V, axis: int | None, broadcast: int) -> V:
     return op.Pow(x, legacy(op, x, y, broadcast, axis))
 
@@ -249,7 +249,7 @@ def sum_1(xp: Xp, *xs: Array) -> Array:
     return sum_(xp, *xs)
 
 
-@sum_1.composed
+@sum_1.decomposition
 def _(op: Op, xs: list[V]) -> V:
     return op.Sum(*xs)
 
@@ -271,7 +271,7 @@ def mean_1(xp: Xp, *xs: Array) -> Array:
     return mean(xp, *xs)
 
 
-@mean_1.composed
+@mean_1.decomposition
 def _(op: Op, xs: list[V]) -> V:
     return op.Mean(*xs)
 
@@ -300,7 +300,7 @@ def max_1(xp: Xp, *xs: Array) -> Array:
     return max_(xp, *xs)
 
 
-@max_1.composed
+@max_1.decomposition
 def _(op: Op, xs: list[V]) -> V:
     return op.Max(*xs)
 
@@ -322,7 +322,7 @@ def min_1(xp: Xp, *xs: Array) -> Array:
     return min_(xp, *xs)
 
 
-@min_1.composed
+@min_1.decomposition
 def _(op: Op, xs: list[V]) -> V:
     return op.Min(*xs)
 
@@ -359,7 +359,7 @@ def clip_1(xp: Xp, x: Array, *, max: float | None = None, min: float | None = No
     return _clip(xp, x, min, max)
 
 
-@clip_1.composed
+@clip_1.decomposition
 def _(op: Op, x: V, max: float | None, min: float | None) -> V:
     low, high = (None if b is None else op.constant(b, op.dtype(x)) for b in (min, max))
     return op.Clip(x, low, high)
@@ -370,7 +370,7 @@ def clip_6(xp: Xp, x: Array, *, max: float = 3.4028234663852886e38, min: float =
     return _clip(xp, x, min, max)
 
 
-@clip_6.composed
+@clip_6.decomposition
 def _(op: Op, x: V, max: float, min: float) -> V:
     return op.Clip(x, op.constant(min, op.dtype(x)), op.constant(max, op.dtype(x)))
 

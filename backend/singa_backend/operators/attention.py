@@ -102,7 +102,7 @@ def attention_23(
     return outputs
 
 
-@attention_23.composed
+@attention_23.decomposition
 def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, is_causal: int, kv_num_heads: int | None,
       q_num_heads: int | None, qk_matmul_output_mode: int, scale: float | None, softcap: float, softmax_precision: int | None,
       wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
@@ -197,7 +197,7 @@ def attention(
     return y, k, v, shown.astype(q.dtype)
 
 
-@attention.composed
+@attention.decomposition
 def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, nonpad_kv_seqlen: V, is_causal: int,
       kv_num_heads: int | None, left_window_size: int, q_num_heads: int | None, qk_matmul_output_mode: int,
       right_window_size: int, scale: float | None, softcap: float, softmax_precision: int | None) -> tuple[V, ...]:  # fmt: skip

@@ -220,7 +220,7 @@ def cast_6(xp: Xp, x: Array, *, to: int, saturate: int = 1) -> Array:
 cast_6.gradient(cast_back)
 
 
-@cast_6.composed
+@cast_6.decomposition
 def _(op: Op, x: V, to: int, saturate: int) -> V:
     return op.Cast(_rounded(op, x, dtypes.numpy_dtype(to)), to=to, saturate=saturate)
 
@@ -244,7 +244,7 @@ def cast_1(xp: Xp, x: Array, *, to: str) -> Array:
     return convert(xp, x, dtypes.numpy_dtype(code), version=1)
 
 
-@cast_1.composed
+@cast_1.decomposition
 def _(op: Op, x: V, to: str) -> V:
     return op.Cast(x, to=dict(TensorProto.DataType.items())[to.upper()])
 
@@ -266,7 +266,7 @@ def cast_like_15(xp: Xp, x: Array, target_type: Array, *, saturate: int = 1) -> 
 cast_like_15.gradient(cast_back)
 
 
-@cast_like_15.composed
+@cast_like_15.decomposition
 def _(op: Op, x: V, target_type: V, saturate: int) -> V:
     return op.CastLike(_rounded(op, x, op.dtype(target_type)), target_type, saturate=saturate)
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from .. import limits
-from ..autodiff.replay import back, run
+from ..autodiff.replay import run_subgraph, subgraph_gradients
 from ..devices import namespaces
 from ..devices.namespaces import Xp
 from ..dtypes import HOST_ONLY, STRING, is_float, onnx_code, onnx_name
 from ..errors import OperatorError, SonnxError
-from ..interpreters.base import BOOL, INT, Body, Op, V
+from ..interpreters.base import BOOL, INT, Op, Subgraph, V
 from ..ir.declaration import Host, Ints, operator
 from ..ir.graph import Graph
 from ..proto.values import Value
@@ -31,15 +31,15 @@ def if_(xp: Xp, cond: Host[bool], *, then_branch: Graph, else_branch: Graph, run
 
 
 @if_.gradient
-def _(op: Op, dys: list[V], cond: V, then_branch: Body, else_branch: Body, captured: list[V],
+def _(op: Op, dys: list[V], cond: V, then_branch: Subgraph, else_branch: Subgraph, captured: list[V],
       needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """Each branch computes itself once more and goes back; what it does not use has a gradient of zeros."""
     asked = [i for i, need in enumerate(needs[1:]) if need]
     first = len(then_branch.captured)
 
-    def branch(body: Body, own: range) -> Body:
+    def branch(body: Subgraph, own: range) -> Subgraph:
         def make(inner: Op) -> list[V]:
-            found = back(inner, body, [captured[i] for i in own], dys, [needs[1 + i] for i in own])
+            found = subgraph_gradients(inner, body, [captured[i] for i in own], dys, [needs[1 + i] for i in own])
             grads = dict(zip(own, found, strict=True))
             return [inner.zeros_like(captured[i]) if grads.get(i) is None else grads[i] for i in asked]
 
@@ -74,7 +74,7 @@ def loop(xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_
 
 
 @loop.gradient
-def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body: Body, captured: list[V],
+def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body: Subgraph, captured: list[V],
       needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """Run once more and keep the states, one entry a round; then take the rounds from the last to the first.
 
@@ -91,7 +91,7 @@ def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body
 
     def forward(inner: Op, i: V, go: V, count: V, *values: V) -> list[V]:
         kept, state = values[: len(values) - n], values[len(values) - n :]
-        go, *outs = run(inner, body, [i, go, *state, *captured])
+        go, *outs = run_subgraph(inner, body, [i, go, *state, *captured])
         ranks = [[None if s is None else len(s) for s in map(inner.shape, pair)] for pair in zip(state, outs, strict=False)]
         steady[:] = [t if before is not None and before == after else None
                      for t, (before, after) in zip(types, ranks, strict=True)]  # fmt: skip
@@ -101,12 +101,14 @@ def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body
     graph = op.graph(forward, [INT, BOOL, INT, *map(op.type, empty), *types])
     zero = op.constant(0, np.int64)
     rounds, *kept = op.call("Loop", [M, cond, zero, *empty, *v_initial], {"body": graph}, 1 + len(empty) + n)[: 1 + len(empty)]
-    rounds = op.typed(rounds, INT)
+    rounds = op.with_type(rounds, INT)
 
     def state_at(inner: Op, i: V) -> list[V]:
         if keeps:
-            return [inner.typed(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
-        again = inner.graph(lambda op, i, go, *state: run(op, body, [i, go, *state, *captured])[: 1 + n], [INT, BOOL, *types])
+            return [inner.with_type(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
+        again = inner.graph(
+            lambda op, i, go, *state: run_subgraph(op, body, [i, go, *state, *captured])[: 1 + n], [INT, BOOL, *types]
+        )
         return list(inner.call("Loop", [i, cond, *v_initial], {"body": again}, n))
 
     def backward(inner: Op, j: V, go: V, *values: V) -> list[V]:
@@ -117,7 +119,7 @@ def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body
             dstate[k] = d
         dscans = [None if d is None else inner.Gather(d, i) for d in dys[n:]]
         flows = [False, False, *(k in floats for k in range(n)), *needs[2 + n :]]
-        found = back(inner, body, [i, inner.constant(True), *state, *captured], [None, *dstate, *dscans], flows)[2:]
+        found = subgraph_gradients(inner, body, [i, inner.constant(True), *state, *captured], [None, *dstate, *dscans], flows)[2:]
         grads = [inner.zeros_like(state[k]) if found[k] is None else found[k] for k in floats]
         sums = [inner.add(d, found[n + k]) for d, k in zip(values[len(floats) :], asked, strict=True)]
         return [inner.Identity(go), *grads, *sums]
@@ -128,7 +130,7 @@ def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body
     made = op.call("Loop", [rounds, op.constant(True), *starts], {"body": graph}, len(starts)) if starts else []
     grads: list[V] = [None] * len(needs)
     for k, g in zip([*floats, *(n + i for i in asked)], made, strict=True):
-        grads[2 + k] = op.typed(g, op.type([*v_initial, *captured][k]))
+        grads[2 + k] = op.with_type(g, op.type([*v_initial, *captured][k]))
     return grads
 
 
@@ -244,7 +246,7 @@ def sequence_map(xp: Xp, input_sequence: list[Array], *additional_inputs: Any, b
 
 
 @sequence_map.gradient
-def _(op: Op, dys: list[V], input_sequence: V, additional_inputs: list[V], body: Body, captured: list[V],
+def _(op: Op, dys: list[V], input_sequence: V, additional_inputs: list[V], body: Subgraph, captured: list[V],
       needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """Sample by sample: the gradients of sequences are put into sequences, those of the others are summed."""
     values = [input_sequence, *additional_inputs, *captured]
@@ -254,7 +256,7 @@ def _(op: Op, dys: list[V], input_sequence: V, additional_inputs: list[V], body:
     def sample(inner: Op, i: V, go: V, *grads: V) -> list[V]:
         here = [inner.SequenceAt(v, i) if m else v for v, m in zip(values, many, strict=True)]
         dhere = [None if d is None else inner.SequenceAt(d, i) for d in dys]
-        found = back(inner, body, here, dhere, needs)
+        found = subgraph_gradients(inner, body, here, dhere, needs)
         out = []
         for k, grad in zip(asked, grads, strict=True):
             g = inner.zeros_like(here[k]) if found[k] is None else found[k]

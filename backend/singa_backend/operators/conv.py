@@ -208,7 +208,7 @@ def causal_conv_with_state(xp: Xp, x: Array, w: Array, b: Array | None = None, p
     return y, seen[..., length:]
 
 
-@causal_conv_with_state.composed
+@causal_conv_with_state.decomposition
 def _(op: Op, x: V, w: V, b: V, past_state: V, activation: str) -> tuple[V, V]:
     channels, length = op.Shape(x, start=1, end=2), op.Shape(x, start=2)
     before = op.Sub(op.Shape(w, start=2), 1)

@@ -103,7 +103,7 @@ def _(op: Op, dy: V, start: V, delta: V) -> tuple[V, V, V]:
     return op.Reshape(dstart, op.Shape(start)), None, op.Reshape(ddelta, op.Shape(delta))
 
 
-@range_.composed
+@range_.decomposition
 def _(op: Op, start: V, limit: V, delta: V, stash_type: int) -> V:
     """Before opset 11: the places of as many ones as there are values."""
     dtype = op.dtype(start)
@@ -174,7 +174,7 @@ def one_hot_9(xp: Xp, indices: Array, depth: Host[int], values: Array, *, axis: 
     return _one_hot(xp, _classes(xp, indices, depth), depth, values, axis)
 
 
-@one_hot_9.composed
+@one_hot_9.decomposition
 def _(op: Op, indices: V, depth: V, values: V, axis: int) -> V:
     """A negative index is put where no class is."""
     classes, i = op.Cast(op.Reshape(depth, [1]), to=7), op.Cast(indices, to=7)

@@ -58,7 +58,7 @@ def deform_conv(xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = Non
     return y if b is None else y + per_channel(b, m, y.ndim)
 
 
-@deform_conv.composed
+@deform_conv.decomposition
 def _(op: Op, x: V, w: V, offset: V, b: V, mask: V, dilations: Ints | None, group: int, offset_group: int, pads: Ints | None,
       strides: Ints | None) -> V:  # fmt: skip
     """Every window's pixels as columns, times the filters."""

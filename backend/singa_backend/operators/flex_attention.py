@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from .. import limits
-from ..autodiff.replay import run as run_body
+from ..autodiff.replay import run_subgraph
 from ..devices.namespaces import Xp
 from ..dtypes import onnx_code
 from ..errors import OperatorError
-from ..interpreters.base import Body, Op, V
+from ..interpreters.base import Op, Subgraph, V
 from ..ir.declaration import operator
 from ..ir.graph import Graph
 from ._api import Array, Run
@@ -60,16 +60,16 @@ def flex_attention(
     return y.astype(q.dtype).reshape(batch, heads, queries, v.shape[3])
 
 
-@flex_attention.composed
-def _(op: Op, q: V, k: V, v: V, prob_mod: Body | None, scale: float | None, score_mod: Body | None,
+@flex_attention.decomposition
+def _(op: Op, q: V, k: V, v: V, prob_mod: Subgraph | None, scale: float | None, score_mod: Subgraph | None,
       softmax_precision: int | None) -> V:  # fmt: skip
     scores = composed_scores(op, q, k, scale)
     dtype = precision(softmax_precision, np.dtype(np.float64 if op.dtype(q) == np.float64 else np.float32))
     code = onnx_code(dtype)
 
-    def modified(x: V, body: Body | None) -> V:
+    def modified(x: V, body: Subgraph | None) -> V:
         x = op.Cast(x, to=code)
-        return x if body is None else run_body(op, body, [x, *body.captured.values()])[0]
+        return x if body is None else run_subgraph(op, body, [x, *body.captured.values()])[0]
 
     probs = modified(op.Softmax(modified(scores, score_mod), axis=-1), prob_mod)
     return op.cast(op.MatMul(probs, op.Cast(for_each_query_head(op, v, q), to=code)), q)

@@ -158,7 +158,7 @@ def scatter(xp: Xp, x: Array, indices: Array, updates: Array, *, axis: int = 0) 
     return scatter_elements(xp, x, indices, updates, axis=axis, version=11)
 
 
-@scatter.composed
+@scatter.decomposition
 def _(op: Op, x: V, indices: V, updates: V, axis: int) -> V:
     return op.ScatterElements(x, indices, updates, axis=axis)
 

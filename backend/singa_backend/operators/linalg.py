@@ -153,7 +153,7 @@ def gemm_1(
     return y
 
 
-@gemm_1.composed
+@gemm_1.decomposition
 def _(op: Op, a: V, b: V, c: V, alpha: float, beta: float, transA: int, transB: int) -> V:
     return op.Gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
 

@@ -74,7 +74,7 @@ def linear_attention(
     return y, state.astype((query if past_state is None else past_state).dtype)
 
 
-@linear_attention.composed
+@linear_attention.decomposition
 def _(op: Op, query: V, key: V, value: V, past_state: V, decay: V, beta: V, kv_num_heads: int, q_num_heads: int, scale: float,
       update_rule: str) -> tuple[V, V]:  # fmt: skip
     """A Scan over the tokens; what it sees is (time, batch, heads, ...).  Half floats are widened, and rounded once."""

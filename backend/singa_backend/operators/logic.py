@@ -20,7 +20,7 @@ def and_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
     return and_(xp, a, aligned(a, b, broadcast, axis))
 
 
-@and_1.composed
+@and_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.And(a, legacy(op, a, b, broadcast, axis))
 
@@ -35,7 +35,7 @@ def or_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int 
     return or_(xp, a, aligned(a, b, broadcast, axis))
 
 
-@or_1.composed
+@or_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Or(a, legacy(op, a, b, broadcast, axis))
 
@@ -50,7 +50,7 @@ def xor_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
     return xor(xp, a, aligned(a, b, broadcast, axis))
 
 
-@xor_1.composed
+@xor_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Xor(a, legacy(op, a, b, broadcast, axis))
 
@@ -74,7 +74,7 @@ def equal_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: i
     return equal(xp, a, aligned(a, b, broadcast, axis))
 
 
-@equal_1.composed
+@equal_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Equal(a, legacy(op, a, b, broadcast, axis))
 
@@ -89,7 +89,7 @@ def greater_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast:
     return greater(xp, a, aligned(a, b, broadcast, axis))
 
 
-@greater_1.composed
+@greater_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Greater(a, legacy(op, a, b, broadcast, axis))
 
@@ -104,7 +104,7 @@ def less_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: in
     return less(xp, a, aligned(a, b, broadcast, axis))
 
 
-@less_1.composed
+@less_1.decomposition
 def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Less(a, legacy(op, a, b, broadcast, axis))
 

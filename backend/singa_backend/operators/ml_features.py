@@ -134,7 +134,7 @@ def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
     return x / xp.where(d == 0, 1, d).astype(x.dtype)
 
 
-@normalizer.composed
+@normalizer.decomposition
 def _(op: Op, x: V, norm: str) -> V:
     """Equal maxima share the gradient."""
     x = x if op.dtype(x).kind == "f" else op.Cast(x, to=11)

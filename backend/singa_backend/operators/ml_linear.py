@@ -129,7 +129,7 @@ def linear_classifier(
     return labels[z.argmax(axis=1)], transform(xp, z, post_transform)
 
 
-@linear_classifier.composed
+@linear_classifier.decomposition
 def _(op: Op, x: V, coefficients: Floats, intercepts: Floats | None, post_transform: str, classlabels_ints: Ints | None,
       classlabels_strings: Strings | None) -> tuple[V, V]:  # fmt: skip
     labels = class_labels(classlabels_ints, classlabels_strings)
@@ -154,6 +154,6 @@ def linear_regressor(
     return transform(xp, _scores(xp, x, coefficients or (), intercepts, targets), post_transform)
 
 
-@linear_regressor.composed
+@linear_regressor.decomposition
 def _(op: Op, x: V, coefficients: Floats | None, intercepts: Floats | None, post_transform: str, targets: int) -> V:
     return transform_in_parts(op, _scores_in_parts(op, x, coefficients or (), intercepts, targets), post_transform)

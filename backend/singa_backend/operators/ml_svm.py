@@ -54,7 +54,7 @@ def svm_regressor(
     return xp.where(z > 0, 1.0, -1.0) if one_class else transform(xp, z, post_transform)
 
 
-@svm_regressor.composed
+@svm_regressor.decomposition
 def _(op: Op, x: V, coefficients: Floats, support_vectors: Floats | None, n_supports: int, rho: Floats | None, kernel_type: str,
       kernel_params: Floats | None, one_class: int, post_transform: str) -> V:  # fmt: skip
     x = op.Cast(matrix_in_parts(op, x), to=11)

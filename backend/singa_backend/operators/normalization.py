@@ -149,7 +149,7 @@ def batch_normalization_7(
     return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, any(wanted[1:]), bool(spatial))
 
 
-@batch_normalization_7.composed
+@batch_normalization_7.decomposition
 def _(op: Op, x: V, scale: V, b: V, mean: V, var: V, epsilon: float, momentum: float, spatial: int,
       wanted: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
     return _normalized(op, x, (scale, b, mean, var), epsilon, momentum, any(wanted[1:]), bool(spatial))
@@ -196,7 +196,7 @@ def batch_normalization_1(
     return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, not is_test, bool(spatial))
 
 
-@batch_normalization_1.composed
+@batch_normalization_1.decomposition
 def _(
     op: Op, x: V, scale: V, b: V, mean: V, var: V, epsilon: float, momentum: float, is_test: int, spatial: int
 ) -> tuple[V, ...]:
@@ -218,7 +218,7 @@ def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon:
     return d * (scale / xp.sqrt(var + epsilon)) + b
 
 
-@instance_normalization.composed
+@instance_normalization.decomposition
 def _(op: Op, x: V, scale: V, b: V, epsilon: float) -> V:
     wide = [-1, *[1] * (op.rank(x) - 2)]
     y = _standard(op, x, list(range(2, op.rank(x))), epsilon)
@@ -249,7 +249,7 @@ def group_normalization(
     return normal.reshape(x.shape) * _per_channel(scale, x, "scale") + _per_channel(bias, x, "bias")
 
 
-@group_normalization.composed
+@group_normalization.decomposition
 def _(op: Op, x: V, scale: V, bias: V, num_groups: int, epsilon: float, version: int) -> V:
     shape, rank = op.Shape(x), op.rank(x)
     channels = op.Div(op.Shape(x, start=1, end=2), num_groups)
@@ -309,7 +309,7 @@ def _(op: Op, dys: list[V], x: V, scale: V, b: V, axis: int, epsilon: float) -> 
     return dx, op.sum_to(op.Mul(dy, normal), scale), None if b is None else op.sum_to(dy, b)
 
 
-@layer_normalization.composed
+@layer_normalization.decomposition
 def _(op: Op, x: V, scale: V, b: V, axis: int, epsilon: float, stash_type: int) -> tuple[V, V, V]:
     """The variance about the mean: ONNX's own body takes that of the squares, which cancels where values lie far from 0."""
     axes = list(range(axis % op.rank(x), op.rank(x)))
@@ -350,7 +350,7 @@ def _(op: Op, dy: V, x: V, scale: V, axis: int, epsilon: float) -> tuple[V, V]:
     return dx, op.sum_to(op.Mul(dy, op.cast(normal, dy)), scale)
 
 
-@rms_normalization.composed
+@rms_normalization.decomposition
 def _(op: Op, x: V, scale: V, axis: int, epsilon: float, stash_type: int) -> V:
     axes = list(range(axis % op.rank(x), op.rank(x)))
     z = _stashed_in(op, x, stash_type)

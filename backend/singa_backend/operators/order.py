@@ -65,7 +65,7 @@ def top_k_10(xp: Xp, x: Array, k: Host[int], *, axis: int = -1) -> tuple[Array, 
     return top_k(xp, x, k, axis=axis)  # type: ignore[no-any-return]
 
 
-@top_k_10.composed
+@top_k_10.decomposition
 def _(op: Op, x: V, k: V, axis: int) -> tuple[V, V]:
     y, i = op.TopK(x, k, axis=axis, outputs=2)
     return y, i
@@ -76,7 +76,7 @@ def top_k_1(xp: Xp, x: Array, *, axis: int = -1, k: int) -> tuple[Array, Array]:
     return top_k(xp, x, k, axis=axis)  # type: ignore[no-any-return]
 
 
-@top_k_1.composed
+@top_k_1.decomposition
 def _(op: Op, x: V, axis: int, k: int) -> tuple[V, V]:
     y, i = op.TopK(x, [k], axis=axis, outputs=2)
     return y, i

@@ -72,7 +72,7 @@ def slice_1(xp: Xp, x: Array, *, starts: Ints, ends: Ints, axes: Ints | None = N
     return slice_(xp, x, starts, ends, axes)
 
 
-@slice_1.composed
+@slice_1.decomposition
 def _(op: Op, x: V, starts: Ints, ends: Ints, axes: Ints | None) -> V:
     return op.Slice(x, list(starts), list(ends), None if axes is None else list(axes))
 
@@ -169,7 +169,7 @@ def pad_2(xp: Xp, x: Array, *, pads: Ints, mode: str = "constant", value: float 
     return _pad(xp, x, pads, mode, value, range(x.ndim))
 
 
-@pad_2.composed
+@pad_2.decomposition
 def _(op: Op, x: V, pads: Ints, mode: str, value: float) -> V:
     return op.Pad(x, list(pads), value, mode=mode)
 
@@ -181,6 +181,6 @@ def pad_1(xp: Xp, x: Array, *, paddings: Ints, mode: str = "constant", value: fl
     return pad_2(xp, x, pads=paddings, mode=mode, value=value)
 
 
-@pad_1.composed
+@pad_1.decomposition
 def _(op: Op, x: V, paddings: Ints, mode: str, value: float) -> V:
     return op.Pad(x, list(paddings), value, mode=mode)

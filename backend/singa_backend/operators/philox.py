@@ -50,7 +50,7 @@ def philox(xp: Xp, key: Host[np.ndarray], shape: Host[Ints]) -> Array:
     return xp.stack(c, axis=-1).reshape(-1)[:count].astype(np.uint32).reshape(shape)
 
 
-@philox.composed
+@philox.decomposition
 def _(op: Op, key: V, shape: V) -> V:
     """In int64, where products of 32 by 16 bits never overflow; BitwiseXor is there from opset 18 on."""
     count = op.ReduceProd(shape, keepdims=0)

@@ -1,4 +1,4 @@
-"""Between numbers and their quantized form: y = saturate(round(x / scale) + zero_point), and back."""
+"""ForwardGraph numbers and their quantized form: y = saturate(round(x / scale) + zero_point), and back."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def quantize_linear_10(xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | N
     return quantize_linear(xp, x, y_scale, y_zero_point)
 
 
-@quantize_linear_10.composed
+@quantize_linear_10.decomposition
 def _(op: Op, x: V, y_scale: V, y_zero_point: V) -> V:
     return op.QuantizeLinear(x, y_scale, y_zero_point)
 
@@ -152,7 +152,7 @@ def dequantize_linear_10(xp: Xp, x: Array, x_scale: Array, x_zero_point: Array |
     return dequantize_linear(xp, x, x_scale, x_zero_point)
 
 
-@dequantize_linear_10.composed
+@dequantize_linear_10.decomposition
 def _(op: Op, x: V, x_scale: V, x_zero_point: V) -> V:
     return op.DequantizeLinear(x, x_scale, x_zero_point)
 
@@ -168,7 +168,7 @@ def dynamic_quantize_linear(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     return quantize_linear(xp, x, scale, zero), scale, zero
 
 
-@dynamic_quantize_linear.composed
+@dynamic_quantize_linear.decomposition
 def _(op: Op, x: V) -> tuple[V, V, V]:
     low, high = op.Min(op.ReduceMin(x, keepdims=0), 0), op.Max(op.ReduceMax(x, keepdims=0), 0)
     scale = op.Div(op.Sub(high, low), 255)

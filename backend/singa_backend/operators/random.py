@@ -165,7 +165,7 @@ def dropout_7(xp: Xp, x: Array, *, ratio: float = 0.5, wanted: Wanted) -> tuple[
     return x, xp.ones(x.shape, dtype=bool) if any(wanted[1:]) else None
 
 
-@dropout_7.composed
+@dropout_7.decomposition
 def _(op: Op, x: V, version: int) -> tuple[V, V]:
     return op.Identity(x), _kept(op, x, version)
 
@@ -184,7 +184,7 @@ def dropout_1(xp: Xp, x: Array, *, ratio: float = 0.5, is_test: int = 0) -> tupl
     return _dropped(xp, x, ratio, None)
 
 
-@dropout_1.composed
+@dropout_1.decomposition
 def _(op: Op, x: V, ratio: float, is_test: int, version: int) -> tuple[V, V]:
     if is_test:
         return op.Identity(x), _kept(op, x, version)

@@ -218,7 +218,7 @@ def rnn(
     return layer.run([layer.initial("initial_h", initial_h)], cell)
 
 
-@rnn.composed
+@rnn.decomposition
 def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
       activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str,
       layout: int) -> tuple[V, ...]:  # fmt: skip
@@ -289,7 +289,7 @@ def gru(
     return layer.run([layer.initial("initial_h", initial_h)], cell)
 
 
-@gru.composed
+@gru.decomposition
 def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
       activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, layout: int,
       linear_before_reset: int) -> tuple[V, ...]:  # fmt: skip
@@ -346,7 +346,7 @@ def gru_1(
     return result
 
 
-@gru_1.composed
+@gru_1.decomposition
 def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
       activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, hidden_size: int | None,
       wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
@@ -411,7 +411,7 @@ def lstm(
     return layer.run([layer.initial("initial_h", initial_h), layer.initial("initial_c", initial_c)], cell)
 
 
-@lstm.composed
+@lstm.decomposition
 def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, initial_c: V, p: V, activation_alpha: Floats | None,
       activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, input_forget: int,
       layout: int) -> tuple[V, ...]:  # fmt: skip

@@ -180,7 +180,7 @@ def reduce_log_sum_exp_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims
 def _axes_as_input(old: Declaration) -> None:
     """Declare what an old version means in the newer one."""
 
-    @old.composed
+    @old.decomposition
     def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
         return getattr(op, old.name)(x, list(axes) if axes else None, keepdims=keepdims)
 

@@ -118,7 +118,7 @@ def _pool(
     return xp.moveaxis(bins.mean(axis=(2, 4)) if mode == "avg" else bins.max(axis=(2, 4)), -1, 1)
 
 
-@roi_align.composed
+@roi_align.decomposition
 def align_in_parts(
     op: Op, x: V, rois: V, batch_indices: V, coordinate_transformation_mode: str, mode: str, output_height: int,
     output_width: int, sampling_ratio: int, spatial_scale: float,
@@ -223,7 +223,7 @@ def roi_align_10(
     )  # fmt: skip
 
 
-@roi_align_10.composed
+@roi_align_10.decomposition
 def _(op: Op, x: V, rois: V, batch_indices: V, mode: str, output_height: int, output_width: int, sampling_ratio: int,
       spatial_scale: float) -> V:  # fmt: skip
     return op.RoiAlign(
@@ -271,7 +271,7 @@ def roi_bins(low: int, high: int, count: int, size: int) -> list[tuple[int, int]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in ends]
 
 
-@max_roi_pool.composed
+@max_roi_pool.decomposition
 def _(op: Op, x: V, rois: V, pooled_shape: Ints, spatial_scale: float) -> V:
     """Rows first, then columns.  Equal maxima share the gradient."""
     number = op.Cast(op.Gather(rois, 0, axis=1), to=7)

@@ -295,7 +295,7 @@ def _(op: Op, dy: V, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: In
             )  # fmt: skip
 
         return _by_one_matrix(op, dy, x, along, resized)
-    known = op.known(scales) if sizes is None else None
+    known = op.constant_value(scales) if sizes is None else None
     for i, axis in enumerate(along):
         old, new = (None if s is None else s[axis] for s in (op.shape(x), op.shape(dy)))
         if not cropped and isinstance(old, int) and old == new and (sizes is not None or (known is not None and known[i] == 1)):
@@ -347,7 +347,7 @@ def resize_10(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") 
     return _by_scales(xp, x, scales, mode, lambda span: np.floor if span.scale >= 1 else np.ceil)
 
 
-@resize_10.composed
+@resize_10.decomposition
 def _(op: Op, x: V, scales: V, mode: str) -> V:
     """What is enlarged rounds down, and then what is shrunk rounds up."""
     one = op.constant(1, op.dtype(scales))
@@ -370,7 +370,7 @@ def upsample(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") -
     return _by_scales(xp, x, scales, mode, lambda _: np.floor)
 
 
-@upsample.composed
+@upsample.decomposition
 def _(op: Op, x: V, scales: V, mode: str) -> V:
     return _upsampled(op, x, scales, mode)
 
@@ -381,7 +381,7 @@ def upsample_7(xp: Xp, x: Array, *, scales: Floats, mode: str = "nearest") -> Ar
     return upsample(xp, x, scales, mode=mode)
 
 
-@upsample_7.composed
+@upsample_7.decomposition
 def _(op: Op, x: V, scales: Floats, mode: str) -> V:
     return _upsampled(op, x, op.constant(scales, np.float32), mode)
 
@@ -394,6 +394,6 @@ def upsample_1(xp: Xp, x: Array, *, height_scale: float, width_scale: float, mod
     return upsample(xp, x, (1.0, 1.0, height_scale, width_scale), mode=mode)
 
 
-@upsample_1.composed
+@upsample_1.decomposition
 def _(op: Op, x: V, height_scale: float, width_scale: float, mode: str) -> V:
     return _upsampled(op, x, op.constant([1, 1, height_scale, width_scale], np.float32), mode)

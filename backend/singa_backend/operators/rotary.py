@@ -65,7 +65,7 @@ def rotary_embedding(
     return xp.concatenate([turned, rest], axis=-1).reshape(shape)
 
 
-@rotary_embedding.composed
+@rotary_embedding.decomposition
 def _(op: Op, x: V, cos: V, sin: V, position_ids: V, interleaved: int, num_heads: int | None, rotary_embedding_dim: int) -> V:
     shape, heads = op.Shape(x), 1
     if op.rank(x) == 3:

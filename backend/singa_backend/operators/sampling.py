@@ -119,7 +119,7 @@ def grid_sample(
     return y if work == dtype else saturated(xp, y, dtype)
 
 
-@grid_sample.composed
+@grid_sample.decomposition
 def in_parts(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
     """The nearest pixel does not change with the grid: its gradient is 0, as in PyTorch."""
     dtype = op.dtype(x)
@@ -158,7 +158,7 @@ def grid_sample_16(
     return grid_sample(xp, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
-@grid_sample_16.composed
+@grid_sample_16.decomposition
 def _(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
     """The modes were renamed."""
     if op.opset < 20:
@@ -187,7 +187,7 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
     return grid.reshape(size[0], *lengths, rank).astype(theta.dtype)
 
 
-@affine_grid.composed
+@affine_grid.decomposition
 def _(op: Op, theta: V, size: V, align_corners: int) -> V:
     """ONNX's own body takes no batch of one and divides by 0 for a single pixel."""
     counts = [(op.shape(theta) or (None,) * 3)[1], (op.shape(size) or (None,))[0]]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from .. import limits
-from ..autodiff.replay import back, run
+from ..autodiff.replay import run_subgraph, subgraph_gradients
 from ..devices.namespaces import Xp
 from ..dtypes import is_float, onnx_code
 from ..errors import OperatorError
-from ..interpreters.base import Body, Op, V
+from ..interpreters.base import Op, Subgraph, V
 from ..ir.declaration import Host, Ints, operator
 from ..ir.graph import Graph
 from ._api import Array, Run
@@ -98,7 +98,7 @@ def scan(
 
 @scan.gradient
 @scan_9.gradient
-def _(op: Op, dys: list[V], ys: list[V], values: list[V], body: Body, num_scan_inputs: int, scan_input_axes: Ints | None,
+def _(op: Op, dys: list[V], ys: list[V], values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Ints | None,
       scan_input_directions: Ints | None, scan_output_axes: Ints | None, scan_output_directions: Ints | None,
       captured: list[V], needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """Run once more and keep the states side by side; then scan the other way."""
@@ -111,7 +111,7 @@ def _(op: Op, dys: list[V], ys: list[V], values: list[V], body: Body, num_scan_i
     slices = [op.type(x, drop=[a]) for x, a in zip(xs, axes, strict=True)]
 
     def forward(inner: Op, *here: V) -> list[V]:
-        return [*run(inner, body, [*here, *captured])[:n], *(inner.Identity(s) for s in here[:n])]
+        return [*run_subgraph(inner, body, [*here, *captured])[:n], *(inner.Identity(s) for s in here[:n])]
 
     graph = op.graph(forward, [*map(op.type, state), *slices])
     kept = op.call("Scan", values, {"body": graph, "num_scan_inputs": len(xs), "scan_input_axes": axes,
@@ -131,7 +131,7 @@ def _(op: Op, dys: list[V], ys: list[V], values: list[V], body: Body, num_scan_i
         for k, _ in scans:
             dscans[k] = next(parts)
         flows = [*(k in floats for k in range(n)), *needs[n:]]
-        found = back(inner, body, [*then, *x, *captured], [*dstate, *dscans], flows)
+        found = subgraph_gradients(inner, body, [*then, *x, *captured], [*dstate, *dscans], flows)
 
         def grad(k: int, like: V) -> V:
             return inner.zeros_like(like) if found[k] is None else found[k]
@@ -156,8 +156,8 @@ def _(op: Op, dys: list[V], ys: list[V], values: list[V], body: Body, num_scan_i
     return grads
 
 
-@scan_9.composed
-def _(op: Op, values: list[V], body: Body, num_scan_inputs: int, scan_input_axes: Ints | None,
+@scan_9.decomposition
+def _(op: Op, values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Ints | None,
       scan_input_directions: Ints | None, scan_output_axes: Ints | None, scan_output_directions: Ints | None,
       wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
     attributes = {"body": body, "num_scan_inputs": num_scan_inputs, "scan_input_axes": scan_input_axes,
@@ -215,8 +215,8 @@ def _padded(xp: Xp, y: Array, length: int) -> Array:
     return namespace_of(xp, y).concatenate([y, rest], 0)
 
 
-@scan_8.composed
-def _(op: Op, sequence_lens: V, values: list[V], body: Body, directions: Ints | None, num_scan_inputs: int,
+@scan_8.decomposition
+def _(op: Op, sequence_lens: V, values: list[V], body: Subgraph, directions: Ints | None, num_scan_inputs: int,
       wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """A Scan over the samples, whose body scans one of them; what lies behind its length is cut off, and put back as zeros."""
     states, xs = _parts(values, num_scan_inputs)

@@ -210,7 +210,7 @@ def optional_has_element_15(xp: Xp, x: Any) -> Array:
     return xp.asarray(x is not None)
 
 
-@optional_has_element_15.composed
+@optional_has_element_15.decomposition
 def _(op: Op, x: V) -> V:
     return op.OptionalHasElement(x)
 

@@ -83,7 +83,7 @@ def reshape_1(xp: Xp, x: Array, *, shape: Ints = ()) -> Array:
     return reshape(xp, x, shape)
 
 
-@reshape_1.composed
+@reshape_1.decomposition
 def _(op: Op, x: V, shape: Ints) -> V:
     return op.Reshape(x, list(shape))
 
@@ -104,7 +104,7 @@ def flatten_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return rows(x, axis)
 
 
-@flatten_1.composed
+@flatten_1.decomposition
 def _(op: Op, x: V, axis: int) -> V:
     return op.Flatten(x, axis=axis)
 
@@ -128,7 +128,7 @@ def squeeze_11(xp: Xp, x: Array, *, axes: Ints | None = None) -> Array:
     return squeeze(xp, x, axes)
 
 
-@squeeze_11.composed
+@squeeze_11.decomposition
 def _(op: Op, x: V, axes: Ints | None) -> V:
     return op.Squeeze(x, None if axes is None else list(axes))
 
@@ -139,7 +139,7 @@ def squeeze_1(xp: Xp, x: Array, *, axes: Ints | None = None) -> Array:
     return squeeze(xp, x, axes)
 
 
-@squeeze_1.composed
+@squeeze_1.decomposition
 def _(op: Op, x: V, axes: Ints | None) -> V:
     return op.Squeeze(x, None if axes is None else list(axes))
 
@@ -170,8 +170,8 @@ def unsqueeze_1(xp: Xp, x: Array, *, axes: Ints) -> Array:
     return unsqueeze(xp, x, axes)
 
 
-@unsqueeze_1.composed
-@unsqueeze_11.composed
+@unsqueeze_1.decomposition
+@unsqueeze_11.decomposition
 def _(op: Op, x: V, axes: Ints) -> V:
     return op.Unsqueeze(x, list(axes))
 
@@ -218,7 +218,7 @@ def concat_1(xp: Xp, *xs: Array, axis: int = 1) -> Array:
     return concat(xp, *xs, axis=axis)
 
 
-@concat_1.composed
+@concat_1.decomposition
 def _(op: Op, xs: list[V], axis: int) -> V:
     return op.Concat(*xs, axis=axis)
 
@@ -262,7 +262,7 @@ def split_13(xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0
     return _split(x, split, axis, wanted)
 
 
-@split_13.composed
+@split_13.decomposition
 def _(op: Op, x: V, split: V, axis: int, wanted: tuple[bool, ...]) -> list[V]:
     return _split_into(op, x, split, axis, len(wanted))
 
@@ -278,7 +278,7 @@ def split_2(xp: Xp, x: Array, *, axis: int = 0, split: Ints | None = None, wante
     return _split(x, split, axis, wanted)
 
 
-@split_2.composed
+@split_2.decomposition
 def _(op: Op, x: V, axis: int, split: Ints | None, wanted: tuple[bool, ...]) -> list[V]:
     return _split_into(op, x, None if split is None else list(split), axis, len(wanted))
 
@@ -290,7 +290,7 @@ def split_1(xp: Xp, x: Array, sizes: Host[Ints] | None = None, *, axis: int = 0,
     return _split(x, split if sizes is None else [int(s) for s in sizes], axis, wanted)
 
 
-@split_1.composed
+@split_1.decomposition
 def _(op: Op, x: V, sizes: V, axis: int, split: Ints | None, wanted: tuple[bool, ...]) -> list[V]:
     given = None if split is None else list(split)
     return _split_into(op, x, given if sizes is None else op.Cast(sizes, to=7), axis, len(wanted))
@@ -338,7 +338,7 @@ def tile_1(xp: Xp, x: Array, tiles: Host[int], axis: Host[int]) -> Array:
     return tile(xp, x, tuple(tiles if i == axis else 1 for i in range(x.ndim)))
 
 
-@tile_1.composed
+@tile_1.decomposition
 def _(op: Op, x: V, tiles: V, axis: V) -> V:
     rank = op.rank(x)
     here = op.Equal(op.Range(0, rank, 1), op.Mod(op.Cast(axis, to=7), rank))

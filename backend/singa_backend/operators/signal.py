@@ -104,7 +104,7 @@ def dft_17(xp: Xp, x: Array, dft_length: Host[int] | None = None, *, axis: int =
 dft_17.gradient(dft_back)
 
 
-@dft_17.composed
+@dft_17.decomposition
 def _(op: Op, x: V, dft_length: V, axis: int, inverse: int, onesided: int) -> V:
     return op.DFT(x, dft_length, axis, inverse=inverse, onesided=onesided)
 
@@ -146,7 +146,7 @@ def stft(
     return _parts(xp, spectrum).astype(signal.dtype)
 
 
-@stft.composed
+@stft.decomposition
 def _(op: Op, signal: V, frame_step: V, window: V, frame_length: V, onesided: int) -> V:
     """Overlapping frames are gathered, weighted and transformed."""
     length = op.Shape(signal, start=1, end=2)
@@ -209,7 +209,7 @@ def _as_graph(declared: Any, a0: float, a1: float, a2: float) -> None:
     """In doubles, as above: ONNX's function bodies compute in floats, and give integers a peak of 0."""
     declared.no_gradient("constant")
 
-    @declared.composed  # type: ignore[untyped-decorator]
+    @declared.decomposition  # type: ignore[untyped-decorator]
     def _(op: Op, size: V, output_datatype: int, periodic: int) -> V:
         count = op.Cast(op.Reshape(size, op.constant([], np.int64)), to=int(TensorProto.INT64))
         last = op.Cast(count, to=int(TensorProto.DOUBLE)) if periodic else op.Cast(op.Sub(count, 1), to=int(TensorProto.DOUBLE))

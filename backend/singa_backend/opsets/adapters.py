@@ -1,7 +1,7 @@
 """Newest forms written as older ones, where more changed than the place of an argument; see writer.py.
 
-A rule takes the inputs and attributes of the newest declaration by their names, and `op`, a Writer, and gives the outputs.
-`op.older` writes a node in the form of the older version; everything else is written in the newest one, and so on down.
+A rule takes the inputs and attributes of the newest declaration by their names, and `op`, a OpsetWriter, and gives the outputs.
+`op.at_target` writes a node in the form of the older version; everything else is written in the newest one, and so on down.
 A rule raises Unwritable where its version cannot say what is asked.
 """
 
@@ -15,24 +15,24 @@ import numpy as np
 from onnx import TensorProto
 
 from .. import dtypes
-from ..interpreters.base import Body, V
-from .writer import Unwritable, Writer, older
+from ..interpreters.base import Subgraph, V
+from .writer import OpsetWriter, Unwritable, adapter
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-@older("Shape", 1, 13)
-def _(op: Writer, x: V, start: int, end: int | None) -> Any:
-    whole = op.older("Shape", [x], {})
+@adapter("Shape", 1, 13)
+def _(op: OpsetWriter, x: V, start: int, end: int | None) -> Any:
+    whole = op.at_target("Shape", [x], {})
     if start == 0 and end is None:
         return whole[0]
     return op.Slice(whole[0], [start], [end if end is not None else np.iinfo(np.int64).max], [0])
 
 
-@older("Reshape", 5, 13)
-def _(op: Writer, x: V, shape: V, allowzero: int) -> Any:
+@adapter("Reshape", 5, 13)
+def _(op: OpsetWriter, x: V, shape: V, allowzero: int) -> Any:
     """Before opset 14 a 0 always kept the size at its place: that is the same for a tensor without sizes of 0."""
-    known, mine = op.known(shape), op.shape(x)
+    known, mine = op.constant_value(shape), op.shape(x)
     if allowzero and known is None and mine is not None and 0 in mine:
         raise Unwritable("a Reshape before opset 14 by computed sizes keeps those of an empty tensor")
     if allowzero and known is not None and 0 in known:
@@ -42,14 +42,14 @@ def _(op: Writer, x: V, shape: V, allowzero: int) -> Any:
         text = "below opset 14 a Reshape by computed sizes is right for tensors with elements; empty ones need allowzero"
         if text not in op.warnings:
             op.warnings.append(text)
-    return op.older("Reshape", [x, shape], {})
+    return op.at_target("Reshape", [x, shape], {})
 
 
-def _axes(op: Writer, axes: V, name: str) -> list[int] | None:
+def _axes(op: OpsetWriter, axes: V, name: str) -> list[int] | None:
     return None if axes is None else [int(a) for a in op.value(axes, f"axes of {name}").reshape(-1)]
 
 
-def _from_front(op: Writer, x: V, axes: Sequence[int], name: str, more: int = 0) -> list[int]:
+def _from_front(op: OpsetWriter, x: V, axes: Sequence[int], name: str, more: int = 0) -> list[int]:
     """Axes counted from the front, as old versions want them; the rank, that of `x` and `more`, is asked for where one is not."""
     if min(axes, default=0) >= 0:
         return list(axes)
@@ -57,27 +57,27 @@ def _from_front(op: Writer, x: V, axes: Sequence[int], name: str, more: int = 0)
     return [a + rank if a < 0 else a for a in axes]
 
 
-@older("Squeeze", 1, 11)
-def _(op: Writer, x: V, axes: V) -> Any:
+@adapter("Squeeze", 1, 11)
+def _(op: OpsetWriter, x: V, axes: V) -> Any:
     named = _axes(op, axes, "Squeeze")
-    return op.older("Squeeze", [x], {"axes": named and _from_front(op, x, named, "Squeeze")})
+    return op.at_target("Squeeze", [x], {"axes": named and _from_front(op, x, named, "Squeeze")})
 
 
-@older("Unsqueeze", 1, 11)
-def _(op: Writer, x: V, axes: V) -> Any:
+@adapter("Unsqueeze", 1, 11)
+def _(op: OpsetWriter, x: V, axes: V) -> Any:
     named = _axes(op, axes, "Unsqueeze")
     if not named:
         return op.Identity(x)
-    return op.older("Unsqueeze", [x], {"axes": _from_front(op, x, named, "Unsqueeze", len(named))})
+    return op.at_target("Unsqueeze", [x], {"axes": _from_front(op, x, named, "Unsqueeze", len(named))})
 
 
-@older("Flatten", 1, 9)
-def _(op: Writer, x: V, axis: int) -> Any:
-    return op.older("Flatten", [x], {"axis": _from_front(op, x, [axis], "Flatten")[0]})
+@adapter("Flatten", 1, 9)
+def _(op: OpsetWriter, x: V, axis: int) -> Any:
+    return op.at_target("Flatten", [x], {"axis": _from_front(op, x, [axis], "Flatten")[0]})
 
 
-@older("Split", 2, 11, 13)
-def _(op: Writer, x: V, split: V, axis: int, num_outputs: int | None, outputs: int) -> Any:
+@adapter("Split", 2, 11, 13)
+def _(op: OpsetWriter, x: V, split: V, axis: int, num_outputs: int | None, outputs: int) -> Any:
     """Parts of an unequal last one had to be given by their sizes."""
     dims = op.shape(x)
     size = None if dims is None else dims[axis]
@@ -92,29 +92,29 @@ def _(op: Writer, x: V, split: V, axis: int, num_outputs: int | None, outputs: i
             left = op.Sub(op.Gather(op.Shape(x), axis), begins)
             split = op.Max(op.Min(each, left), op.constant([0], np.int64))
     if split is not None and op.target < 13:
-        return op.older("Split", [x], {"axis": axis, "split": op.value(split, "split of Split").tolist()}, outputs=outputs)
-    return op.older("Split", [x, split], {"axis": axis}, outputs=outputs)
+        return op.at_target("Split", [x], {"axis": axis, "split": op.value(split, "split of Split").tolist()}, outputs=outputs)
+    return op.at_target("Split", [x, split], {"axis": axis}, outputs=outputs)
 
 
-@older("Slice", 1)
-def _(op: Writer, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
+@adapter("Slice", 1)
+def _(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
     if steps is not None and (op.value(steps, "steps of Slice") != 1).any():
         raise Unwritable("a Slice before opset 10 has no steps")
     named = _axes(op, axes, "Slice")
     bounds = {n: op.value(v, f"{n} of Slice").reshape(-1).tolist() for n, v in (("starts", starts), ("ends", ends))}
-    return op.older("Slice", [x], {"axes": named and _from_front(op, x, named, "Slice"), **bounds})
+    return op.at_target("Slice", [x], {"axes": named and _from_front(op, x, named, "Slice"), **bounds})
 
 
-@older("Slice", 10)
-def _(op: Writer, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
+@adapter("Slice", 10)
+def _(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
     """Version 10 does not promise negative axes."""
-    known = None if axes is None else op.known(axes)
+    known = None if axes is None else op.constant_value(axes)
     if known is not None and (known < 0).any():
         axes = op.constant(known % op.rank_of(x, "Slice's input"), known.dtype)
-    return op.older("Slice", [x, starts, ends, axes, steps], {})
+    return op.at_target("Slice", [x, starts, ends, axes, steps], {})
 
 
-def _full_pads(op: Writer, x: V, pads: V, axes: V) -> list[int]:
+def _full_pads(op: OpsetWriter, x: V, pads: V, axes: V) -> list[int]:
     values = op.value(pads, "pads of Pad").reshape(-1).tolist()
     if axes is None:
         return [int(v) for v in values]
@@ -130,54 +130,54 @@ def _no_wrap(mode: str) -> None:
         raise Unwritable("a Pad before opset 19 has no mode 'wrap'")
 
 
-@older("Pad", 2)
-def _(op: Writer, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
+@adapter("Pad", 2)
+def _(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
     _no_wrap(mode)
     value = 0.0 if constant_value is None else _number(op, constant_value, "constant_value of Pad")
-    return op.older("Pad", [x], {"pads": _full_pads(op, x, pads, axes), "mode": mode, "value": value})
+    return op.at_target("Pad", [x], {"pads": _full_pads(op, x, pads, axes), "mode": mode, "value": value})
 
 
-@older("Pad", 11, 13)
-def _(op: Writer, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
+@adapter("Pad", 11, 13)
+def _(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
     _no_wrap(mode)
     full = pads if axes is None else op.constant(_full_pads(op, x, pads, axes), np.int64)
-    return op.older("Pad", [x, full, constant_value], {"mode": mode})
+    return op.at_target("Pad", [x, full, constant_value], {"mode": mode})
 
 
-@older("Pad", 18)
-def _(op: Writer, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
+@adapter("Pad", 18)
+def _(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
     _no_wrap(mode)
-    return op.older("Pad", [x, pads, constant_value, axes], {"mode": mode})
+    return op.at_target("Pad", [x, pads, constant_value, axes], {"mode": mode})
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-@older("Clip", 6)
-def _(op: Writer, x: V, low: V, high: V) -> Any:
+@adapter("Clip", 6)
+def _(op: OpsetWriter, x: V, low: V, high: V) -> Any:
     bounds = {n: v for n, v in (("min", low), ("max", high)) if v is not None}
     if op.target >= 8 and any(_as_attribute(op, v) is None for v in bounds.values()):
         y = x if low is None else op.Max(x, low)
         return y if high is None else op.Min(y, high)
-    return op.older("Clip", [x], {n: _number(op, v, f"{n} of Clip") for n, v in bounds.items()})
+    return op.at_target("Clip", [x], {n: _number(op, v, f"{n} of Clip") for n, v in bounds.items()})
 
 
-def _as_attribute(op: Writer, x: V) -> float | None:
+def _as_attribute(op: OpsetWriter, x: V) -> float | None:
     """A known number that float32, in which attributes are held, holds too."""
-    known = op.known(x)
+    known = op.constant_value(x)
     value = None if known is None else float(known.reshape(-1)[0])
     return value if value is None or value != value or float(np.float32(value)) == value else None
 
 
-def _number(op: Writer, x: V, what: str) -> float:
+def _number(op: OpsetWriter, x: V, what: str) -> float:
     value = _as_attribute(op, x)
     if value is None:
         raise Unwritable(f"{what} is {op.value(x, what).reshape(-1)[0]}, and an attribute holds what float32 holds")
     return value
 
 
-@older("Sum", 6)
-def _(op: Writer, xs: list[V]) -> Any:
+@adapter("Sum", 6)
+def _(op: OpsetWriter, xs: list[V]) -> Any:
     """It did not broadcast before opset 8; Add did."""
     total = xs[0]
     for v in xs[1:]:
@@ -185,62 +185,62 @@ def _(op: Writer, xs: list[V]) -> Any:
     return total if len(xs) > 1 else op.Identity(total)
 
 
-@older("Mean", 6)
-def _(op: Writer, xs: list[V]) -> Any:
+@adapter("Mean", 6)
+def _(op: OpsetWriter, xs: list[V]) -> Any:
     return op.Div(op.Sum(*xs), op.constant(len(xs), op.dtype(xs[0])))
 
 
 def _of_one_shape(name: str) -> None:
-    @older(name, 6)
-    def _(op: Writer, xs: list[V]) -> Any:
+    @adapter(name, 6)
+    def _(op: OpsetWriter, xs: list[V]) -> Any:
         """Before opset 8 these did not broadcast, but Mul did: by ones of the whole shape."""
         shape = op.shape(xs[0])
         known = shape is not None and all(isinstance(d, int) for d in shape)
         if len(xs) == 1 or (known and all(op.shape(x) == shape for x in xs)):
-            return op.older(name, list(xs), {})
+            return op.at_target(name, list(xs), {})
         never = op.And(op.Less(xs[0], 0), op.Greater(xs[0], 0))
         for x in xs[1:]:
             never = op.Or(never, op.And(op.Less(x, 0), op.Greater(x, 0)))
         ones = op.Cast(op.Not(never), to=dtypes.onnx_code(op.dtype(xs[0])))
-        return op.older(name, [op.Mul(x, ones) for x in xs], {})
+        return op.at_target(name, [op.Mul(x, ones) for x in xs], {})
 
 
 _of_one_shape("Max")
 _of_one_shape("Min")
 
 
-@older("Pow", 7)
-def _(op: Writer, x: V, y: V) -> Any:
+@adapter("Pow", 7)
+def _(op: OpsetWriter, x: V, y: V) -> Any:
     """Before opset 12 base and exponent were of one type."""
     has, wants = op.dtype(y), op.dtype(x)
     if has == wants:
-        return op.older("Pow", [x, y], {})
-    known = op.known(y)
+        return op.at_target("Pow", [x, y], {})
+    known = op.constant_value(y)
     if not np.can_cast(has, wants) and (known is None or not np.array_equal(known.astype(wants), known)):
         raise Unwritable(
             f"Pow before opset 12 has no exponent of {dtypes.onnx_name(has)} for a base of {dtypes.onnx_name(wants)}"
         )
-    return op.older("Pow", [x, op.Cast(y, to=dtypes.onnx_code(wants))], {})
+    return op.at_target("Pow", [x, op.Cast(y, to=dtypes.onnx_code(wants))], {})
 
 
-@older("Equal", 7)
-def _(op: Writer, a: V, b: V) -> Any:
+@adapter("Equal", 7)
+def _(op: OpsetWriter, a: V, b: V) -> Any:
     """Floats came with opset 11: before it two are equal where neither is greater, and both are numbers."""
     if not np.issubdtype(op.dtype(a), np.floating):
-        return op.older("Equal", [a, b], {})
-    beside = op.Or(op.older("Less", [a, b], {})[0], op.older("Greater", [a, b], {})[0])
+        return op.at_target("Equal", [a, b], {})
+    beside = op.Or(op.at_target("Less", [a, b], {})[0], op.at_target("Greater", [a, b], {})[0])
     return op.Not(op.Or(beside, op.Or(_is_nan(op, a), _is_nan(op, b))))
 
 
-def _is_nan(op: Writer, x: V) -> V:
+def _is_nan(op: OpsetWriter, x: V) -> V:
     """Before opset 9, which has IsNaN: a number lies below 1 or above 0."""
     if op.target >= 9:
         return op.IsNaN(x)
     return op.Not(op.Or(op.Less(x, 1), op.Greater(x, 0)))
 
 
-@older("Cast", 21, 23)
-def _(op: Writer, x: V, to: int, saturate: int, round_mode: str) -> Any:
+@adapter("Cast", 21, 23)
+def _(op: OpsetWriter, x: V, to: int, saturate: int, round_mode: str) -> Any:
     """Before opset 24 floats were rounded to 4 bits, and saturated; whole numbers lost their high bits then as now."""
     dtype = dtypes.numpy_dtype(to)
     if round_mode != "up":
@@ -250,11 +250,11 @@ def _(op: Writer, x: V, to: int, saturate: int, round_mode: str) -> Any:
     if dtype in dtypes.FLOAT4 and dtypes.is_float(op.dtype(x)):  # it has no NaN, which was the largest value then
         nan = np.float32(np.nan).astype(dtype).astype(op.dtype(x))
         x = op.Where(op.IsNaN(x), op.constant(nan), x)
-    return op.older("Cast", [x], {"to": to, "saturate": saturate})
+    return op.at_target("Cast", [x], {"to": to, "saturate": saturate})
 
 
-@older("CastLike", 21, 23)
-def _(op: Writer, x: V, target_type: V, saturate: int, round_mode: str) -> Any:
+@adapter("CastLike", 21, 23)
+def _(op: OpsetWriter, x: V, target_type: V, saturate: int, round_mode: str) -> Any:
     return op.Cast(x, to=dtypes.onnx_code(op.dtype(target_type)), saturate=saturate, round_mode=round_mode)
 
 
@@ -262,8 +262,8 @@ def _(op: Writer, x: V, target_type: V, saturate: int, round_mode: str) -> Any:
 
 
 def _rowwise(name: str) -> None:
-    @older(name, 1, 11)
-    def _(op: Writer, x: V, axis: int) -> Any:
+    @adapter(name, 1, 11)
+    def _(op: OpsetWriter, x: V, axis: int) -> Any:
         """Before opset 13 all axes from `axis` on were one: the last axis means the same then and now."""
         rank = op.rank_of(x, f"{name}'s input")
         if rank == 0:
@@ -271,7 +271,7 @@ def _rowwise(name: str) -> None:
         axis %= rank
         perm = [a for a in range(rank) if a != axis] + [axis]
         turned = op.Transpose(x, perm=perm) if axis != rank - 1 else x
-        y = op.older(name, [turned], {"axis": rank - 1})[0]
+        y = op.at_target(name, [turned], {"axis": rank - 1})[0]
         return op.Transpose(y, perm=[perm.index(a) for a in range(rank)]) if axis != rank - 1 else y
 
 
@@ -282,13 +282,13 @@ for _name in ("Softmax", "LogSoftmax", "Hardmax"):
 def _reduction(name: str) -> None:
     versions = (1, 11) if name == "ReduceSum" else (1, 11, 12, 13) if name in ("ReduceMax", "ReduceMin") else (1, 11, 13)
 
-    @older(name, *versions)
-    def _(op: Writer, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> Any:
+    @adapter(name, *versions)
+    def _(op: OpsetWriter, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> Any:
         named = _axes(op, axes, name)
         if not named and noop_with_empty_axes:
             whole = {"ReduceL1": op.Abs, "ReduceL2": op.Abs, "ReduceLogSum": op.Log, "ReduceSumSquare": lambda v: op.Mul(v, v)}
             return whole.get(name, op.Identity)(x)
-        return op.older(name, [x], {"axes": _from_front(op, x, named or (), name) or None, "keepdims": keepdims})
+        return op.at_target(name, [x], {"axes": _from_front(op, x, named or (), name) or None, "keepdims": keepdims})
 
 
 for _name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"):
@@ -296,31 +296,31 @@ for _name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "
 
 
 def _best(name: str) -> None:
-    @older(name, 1, 11)
-    def _(op: Writer, x: V, axis: int, keepdims: int, select_last_index: int) -> Any:
+    @adapter(name, 1, 11)
+    def _(op: OpsetWriter, x: V, axis: int, keepdims: int, select_last_index: int) -> Any:
         if select_last_index:
             raise Unwritable(f"{name} before opset 12 gives the first of equal ones")
-        return op.older(name, [x], {"axis": _from_front(op, x, [axis], name)[0], "keepdims": keepdims})
+        return op.at_target(name, [x], {"axis": _from_front(op, x, [axis], name)[0], "keepdims": keepdims})
 
 
 for _name in ("ArgMax", "ArgMin"):
     _best(_name)
 
 
-@older("Concat", 4)
-def _(op: Writer, xs: list[V], axis: int) -> Any:
-    return op.older("Concat", list(xs), {"axis": _from_front(op, xs[0], [axis], "Concat")[0]})
+@adapter("Concat", 4)
+def _(op: OpsetWriter, xs: list[V], axis: int) -> Any:
+    return op.at_target("Concat", list(xs), {"axis": _from_front(op, xs[0], [axis], "Concat")[0]})
 
 
-@older("Gather", 1)
-def _(op: Writer, x: V, indices: V, axis: int) -> Any:
+@adapter("Gather", 1)
+def _(op: OpsetWriter, x: V, indices: V, axis: int) -> Any:
     """Indices counted from the front before opset 11; where they are known they are counted again."""
     (axis,) = _from_front(op, x, [axis], "Gather")
-    return op.older("Gather", [x, _indices_from_front(op, x, indices, axis)], {"axis": axis})
+    return op.at_target("Gather", [x, _indices_from_front(op, x, indices, axis)], {"axis": axis})
 
 
-def _indices_from_front(op: Writer, x: V, indices: V, axis: int) -> V:
-    known = op.known(indices)
+def _indices_from_front(op: OpsetWriter, x: V, indices: V, axis: int) -> V:
+    known = op.constant_value(indices)
     if known is not None and (known >= 0).all():
         return indices
     dims = op.shape(x)
@@ -333,29 +333,31 @@ def _indices_from_front(op: Writer, x: V, indices: V, axis: int) -> V:
     return op.cast(op.Add(wide, op.Mul(op.Cast(op.Less(op.Cast(wide, to=1), 0.0), to=7), op.Cast(whole, to=7))), indices)
 
 
-@older("OneHot", 9)
-def _(op: Writer, indices: V, depth: V, values: V, axis: int) -> Any:
+@adapter("OneHot", 9)
+def _(op: OpsetWriter, indices: V, depth: V, values: V, axis: int) -> Any:
     negative = op.Less(indices, op.constant(0, op.dtype(indices)))
     size = op.Reshape(op.cast(depth, indices), op.constant([], np.int64))
-    return op.older("OneHot", [op.Where(negative, op.Add(indices, size), indices), depth, values], {"axis": axis})
+    return op.at_target("OneHot", [op.Where(negative, op.Add(indices, size), indices), depth, values], {"axis": axis})
 
 
-@older("TopK", 1, 10)
-def _(op: Writer, x: V, k: V, axis: int, largest: int, sorted: int) -> Any:
+@adapter("TopK", 1, 10)
+def _(op: OpsetWriter, x: V, k: V, axis: int, largest: int, sorted: int) -> Any:
     """The smallest are the largest of the opposite."""
     (axis,) = _from_front(op, x, [axis], "TopK")
     given = x if largest else op.Neg(x)
     if op.target < 10:
-        values, places = op.older("TopK", [given], {"axis": axis, "k": int(op.value(k, "K of TopK").reshape(-1)[0])}, outputs=2)
+        values, places = op.at_target(
+            "TopK", [given], {"axis": axis, "k": int(op.value(k, "K of TopK").reshape(-1)[0])}, outputs=2
+        )
     else:
-        values, places = op.older("TopK", [given, k], {"axis": axis}, outputs=2)
+        values, places = op.at_target("TopK", [given, k], {"axis": axis}, outputs=2)
     return values if largest else op.Neg(values), places
 
 
 # --- windows, samples, regions ----------------------------------------------------------------------------------------
 
 
-def _scales(op: Writer, x: V, scales: V, sizes: V, axes: Any) -> V:
+def _scales(op: OpsetWriter, x: V, scales: V, sizes: V, axes: Any) -> V:
     if axes is not None:
         raise Unwritable("a Resize before opset 18 names no axes")
     if sizes is None:
@@ -381,16 +383,16 @@ def _plain(version: int, coordinates: str, mode: str, nearest_mode: str, others:
             raise Unwritable(f"version {version} has no {name}")
 
 
-@older("Resize", 10)
-def _(op: Writer, x: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str, exclude_outside: int,
+@adapter("Resize", 10)
+def _(op: OpsetWriter, x: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str, exclude_outside: int,
       keep_aspect_ratio_policy: str, mode: str, nearest_mode: str) -> Any:  # fmt: skip
     others = {"antialias": antialias, "exclude_outside": exclude_outside, "keep_aspect_ratio_policy": keep_aspect_ratio_policy}
     _plain(10, coordinate_transformation_mode, mode, nearest_mode, others)
-    return op.older("Resize", [x, _scales(op, x, scales, sizes, axes)], {"mode": mode})
+    return op.at_target("Resize", [x, _scales(op, x, scales, sizes, axes)], {"mode": mode})
 
 
-@older("Resize", 11, 13, 18)
-def _(op: Writer, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str,
+@adapter("Resize", 11, 13, 18)
+def _(op: OpsetWriter, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str,
       cubic_coeff_a: float, exclude_outside: int, extrapolation_value: float, keep_aspect_ratio_policy: str, mode: str,
       nearest_mode: str) -> Any:  # fmt: skip
     """Version 11 wants a region and scales always, empty where there are none."""
@@ -408,59 +410,59 @@ def _(op: Writer, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Any, 
             roi, scales = roi if roi is not None else nothing, scales if scales is not None else nothing
     else:
         attributes |= {"antialias": antialias, "axes": axes, "keep_aspect_ratio_policy": keep_aspect_ratio_policy}
-    return op.older("Resize", [x, roi, scales, sizes], attributes)
+    return op.at_target("Resize", [x, roi, scales, sizes], attributes)
 
 
-@older("RoiAlign", 10)
-def _(op: Writer, x: V, rois: V, batch_indices: V, coordinate_transformation_mode: str, mode: str, output_height: int,
+@adapter("RoiAlign", 10)
+def _(op: OpsetWriter, x: V, rois: V, batch_indices: V, coordinate_transformation_mode: str, mode: str, output_height: int,
       output_width: int, sampling_ratio: int, spatial_scale: float) -> Any:  # fmt: skip
     if coordinate_transformation_mode != "output_half_pixel":
         raise Unwritable("before opset 16 regions were not moved by half a pixel")
     attributes = {"mode": mode, "output_height": output_height, "output_width": output_width, "sampling_ratio": sampling_ratio,
                   "spatial_scale": spatial_scale}  # fmt: skip
-    return op.older("RoiAlign", [x, rois, batch_indices], attributes)
+    return op.at_target("RoiAlign", [x, rois, batch_indices], attributes)
 
 
-@older("GridSample", 16)
-def _(op: Writer, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> Any:
+@adapter("GridSample", 16)
+def _(op: OpsetWriter, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> Any:
     if op.rank_of(x, "GridSample's input") != 4:
         raise Unwritable("GridSample-16 takes images only")
     named = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
-    return op.older("GridSample", [x, grid], {"align_corners": align_corners, "mode": named, "padding_mode": padding_mode})
+    return op.at_target("GridSample", [x, grid], {"align_corners": align_corners, "mode": named, "padding_mode": padding_mode})
 
 
 # --- normalization and dropout ----------------------------------------------------------------------------------------
 
 
-@older("BatchNormalization", 7, 9)
-def _(op: Writer, x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float, training_mode: int,
+@adapter("BatchNormalization", 7, 9)
+def _(op: OpsetWriter, x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float, training_mode: int,
       outputs: int) -> Any:  # fmt: skip
     if training_mode or outputs > 1:
         raise Unwritable("before opset 14 the statistics of a batch were other outputs")
-    return op.older("BatchNormalization", [x, scale, b, input_mean, input_var], {"epsilon": epsilon, "momentum": momentum})
+    return op.at_target("BatchNormalization", [x, scale, b, input_mean, input_var], {"epsilon": epsilon, "momentum": momentum})
 
 
-@older("MeanVarianceNormalization", 9, 13)
-def _(op: Writer, x: V, axes: Any) -> Any:
+@adapter("MeanVarianceNormalization", 9, 13)
+def _(op: OpsetWriter, x: V, axes: Any) -> Any:
     """ONNX's full check reads the function body without its defaults: the axes are written out."""
-    return op.older("MeanVarianceNormalization", [x], {"axes": axes})
+    return op.at_target("MeanVarianceNormalization", [x], {"axes": axes})
 
 
-@older("Dropout", 7, 10)
-def _(op: Writer, x: V, ratio: V, training_mode: V, outputs: int) -> Any:
+@adapter("Dropout", 7, 10)
+def _(op: OpsetWriter, x: V, ratio: V, training_mode: V, outputs: int) -> Any:
     known = False if training_mode is False else bool(op.value(training_mode, "training_mode of Dropout").any())
     if known:
         raise Unwritable("before opset 12 Dropout inferred only")
     rate = ratio if isinstance(ratio, float) else float(op.value(ratio, "ratio of Dropout").reshape(-1)[0])
-    y = op.older("Dropout", [x], {"ratio": rate})[0]
+    y = op.at_target("Dropout", [x], {"ratio": rate})[0]
     return [y, op.Cast(op.full_like(x, 1), to=int(TensorProto.BOOL))][:outputs]  # engines disagree on the mask of an inference
 
 
 # --- graphs over sequences --------------------------------------------------------------------------------------------
 
 
-@older("Scan", 9)
-def _(op: Writer, values: list[V], body: Body, num_scan_inputs: int, scan_input_axes: Any, scan_input_directions: Any,
+@adapter("Scan", 9)
+def _(op: OpsetWriter, values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Any, scan_input_directions: Any,
       scan_output_axes: Any, scan_output_directions: Any, outputs: int) -> Any:  # fmt: skip
     """Axes were counted from the front."""
     xs, made = values[len(values) - num_scan_inputs :], body.proto.output[len(values) - num_scan_inputs :]
@@ -477,48 +479,48 @@ def _(op: Writer, values: list[V], body: Body, num_scan_inputs: int, scan_input_
     if min(scan_output_axes or (0,)) < 0:
         sizes = [len(v.type.tensor_type.shape.dim) + 1 for v in made]
         given["scan_output_axes"] = [a % rank for a, rank in zip(scan_output_axes, sizes, strict=True)]
-    return op.older("Scan", values, given, outputs=outputs)
+    return op.at_target("Scan", values, given, outputs=outputs)
 
 
 # --- scatter ----------------------------------------------------------------------------------------------------------
 
 
-def _reduction_of(op: Writer, name: str, reduction: str) -> dict[str, Any]:
+def _reduction_of(op: OpsetWriter, name: str, reduction: str) -> dict[str, Any]:
     least = {"none": 11, "add": 16, "mul": 16}.get(reduction, 18)
     if op.target < least:
         raise Unwritable(f"{name} has no reduction {reduction!r} before opset {least}")
     return {} if op.target < 16 else {"reduction": reduction}
 
 
-@older("ScatterElements", 11, 13, 16)
-def _(op: Writer, x: V, indices: V, updates: V, axis: int, reduction: str) -> Any:
+@adapter("ScatterElements", 11, 13, 16)
+def _(op: OpsetWriter, x: V, indices: V, updates: V, axis: int, reduction: str) -> Any:
     attributes = {"axis": axis, **_reduction_of(op, "ScatterElements", reduction)}
-    return op.older("ScatterElements", [x, indices, updates], attributes)
+    return op.at_target("ScatterElements", [x, indices, updates], attributes)
 
 
-@older("ScatterND", 11, 13, 16)
-def _(op: Writer, x: V, indices: V, updates: V, reduction: str) -> Any:
-    return op.older("ScatterND", [x, indices, updates], _reduction_of(op, "ScatterND", reduction))
+@adapter("ScatterND", 11, 13, 16)
+def _(op: OpsetWriter, x: V, indices: V, updates: V, reduction: str) -> Any:
+    return op.at_target("ScatterND", [x, indices, updates], _reduction_of(op, "ScatterND", reduction))
 
 
 # --- quantization -----------------------------------------------------------------------------------------------------
 
 
-def _one_scale(op: Writer, name: str, scale: V, zero_point: V) -> None:
+def _one_scale(op: OpsetWriter, name: str, scale: V, zero_point: V) -> None:
     if op.rank_of(scale, f"the scale of {name}") or (zero_point is not None and op.rank_of(zero_point, "the zero point")):
         raise Unwritable(f"{name} before opset 13 has one scale for all")
 
 
-@older("QuantizeLinear", 10)
-def _(op: Writer, x: V, y_scale: V, y_zero_point: V, block_size: int, output_dtype: int, precision: int) -> Any:
+@adapter("QuantizeLinear", 10)
+def _(op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, block_size: int, output_dtype: int, precision: int) -> Any:
     _one_scale(op, "QuantizeLinear", y_scale, y_zero_point)
     if block_size or output_dtype or precision:
         raise Unwritable("block_size, output_dtype and precision came with opset 21 and later")
-    return op.older("QuantizeLinear", [x, y_scale, y_zero_point], {})
+    return op.at_target("QuantizeLinear", [x, y_scale, y_zero_point], {})
 
 
-@older("QuantizeLinear", 19, 21)
-def _(op: Writer, x: V, y_scale: V, y_zero_point: V, axis: int, block_size: int, output_dtype: int, saturate: int,
+@adapter("QuantizeLinear", 19, 21)
+def _(op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, axis: int, block_size: int, output_dtype: int, saturate: int,
       precision: int) -> Any:  # fmt: skip
     """These two take data and scales of one type only; before and after whole numbers have scales of floats."""
     if precision or (op.target < 21 and (block_size or output_dtype)):
@@ -527,12 +529,12 @@ def _(op: Writer, x: V, y_scale: V, y_zero_point: V, axis: int, block_size: int,
     if op.target >= 21:
         given |= {"block_size": block_size, "output_dtype": output_dtype}
     x = x if dtypes.is_float(op.dtype(x)) else op.cast(x, y_scale)
-    return op.older("QuantizeLinear", [x, y_scale, y_zero_point], given)
+    return op.at_target("QuantizeLinear", [x, y_scale, y_zero_point], given)
 
 
-@older("DequantizeLinear", 10)
-def _(op: Writer, x: V, x_scale: V, x_zero_point: V, block_size: int, output_dtype: int) -> Any:
+@adapter("DequantizeLinear", 10)
+def _(op: OpsetWriter, x: V, x_scale: V, x_zero_point: V, block_size: int, output_dtype: int) -> Any:
     _one_scale(op, "DequantizeLinear", x_scale, x_zero_point)
     if block_size or output_dtype:
         raise Unwritable("block_size and output_dtype came with opset 21 and later")
-    return op.older("DequantizeLinear", [x, x_scale, x_zero_point], {})
+    return op.at_target("DequantizeLinear", [x, x_scale, x_zero_point], {})

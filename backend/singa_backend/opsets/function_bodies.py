@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx import FunctionProto, NodeProto, TypeProto, helper
 
-from ..interpreters.base import Body
+from ..interpreters.base import Subgraph
 from ..interpreters.builder import attribute_proto
 from ..ir.graph import Graph
 from ..ir.reader import read
@@ -17,7 +17,7 @@ from ..proto.schemas import newest, schemas
 
 def function_of(name: str, version: int, given: dict[str, Any], types: tuple[bytes, ...], outputs: int) -> Graph | None:
     """ONNX's own function body of a call, as a graph; None where it has none."""
-    if any(isinstance(v, Body) for v in given.values()):
+    if any(isinstance(v, Subgraph) for v in given.values()):
         return None
     node = helper.make_node(name, [f"x{i}" if t else "" for i, t in enumerate(types)], [f"y{i}" for i in range(outputs)])
     for key, value in given.items():

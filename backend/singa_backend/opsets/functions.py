@@ -15,7 +15,7 @@ from .. import dtypes
 from ..ir.declaration import declarations
 from ..proto.messages import graphs
 from ..proto.schemas import SINGA_DOMAIN, schemas, type_strings
-from .writer import Writer
+from .writer import OpsetWriter
 
 
 def functions(graph: GraphProto, opset: int) -> list[FunctionProto]:
@@ -35,7 +35,7 @@ def functions(graph: GraphProto, opset: int) -> list[FunctionProto]:
 def _function(name: str, opset: int) -> FunctionProto:
     """A private operator's composition as a function.  It has no attributes: what varies is an input."""
     declaration, form = declarations[SINGA_DOMAIN, name][1], schemas[SINGA_DOMAIN, name][1]
-    writer = Writer(opset)
+    writer = OpsetWriter(opset)
     builder = writer.builder
     inputs = [builder.input(p.name, _type(type_strings(form)[p.type_str])) for p in form.inputs]
     names = [p.name for p in form.outputs]

@@ -7,24 +7,24 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto, helper
 
-from ..interpreters.builder import Builder
+from ..interpreters.builder import GraphBuilder
 from ..proto import save
 from ..proto.schemas import newest
 from .functions import functions
-from .writer import Writer
+from .writer import OpsetWriter
 
 
-def to_model(graph: Builder | Writer, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None, *,
-             late: bool = False) -> ModelProto:  # fmt: skip
+def to_model(graph: GraphBuilder | OpsetWriter, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None, *,
+             deferred: bool = False) -> ModelProto:  # fmt: skip
     """The model of a graph, with the opsets that its nodes need, and the function bodies of private operators.
 
-    late: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.fill`.
+    deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.fill`.
     """
-    if isinstance(graph, Writer):
+    if isinstance(graph, OpsetWriter):
         builder, outputs = graph.builder, graph.own(outputs)
     else:
         builder = graph
-    proto = builder.proto(name, builder.finish(outputs, names), late=True)
+    proto = builder.proto(name, builder.finish(outputs, names), deferred=True)
     bodies = functions(proto, builder.opset)
     domains = {n.domain for n in proto.node} | {o.domain for f in bodies for o in f.opset_import}
     imports = [helper.make_opsetid("", builder.opset)]
@@ -32,8 +32,8 @@ def to_model(graph: Builder | Writer, name: str, outputs: Sequence[Any], names: 
         imports.append(helper.make_opsetid(domain, builder.domains.get(domain) or newest(domain) or 1))
     model = helper.make_model(proto, opset_imports=imports, functions=bodies, producer_name="sonnx")
     finish(model)
-    if not late:
-        save.fill(model.graph, builder.arrays)
+    if not deferred:
+        save.attach_data(model.graph, builder.arrays)
     return model
 
 

@@ -1,11 +1,11 @@
 """ONNX's operators in their newest form, written at any opset from 7 on: what has no older form is composed, or refused by name.
 
-A `Writer` takes the calls that rules, layers and graphs make, all in the form of the newest opset, and adds nodes of the opset
+A `OpsetWriter` takes the calls that rules, layers and graphs make, all in the form of the newest opset, and adds nodes of the opset
 that a file asks for.  A call is written, in this order,
 
 1. as it is, where the older version of the operator knows its inputs, attributes and element types;
 2. with inputs turned into the attributes that they were (axes, sizes, bounds), where their values are known;
-3. by a rule of older.py, where the meaning changed;
+3. by a rule of adapters.py, where the meaning changed;
 4. composed of other operators, by its declaration or by ONNX's function body, each of them written in the same way.
 
 Where none of these works `Unwritable` names the operator and the least opset that holds this call.
@@ -23,11 +23,11 @@ from onnx import TypeProto, helper
 from .. import dtypes
 from ..autodiff.replay import replay
 from ..errors import UnsupportedModel
-from ..interpreters.base import Body, Vocabulary, arguments
-from ..interpreters.builder import Builder, Symbol
+from ..interpreters.base import Interpreter, Subgraph, arguments
+from ..interpreters.builder import GraphBuilder, Symbol
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
-from ..ir.versioned import Meaning
+from ..ir.versioned import VersionedOperator
 from ..proto.schemas import newest, schema_version, schemas, type_strings
 from .function_bodies import function_of
 
@@ -46,25 +46,25 @@ class Unwritable(UnsupportedModel):
     least: int | None = None
 
 
-RULES: dict[tuple[str, int], Rule] = {}
+ADAPTERS: dict[tuple[str, int], Rule] = {}
 """By operator and by the version that is written."""
 
 
-def older(name: str, *versions: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def adapter(name: str, *versions: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare how the newest form of an operator is written in these versions."""
 
     def declare(rule: Callable[..., Any]) -> Callable[..., Any]:
         for version in versions:
-            if (name, version) in RULES:
+            if (name, version) in ADAPTERS:
                 raise ValueError(f"{name}-{version} has two rules")
-            RULES[name, version] = Rule(rule)
+            ADAPTERS[name, version] = Rule(rule)
         return rule
 
     return declare
 
 
-class Writer(Vocabulary[Symbol]):
-    """The newest vocabulary, written into a `Builder` of an older opset (`target`).
+class OpsetWriter(Interpreter[Symbol]):
+    """The newest vocabulary, written into a `GraphBuilder` of an older opset (`target`).
 
     calls, attributes: how often each operator and each attribute was asked for.  warnings: where a file says less than the call.
     problems: where it is a list, what cannot be written is noted there, and a node of an unknown domain stands in for it.
@@ -73,22 +73,22 @@ class Writer(Vocabulary[Symbol]):
 
     target: int
 
-    def __init__(self, target: int, builder: Builder | None = None) -> None:
+    def __init__(self, target: int, builder: GraphBuilder | None = None) -> None:
         self.opset = newest("")
         self.target = target
-        self.builder = builder or Builder(target)
+        self.builder = builder or GraphBuilder(target)
         self._depth = 0
         self._eager = Eager(opset=self.opset)
         self.warnings: list[str] = []
         self.calls: Counter[str] = Counter()
         self.attributes: Counter[str] = Counter()
         self.problems: list[Unwritable] | None = None
-        self.seeks = True
+        self.finds_minimum_opset = True
 
     # --- what the builder says
 
     @property
-    def builds(self) -> bool:
+    def is_symbolic(self) -> bool:
         return True
 
     def input(self, name: str, type: TypeProto | None) -> Symbol:
@@ -123,21 +123,21 @@ class Writer(Vocabulary[Symbol]):
     def shape(self, x: Symbol) -> tuple[int | str | None, ...] | None:
         return self.builder.shape(x)
 
-    def known(self, x: Symbol) -> np.ndarray | None:
-        return self.builder.known(x)
+    def constant_value(self, x: Symbol) -> np.ndarray | None:
+        return self.builder.constant_value(x)
 
-    def typed(self, x: Symbol, type: TypeProto | None) -> Symbol:
-        return self.builder.typed(x, type)
+    def with_type(self, x: Symbol, type: TypeProto | None) -> Symbol:
+        return self.builder.with_type(x, type)
 
     def type_of(self, x: Symbol) -> TypeProto | None:
         return self.builder.type_of(x)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
-        inner = Builder(self.target, outer=self.builder)
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+        inner = GraphBuilder(self.target, outer=self.builder)
 
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
-            writer = Writer(self.target, builder)
-            writer.warnings, writer.problems, writer.seeks = self.warnings, self.problems, self.seeks
+            writer = OpsetWriter(self.target, builder)
+            writer.warnings, writer.problems, writer.finds_minimum_opset = self.warnings, self.problems, self.finds_minimum_opset
             writer._depth = self._depth  # within a composition the call that is composed speaks for its parts
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer.own(make(writer, *xs))
@@ -147,56 +147,56 @@ class Writer(Vocabulary[Symbol]):
     # --- calls
 
     @property
-    def keeps_versions(self) -> bool:
+    def runs_old_versions(self) -> bool:
         return True
 
     def call_version(
-        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+        self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Symbol]:
         """A call in the form of an older version stays as it is where that version, or one like it, is the target's."""
         given = {n: v for n, v in attributes.items() if v is not None}
-        self._count(meaning.declaration.name, given)
+        self._count(operator.declaration.name, given)
 
-        def write(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
-            return writer._version_written(meaning, values, given, wanted)
+        def write(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
+            return writer._version_written(operator, values, given, wanted)
 
-        return self._attempt(meaning.declaration.name, write, self._symbols(inputs), given, len(wanted), meaning.version)
+        return self._attempt(operator.declaration.name, write, self._symbols(inputs), given, len(wanted), operator.version)
 
     def _symbols(self, values: Sequence[Any]) -> list[Any]:
         """Values of outer vocabularies as this graph's own."""
-        return [v if v is None or isinstance(v, Symbol) else self.builder.adopted(v) for v in values]
+        return [v if v is None or isinstance(v, Symbol) else self.builder.imported_value(v) for v in values]
 
     def _version_written(
-        self, meaning: Meaning, inputs: Sequence[Any], given: dict[str, Any], wanted: Sequence[bool]
+        self, operator: VersionedOperator, inputs: Sequence[Any], given: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Symbol]:
-        declaration, name, domain = meaning.declaration, meaning.declaration.name, meaning.declaration.domain
+        declaration, name, domain = operator.declaration, operator.declaration.name, operator.declaration.domain
         there = self._version(domain, name)
         current = schema_version(domain, name, self.opset)
         if domain and domain in self.builder.domains:
             there = schema_version(domain, name, self.builder.imported(domain))
-            if there != meaning.version:
+            if there != operator.version:
                 raise Unwritable(
-                    f"the model asks for {domain}:{name} in the versions {meaning.version} and {there}, and a file imports one",
-                    operator=name, version=meaning.version,
+                    f"the model asks for {domain}:{name} in the versions {operator.version} and {there}, and a file imports one",
+                    operator=name, version=operator.version,
                 )  # fmt: skip
         if domain:
             return self.builder.call(name, inputs, given, len(wanted), domain)
-        if there == meaning.version and (there != current or (name, there) not in RULES):
-            return self.older(name, inputs, given, outputs=len(wanted))
+        if there == operator.version and (there != current or (name, there) not in ADAPTERS):
+            return self.at_target(name, inputs, given, outputs=len(wanted))
         versioned = "version" in declaration.services.values()
-        renumbered = there is not None and meaning.version < there and there != current and not versioned
+        renumbered = there is not None and operator.version < there and there != current and not versioned
         if (
             renumbered
-            and _result_types(name, meaning.version) == _result_types(name, there or 0)
+            and _result_types(name, operator.version) == _result_types(name, there or 0)
             and declarations["", name].get(there or 0) is declaration
         ):
-            return self.older(name, inputs, given, outputs=len(wanted))
+            return self.at_target(name, inputs, given, outputs=len(wanted))
         same = current is not None and declarations[domain, name].get(current) is declaration and not _deprecated(name, current)
-        if same and not (versioned and declaration.composition is not None):
+        if same and not (versioned and declaration.decomposition_rule is not None):
             return self.call(name, inputs, given, len(wanted), domain)
-        if declaration.composition is None:
-            raise Unwritable(f"{name}-{meaning.version} has no newer form", operator=name, version=meaning.version)
-        return declaration.decompose(self, meaning.version, inputs, given, len(wanted))
+        if declaration.decomposition_rule is None:
+            raise Unwritable(f"{name}-{operator.version} has no newer form", operator=name, version=operator.version)
+        return declaration.decompose(self, operator.version, inputs, given, len(wanted))
 
     def call(
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
@@ -214,13 +214,13 @@ class Writer(Vocabulary[Symbol]):
         if domain:
             return self.builder.call(op_type, values, given, outputs, domain)
 
-        def write(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
+        def write(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
             return writer._written(op_type, list(values), given, outputs)
 
         return self._attempt(op_type, write, values, given, outputs, self.opset)
 
     def _attempt(
-        self, name: str, write: Callable[[Writer, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
+        self, name: str, write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
         outputs: int, opset: int,
     ) -> list[Symbol]:  # fmt: skip
         """What `write` makes; an outermost call that cannot be written is raised, or noted, with the least opset that can.
@@ -234,11 +234,11 @@ class Writer(Vocabulary[Symbol]):
             if self._depth > 1:
                 raise
             error.operator = error.operator or name
-            refusal = self._refusal(name, write, values, given, error) if self.seeks else error
+            refusal = self._refusal(name, write, values, given, error) if self.finds_minimum_opset else error
             if self.problems is None:
                 raise refusal from None
             self.problems.append(refusal)
-            return self._stand_ins(name, values, given, outputs, opset)
+            return self._placeholders(name, values, given, outputs, opset)
         finally:
             self._depth -= 1
 
@@ -253,7 +253,7 @@ class Writer(Vocabulary[Symbol]):
         code = given["to"] if len(values) == 1 else dtypes.onnx_code(self.dtype(values[1]))
         if dtypes.onnx_code(self.dtype(values[0])) == code:
             return values[0]  # type: ignore[no-any-return]
-        if len(values) == 1 or self.known(values[0]) is None:
+        if len(values) == 1 or self.constant_value(values[0]) is None:
             return None
         return self.call("Cast", [values[0]], {"to": code}, 1)[0]
 
@@ -268,17 +268,17 @@ class Writer(Vocabulary[Symbol]):
         reasons: list[Unwritable] = []
         if version is not None:
             try:
-                rule = RULES.get((name, version))
+                rule = ADAPTERS.get((name, version))
                 if rule is not None:
                     made = rule(self, _by_name(declaration, values, given, outputs))
                     made = list(made) if isinstance(made, (tuple, list)) else [made]
                     if len(made) >= outputs:
                         return made[:outputs]
                     raise Unwritable(f"{name}-{version} has fewer outputs", operator=name)
-                return self.older(name, *self._form(declaration, version, values, given), outputs=outputs)
+                return self.at_target(name, *self._form(declaration, version, values, given), outputs=outputs)
             except Unwritable as error:
                 reasons.append(error)
-        if declaration.composition is not None:
+        if declaration.decomposition_rule is not None:
             try:
                 return self._typed(name, values, given, declaration.decompose(self, current, values, given, outputs))
             except Unwritable as error:
@@ -303,13 +303,13 @@ class Writer(Vocabulary[Symbol]):
 
     def _types(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[TypeProto | None]:
         """The types of what a call gives in an opset that has its form; none where it has graphs, which are of the target's."""
-        if any(isinstance(v, Body) for v in given.values()):
+        if any(isinstance(v, Subgraph) for v in given.values()):
             return [None] * outputs
-        scratch = Builder(opset)
+        scratch = GraphBuilder(opset)
         inputs = [None if v is None else scratch.input("x", self.type_of(v)) for v in values]
         return [y.type for y in scratch.call(name, inputs, given, outputs)]
 
-    def older(
+    def at_target(
         self, name: str, inputs: Sequence[Any], attributes: dict[str, Any], *, outputs: int = 1, fold: bool = True
     ) -> list[Symbol]:
         """A node in the form that the target's version of the operator has.
@@ -353,7 +353,7 @@ class Writer(Vocabulary[Symbol]):
         if unknown:
             raise Unwritable(f"{name}-{version} has no attribute {', '.join(unknown)}", operator=name)
         gives = allowed[schema.outputs[-1].type_str]
-        for body in (v for v in attributes.values() if isinstance(v, Body)):
+        for body in (v for v in attributes.values() if isinstance(v, Subgraph)):
             for info in body.proto.output:
                 has = _type_string(info.type)
                 if has and has not in gives and f"seq({has})" not in gives:
@@ -393,7 +393,7 @@ class Writer(Vocabulary[Symbol]):
                     del attributes[key]
                     continue
                 default = declaration.attributes.get(key, REQUIRED)
-                if isinstance(value, Body) or default is REQUIRED or not _same(value, default):
+                if isinstance(value, Subgraph) or default is REQUIRED or not _same(value, default):
                     raise Unwritable(f"{name}-{version} has no attribute {key}", operator=name)
                 del attributes[key]
         for key, default in declaration.attributes.items():  # defaults may have been others
@@ -406,7 +406,7 @@ class Writer(Vocabulary[Symbol]):
 
     def _is_default(self, declaration: Declaration, name: str, value: Symbol) -> bool:
         default = next((i.default for i in declaration.inputs if i.name == name), REQUIRED)
-        known = self.known(value)
+        known = self.constant_value(value)
         return default not in (REQUIRED, None) and known is not None and bool(np.all(known == default))
 
     def _count(self, name: str, given: dict[str, Any]) -> None:
@@ -415,19 +415,19 @@ class Writer(Vocabulary[Symbol]):
             self.calls[name] += 1
             self.attributes.update(list(given))
 
-    def _stand_ins(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[Symbol]:
+    def _placeholders(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[Symbol]:
         """A node of a domain that nothing knows, with results of the right types, so that the rest can be written."""
-        plain = {n: v for n, v in given.items() if not isinstance(v, Body)}
+        plain = {n: v for n, v in given.items() if not isinstance(v, Subgraph)}
         made = self.builder.call(name, values, plain, outputs, UNWRITTEN)
         for y, type in zip(made, self._types(name, values, given, outputs, opset), strict=True):
             y.type = type
         return made
 
-    # --- for the rules of older.py
+    # --- for the rules of adapters.py
 
     def value(self, x: Symbol, what: str) -> np.ndarray:
         """A value that must be known when the file is written; raises Unwritable."""
-        known = self.known(x)
+        known = self.constant_value(x)
         if known is None:
             raise Unwritable(f"{what} is computed by the model, and opset {self.target} wants a constant")
         return known
@@ -448,7 +448,7 @@ class Writer(Vocabulary[Symbol]):
         return None if version is None or (domain == "" and _deprecated(name, version)) else version
 
     def _refusal(
-        self, name: str, write: Callable[[Writer, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
+        self, name: str, write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
         error: Unwritable,
     ) -> Unwritable:  # fmt: skip
         """The error that names the operator and the least opset in which this very call can be written."""
@@ -458,28 +458,28 @@ class Writer(Vocabulary[Symbol]):
         found.least = least
         return found
 
-    def _copied(self, v: Any, scratch: Writer) -> Symbol:
+    def _copied(self, v: Any, scratch: OpsetWriter) -> Symbol:
         """What is known of a value here, as a value of another writer."""
         v = v if self.is_value(v) else self.constant(v)
         symbol = v if isinstance(v, Symbol) else None
-        known = self.known(v)
+        known = self.constant_value(v)
         if known is None:
             return scratch.input("x", self.type_of(v))
         held = symbol is not None and symbol.value is None
         return scratch.builder.initializer("x", known) if held else scratch.constant(known)
 
 
-def _copy(writer: Writer, values: Sequence[Any]) -> list[Symbol]:
+def _copy(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
     """A node that copies a value, also where the value is known."""
-    return writer.older("Identity", values, {}, fold=False)
+    return writer.at_target("Identity", values, {}, fold=False)
 
 
 def _fits(
-    opset: int, writer: Writer, name: str, write: Callable[[Writer, Sequence[Any]], list[Symbol]], values: list[Any],
+    opset: int, writer: OpsetWriter, name: str, write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]], values: list[Any],
     given: dict[str, Any],
 ) -> bool:  # fmt: skip
     """Whether a call can be written in another opset."""
-    scratch = Writer(opset)
+    scratch = OpsetWriter(opset)
     scratch._depth = 1  # no search within the search
     scratch.builder.domains.update(writer.builder.domains)
     try:

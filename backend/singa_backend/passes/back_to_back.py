@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import dtypes
-from .graph import Net, Node
-from .operator_facts import axes_since, compose, give, given, inside, permutation
+from .graph import GraphEditor, Node
+from .operator_facts import axes_since, compose, get_ints, inside, permutation, set_ints
 
 IDEMPOTENT = frozenset({"Abs", "Ceil", "Floor", "Relu", "Round", "Sign"})
 INVOLUTIONS = frozenset({"Neg", "Not"})
 
 
-def remove_back_to_back(net: Net) -> int:
+def remove_back_to_back(net: GraphEditor) -> int:
     """Join Casts, Transposes, Reshapes, Squeezes and Unsqueezes, a Pad and its Conv, and what undoes itself."""
     count = 0
     for node in list(net.nodes):
@@ -27,7 +27,7 @@ def remove_back_to_back(net: Net) -> int:
     return count
 
 
-def _skip(net: Net, first: Node, node: Node) -> bool:
+def _skip(net: GraphEditor, first: Node, node: Node) -> bool:
     """Let `node` read what `first` reads; where `first` has no other reader it is dead, and goes."""
     net.rewire(node, [first.inputs[0], *node.inputs[1:]])
     if not any(o and net.used(o) for o in first.outputs):
@@ -35,7 +35,7 @@ def _skip(net: Net, first: Node, node: Node) -> bool:
     return True
 
 
-def _undo(net: Net, first: Node, node: Node) -> bool:
+def _undo(net: GraphEditor, first: Node, node: Node) -> bool:
     """`node` gives what `first` was given."""
     if net.bypass(node, first.inputs[0]):
         if not net.used(first.outputs[0]):
@@ -44,7 +44,7 @@ def _undo(net: Net, first: Node, node: Node) -> bool:
     return False
 
 
-def _same_operator(net: Net, first: Node, node: Node) -> bool:
+def _same_operator(net: GraphEditor, first: Node, node: Node) -> bool:
     if node.op_type in IDEMPOTENT:
         return net.bypass(node, first.outputs[0])
     return node.op_type in INVOLUTIONS and _undo(net, first, node)
@@ -74,7 +74,7 @@ def _holds(narrow: np.dtype[np.generic], wide: np.dtype[np.generic]) -> bool:
     return a[0] <= b[0] and a[1] <= b[1] and a[2] <= b[2] and not (narrow.name == "bfloat16" and wide.name == "float16")
 
 
-def _casts(net: Net, first: Node, node: Node) -> bool:
+def _casts(net: GraphEditor, first: Node, node: Node) -> bool:
     """a -> b -> c is a -> c where b holds every a, and where c of a wide b is c of a.
 
     int32 -> double -> int8 stays: a double beyond int8 becomes what the machine likes, an int32 wraps around.
@@ -97,7 +97,7 @@ def _casts(net: Net, first: Node, node: Node) -> bool:
 # --- Transpose, Reshape
 
 
-def _transposes(net: Net, first: Node, node: Node) -> bool:
+def _transposes(net: GraphEditor, first: Node, node: Node) -> bool:
     p, q = permutation(net, first), permutation(net, node)
     if p is None or q is None or len(p) != len(q):
         return False
@@ -108,25 +108,25 @@ def _transposes(net: Net, first: Node, node: Node) -> bool:
     return _skip(net, first, node)
 
 
-def _reshapes(net: Net, first: Node, node: Node) -> bool:
+def _reshapes(net: GraphEditor, first: Node, node: Node) -> bool:
     """Reshape after what only reshapes: a size that it copies (0) is written out, where the file tells it."""
-    target, between = given(net, node, "shape", 1, 5)[1], net.shape(first.outputs[0])
+    target, between = get_ints(net, node, "shape", 1, 5)[1], net.shape(first.outputs[0])
     if target is None or not all(len(n.outputs) == 1 for n in (first, node)):
         return False
     if not node.get("allowzero", 0) and 0 in target:
         sizes = [between[i] if between is not None and t == 0 and i < len(between) else t for i, t in enumerate(target)]
         if any(t == 0 and not (isinstance(s, int) and s > 0) for s, t in zip(sizes, target, strict=True)):
             return False
-        give(net, node, "shape", 1, 5, [int(s) for s in sizes if isinstance(s, int)])
+        set_ints(net, node, "shape", 1, 5, [int(s) for s in sizes if isinstance(s, int)])
     return _skip(net, first, node)
 
 
 # --- Squeeze, Unsqueeze
 
 
-def _squeezes(net: Net, first: Node, node: Node) -> bool:
+def _squeezes(net: GraphEditor, first: Node, node: Node) -> bool:
     ranks = [net.rank(n) for n in (first.inputs[0], first.outputs[0], node.outputs[0])]
-    (_, a), (_, b) = (given(net, n, "axes", 1, axes_since(n)) for n in (first, node))
+    (_, a), (_, b) = (get_ints(net, n, "axes", 1, axes_since(n)) for n in (first, node))
     if a is None or b is None:
         return False
     if first.op_type != node.op_type:  # both count in the same rank: that of what is around
@@ -143,16 +143,16 @@ def _squeezes(net: Net, first: Node, node: Node) -> bool:
     # Axes of the smaller step, seen in the larger rank: the i-th place that the other step leaves free.
     outer, inner = (b_in, a_in) if grows else (a_in, b_in)
     free = [i for i in range(len(outer) + max(inner, default=-1) + 1) if i not in outer]
-    give(net, node, "axes", 1, axes_since(node), sorted((*outer, *(free[i] for i in inner))))
+    set_ints(net, node, "axes", 1, axes_since(node), sorted((*outer, *(free[i] for i in inner))))
     return _skip(net, first, node)
 
 
 # --- Pad, Conv
 
 
-def _pad_conv(net: Net, first: Node, node: Node) -> bool:
+def _pad_conv(net: GraphEditor, first: Node, node: Node) -> bool:
     """A Pad with zeros, of the places only, goes into the Conv's own."""
-    pads, value = given(net, first, "pads", 1, 11)[1], first.get("value", 0.0)
+    pads, value = get_ints(net, first, "pads", 1, 11)[1], first.get("value", 0.0)
     rank = net.rank(node.input(1))
     if net.opset >= 11 and first.input(2):
         array = net.constant(first.input(2))
@@ -169,7 +169,7 @@ def _pad_conv(net: Net, first: Node, node: Node) -> bool:
     return _skip(net, first, node)
 
 
-_Rule = Callable[[Net, Node, Node], bool]
+_Rule = Callable[[GraphEditor, Node, Node], bool]
 _RULES: dict[tuple[str, str], _Rule] = {
     ("Cast", "Cast"): _casts, ("Transpose", "Transpose"): _transposes, ("Pad", "Conv"): _pad_conv,
     **{(a, "Reshape"): _reshapes for a in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")},

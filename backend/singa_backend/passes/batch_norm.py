@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .graph import Net, Node
+from .graph import GraphEditor, Node
 from .operator_facts import version
 
 MOST = 1 << 28
@@ -26,7 +26,7 @@ class _Affine:
     shift: np.ndarray | None
 
 
-def fold_batch_normalization(net: Net) -> int:
+def fold_batch_normalization(net: GraphEditor) -> int:
     """Fold what scales and shifts each channel into the weight and the bias before it."""
     count = 0
     for node in list(net.nodes):
@@ -35,7 +35,7 @@ def fold_batch_normalization(net: Net) -> int:
     return count
 
 
-def _fold(net: Net, node: Node) -> bool:
+def _fold(net: GraphEditor, node: Node) -> bool:
     for slot in (0, 1) if node.op_type in ("Add", "Mul") else (0,):
         before = net.producer(node.input(slot))
         if before is None or not before.is_("Conv", "ConvTranspose", "Gemm") or not net.used_once(node.input(slot)):
@@ -64,7 +64,7 @@ def _channels(before: Node, weight: np.ndarray) -> int:
     return int(weight.shape[0] if before.op_type == "Conv" else weight.shape[1] * before.get("group", 1))
 
 
-def _affine(net: Net, node: Node, slot: int, weight: np.ndarray, channels: int) -> _Affine | None:
+def _affine(net: GraphEditor, node: Node, slot: int, weight: np.ndarray, channels: int) -> _Affine | None:
     if node.op_type == "BatchNormalization":
         return _normalization(net, node, channels)
     constant = net.constant(node.input(1 - slot), 1 << 24)
@@ -80,7 +80,7 @@ def _affine(net: Net, node: Node, slot: int, weight: np.ndarray, channels: int) 
                 "Div": _Affine(1 / value, None)}[node.op_type]  # fmt: skip
 
 
-def _normalization(net: Net, node: Node, channels: int) -> _Affine | None:
+def _normalization(net: GraphEditor, node: Node, channels: int) -> _Affine | None:
     """What a BatchNormalization in its inference form does."""
     found = version(net, node)
     trains = node.get("training_mode", 0) if net.opset >= 14 else net.opset < 7 and not node.get("is_test", 0)
@@ -95,7 +95,7 @@ def _normalization(net: Net, node: Node, channels: int) -> _Affine | None:
         return _Affine(factor, bias - mean * factor)
 
 
-def _rewrite(net: Net, before: Node, weight: np.ndarray, bias: np.ndarray | None, affine: _Affine, channels: int) -> bool:
+def _rewrite(net: GraphEditor, before: Node, weight: np.ndarray, bias: np.ndarray | None, affine: _Affine, channels: int) -> bool:
     """Give `before` the folded weight and bias; False where they would not be finite, or the bias has no place."""
     gemm = before.op_type == "Gemm"
     scale, shift = affine.scale, affine.shift

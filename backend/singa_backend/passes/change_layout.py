@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 
 from .. import passes
 from ..errors import InvalidInput
-from . import Edit, Net, Node, Report
+from . import GraphEditor, ModelEditor, Node, Report
 
 LAYOUTS = ("channels_first", "channels_last")
 
@@ -42,7 +42,7 @@ def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None
     """
     if to not in LAYOUTS:
         raise InvalidInput(f"there is no layout {to!r}", code="SX362", hint=f"one of {', '.join(LAYOUTS)}")
-    edit, graph = Edit(model), model.graph
+    edit, graph = ModelEditor(model), model.graph
     edit.main.check()
     held = {*edit.main.initializers, *edit.main.sparse}
     values = {v.name: v for v in (*graph.input, *graph.output) if v.name not in held}
@@ -67,7 +67,7 @@ def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None
     return passes.optimize(model, folder=folder) if optimize else None
 
 
-def _turn_input(net: Net, v: ValueInfoProto, to: str) -> None:
+def _turn_input(net: GraphEditor, v: ValueInfoProto, to: str) -> None:
     """The new input goes through a Transpose, which gives what the nodes have read so far."""
     inner = net.context.fresh(f"{v.name}_{_other(to)}")
     net.replace(v.name, inner)
@@ -77,7 +77,7 @@ def _turn_input(net: Net, v: ValueInfoProto, to: str) -> None:
     _permute(v, _permutation(_rank(v) or 0, to))
 
 
-def _turn_output(net: Net, v: ValueInfoProto, to: str) -> None:
+def _turn_output(net: GraphEditor, v: ValueInfoProto, to: str) -> None:
     """What the nodes have made so far goes through a Transpose, which gives the new output."""
     inner, perm = net.context.fresh(f"{v.name}_{_other(to)}"), _permutation(_rank(v) or 0, to)
     maker = net.producer(v.name)

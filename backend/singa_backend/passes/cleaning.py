@@ -8,15 +8,15 @@ from typing import Any
 from onnx import AttributeProto, TensorProto
 
 from ..proto.schemas import plain_domain
-from .graph import Net, Node, nbytes
-from .model import Edit
+from .graph import GraphEditor, Node, nbytes
+from .model import ModelEditor
 from .operator_facts import deterministic
 
 MERGED = 1 << 20
 """Bytes up to which constants are compared: to compare is to copy."""
 
 
-def merge_duplicates(net: Net) -> int:
+def merge_duplicates(net: GraphEditor) -> int:
     """Merge nodes of the same operator, inputs and attributes, and constants of the same dtype and value.
 
     Random operators and Identity stay, and so does a node that makes an output of the graph: another that is like it goes.
@@ -45,11 +45,11 @@ def merge_duplicates(net: Net) -> int:
     return count
 
 
-def _named(net: Net, name: str) -> bool:
-    return name in net.outputs or name in net.held
+def _named(net: GraphEditor, name: str) -> bool:
+    return name in net.outputs or name in net.pinned
 
 
-def _key(net: Net, node: Node) -> Any:
+def _key(net: GraphEditor, node: Node) -> Any:
     if node.graphs or node.is_("Identity") or not (deterministic(net, node) or _referring(net, node)):
         return None
     attributes = []
@@ -61,7 +61,7 @@ def _key(net: Net, node: Node) -> Any:
     return node.domain, node.op_type, node.overload, tuple(node.inputs), tuple(attributes), present
 
 
-def _referring(net: Net, node: Node) -> bool:
+def _referring(net: GraphEditor, node: Node) -> bool:
     """Whether only a reference to an attribute of the function keeps it from being plain."""
     if node.plain or (node.domain, node.op_type) in net.context.function_names:
         return False
@@ -81,7 +81,7 @@ def _bare(a: AttributeProto) -> bytes:
     return a.SerializeToString(deterministic=True)
 
 
-def _constants(net: Net) -> int:
+def _constants(net: GraphEditor) -> int:
     """Initializers of this graph with the same dtype, shape and bytes become one."""
     known: dict[Any, str] = {}
     count = 0
@@ -108,7 +108,7 @@ def _content(tensor: TensorProto) -> Any:
     return hashlib.sha256(copy.SerializeToString(deterministic=True)).digest()
 
 
-def remove_dead(net: Net) -> int:
+def remove_dead(net: GraphEditor) -> int:
     """Take away nodes whose values nobody needs, and initializers; inputs of the graph stay."""
     gone = []
     for node in reversed(net.nodes):
@@ -130,7 +130,7 @@ def remove_dead(net: Net) -> int:
     return count
 
 
-def remove_dead_functions(edit: Edit) -> int:
+def remove_dead_functions(edit: ModelEditor) -> int:
     """Take away functions of the model that nobody calls; none where two have one name."""
     protos: list[Any] = [net.proto for net in edit.functions]
     keys = [(plain_domain(f.domain), f.name, f.overload) for f in protos]
@@ -147,5 +147,5 @@ def remove_dead_functions(edit: Edit) -> int:
     return len(keys) - len(edit.functions)
 
 
-def _called(net: Net) -> set[tuple[str, str, str]]:
+def _called(net: GraphEditor) -> set[tuple[str, str, str]]:
     return {(n.domain, n.op_type, n.overload) for inner in net.walk() for n in inner.nodes}

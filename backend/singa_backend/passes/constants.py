@@ -14,7 +14,7 @@ from ..errors import SonnxError
 from ..ir.reader import read
 from ..limits import Budget, Limits, spend
 from ..runtime.executor import Executor
-from .graph import Net, Node, constant_node
+from .graph import GraphEditor, Node, constant_node
 from .operator_facts import deterministic
 from .type_inference import node_proto
 
@@ -24,7 +24,7 @@ LARGEST = 1 << 26
 BOUNDS = Limits(tensor_bytes=LARGEST, live_bytes=4 * LARGEST, executions=10_000, iterations=10_000, deadline=5.0)
 
 
-def fold_constants(net: Net) -> int:
+def fold_constants(net: GraphEditor) -> int:
     """Fold every deterministic node of constants, within bounds of size and work; one that fails is left to fail.
 
     Floats that hang on Constant nodes only become one.
@@ -44,7 +44,7 @@ def fold_constants(net: Net) -> int:
         wanted = [o for o in node.outputs if o]
         made = dict(zip(wanted, results, strict=True))
         initial = {o for o, r in made.items() if net.trains(r, *node.inputs)}
-        if any(o in net.held for o in wanted) or (any(o in net.outputs for o in initial) and not _may_name(net)):
+        if any(o in net.pinned for o in wanted) or (any(o in net.outputs for o in initial) and not _may_name(net)):
             continue
         for o, result in made.items():
             if o not in initial:
@@ -57,12 +57,12 @@ def fold_constants(net: Net) -> int:
     return count
 
 
-def _may_name(net: Net) -> bool:
+def _may_name(net: GraphEditor) -> bool:
     """Whether a constant can stand in the place of an output: the checker wants outputs of subgraphs made by nodes."""
     return net.outer is None and not net.in_function and net.context.ir_version >= 4
 
 
-def _become(net: Net, name: str, value: np.ndarray) -> None:
+def _become(net: GraphEditor, name: str, value: np.ndarray) -> None:
     """Let a new constant stand for a value; an output of the graph keeps its name."""
     made = net.add_constant(value, name + "_folded" if name in net.outputs else name)
     if name in net.outputs:
@@ -73,7 +73,7 @@ def _become(net: Net, name: str, value: np.ndarray) -> None:
         net.replace(name, made)
 
 
-def _foldable(net: Net, node: Node) -> bool:
+def _foldable(net: GraphEditor, node: Node) -> bool:
     if node.graphs or node.is_("Constant") or not all(net.is_constant(n) for n in node.inputs if n):
         return False
     if not deterministic(net, node):
@@ -86,13 +86,13 @@ def _foldable(net: Net, node: Node) -> bool:
     return True
 
 
-def _room(net: Net, node: Node) -> int:
+def _room(net: GraphEditor, node: Node) -> int:
     """The bytes that the results may have: those of the inputs that nothing else needs count too."""
     replaced = sum(net.constant_bytes(n) for n in set(node.inputs) if n and net.used_once(n))
     return max(MOST, min(replaced, LARGEST))
 
 
-def compute(net: Net, node: Node, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
+def compute(net: GraphEditor, node: Node, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
     """The outputs that a node names, for these inputs, by our executor; None where it fails, or gives what is no tensor."""
     proto = node_proto(node)
     feeds = {n: a for n, a in zip(node.inputs, inputs, strict=True) if n and a is not None}

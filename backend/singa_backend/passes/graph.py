@@ -59,7 +59,7 @@ class Node:
     domain: str = ""
     name: str = ""
     overload: str = ""
-    graphs: dict[str, Net] = field(default_factory=dict)
+    graphs: dict[str, GraphEditor] = field(default_factory=dict)
     proto: NodeProto | None = None
     plain: bool = True
 
@@ -110,7 +110,7 @@ class Context(ABC):
     ir_version: int
     function_names: set[tuple[str, str]]
     refused: set[Node]
-    main: Net
+    main: GraphEditor
 
     @abstractmethod
     def fresh(self, wish: str) -> str:
@@ -131,10 +131,12 @@ class Context(ABC):
         """Note that the graphs have changed: types must be inferred again."""
 
 
-class Net:
+class GraphEditor:
     """One graph, or the body of a function, with its index of makers and readers."""
 
-    def __init__(self, context: Context, proto: GraphProto | FunctionProto, outer: Net | None, opsets: dict[str, int]) -> None:
+    def __init__(
+        self, context: Context, proto: GraphProto | FunctionProto, outer: GraphEditor | None, opsets: dict[str, int]
+    ) -> None:
         self.context, self.proto, self.outer, self.opsets = context, proto, outer, opsets
         self.in_function: bool = outer.in_function if outer else isinstance(proto, FunctionProto)
         self.inputs: list[str] = [i if isinstance(i, str) else i.name for i in proto.input]
@@ -143,13 +145,13 @@ class Net:
         self.sparse: dict[str, SparseTensorProto] = {}
         self.retyped: dict[int, TypeProto] = {}
         """New types of outputs whose names changed, by their position."""
-        self.held: set[str] = set()
+        self.pinned: set[str] = set()
         """Values that something else than a node names: quantization annotations."""
         if isinstance(proto, GraphProto):
             self.initializers = {t.name: t for t in proto.initializer}
             self.sparse = {t.values.name: t for t in proto.sparse_initializer}
             for note in proto.quantization_annotation:
-                self.held |= {note.tensor_name, *(e.value for e in note.quant_parameter_tensor_names)}
+                self.pinned |= {note.tensor_name, *(e.value for e in note.quant_parameter_tensor_names)}
         self.nodes: list[Node] = [self._read(p) for p in proto.node]
         self._producers: dict[str, Node] = {}
         self._users: dict[str, dict[int, Node]] = {}
@@ -160,9 +162,9 @@ class Net:
         node = Node(p.op_type, list(p.input), list(p.output), {}, domain, p.name, p.overload, proto=p)
         for a in p.attribute:
             if a.HasField("g"):
-                node.graphs[a.name] = Net(self.context, a.g, self, self.opsets)
+                node.graphs[a.name] = GraphEditor(self.context, a.g, self, self.opsets)
             for i, g in enumerate(a.graphs):
-                node.graphs[f"{a.name}/{i}"] = Net(self.context, g, self, self.opsets)
+                node.graphs[f"{a.name}/{i}"] = GraphEditor(self.context, g, self, self.opsets)
             if not a.HasField("g") and not a.graphs:
                 node.attributes[a.name] = a
             node.plain = node.plain and not a.ref_attr_name
@@ -220,7 +222,7 @@ class Net:
 
     def used(self, name: str) -> bool:
         """Whether anything needs a value: a node, the graph's outputs, an annotation."""
-        return bool(self._users.get(name)) or name in self.outputs or name in self.held
+        return bool(self._users.get(name)) or name in self.outputs or name in self.pinned
 
     def used_once(self, name: str) -> bool:
         """Whether one node reads the value, once and directly, and nothing else needs it."""
@@ -228,9 +230,9 @@ class Net:
         return len(readers) == 1 and readers[0].inputs.count(name) == 1 and not self._kept(name, readers[0])
 
     def _kept(self, name: str, reader: Node) -> bool:
-        return name in self.outputs or name in self.held or any(name in g.free() for g in reader.graphs.values())
+        return name in self.outputs or name in self.pinned or any(name in g.free() for g in reader.graphs.values())
 
-    def walk(self) -> Iterator[Net]:
+    def walk(self) -> Iterator[GraphEditor]:
         """The graphs within this one, the innermost first, and itself at the end."""
         for node in self.nodes:
             for graph in node.graphs.values():
@@ -297,14 +299,14 @@ class Net:
         `source` is an input, an initializer, an output itself, or of an outer graph.
         """
         out = node.outputs[output]
-        if out in self.held or any(o and self.used(o) for i, o in enumerate(node.outputs) if i != output):
+        if out in self.pinned or any(o and self.used(o) for i, o in enumerate(node.outputs) if i != output):
             return False
         if out not in self.outputs:
             self.replace(out, source)
             self.remove(node)
             return True
         maker = self.producer(source)
-        if maker is None or source in self.outputs or source in self.held:
+        if maker is None or source in self.outputs or source in self.pinned:
             return False
         self.remove(node)
         self.rename_output(maker, maker.outputs.index(source), out)
@@ -378,9 +380,9 @@ class Net:
 
     # --- constants and types
 
-    def owner(self, name: str) -> Net | None:
+    def owner(self, name: str) -> GraphEditor | None:
         """The graph that defines a name as it is seen here: this one, or one around it."""
-        net: Net | None = self
+        net: GraphEditor | None = self
         while net is not None and not net.defines(name):
             net = net.outer
         return net

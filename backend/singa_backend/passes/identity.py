@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from ..dtypes import is_float
-from .graph import Net, Node, Shape
-from .operator_facts import axes_since, drops_nothing, given, holds_only, permutation
+from .graph import GraphEditor, Node, Shape
+from .operator_facts import axes_since, drops_nothing, get_ints, holds_only, permutation
 
 
-def remove_identity(net: Net) -> int:
+def remove_identity(net: GraphEditor) -> int:
     """Take out every node whose output is its input; one between an input and an output of the graph becomes an Identity."""
     count = 0
     for node in list(net.nodes):
@@ -20,14 +20,14 @@ def remove_identity(net: Net) -> int:
             continue
         if net.bypass(node, source):
             count += 1
-        elif node.op_type != "Identity" and node.only_output() and node.outputs[0] not in net.held:
+        elif node.op_type != "Identity" and node.only_output() and node.outputs[0] not in net.pinned:
             net.rewire(node, [source])
             node.op_type, node.attributes, node.outputs = "Identity", {}, node.outputs[:1]
             count += 1
     return count
 
 
-def _same(net: Net, node: Node) -> str:
+def _same(net: GraphEditor, node: Node) -> str:
     """The input that a node gives as its first output; "" for a node that does something."""
     if not node.plain or node.domain or not node.inputs:
         return ""
@@ -37,23 +37,23 @@ def _same(net: Net, node: Node) -> str:
     return node.inputs[0]
 
 
-def _cast(net: Net, node: Node) -> bool:
+def _cast(net: GraphEditor, node: Node) -> bool:
     dtype = net.type(node.inputs[0]).dtype
     to = net.type(node.input(1)).dtype if node.op_type == "CastLike" else node.get("to")
     return dtype != 0 and dtype == to
 
 
-def _dropout(net: Net, node: Node) -> bool:
+def _dropout(net: GraphEditor, node: Node) -> bool:
     return drops_nothing(net, node)
 
 
-def _transpose(net: Net, node: Node) -> bool:
+def _transpose(net: GraphEditor, node: Node) -> bool:
     perm = permutation(net, node)
     return perm is not None and perm == tuple(range(len(perm)))
 
 
-def _reshape(net: Net, node: Node) -> bool:
-    shape, target = net.shape(node.inputs[0]), given(net, node, "shape", 1, 5)[1]
+def _reshape(net: GraphEditor, node: Node) -> bool:
+    shape, target = net.shape(node.inputs[0]), get_ints(net, node, "shape", 1, 5)[1]
     if shape is None or target is None or len(shape) != len(target):
         return False
     copies = not node.get("allowzero", 0)
@@ -62,20 +62,20 @@ def _reshape(net: Net, node: Node) -> bool:
     return not open_ or (len(open_) == 1 and target[open_[0]] == -1 and 0 not in shape)
 
 
-def _flatten(net: Net, node: Node) -> bool:
+def _flatten(net: GraphEditor, node: Node) -> bool:
     return net.rank(node.inputs[0]) == 2 and node.get("axis", 1) in (1, -1)
 
 
-def _squeeze(net: Net, node: Node) -> bool:
-    said, axes = given(net, node, "axes", 1, axes_since(node))
+def _squeeze(net: GraphEditor, node: Node) -> bool:
+    said, axes = get_ints(net, node, "axes", 1, axes_since(node))
     if not said:
         shape = net.static(node.inputs[0])
         return node.op_type == "Squeeze" and shape is not None and 1 not in shape
     return node.op_type == "Unsqueeze" and axes == ()
 
 
-def _expand(net: Net, node: Node) -> bool:
-    shape, target = net.shape(node.inputs[0]), given(net, node, "", 1, 0)[1]
+def _expand(net: GraphEditor, node: Node) -> bool:
+    shape, target = net.shape(node.inputs[0]), get_ints(net, node, "", 1, 0)[1]
     if shape is None or target is None or len(target) > len(shape):
         return False
     return _broadcasts(target, shape)
@@ -86,18 +86,18 @@ def _broadcasts(small: tuple[int, ...], shape: Shape) -> bool:
     return all(s == 1 or s == d for s, d in zip(small[::-1], shape[::-1], strict=False))
 
 
-def _tile(net: Net, node: Node) -> bool:
-    repeats = given(net, node, "", 1, 0)[1]
+def _tile(net: GraphEditor, node: Node) -> bool:
+    repeats = get_ints(net, node, "", 1, 0)[1]
     return net.opset >= 6 and repeats is not None and all(r == 1 for r in repeats)
 
 
-def _pad(net: Net, node: Node) -> bool:
-    pads = given(net, node, "pads", 1, 11)[1]
+def _pad(net: GraphEditor, node: Node) -> bool:
+    pads = get_ints(net, node, "pads", 1, 11)[1]
     return pads is not None and not any(pads)
 
 
-def _slice(net: Net, node: Node) -> bool:
-    parts = [given(net, node, name, i, 10) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1)]
+def _slice(net: GraphEditor, node: Node) -> bool:
+    parts = [get_ints(net, node, name, i, 10) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1)]
     (_, starts), (_, ends), (has_axes, axes), (has_steps, steps) = parts
     shape = net.shape(node.inputs[0])
     if starts is None or ends is None or (has_axes and axes is None) or (has_steps and steps is None):
@@ -115,20 +115,20 @@ def _slice(net: Net, node: Node) -> bool:
     return all(map(whole, axes, ends))
 
 
-def _alone(net: Net, node: Node) -> bool:
+def _alone(net: GraphEditor, node: Node) -> bool:
     return len(node.inputs) == 1
 
 
-def _split(net: Net, node: Node) -> bool:
+def _split(net: GraphEditor, node: Node) -> bool:
     return len(node.outputs) == 1
 
 
-def _clip(net: Net, node: Node) -> bool:
+def _clip(net: GraphEditor, node: Node) -> bool:
     """Before opset 11 the bounds had defaults, which an infinity does not pass."""
     return net.opset >= 11 and not node.input(1) and not node.input(2)
 
 
-_RULES: dict[str, Callable[[Net, Node], bool]] = {
+_RULES: dict[str, Callable[[GraphEditor, Node], bool]] = {
     "Identity": lambda net, node: True, "Cast": _cast, "CastLike": _cast, "Dropout": _dropout, "Transpose": _transpose,
     "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _squeeze, "Expand": _expand, "Tile": _tile,
     "Pad": _pad, "Slice": _slice, "Concat": _alone, "Sum": _alone, "Max": _alone, "Min": _alone, "Split": _split, "Clip": _clip,
@@ -140,7 +140,7 @@ _NEUTRAL: dict[str, tuple[float, bool]] = {
 }  # fmt: skip
 
 
-def _neutral(net: Net, node: Node) -> str:
+def _neutral(net: GraphEditor, node: Node) -> str:
     """The other input of a node with a constant that changes nothing, its shape included."""
     value, commutes = _NEUTRAL[node.op_type]
     if net.opset < 7 or len(node.inputs) != 2:

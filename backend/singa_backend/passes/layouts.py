@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Net, Node, Type
+from .graph import GraphEditor, Node, Type
 from .operator_facts import (
     BROADCASTING,
     REDUCTIONS,
@@ -20,11 +20,11 @@ from .operator_facts import (
     axes_since,
     compose,
     drops_nothing,
-    give,
-    given,
+    get_ints,
     inside,
     invert,
     permutation,
+    set_ints,
 )
 
 Perm = tuple[int, ...]
@@ -49,10 +49,10 @@ class Moved:
     after: Sequence[int] | None = None
 
 
-Rule = Callable[[Net, Node, Perm], Moved | None]
+Rule = Callable[[GraphEditor, Node, Perm], Moved | None]
 
 
-def moved(net: Net, node: Node, slot: int, p: Perm) -> Moved | None:
+def moved(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:
     """How a node takes x for y = Transpose(x, p) in its input `slot`; None where it cannot."""
     if not node.plain or node.domain:
         return None
@@ -69,15 +69,15 @@ def moved(net: Net, node: Node, slot: int, p: Perm) -> Moved | None:
 # --- element by element
 
 
-def _unary(net: Net, node: Node, p: Perm) -> Moved | None:
+def _unary(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return Moved([p])
 
 
-def _dropout(net: Net, node: Node, p: Perm) -> Moved | None:
+def _dropout(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return Moved([p] * len(node.outputs)) if drops_nothing(net, node) else None
 
 
-def _broadcast(net: Net, node: Node, slot: int, p: Perm) -> Moved | None:
+def _broadcast(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:
     """All inputs are laid out alike; those of a lower rank had ones before their axes.  Before opset 7 they were not."""
     if net.opset < (8 if node.op_type in ("Max", "Mean", "Min", "Sum") else 7) or len(node.outputs) != 1:
         return None
@@ -87,7 +87,7 @@ def _broadcast(net: Net, node: Node, slot: int, p: Perm) -> Moved | None:
     return Moved([p], others=others)
 
 
-def _quantized(net: Net, node: Node, p: Perm) -> Moved | None:
+def _quantized(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     """One scale, or one for each place of an axis; not one for each block."""
     if node.get("block_size", 0) or len(node.outputs) != 1:
         return None
@@ -97,12 +97,12 @@ def _quantized(net: Net, node: Node, p: Perm) -> Moved | None:
 # --- one axis
 
 
-def _axis(net: Net, node: Node, p: Perm, default: int = -1) -> Moved | None:
+def _axis(net: GraphEditor, node: Node, p: Perm, default: int = -1) -> Moved | None:
     axes = inside([node.get("axis", default)], len(p))
     return None if axes is None else Moved([p] * len(node.outputs), {"axis": p[axes[0]]})
 
 
-def _softmax(net: Net, node: Node, p: Perm) -> Moved | None:
+def _softmax(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     """Before opset 13 the axes from `axis` on were one: they may only move among themselves."""
     if net.opset >= 13:
         return _axis(net, node, p)
@@ -110,7 +110,7 @@ def _softmax(net: Net, node: Node, p: Perm) -> Moved | None:
     return Moved([p]) if axes is not None and min(p[axes[0] :], default=0) >= axes[0] else None
 
 
-def _trailing(net: Net, node: Node, p: Perm) -> Moved | None:
+def _trailing(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     """What is normalized over the axes from `axis` on: those must stay where they are."""
     axes = inside([node.get("axis", -1)], len(p))
     if axes is None or len(node.outputs) != 1 or any(p[j] != j for j in range(axes[0], len(p))):
@@ -118,34 +118,34 @@ def _trailing(net: Net, node: Node, p: Perm) -> Moved | None:
     return Moved([p], {"axis": axes[0]})
 
 
-def _channel(net: Net, node: Node, p: Perm) -> Moved | None:
+def _channel(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     """Channels must stay axis 1; InstanceNormalization and the like also tell samples apart."""
     fixed = p[:2] == (0, 1) if node.op_type != "BatchNormalization" else len(p) > 1 and p[1] == 1
     return Moved([p]) if fixed and len(node.outputs) == 1 else None
 
 
-def _cumulative(net: Net, node: Node, p: Perm) -> Moved | None:
+def _cumulative(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     axis = net.constant(node.input(1))
     axes = None if axis is None or axis.size != 1 or axis.dtype != np.int64 else inside([int(axis.reshape(-1)[0])], len(p))
     return None if axes is None else Moved([p], lists=[("axis", 1, 0, [p[axes[0]]])])
 
 
-def _concat(net: Net, node: Node, p: Perm) -> Moved | None:
+def _concat(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     axes = inside([node.get("axis", 1)], len(p))
     if axes is None or not all(net.rank(n) == len(p) and can_lay_out(net, n, len(p)) for n in node.inputs):
         return None
     return Moved([p], {"axis": p[axes[0]]}, others=range(len(node.inputs)))
 
 
-def _split(net: Net, node: Node, p: Perm) -> Moved | None:
+def _split(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return _axis(net, node, p, 0)
 
 
 # --- lists of axes
 
 
-def _reduce(net: Net, node: Node, p: Perm) -> Moved | None:
-    said, axes = given(net, node, "axes", 1, axes_since(node))
+def _reduce(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+    said, axes = get_ints(net, node, "axes", 1, axes_since(node))
     if (said and axes is None) or (not axes and node.get("noop_with_empty_axes", 0)):
         return None
     found = inside(axes or tuple(range(len(p))), len(p))
@@ -155,7 +155,7 @@ def _reduce(net: Net, node: Node, p: Perm) -> Moved | None:
     return Moved([p if node.get("keepdims", 1) else _without(p, found)], lists=lists)
 
 
-def _arg(net: Net, node: Node, p: Perm) -> Moved | None:
+def _arg(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     axes = inside([node.get("axis", 0)], len(p))
     if axes is None:
         return None
@@ -169,8 +169,8 @@ def _without(p: Perm, axes: Sequence[int]) -> Perm:
     return tuple(order.index(k) for k in kept)
 
 
-def _squeeze(net: Net, node: Node, p: Perm) -> Moved | None:
-    said, axes = given(net, node, "axes", 1, axes_since(node))
+def _squeeze(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+    said, axes = get_ints(net, node, "axes", 1, axes_since(node))
     if not said:
         shape = net.static(node.inputs[0])
         axes = None if shape is None else tuple(i for i, d in enumerate(shape) if d == 1)
@@ -180,8 +180,8 @@ def _squeeze(net: Net, node: Node, p: Perm) -> Moved | None:
     return Moved([_without(p, found)], lists=[("axes", 1, axes_since(node), sorted(p[a] for a in found))] if said else [])
 
 
-def _unsqueeze(net: Net, node: Node, p: Perm) -> Moved | None:
-    axes = given(net, node, "axes", 1, axes_since(node))[1]
+def _unsqueeze(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+    axes = get_ints(net, node, "axes", 1, axes_since(node))[1]
     rank = len(p) + len(axes or ())
     found = inside(axes, rank)
     if found is None:
@@ -193,12 +193,12 @@ def _unsqueeze(net: Net, node: Node, p: Perm) -> Moved | None:
     return Moved([tuple(q)])
 
 
-def _slice(net: Net, node: Node, p: Perm) -> Moved | None:
-    said, axes = given(net, node, "axes", 3, 10)
+def _slice(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+    said, axes = get_ints(net, node, "axes", 3, 10)
     if said and axes is None:
         return None
     if axes is None:
-        starts = given(net, node, "starts", 1, 10)[1]
+        starts = get_ints(net, node, "starts", 1, 10)[1]
         if starts is None:
             return None
         axes = tuple(range(len(starts)))
@@ -209,11 +209,11 @@ def _slice(net: Net, node: Node, p: Perm) -> Moved | None:
 # --- one number for each axis
 
 
-def _pad(net: Net, node: Node, p: Perm) -> Moved | None:
+def _pad(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     if node.input(3):
-        axes = inside(given(net, node, "axes", 3, 18)[1], len(p))
+        axes = inside(get_ints(net, node, "axes", 3, 18)[1], len(p))
         return None if axes is None else Moved([p], lists=[("axes", 3, 18, [p[a] for a in axes])])
-    pads = given(net, node, "pads", 1, 11)[1]
+    pads = get_ints(net, node, "pads", 1, 11)[1]
     if pads is None or len(pads) != 2 * len(p) or net.opset < 2:
         return None
     return Moved([p], lists=[("pads", 1, 11, [*_spread(pads[: len(p)], p), *_spread(pads[len(p) :], p)])])
@@ -225,21 +225,21 @@ def _spread(values: Sequence[Any], p: Perm) -> list[Any]:
     return [values[inverse[k]] for k in range(len(p))]
 
 
-def _tile(net: Net, node: Node, p: Perm) -> Moved | None:
-    repeats = given(net, node, "", 1, 0)[1]
+def _tile(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+    repeats = get_ints(net, node, "", 1, 0)[1]
     if net.opset < 6 or repeats is None or len(repeats) != len(p):
         return None
     return Moved([p], lists=[("repeats", 1, 0, _spread(repeats, p))])
 
 
-def _expand(net: Net, node: Node, p: Perm) -> Moved | None:
-    shape = given(net, node, "", 1, 0)[1]
+def _expand(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+    shape = get_ints(net, node, "", 1, 0)[1]
     if shape is None or len(shape) > len(p):
         return None
     return Moved([p], lists=[("shape", 1, 0, _spread((1,) * (len(p) - len(shape)) + shape, p))])
 
 
-def _resize(net: Net, node: Node, p: Perm) -> Moved | None:
+def _resize(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     """Scales or sizes move with their axes.  What interpolates keeps samples and channels in front, as engines want them."""
     axes = inside(node.get("axes"), len(p)) if node.get("axes") is not None else None
     if node.get("axes") is not None and axes is None:
@@ -263,7 +263,7 @@ def _resize(net: Net, node: Node, p: Perm) -> Moved | None:
     return Moved([p], lists=[("sizes" if slot == 3 else "scales", slot, 0, spread)])
 
 
-def _upsample(net: Net, node: Node, p: Perm) -> Moved | None:
+def _upsample(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     if net.opset < 9:
         scales = node.get("scales")
         if scales is None or len(scales) != len(p):
@@ -273,13 +273,13 @@ def _upsample(net: Net, node: Node, p: Perm) -> Moved | None:
     return _resize(net, node, p) if net.opset < 10 else None
 
 
-def _shape(net: Net, node: Node, p: Perm) -> Moved | None:
+def _shape(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     """Shape(y) is Shape(x) in another order."""
     places = p[slice(node.get("start", 0), node.get("end"))]
     return Moved([()], {"start": None, "end": None}, after=places)
 
 
-def _size(net: Net, node: Node, p: Perm) -> Moved | None:
+def _size(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return Moved([()])
 
 
@@ -298,13 +298,13 @@ MOVABLE = frozenset(RULES) | BROADCASTING | {"Concat", "Transpose"}
 # --- the other inputs
 
 
-def can_lay_out(net: Net, name: str, rank: int) -> bool:
+def can_lay_out(net: GraphEditor, name: str, rank: int) -> bool:
     """Whether a value can be laid out like x: its rank is known and not larger, and no large constant is copied."""
     own = net.rank(name)
     return own is not None and own <= rank and net.constant_bytes(name) <= LARGEST
 
 
-def lay_out(net: Net, name: str, p: Perm, before: Node) -> str:
+def lay_out(net: GraphEditor, name: str, p: Perm, before: Node) -> str:
     """The value that, put through Transpose(p), is this one with ones before its axes; new nodes stand before `before`."""
     rank, n = net.rank(name), len(p)
     assert rank is not None
@@ -336,5 +336,5 @@ def lay_out(net: Net, name: str, p: Perm, before: Node) -> str:
         for k in ones:
             full.insert(k, 1)
     node = net.add("Unsqueeze", [name], before=before, like=name, type=Type(kind.dtype, None if full is None else tuple(full)))
-    give(net, node, "axes", 1, axes_since(node), ones)
+    set_ints(net, node, "axes", 1, axes_since(node), ones)
     return node.outputs[0]

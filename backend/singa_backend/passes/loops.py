@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from onnx import helper
 
-from .graph import Net, Node, Type
-from .operator_facts import SAFE, deterministic, permutation
+from .graph import GraphEditor, Node, Type
+from .operator_facts import CANNOT_FAIL, deterministic, permutation
 
 MOST = 1 << 20
 """Bytes of a constant that may be copied from a body to the graph around it."""
 
 
-def move_out_of_loops(net: Net) -> int:
+def move_out_of_loops(net: GraphEditor) -> int:
     """Move invariant nodes out of the bodies of Loops and Scans, and Transposes from their scan outputs behind them."""
     count = 0
     for node in list(net.nodes):
@@ -32,7 +32,7 @@ def _states(node: Node) -> int:
     return len(node.inputs) - (2 if node.op_type == "Loop" else node.get("num_scan_inputs", 0))
 
 
-def _runs(net: Net, node: Node) -> bool:
+def _runs(net: GraphEditor, node: Node) -> bool:
     """Whether the body is known to run at least once."""
     if node.op_type == "Scan":
         n = _states(node)
@@ -49,7 +49,7 @@ def _runs(net: Net, node: Node) -> bool:
     return not node.input(1) or (going is not None and going.size == 1 and bool(going.reshape(-1)[0]))
 
 
-def _invariant(net: Net, loop: Node, body: Net, runs: bool) -> int:
+def _invariant(net: GraphEditor, loop: Node, body: GraphEditor, runs: bool) -> int:
     """Hoist every node of the body that depends on nothing of it.
 
     It moves where the body runs at least once, so that it would have been computed anyway, or where it cannot fail.
@@ -60,12 +60,12 @@ def _invariant(net: Net, loop: Node, body: Net, runs: bool) -> int:
         own = [n for n in node.inputs if n and body.defines(n)]
         if not outer or node.graphs or not node.plain or node.is_("Identity", "Constant"):
             continue
-        if not deterministic(body, node) or not (runs or node.is_(*SAFE) or _transposes(body, node)):
+        if not deterministic(body, node) or not (runs or node.is_(*CANNOT_FAIL) or _transposes(body, node)):
             continue
         if any(not body.is_constant(n) or body.constant_bytes(n) > MOST for n in own):
             continue
         arrays = {n: body.constant(n, MOST) for n in own}
-        if any(a is None for a in arrays.values()) or any(o in body.held for o in node.outputs):
+        if any(a is None for a in arrays.values()) or any(o in body.pinned for o in node.outputs):
             continue
         made = {n: net.add_constant(a, n, body.trains(a, n)) for n, a in arrays.items() if a is not None}
         _hoist(net, loop, body, node, made)
@@ -73,13 +73,13 @@ def _invariant(net: Net, loop: Node, body: Net, runs: bool) -> int:
     return count
 
 
-def _transposes(body: Net, node: Node) -> bool:
+def _transposes(body: GraphEditor, node: Node) -> bool:
     """Whether this is a Transpose that cannot fail: of a known rank."""
     perm = permutation(body, node) if node.is_("Transpose") else None
     return perm is not None and body.rank(node.input(0)) == len(perm)
 
 
-def _hoist(net: Net, loop: Node, body: Net, node: Node, constants: dict[str, str]) -> None:
+def _hoist(net: GraphEditor, loop: Node, body: GraphEditor, node: Node, constants: dict[str, str]) -> None:
     names = [net.context.fresh(o) if o else "" for o in node.outputs]
     inputs = [constants.get(n, n) for n in node.inputs]
     new = Node(node.op_type, inputs, names, dict(node.attributes), node.domain, net.context.fresh(node.name or node.op_type))
@@ -97,19 +97,19 @@ def _hoist(net: Net, loop: Node, body: Net, node: Node, constants: dict[str, str
     net.reindex()
 
 
-def _scan_output(net: Net, loop: Node, body: Net, i: int) -> int:
+def _scan_output(net: GraphEditor, loop: Node, body: GraphEditor, i: int) -> int:
     """Take a Transpose from scan output `i` of the body to behind the loop, where it acts on all rounds at once."""
     at = i + (1 if loop.op_type == "Loop" else 0)  # a Loop's body gives its condition first
     if at >= len(body.outputs) or not loop.outputs[i]:
         return 0
     name, out = body.outputs[at], loop.outputs[i]
     node = body.producer(name)
-    if node is None or not node.is_("Transpose") or body.outputs.count(name) > 1 or name in body.held or body.users(name):
+    if node is None or not node.is_("Transpose") or body.outputs.count(name) > 1 or name in body.pinned or body.users(name):
         return 0
     source, perm = node.inputs[0], permutation(body, node)
     maker = body.producer(source)
     kind = body.type(source)
-    if perm is None or maker is None or not kind.dtype or out in net.held:
+    if perm is None or maker is None or not kind.dtype or out in net.pinned:
         return 0
     axis = 0
     if loop.op_type == "Scan":

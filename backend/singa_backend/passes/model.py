@@ -1,7 +1,7 @@
-"""A model under change: `Edit(model)` reads it into Nets, passes change those, `write` puts them back.
+"""A model under change: `ModelEditor(model)` reads it into Nets, passes change those, `write` puts them back.
 
-edit = Edit(model)                       # ModelProto; nothing in it changes before edit.write()
-net = edit.main                          # a Net: the main graph; net.nodes, net.producer("y"), net.users("y"), ...
+edit = ModelEditor(model)                       # ModelProto; nothing in it changes before edit.write()
+net = edit.main                          # a GraphEditor: the main graph; net.nodes, net.producer("y"), net.users("y"), ...
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from onnx import ModelProto
 from ..errors import InvalidModel
 from ..proto.messages import TRAINING_GRADIENT, imported
 from ..proto.schemas import plain_domain
-from .graph import Context, Net, Node, Type
+from .graph import Context, GraphEditor, Node, Type
 from .type_inference import infer
 from .write import write
 
 
-class Edit(Context):
+class ModelEditor(Context):
     """A model under change: its main graph, the bodies of its functions, fresh names, types.
 
     folder: where external data lie.  Raises InvalidModel for a model whose nodes cannot be ordered.
@@ -32,8 +32,8 @@ class Edit(Context):
         """Nodes that could not be computed: nobody need try again."""
         self._inferred: dict[int, dict[str, Type]] | None = None
         opsets = imported(model.opset_import)
-        self.main = Net(self, model.graph, None, opsets)
-        self.functions = [Net(self, f, None, opsets | imported(f.opset_import)) for f in model.functions]
+        self.main = GraphEditor(self, model.graph, None, opsets)
+        self.functions = [GraphEditor(self, f, None, opsets | imported(f.opset_import)) for f in model.functions]
         self._names = {n for net in self.all_nets() for n in _names(net)}
         if not all(isinstance(n, str) for n in self._names):  # protobuf gives bytes then
             raise InvalidModel("a name in the model is not UTF-8", code="SX107")
@@ -49,16 +49,16 @@ class Edit(Context):
         return name
 
     @property
-    def tops(self) -> tuple[Net, ...]:
+    def tops(self) -> tuple[GraphEditor, ...]:
         """The main graph and the bodies of functions."""
         return (self.main, *self.functions)
 
-    def all_nets(self) -> Iterator[Net]:
+    def all_nets(self) -> Iterator[GraphEditor]:
         """Every graph, inner ones first."""
         for top in self.tops:
             yield from top.walk()
 
-    def nets(self) -> Iterator[Net]:
+    def nets(self) -> Iterator[GraphEditor]:
         """Every graph that may be rewritten, inner ones first."""
         for top in self.tops:
             if not _differentiates(top):
@@ -119,11 +119,11 @@ class Edit(Context):
         write(self.model, self.main, self.functions)
 
 
-def _differentiates(top: Net) -> bool:
+def _differentiates(top: GraphEditor) -> bool:
     return any((n.domain, n.op_type) == TRAINING_GRADIENT for net in top.walk() for n in net.nodes)
 
 
-def _hidden(net: Net, around: frozenset[str] = frozenset()) -> str:
+def _hidden(net: GraphEditor, around: frozenset[str] = frozenset()) -> str:
     """A name that a subgraph defines although a graph around it does; "" where there is none."""
     own = {*net.inputs, *net.initializers, *net.sparse, *(o for n in net.nodes for o in n.outputs if o)}
     if own & around:
@@ -132,7 +132,7 @@ def _hidden(net: Net, around: frozenset[str] = frozenset()) -> str:
     return next((found for n in net.nodes for g in n.graphs.values() if (found := _hidden(g, around))), "")
 
 
-def _names(net: Net) -> Iterator[str]:
+def _names(net: GraphEditor) -> Iterator[str]:
     yield from net.inputs
     yield from net.outputs
     yield from net.initializers

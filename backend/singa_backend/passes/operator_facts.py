@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..proto.schemas import RANDOM, schema_version
-from .graph import Net, Node
+from .graph import GraphEditor, Node
 
 UNARY = frozenset({
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos",
@@ -32,18 +32,18 @@ REDUCTIONS = frozenset({
     "ReduceSum", "ReduceSumSquare",
 })  # fmt: skip
 
-SAFE = (UNARY - {"Cast", "CastLike", "Clip"}) | {"Shape", "Size"}
+CANNOT_FAIL = (UNARY - {"Cast", "CastLike", "Clip"}) | {"Shape", "Size"}
 """Operators that take every tensor of the dtypes that they are declared for: they cannot fail."""
 
 
-def version(net: Net, node: Node) -> int | None:
+def version(net: GraphEditor, node: Node) -> int | None:
     """The schema version that a node of this graph means; None for what is no operator of ONNX."""
     if not node.plain:
         return None
     return schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 0))
 
 
-def deterministic(net: Net, node: Node) -> bool:
+def deterministic(net: GraphEditor, node: Node) -> bool:
     """Whether the node gives the same for the same inputs, every time; False for what nobody knows.
 
     Functions of the model and custom operators count as unknown, and so does Dropout that may drop.
@@ -57,13 +57,13 @@ def deterministic(net: Net, node: Node) -> bool:
     return all(deterministic(inner, n) for inner, n in _within(node))
 
 
-def _within(node: Node) -> Iterator[tuple[Net, Node]]:
+def _within(node: Node) -> Iterator[tuple[GraphEditor, Node]]:
     for graph in node.graphs.values():
         for inner in graph.walk():
             yield from ((inner, n) for n in inner.nodes)
 
 
-def drops_nothing(net: Net, node: Node) -> bool:
+def drops_nothing(net: GraphEditor, node: Node) -> bool:
     """Whether a Dropout gives its input: always from opset 7 on, unless the input `training_mode` may say else."""
     if net.opset < 7:
         return bool(node.get("is_test", 0))
@@ -73,7 +73,7 @@ def drops_nothing(net: Net, node: Node) -> bool:
     return mode is not None and not mode.any()
 
 
-def given(net: Net, node: Node, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
+def get_ints(net: GraphEditor, node: Node, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
     """(whether the node says it, what it says) of a list of integers: an attribute before opset `since`, an input from it on.
 
     (True, None): an input that is not constant.
@@ -87,7 +87,9 @@ def given(net: Net, node: Node, name: str, index: int, since: int) -> tuple[bool
     return True, None if array is None or array.dtype.kind not in "iu" else tuple(int(v) for v in array.reshape(-1))
 
 
-def give(net: Net, node: Node, name: str, index: int, since: int, values: Sequence[int], dtype: type = np.int64) -> None:
+def set_ints(
+    net: GraphEditor, node: Node, name: str, index: int, since: int, values: Sequence[int], dtype: type = np.int64
+) -> None:
     """Write such a list in the form that the opset asks for."""
     if net.opset < since:
         node.set(**{name: [int(v) for v in values]})
@@ -112,7 +114,7 @@ def inside(axes: Sequence[int] | None, rank: int | None) -> tuple[int, ...] | No
     return found if all(0 <= a < rank for a in found) and len(set(found)) == len(found) else None
 
 
-def permutation(net: Net, node: Node) -> tuple[int, ...] | None:
+def permutation(net: GraphEditor, node: Node) -> tuple[int, ...] | None:
     """What a Transpose does; None where the file does not say, or says what is no permutation."""
     perm = node.get("perm")
     if perm is None:

@@ -23,27 +23,27 @@ from .back_to_back import remove_back_to_back
 from .batch_norm import fold_batch_normalization
 from .cleaning import merge_duplicates, remove_dead, remove_dead_functions
 from .constants import fold_constants
-from .graph import Net
+from .graph import GraphEditor
 from .identity import remove_identity
 from .loops import move_out_of_loops
-from .model import Edit
+from .model import ModelEditor
 from .shapes import simplify_shapes
 from .transpose import optimize_transpose
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite by name.  run: changes an Edit and gives the number of its changes."""
+    """A rewrite by name.  run: changes an ModelEditor and gives the number of its changes."""
 
     name: str
     summary: str
-    run: Callable[[Edit], int]
+    run: Callable[[ModelEditor], int]
 
 
-def _each(rewrite: Callable[[Net], int]) -> Callable[[Edit], int]:
+def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]:
     """A rewrite of one graph as one of all, inner graphs first."""
 
-    def run(edit: Edit) -> int:
+    def run(edit: ModelEditor) -> int:
         count = 0
         for net in list(edit.nets()):
             net.reindex()  # graphs within it may have changed
@@ -167,7 +167,7 @@ def optimize(model: ModelProto, passes: Sequence[str] | None = None, *, rounds: 
     if rounds < 1:
         raise InvalidInput(f"rounds={rounds} lets no pass run", code="SX360", hint="give 1 or more")
     try:
-        edit = Edit(model, None if folder is None else Path(folder))
+        edit = ModelEditor(model, None if folder is None else Path(folder))
         _check(edit)
         report = Report([PassReport(p.name) for p in chosen], before=_count(edit), notes=edit.notes())
         if edit.open:
@@ -187,7 +187,7 @@ def _named(name: str) -> Pass:
     return PASSES[name]
 
 
-def _run(edit: Edit, chosen: Sequence[Pass], rounds: int, report: Report, progress: Callable[..., None]) -> None:
+def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report, progress: Callable[..., None]) -> None:
     failed: set[str] = set()
     while report.rounds < rounds and not report.settled:
         report.rounds += 1
@@ -204,7 +204,7 @@ def _run(edit: Edit, chosen: Sequence[Pass], rounds: int, report: Report, progre
             progress(note=rewrite.name)
 
 
-def _step(edit: Edit, rewrite: Pass, did: PassReport) -> Failure | None:
+def _step(edit: ModelEditor, rewrite: Pass, did: PassReport) -> Failure | None:
     """Run one pass once; whatever it raises undoes it, and so does a graph that it leaves broken."""
     restore, before, start = edit.snapshot(), _count(edit), time.perf_counter()
     did.changed = 0
@@ -228,12 +228,12 @@ def _step(edit: Edit, rewrite: Pass, did: PassReport) -> Failure | None:
     return None
 
 
-def _check(edit: Edit) -> None:
+def _check(edit: ModelEditor) -> None:
     for net in edit.all_nets():
         net.check()
 
 
-def _count(edit: Edit) -> Counter[str]:
+def _count(edit: ModelEditor) -> Counter[str]:
     """Nodes by operator, those of other domains with the domain's name."""
     nodes = (n for net in edit.all_nets() for n in net.nodes)
     return Counter(f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in nodes)

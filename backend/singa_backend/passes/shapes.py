@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .graph import Net, Node
-from .operator_facts import axes_since, give, given
+from .graph import GraphEditor, Node
+from .operator_facts import axes_since, get_ints, set_ints
 
 FEW = 64
 """Entries up to which a vector is followed."""
@@ -42,7 +42,7 @@ class Vector:
         return all(isinstance(e, int) for e in self.entries)
 
 
-def simplify_shapes(net: Net) -> int:
+def simplify_shapes(net: GraphEditor) -> int:
     """Put constants in the place of sizes that are known, and of the shapes that Reshapes get."""
     found: dict[str, Vector] = {}
     count = 0
@@ -53,7 +53,7 @@ def simplify_shapes(net: Net) -> int:
             continue
         out = node.outputs[0]
         found[out] = vector
-        if vector.known and not node.is_("Constant") and out not in net.outputs and out not in net.held and net.users(out):
+        if vector.known and not node.is_("Constant") and out not in net.outputs and out not in net.pinned and net.users(out):
             array = np.asarray([e for e in vector.entries if isinstance(e, int)], _dtype(net, node))
             net.replace(out, net.add_constant(array.reshape(()) if vector.scalar else array, out))
             net.remove(node)
@@ -64,13 +64,13 @@ def simplify_shapes(net: Net) -> int:
     return count
 
 
-def _dtype(net: Net, node: Node) -> np.dtype[np.generic]:
+def _dtype(net: GraphEditor, node: Node) -> np.dtype[np.generic]:
     """int32 where the node makes that; everything else that is followed is int64."""
     return np.dtype(np.int32 if net.type(node.outputs[0]).dtype == 6 else np.int64)
 
 
 class _Reader:
-    def __init__(self, net: Net, found: dict[str, Vector]) -> None:
+    def __init__(self, net: GraphEditor, found: dict[str, Vector]) -> None:
         self.net, self.found = net, found
 
     def vector(self, name: str) -> Vector | None:
@@ -92,7 +92,7 @@ class _Reader:
         return tuple(Size(d) if isinstance(d, str) else Size(name, i) if d is None else d for i, d in enumerate(shape))
 
     def ints(self, node: Node, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
-        return given(self.net, node, name, index, since)
+        return get_ints(self.net, node, name, index, since)
 
 
 def _shape(r: _Reader, node: Node) -> Vector | None:
@@ -187,7 +187,7 @@ _RULES: dict[str, Callable[[_Reader, Node], Vector | None]] = {
 }  # fmt: skip
 
 
-def _reshape(net: Net, node: Node, r: _Reader) -> int:
+def _reshape(net: GraphEditor, node: Node, r: _Reader) -> int:
     """Write the target of a Reshape as a constant: 0 where it is the input's own size there, -1 once."""
     vector = r.vector(node.input(1))
     if vector is None or vector.scalar or net.is_constant(node.input(1)) or node.get("allowzero", 0):
@@ -195,7 +195,7 @@ def _reshape(net: Net, node: Node, r: _Reader) -> int:
     target = constant_target(vector.entries, r.sizes(node.inputs[0]))
     if target is None:
         return 0
-    give(net, node, "shape", 1, 5, target)
+    set_ints(net, node, "shape", 1, 5, target)
     return 1
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .graph import Net, Node, Type
+from .graph import GraphEditor, Node, Type
 from .layouts import MOVABLE, Moved, lay_out, moved
-from .operator_facts import compose, give, permutation
+from .operator_facts import compose, permutation, set_ints
 
 PUSHES = 4
 """Pushes that one trial may take for each node of the graph, and some more: paths can multiply where values branch and meet."""
 
 
-def optimize_transpose(net: Net) -> int:
+def optimize_transpose(net: GraphEditor) -> int:
     """Push, merge and drop Transposes; at the end those that only move axes of size 1 become Reshapes."""
     count, known = _tidy(net), _Costs()
     cost = known.total(net)
@@ -39,11 +39,11 @@ class _Costs:
     def __init__(self) -> None:
         self.known: dict[Node, tuple[str, object, tuple[int, int]]] = {}
 
-    def total(self, net: Net) -> tuple[int, int]:
+    def total(self, net: GraphEditor) -> tuple[int, int]:
         each = [self.of(net, n) for n in net.nodes if n.op_type == "Transpose"]
         return sum(moves for moves, _ in each), sum(there for _, there in each)
 
-    def of(self, net: Net, node: Node) -> tuple[int, int]:
+    def of(self, net: GraphEditor, node: Node) -> tuple[int, int]:
         """(1 if it moves anything, 1 if it is not of a constant); kept until its input or its permutation changes."""
         source, perm = node.input(0), node.attributes.get("perm")
         found = self.known.get(node)
@@ -54,13 +54,13 @@ class _Costs:
         return found[2]
 
 
-def _worth(net: Net, node: Node) -> bool:
+def _worth(net: GraphEditor, node: Node) -> bool:
     """Whether it is worth a trial: a reader can take what the Transpose takes."""
     readers = net.users(node.outputs[0])
     return permutation(net, node) is not None and any(r.op_type in MOVABLE and r.plain and not r.graphs for r in readers)
 
 
-def _sink(net: Net, first: Node) -> bool:
+def _sink(net: GraphEditor, first: Node) -> bool:
     """Push a Transpose, and what comes of it, as far down as it goes."""
     pending, left = [first], 50 + PUSHES * len(net.nodes)
     pushed = False
@@ -84,7 +84,7 @@ def _sink(net: Net, first: Node) -> bool:
     return pushed
 
 
-def _merge(net: Net, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
+def _merge(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
     """Two Transposes become one, or none."""
     q = permutation(net, reader)
     if q is None or len(q) != len(p):
@@ -101,12 +101,12 @@ def _merge(net: Net, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node]
     return [reader]
 
 
-def _push(net: Net, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
+def _push(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
     """Let a node read what the Transpose reads; the Transposes that then stand behind it."""
     x, y = node.inputs[0], node.outputs[0]
     slot = reader.inputs.index(y)  # the first: rules that take y once refuse it twice
     found = moved(net, reader, slot, p)
-    if found is None or any(o in net.held for o in reader.outputs):
+    if found is None or any(o in net.pinned for o in reader.outputs):
         return None
     known, before = {y: x}, list(reader.inputs)
     for name in [before[i] for i in found.others or ()]:
@@ -122,25 +122,25 @@ def _push(net: Net, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] 
     return _relabel(net, reader, found)
 
 
-def _give(net: Net, node: Node, name: str, index: int, since: int, values: list[float]) -> None:
+def _give(net: GraphEditor, node: Node, name: str, index: int, since: int, values: list[float]) -> None:
     """Write a list of numbers in the dtype and shape that the one before it had."""
     old = net.constant(node.input(index)) if net.opset >= since else None
     if name == "axes" and node.op_type == "Slice" and old is None and net.opset >= since:
-        give(net, node, name, index, since, [int(v) for v in values], _index_type(net, node))
+        set_ints(net, node, name, index, since, [int(v) for v in values], _index_type(net, node))
     elif old is not None and (old.dtype.kind == "f" or old.ndim == 0 or old.dtype != "int64"):
         inputs = list(node.inputs)
         inputs[index] = net.add_constant(old.dtype.type(values).reshape(old.shape), name)
         net.rewire(node, inputs)
     else:
-        give(net, node, name, index, since, [int(v) for v in values])
+        set_ints(net, node, name, index, since, [int(v) for v in values])
 
 
-def _index_type(net: Net, node: Node) -> type:
+def _index_type(net: GraphEditor, node: Node) -> type:
     """The dtype of a Slice's axes: that of its starts."""
     return np.int32 if net.type(node.input(1)).dtype == 6 else np.int64
 
 
-def _relabel(net: Net, node: Node, found: Moved) -> list[Node]:
+def _relabel(net: GraphEditor, node: Node, found: Moved) -> list[Node]:
     """Give the outputs of a node fresh names, and make the old ones from them by Transposes (or a Gather)."""
     made: list[Node] = []
     for i, (old, q) in enumerate(zip(list(node.outputs), found.perms, strict=True)):
@@ -166,7 +166,7 @@ def _relabel(net: Net, node: Node, found: Moved) -> list[Node]:
 # --- small things
 
 
-def _tidy(net: Net) -> int:
+def _tidy(net: GraphEditor) -> int:
     """Drop identities, join chains, and keep one of two Transposes that are the same."""
     count = 0
     known: dict[tuple[str, tuple[int, ...]], Node] = {}
@@ -192,7 +192,7 @@ def _tidy(net: Net) -> int:
     return count
 
 
-def _only_ones(net: Net, node: Node) -> list[int] | None:
+def _only_ones(net: GraphEditor, node: Node) -> list[int] | None:
     """The target of the Reshape that does the same, where a Transpose moves nothing but axes of size 1; else None."""
     p, shape = permutation(net, node), net.shape(node.input(0))
     if p is None or shape is None or len(shape) != len(p):
@@ -204,11 +204,11 @@ def _only_ones(net: Net, node: Node) -> list[int] | None:
     return target if target.count(-1) <= 1 and 0 not in target else None
 
 
-def _reshape(net: Net, node: Node) -> int:
+def _reshape(net: GraphEditor, node: Node) -> int:
     """A Transpose that moves no number becomes a Reshape."""
     target, p = _only_ones(net, node), permutation(net, node)
     if target is None or net.opset < 5 or p == tuple(range(len(p or ()))):
         return 0
     node.op_type, node.attributes = "Reshape", {}
-    give(net, node, "shape", 1, 5, target)
+    set_ints(net, node, "shape", 1, 5, target)
     return 1

@@ -11,13 +11,13 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, shape_inference
 
-from .graph import Net, Node, Type, nbytes
+from .graph import GraphEditor, Node, Type, nbytes
 
 FEW = 1 << 10
 """Bytes up to which a constant goes along: it may be a shape.  Of a larger one only the type does."""
 
 
-def infer(proto: ModelProto, main: Net, functions: Sequence[Net]) -> dict[int, dict[str, Type]]:
+def infer(proto: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor]) -> dict[int, dict[str, Type]]:
     """For each graph of the model (by id) the types of its values; little where inference fails."""
     model = ModelProto(ir_version=max(proto.ir_version, 4))  # before 4 initializers had to be inputs
     model.opset_import.extend(proto.opset_import)
@@ -36,7 +36,7 @@ def infer(proto: ModelProto, main: Net, functions: Sequence[Net]) -> dict[int, d
     return found
 
 
-def _take(net: Net, graph: GraphProto, found: dict[int, dict[str, Type]]) -> None:
+def _take(net: GraphEditor, graph: GraphProto, found: dict[int, dict[str, Type]]) -> None:
     types = found[id(net)]
     for info in (*graph.value_info, *graph.input, *graph.output):
         kind = read_type(info.type)
@@ -66,7 +66,7 @@ def _size(d: Any) -> int | str | None:
     return str(d.dim_param) or None
 
 
-def skeleton(net: Net) -> GraphProto:
+def skeleton(net: GraphEditor) -> GraphProto:
     """The graph without large tensors; inputs of subgraphs without shapes, which may change from round to round."""
     graph = GraphProto(name="g")
     assert isinstance(net.proto, GraphProto)

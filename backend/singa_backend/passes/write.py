@@ -1,4 +1,4 @@
-"""From an Edit back into its ModelProto, in place: what did not change is not touched, and no weight is copied."""
+"""From an ModelEditor back into its ModelProto, in place: what did not change is not touched, and no weight is copied."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
-from .graph import Net, Node
+from .graph import GraphEditor, Node
 from .type_inference import node_proto
 
 
-def write(model: ModelProto, main: Net, functions: Sequence[Net]) -> None:
+def write(model: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor]) -> None:
     """Put the nodes, initializers and types of every graph into the messages that they were read from."""
     _write(main)
     kept = {id(net.proto) for net in functions}
@@ -20,7 +20,7 @@ def write(model: ModelProto, main: Net, functions: Sequence[Net]) -> None:
     _arrange(model.functions, [f for f in model.functions if id(f) in kept])
 
 
-def _write(net: Net) -> None:
+def _write(net: GraphEditor) -> None:
     for node in net.nodes:
         for graph in node.graphs.values():
             _write(graph)
@@ -54,7 +54,7 @@ def _update(proto: NodeProto, node: Node) -> None:
     proto.attribute.extend(a for a in node.attributes.values() if id(a) not in known)
 
 
-def _graph(net: Net, proto: GraphProto) -> None:
+def _graph(net: GraphEditor, proto: GraphProto) -> None:
     there = {id(t) for t in (*proto.initializer, *proto.sparse_initializer)}
     fields: list[tuple[Any, dict[str, Any]]] = [
         (proto.initializer, net.initializers),
@@ -84,7 +84,7 @@ def _graph(net: Net, proto: GraphProto) -> None:
     _types(net, proto.value_info)
 
 
-def _types(net: Net, infos: Any) -> None:
+def _types(net: GraphEditor, infos: Any) -> None:
     """Keep what the file says of values that are still there: a name never changes its value."""
     names = {o for n in net.nodes for o in n.outputs}
     _arrange(infos, [v for v in infos if v.name in names or v.name in net.initializers])

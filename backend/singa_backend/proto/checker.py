@@ -17,7 +17,7 @@ from .values import Value
 
 
 @dataclass
-class Opinion:
+class CheckerResult:
     """valid: whether onnx.checker (with full_check) accepts the model; None where it gave no answer.  message: its words.
 
     values: what shape inference knows, by the path of the graph and the name of the value.  inference: why it knows less.
@@ -32,12 +32,12 @@ class Opinion:
         return {"engine": "onnx.checker", "valid": self.valid, "message": self.message, "inference": self.inference}
 
 
-def ask(model: ModelProto, path: Path | None, timeout: float) -> Opinion:
+def ask(model: ModelProto, path: Path | None, timeout: float) -> CheckerResult:
     """Have onnx infer shapes and check the model; never raises: no answer is an answer."""
     try:
         data = model.SerializeToString()
     except Exception as error:
-        return Opinion(None, f"the model cannot be handed over: {error}", "the model cannot be handed over")
+        return CheckerResult(None, f"the model cannot be handed over: {error}", "the model cannot be handed over")
     command = [sys.executable, "-P", str(Path(__file__).with_name("_checker_child.py")), str(path or "")]
     why = ""
     try:
@@ -56,7 +56,7 @@ def ask(model: ModelProto, path: Path | None, timeout: float) -> Opinion:
         except ValueError:  # cut off in the middle
             continue
     inferred, checked = said.get("inference"), said.get("checker")
-    opinion = Opinion(None if checked is None else not checked["message"], checked["message"] if checked else why)
+    opinion = CheckerResult(None if checked is None else not checked["message"], checked["message"] if checked else why)
     opinion.inference = inferred["message"] if inferred else why
     for graph, infos in (inferred or {}).get("values", {}).items():
         opinion.values[graph] = {v.name: v for v in map(_value, infos)}

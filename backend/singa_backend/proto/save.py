@@ -1,7 +1,7 @@
 """A model into a file, all of it or nothing: written beside its place, checked there, and then put into it.
 
 save(model, Path("out.onnx"), folder=Path("in"))     # external data of the model lie in `in`; they go to out.onnx.data
-save(model, Path("out.onnx"), arrays=arrays)         # tensors that `later` declared go from memory to the file, never copied
+save(model, Path("out.onnx"), arrays=arrays)         # tensors that `defer_data` declared go from memory to the file, never copied
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ INLINE = 1 << 10
 LARGEST = (1 << 31) - (1 << 20)
 """Bytes that a model file may have; a larger one gets external data."""
 
-LATE = 1 << 20
+DEFERRED = 1 << 20
 """Bytes from which an array is not copied into its TensorProto before it is known where they go."""
 
 CHUNK = 1 << 22
 
 
-def later(array: np.ndarray, name: str, arrays: dict[str, np.ndarray]) -> TensorProto:
-    """The TensorProto of an array; that of a large one comes without its data: it is noted in `arrays`, for `fill` and `save`."""
+def defer_data(array: np.ndarray, name: str, arrays: dict[str, np.ndarray]) -> TensorProto:
+    """The TensorProto of an array; that of a large one comes without its data: it is noted in `arrays`, for `attach_data` and `save`."""
     dtype = array.dtype
     plain = dtype != dtypes.STRING and tensor_data.byte_size(dtype, array.shape) == array.nbytes and array.flags.c_contiguous
-    if array.nbytes < LATE or not plain or sys.byteorder != "little":
+    if array.nbytes < DEFERRED or not plain or sys.byteorder != "little":
         return numpy_helper.from_array(array, name)
     arrays[name] = array
     return TensorProto(name=name, data_type=dtypes.onnx_code(dtype), dims=array.shape, data_location=TensorProto.EXTERNAL)
 
 
-def fill(graph: GraphProto, arrays: Mapping[str, np.ndarray]) -> None:
+def attach_data(graph: GraphProto, arrays: Mapping[str, np.ndarray]) -> None:
     """Copy the data of large tensors into the message."""
     for tensor in graph.initializer:
-        if _is_late(tensor, arrays):
+        if _is_deferred(tensor, arrays):
             tensor.raw_data, tensor.data_location = arrays[tensor.name].tobytes(), TensorProto.DEFAULT
 
 
-def _is_late(tensor: TensorProto, arrays: Mapping[str, np.ndarray]) -> bool:
+def _is_deferred(tensor: TensorProto, arrays: Mapping[str, np.ndarray]) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL and not tensor.external_data and tensor.name in arrays
 
 
@@ -64,23 +64,23 @@ def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bo
     """Write a model to `path`, and its external data, where it has any, to one file beside it; gives what was written.
 
     folder: where the external data of `model` lie.  The message is changed: its external tensors are those of the new file.
-    arrays: the data of tensors that `later` declared.
+    arrays: the data of tensors that `defer_data` declared.
     check: have onnx's checker, with full_check, look at the file before it comes into its place.
     external: whether weights lie in a file of their own; where None, when they did or when one file cannot hold them.
     Raises InvalidInput where the file cannot be written, InvalidModel where the checker refuses it; then nothing is left.
     """
     arrays = arrays or {}
-    outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL and not _is_late(t, arrays)]
+    outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL and not _is_deferred(t, arrays)]
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
             stage = Path(name)
-            size = model.ByteSize() + sum(arrays[t.name].nbytes for t in model.graph.initializer if _is_late(t, arrays))
+            size = model.ByteSize() + sum(arrays[t.name].nbytes for t in model.graph.initializer if _is_deferred(t, arrays))
             if external is False and size > LARGEST:
                 raise InvalidInput(f"{size} bytes do not fit into one file", code="SX352", hint="give external_data=True")
             if external or (external is None and (outside or size > LARGEST)):
                 taken = {e.value for t in outside for e in t.external_data if e.key == "location"}
                 _externalize(model, stage / _free(f"{path.name}.data", taken), folder, arrays)
-            fill(model.graph, arrays)
+            attach_data(model.graph, arrays)
             (stage / path.name).write_bytes(model.SerializeToString())
             refusal = opinion(stage / path.name) if check else ""
             if refusal:
@@ -109,7 +109,7 @@ def _externalize(model: ModelProto, target: Path, folder: Path | None, arrays: M
     with target.open("wb") as out:
         for tensor in tensors(model):
             size = _size(tensor)
-            if _is_late(tensor, arrays):
+            if _is_deferred(tensor, arrays):
                 _align(out)
                 out.write(arrays[tensor.name].reshape(-1).view(np.uint8).data)
             elif tensor.data_location == TensorProto.EXTERNAL:

@@ -111,26 +111,26 @@ class _Run:
             raise _located(OperatorError(message, code=code), node, inputs) from error
 
     def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
-        meaning: Any = node.meaning
+        operator: Any = node.operator
         attributes, device = node.attributes, self.device
-        if meaning.declaration.services:
+        if operator.declaration.services:
             attributes = self._served(node, frame)
-        if self.host or not runs_on_host(meaning.declaration, attributes, inputs):
-            return meaning.compute(device.xp, inputs, attributes, len(node.outputs))  # type: ignore[no-any-return]
-        outputs = meaning.compute(namespaces.numpy, [device.get(v) for v in inputs], attributes, len(node.outputs))
+        if self.host or not runs_on_host(operator.declaration, attributes, inputs):
+            return operator.compute(device.xp, inputs, attributes, len(node.outputs))  # type: ignore[no-any-return]
+        outputs = operator.compute(namespaces.numpy, [device.get(v) for v in inputs], attributes, len(node.outputs))
         return [device.put(v) for v in outputs]
 
     def _served(self, node: Node, frame: list[Any]) -> dict[str, Any]:
         """The node's attributes, and the services that the body asks for."""
-        meaning: Any = node.meaning
+        operator: Any = node.operator
         services = {
             "run": lambda graph, *values: self._body(graph, values, frame),
             "wanted": tuple(slot >= 0 for slot in node.outputs),
-            "version": meaning.version,
-            "derived": meaning.derived,
-            "between": node.between,
+            "version": operator.version,
+            "derived": operator.derived,
+            "forward_graph": node.forward_graph,
         }
-        return {**node.attributes, **{name: services[kind] for name, kind in meaning.declaration.services.items()}}
+        return {**node.attributes, **{name: services[kind] for name, kind in operator.declaration.services.items()}}
 
     def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
         """The `run` of an operator's body: a subgraph takes exactly the inputs that it declares."""

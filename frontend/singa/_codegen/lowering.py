@@ -13,11 +13,11 @@ from onnx import GraphProto, NodeProto, TypeProto, helper, shape_inference
 from singa_backend import dtypes
 from singa_backend.autodiff.replay import Visitor, apply, replay, visit
 from singa_backend.errors import Problem, UnsupportedModel
-from singa_backend.interpreters.base import Body
-from singa_backend.interpreters.builder import Builder, Symbol
+from singa_backend.interpreters.base import Subgraph
+from singa_backend.interpreters.builder import GraphBuilder, Symbol
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import ABSENT, Graph, Node
-from singa_backend.opsets.writer import Unwritable, Writer
+from singa_backend.opsets.writer import OpsetWriter, Unwritable
 from singa_backend.proto import tensor_data
 from singa_backend.proto.schemas import newest, schema_version
 from singa_backend.proto.values import Value, declared_type
@@ -80,10 +80,10 @@ def _check(graph: Graph) -> None:
     """Outside ONNX's own domain an operator is called in its newest version: an older one must mean the same."""
     problems = []
     for node in graph.all_nodes():
-        if node.domain and node.meaning is not None:
+        if node.domain and node.operator is not None:
             version = schema_version(node.domain, node.op_type, 1 << 30) or 0
             known = declarations.get((node.domain, node.op_type), {})
-            if known.get(version) is not node.meaning.declaration:
+            if known.get(version) is not node.operator.declaration:
                 what = f"{node.op_type}-{node.version} of {node.domain} means something else than {node.op_type}-{version}"
                 problems.append(Problem(what, "SX207", node=node.name, operator=node.op_type, version=node.version))
     if problems:
@@ -95,7 +95,7 @@ def _check(graph: Graph) -> None:
 class _Lowering:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.writer = Writer(newest(""))
+        self.writer = OpsetWriter(newest(""))
         self.builder = self.writer.builder
         self.made: dict[int, tuple[NodeProto, Node]] = {}
         self.modal: list[Symbol] = []
@@ -134,7 +134,7 @@ class _Lowering:
 
     def _noted(self, op: Any, node: Node, do: Callable[[], list[Any]]) -> list[Any]:
         """Give the results of a node the names that they have in the file, and note what it was; errors name the node."""
-        builder: Builder = op.builder
+        builder: GraphBuilder = op.builder
         before = len(builder.nodes)
         try:
             made = do()
@@ -149,15 +149,15 @@ class _Lowering:
         constant = node.attributes.get("value")
         if (node.domain, node.op_type) == ("", "Constant") and isinstance(constant, np.ndarray):
             return [self.builder.initializer(node.output_names[0], constant, fold=True)]  # it keeps its name
-        known = node.op_type == "If" and not node.domain and op.known(inputs[0]) is not None
+        known = node.op_type == "If" and not node.domain and op.constant_value(inputs[0]) is not None
         graphs = {n: v for n, v in node.attributes.items() if isinstance(v, Graph)}
-        if known or not graphs or node.meaning is None or node.function is not None:
+        if known or not graphs or node.operator is None or node.function is not None:
             return visit(op, node, inputs, frame, visitor)
         attributes = {n: v for n, v in node.attributes.items() if n in node.given}
         attributes |= {n: self._body(op, g, [frame[outer] for outer, _ in g.captured]) for n, g in graphs.items()}
-        return apply(op, node.meaning, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
+        return apply(op, node.operator, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
 
-    def _body(self, op: Any, graph: Graph, captured: Sequence[Any]) -> Body:
+    def _body(self, op: Any, graph: Graph, captured: Sequence[Any]) -> Subgraph:
         """A subgraph whose inputs and values have the names of the file."""
 
         def make(inner: Any, *inputs: Symbol) -> list[Any]:
@@ -165,7 +165,7 @@ class _Lowering:
                 symbol.name = inner.builder.name(value.name)
             return replay(inner, graph, inputs, captured=captured, visitor=self.inner)
 
-        body: Body = op.graph(make, [declared_type(v) for v in graph.inputs])
+        body: Subgraph = op.graph(make, [declared_type(v) for v in graph.inputs])
         return body
 
     def _modal(self, node: Node, inputs: list[Any]) -> list[Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...autodiff.support import FLOWS
+from ...autodiff.support import DIFFERENTIABLE
 from ...proto.schemas import DOMAINS
 from ..results import environment, load, publish, stale_page
 from . import ledger
@@ -130,7 +130,7 @@ def markdown(document: dict[str, Any]) -> str:
     lines += ["", "## Why onnxruntime could not be asked", ""]
     refused: dict[str, list[str]] = {}
     for r in rows:
-        if r["kind"] == FLOWS and r["second"] not in ("agree", "differs"):
+        if r["kind"] == DIFFERENTIABLE and r["second"] not in ("agree", "differs"):
             for reason in r["refusals"][:1]:
                 refused.setdefault(reason, []).append(_name(r))
     lines += [f"* {reason.replace('|', '/')} ({', '.join(names)})" for reason, names in sorted(refused.items())] or ["It could."]
@@ -147,7 +147,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    flows = row["kind"] == FLOWS
+    flows = row["kind"] == DIFFERENTIABLE
     witness = ", ".join(f"{w} {n}" for w, n in row["witness"].items())
     graph = {True: "agrees", False: "**differs**", None: ""}[row["graph"]] if flows else ""
     worst = f"{row['worst']:.0e}" if row["agreed"] and flows else ""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from ...autodiff.support import FLOWS, standing
+from ...autodiff.support import DIFFERENTIABLE, gradient_support
 from ...devices.device import resolve
 from ...engines.oracle import EngineFailure, Oracle
 from ...errors import SonnxError
@@ -96,7 +96,7 @@ def listed(select: str = "") -> list[Row]:
         if domain not in DOMAINS:
             continue
         for version, schema in sorted(versions.items()):
-            found = standing(domain, name, version)
+            found = gradient_support(domain, name, version)
             row = Row(domain, name, version, version == max(versions), bool(schema.deprecated), found.kind, found.how, found.why)
             row.verdict = row.kind
             if re.search(select, row.name):
@@ -106,17 +106,17 @@ def listed(select: str = "") -> list[Row]:
 
 def asks(row: Row) -> bool:
     """Whether there is something to judge: a gradient, or that it is nothing."""
-    return row.kind in (FLOWS, "zero", "constant") and (row.domain, row.operator) in recipes.load()
+    return row.kind in (DIFFERENTIABLE, "zero", "constant") and (row.domain, row.operator) in recipes.load()
 
 
 def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracle | None = None) -> Row:
     """The row with its verdict: `count` points away from kinks, or as many as could be drawn."""
     start = time.perf_counter()
     row = replace(row, witness={}, refusals=[], says=[], explained={}, agreed=0, kinks=0, wrong=0, worst=0.0)
-    if row.kind != FLOWS:
+    if row.kind != DIFFERENTIABLE:
         row.verdict = row.kind
     if asks(row):
-        drawn = gradients.points(*row.key, seed=seed, count=_DRAWN * count, every=row.kind != FLOWS)
+        drawn = gradients.points(*row.key, seed=seed, count=_DRAWN * count, every=row.kind != DIFFERENTIABLE)
         for i, point in enumerate(drawn, 1):
             _judge(row, point, np.random.default_rng([seed, i]), oracle)
             if row.agreed == count or row.wrong >= count:
@@ -124,7 +124,7 @@ def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracl
         row.graph = None if not row.agreed else not any("graph" in s for s in row.says)
     if row.wrong:
         row.verdict = "wrong"
-    elif row.kind == FLOWS:
+    elif row.kind == DIFFERENTIABLE:
         row.verdict = "checked" if row.agreed >= count else "few"
     row.seconds = time.perf_counter() - start
     return row
@@ -148,7 +148,7 @@ def _judge(row: Row, point: Point, rng: np.random.Generator, oracle: Oracle | No
         return
     row.agreed += 1
     row.worst = max(row.worst, *(f.error for f in findings))
-    if oracle is not None and row.kind == FLOWS and row.witness.get("died", 0) + row.witness.get("timeout", 0) < _DEATHS:
+    if oracle is not None and row.kind == DIFFERENTIABLE and row.witness.get("died", 0) + row.witness.get("timeout", 0) < _DEATHS:
         _witness(row, point, oracle)
 
 

@@ -20,7 +20,7 @@ from ...errors import SonnxError
 from ...ir.graph import Graph
 from ...ir.reader import read
 from ...opsets.convert import convert
-from ...opsets.writer import LEAST, Unwritable, Writer
+from ...opsets.writer import LEAST, OpsetWriter, Unwritable
 from ...proto.messages import imported
 from ...proto.schemas import newest, schema_version, schemas
 from ...runtime.executor import Executor
@@ -165,8 +165,8 @@ class _Asked:
 
 
 def _outcome(graph: Graph, opset: int, asked: _Asked) -> Outcome:
-    writer = Writer(opset)
-    writer.seeks = False
+    writer = OpsetWriter(opset)
+    writer.finds_minimum_opset = False
     try:
         written, noted = _noting(graph, writer)
     except Exception as error:
@@ -174,7 +174,7 @@ def _outcome(graph: Graph, opset: int, asked: _Asked) -> Outcome:
     return Outcome("refused", tuple(dict.fromkeys(map(_refusal, noted)))) if noted else asked.judged(written)
 
 
-def _noting(graph: Graph, writer: Writer) -> tuple[ModelProto, list[Unwritable]]:
+def _noting(graph: Graph, writer: OpsetWriter) -> tuple[ModelProto, list[Unwritable]]:
     """The graph as the writer writes it, and what it could not write."""
     noted: list[Unwritable] = []
     writer.problems = noted
@@ -195,7 +195,7 @@ def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
     A later opset may refuse again: some element types came and went.
     """
     try:
-        _, noted = _noting(graph, Writer(first))
+        _, noted = _noting(graph, OpsetWriter(first))
     except Exception as error:
         return Outcome("wrong", says=f"{type(error).__name__}: {_line(error)}")
     refusals = tuple(dict.fromkeys(map(_refusal, noted)))

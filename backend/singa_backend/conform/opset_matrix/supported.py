@@ -13,7 +13,7 @@ from ...errors import InvalidInput, SonnxError
 from ...ir.graph import Graph
 from ...ir.reader import read
 from ...opsets.convert import convert
-from ...opsets.writer import LEAST, Unwritable, Writer
+from ...opsets.writer import LEAST, OpsetWriter, Unwritable
 from ...proto.schemas import newest, schemas
 from .problems import Operator, current, drawn, listed
 
@@ -63,8 +63,8 @@ def how(operator: Operator, opset: int) -> str:
 def _composed(name: str, opset: int) -> bool:
     """Whether the writer can write one of the models that are drawn of an operator."""
     for graph in _probes(name):
-        writer = Writer(opset)
-        writer.seeks = False
+        writer = OpsetWriter(opset)
+        writer.finds_minimum_opset = False
         try:
             convert(graph, opset, writer=writer)
         except Unwritable:
