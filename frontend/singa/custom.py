@@ -1,7 +1,7 @@
 """Exporters of operators that are written in Python: how a user's `autograd.Operator` stands in an ONNX file.
 
 @sonnx.exporter(Swish, opset=7)
-def _(op, swish, x):                     # in ONNX's operators, in their newest form
+def swish_at_opset(op, swish, x):                     # in ONNX's operators, in their newest form
     return op.Mul(x, op.Sigmoid(op.Mul(x, swish.beta)))
 
 @sonnx.exporter(Swish, opset=13, domain="my.domain")                 # a node of a domain of one's own

@@ -19,7 +19,7 @@ schema binds to that output, and a body returns a tuple for several outputs.
 Under its forward stands the gradient, written in ONNX's own operators (see differentiate.py), or why there is none:
 
     @softmax.gradient
-    def _(op: Op, dy: V, y: V, axis: int) -> V:
+    def softmax_gradient(op: Op, dy: V, y: V, axis: int) -> V:
         return op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(dy, y), [axis], keepdims=1)))
 
     ceil.no_gradient("zero")

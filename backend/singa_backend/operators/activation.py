@@ -39,7 +39,7 @@ def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
 
 
 @softmax.gradient
-def _(op: Op, dy: V, y: V, axis: int) -> V:
+def softmax_gradient(op: Op, dy: V, y: V, axis: int) -> V:
     return op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(dy, y), [axis], keepdims=1)))
 
 
@@ -50,7 +50,7 @@ def softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
 
 
 @softmax_1.decomposition
-def _(op: Op, x: V, axis: int) -> V:
+def softmax_1_decomposition(op: Op, x: V, axis: int) -> V:
     return op.Reshape(op.Softmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
 
@@ -64,7 +64,7 @@ def log_softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
 
 
 @log_softmax.gradient
-def _(op: Op, dy: V, y: V, axis: int) -> V:
+def log_softmax_gradient(op: Op, dy: V, y: V, axis: int) -> V:
     return op.Sub(dy, op.Mul(op.Exp(y), op.ReduceSum(dy, [axis], keepdims=1)))
 
 
@@ -74,7 +74,7 @@ def log_softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
 
 
 @log_softmax_1.decomposition
-def _(op: Op, x: V, axis: int) -> V:
+def log_softmax_1_decomposition(op: Op, x: V, axis: int) -> V:
     return op.Reshape(op.LogSoftmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
 
@@ -98,7 +98,7 @@ def hardmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
 
 
 @hardmax_1.decomposition
-def _(op: Op, x: V, axis: int) -> V:
+def hardmax_1_decomposition(op: Op, x: V, axis: int) -> V:
     return op.Reshape(op.Hardmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
 
@@ -111,7 +111,7 @@ def relu(xp: Xp, x: Array) -> Array:
 
 
 @relu.gradient
-def _(op: Op, dy: V, y: V) -> V:
+def relu_gradient(op: Op, dy: V, y: V) -> V:
     """At 0 it is 0."""
     return op.Where(op.Greater(y, 0), dy, 0)
 
@@ -124,7 +124,7 @@ def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
 
 
 @leaky_relu.gradient
-def _(op: Op, dy: V, x: V, alpha: float) -> V:
+def leaky_relu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     """At 0 it is alpha."""
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, alpha))
 
@@ -137,7 +137,7 @@ def prelu(xp: Xp, x: Array, slope: Array) -> Array:
 
 
 @prelu.gradient
-def _(op: Op, dy: V, x: V, slope: V) -> tuple[V, V]:
+def prelu_gradient(op: Op, dy: V, x: V, slope: V) -> tuple[V, V]:
     """At 0 it is the slope."""
     above = op.Greater(x, 0)
     return op.Where(above, dy, op.Mul(dy, slope)), op.sum_to(op.Where(above, 0, op.Mul(dy, x)), slope)
@@ -154,7 +154,7 @@ def prelu_1(xp: Xp, x: Array, slope: Array) -> Array:
 
 
 @prelu_1.decomposition
-def _(op: Op, x: V, slope: V) -> V:
+def prelu_1_decomposition(op: Op, x: V, slope: V) -> V:
     """One slope, one for each channel, or as many as elements: which of them, the sizes say."""
     if op.rank(x) < 2 or op.rank(slope) == op.rank(x):
         return op.PRelu(x, slope)
@@ -169,7 +169,7 @@ def thresholded_relu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 
 
 @thresholded_relu.gradient
-def _(op: Op, dy: V, x: V, alpha: float) -> V:
+def thresholded_relu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     """At alpha it is 0."""
     return op.Where(op.Greater(x, alpha), dy, 0)
 
@@ -186,7 +186,7 @@ def shrink(xp: Xp, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
 
 
 @shrink.gradient
-def _(op: Op, dy: V, x: V, lambd: float) -> V:
+def shrink_gradient(op: Op, dy: V, x: V, lambd: float) -> V:
     """At the bounds it is 0."""
     return op.Where(op.Or(op.Less(x, -lambd), op.Greater(x, lambd)), dy, 0)
 
@@ -197,7 +197,7 @@ def hard_sigmoid(xp: Xp, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> 
 
 
 @hard_sigmoid.gradient
-def _(op: Op, dy: V, y: V, alpha: float) -> V:
+def hard_sigmoid_gradient(op: Op, dy: V, y: V, alpha: float) -> V:
     """At the bends it is 0."""
     return op.Where(op.And(op.Greater(y, 0), op.Less(y, 1)), op.Mul(dy, alpha), 0)
 
@@ -208,7 +208,7 @@ def hard_swish(xp: Xp, x: Array) -> Array:
 
 
 @hard_swish.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def hard_swish_gradient(op: Op, dy: V, x: V) -> V:
     """At -3 it is 0, and at 3 it is 1."""
     inside = op.Mul(dy, op.Add(op.Div(x, 3), 0.5))
     return op.Where(op.LessOrEqual(x, -3), 0, op.Where(op.GreaterOrEqual(x, 3), dy, inside))
@@ -223,7 +223,7 @@ def elu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 
 
 @elu.gradient
-def _(op: Op, dy: V, x: V, alpha: float) -> V:
+def elu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     """At 0 it is alpha."""
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Mul(op.Exp(op.Min(x, 0)), alpha)))
 
@@ -234,7 +234,7 @@ def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 
 
 @celu.gradient
-def _(op: Op, dy: V, x: V, alpha: float) -> V:
+def celu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     """At 0 it is 1."""
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Exp(op.Div(op.Min(x, 0), alpha))))
 
@@ -245,7 +245,7 @@ def selu(xp: Xp, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: f
 
 
 @selu.gradient
-def _(op: Op, dy: V, x: V, alpha: float, gamma: float) -> V:
+def selu_gradient(op: Op, dy: V, x: V, alpha: float, gamma: float) -> V:
     """At 0 it is gamma alpha."""
     return op.Mul(dy, op.Where(op.Greater(x, 0), gamma, op.Mul(op.Exp(op.Min(x, 0)), gamma * alpha)))
 
@@ -256,7 +256,7 @@ def selu_1(xp: Xp, x: Array, *, alpha: float = 1.6732, gamma: float = 1.0507) ->
 
 
 @selu_1.decomposition
-def _(op: Op, x: V, alpha: float, gamma: float) -> V:
+def selu_1_decomposition(op: Op, x: V, alpha: float, gamma: float) -> V:
     return op.Selu(x, alpha=alpha, gamma=gamma)
 
 
@@ -270,7 +270,7 @@ def sigmoid(xp: Xp, x: Array) -> Array:
 
 
 @sigmoid.gradient
-def _(op: Op, dy: V, y: V) -> V:
+def sigmoid_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, op.Mul(y, op.Sub(1, y)))
 
 
@@ -281,7 +281,7 @@ def softplus(xp: Xp, x: Array) -> Array:
 
 
 @softplus.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def softplus_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Sigmoid(x))
 
 
@@ -291,7 +291,7 @@ def softsign(xp: Xp, x: Array) -> Array:
 
 
 @softsign.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def softsign_gradient(op: Op, dy: V, x: V) -> V:
     z = op.Add(op.Abs(x), 1)
     return op.Div(dy, op.Mul(z, z))
 
@@ -305,7 +305,7 @@ def mish(xp: Xp, x: Array) -> Array:
 
 
 @mish.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def mish_gradient(op: Op, dy: V, x: V) -> V:
     t = op.Tanh(op.Softplus(x))
     return op.Mul(dy, op.Add(t, op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1, op.Mul(t, t)))))
 
@@ -321,7 +321,7 @@ def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
 
 
 @gelu.gradient
-def _(op: Op, dy: V, x: V, approximate: str) -> V:
+def gelu_gradient(op: Op, dy: V, x: V, approximate: str) -> V:
     if approximate == "none":
         below = op.Mul(op.Add(op.Erf(op.Mul(x, math.sqrt(0.5))), 1), 0.5)
         density = op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
@@ -339,7 +339,7 @@ def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 
 
 @swish.gradient
-def _(op: Op, dy: V, x: V, alpha: float) -> V:
+def swish_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     z = op.Mul(x, alpha)
     s = op.Sigmoid(z)
     return op.Mul(dy, op.Mul(s, op.Add(op.Mul(z, op.Sub(1, s)), 1)))
@@ -353,5 +353,5 @@ def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
 
 
 @swiglu.decomposition
-def _(op: Op, a: V, b: V, alpha: float) -> V:
+def swiglu_decomposition(op: Op, a: V, b: V, alpha: float) -> V:
     return op.Mul(op.Mul(a, op.Sigmoid(op.Mul(a, alpha))), b)

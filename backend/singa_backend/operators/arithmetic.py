@@ -21,7 +21,7 @@ def add(xp: Xp, a: Array, b: Array) -> Array:
 
 
 @add.gradient
-def _(op: Op, dy: V, a: V, b: V) -> tuple[V, V]:
+def add_gradient(op: Op, dy: V, a: V, b: V) -> tuple[V, V]:
     return op.sum_to(dy, a), op.sum_to(dy, b)
 
 
@@ -31,7 +31,7 @@ def add_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
 
 
 @add_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def add_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Add(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -41,7 +41,7 @@ def sub(xp: Xp, a: Array, b: Array) -> Array:
 
 
 @sub.gradient
-def _(op: Op, dy: V, a: V, b: V) -> tuple[V, V]:
+def sub_gradient(op: Op, dy: V, a: V, b: V) -> tuple[V, V]:
     return op.sum_to(dy, a), op.sum_to(op.Neg(dy), b)
 
 
@@ -51,7 +51,7 @@ def sub_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
 
 
 @sub_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def sub_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Sub(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -61,7 +61,7 @@ def mul(xp: Xp, a: Array, b: Array) -> Array:
 
 
 @mul.gradient
-def _(op: Op, dy: V, a: V, b: V, needs: tuple[bool, ...]) -> tuple[V, V]:
+def mul_gradient(op: Op, dy: V, a: V, b: V, needs: tuple[bool, ...]) -> tuple[V, V]:
     return (op.sum_to(op.Mul(dy, b), a) if needs[0] else None, op.sum_to(op.Mul(dy, a), b) if needs[1] else None)
 
 
@@ -71,7 +71,7 @@ def mul_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
 
 
 @mul_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def mul_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Mul(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -95,7 +95,7 @@ def div(xp: Xp, a: Array, b: Array) -> Array:
 
 
 @div.gradient
-def _(op: Op, dy: V, a: V, b: V, y: V, needs: tuple[bool, ...]) -> tuple[V, V]:
+def div_gradient(op: Op, dy: V, a: V, b: V, y: V, needs: tuple[bool, ...]) -> tuple[V, V]:
     da = op.Div(dy, b)
     return (op.sum_to(da, a), op.sum_to(op.Neg(op.Mul(da, y)), b) if needs[1] else None)
 
@@ -106,7 +106,7 @@ def div_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
 
 
 @div_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def div_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Div(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -132,7 +132,7 @@ def mod(xp: Xp, a: Array, b: Array, *, fmod: int = 0) -> Array:
 
 
 @mod.gradient
-def _(op: Op, dy: V, a: V, b: V, y: V) -> tuple[V, V]:
+def mod_gradient(op: Op, dy: V, a: V, b: V, y: V) -> tuple[V, V]:
     """y = a - q b, where q is whole, and so almost everywhere constant."""
     q = op.Round(op.Div(op.Sub(a, y), b))
     return op.sum_to(dy, a), op.sum_to(op.Neg(op.Mul(dy, q)), b)
@@ -161,7 +161,7 @@ def pow_(xp: Xp, x: Array, y: Array) -> Array:
 
 
 @pow_.gradient
-def _(op: Op, dy: V, x: V, y: V, ys: list[V], needs: tuple[bool, ...]) -> tuple[V, V]:
+def pow_gradient(op: Op, dy: V, x: V, y: V, ys: list[V], needs: tuple[bool, ...]) -> tuple[V, V]:
     """d x^n = n x^(n-1), which is 0 for n = 0 whatever x; by the exponent it is 0 where x is 0."""
     n = op.cast(y, x)
     dx = op.Where(op.Equal(n, 0), 0, op.Mul(dy, op.Mul(n, op.Pow(x, op.Sub(n, 1)))))
@@ -178,7 +178,7 @@ def pow_1(xp: Xp, x: Array, y: Array, *, axis: int | None = None, broadcast: int
 
 
 @pow_1.decomposition
-def _(op: Op, x: V, y: V, axis: int | None, broadcast: int) -> V:
+def pow_1_decomposition(op: Op, x: V, y: V, axis: int | None, broadcast: int) -> V:
     return op.Pow(x, legacy(op, x, y, broadcast, axis))
 
 
@@ -207,7 +207,7 @@ def neg(xp: Xp, x: Array) -> Array:
 
 
 @neg.gradient
-def _(op: Op, dy: V) -> V:
+def neg_gradient(op: Op, dy: V) -> V:
     return op.Neg(dy)
 
 
@@ -217,7 +217,7 @@ def abs_(xp: Xp, x: Array) -> Array:
 
 
 @abs_.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def abs_gradient(op: Op, dy: V, x: V) -> V:
     """At 0 it is 0."""
     return op.Mul(dy, op.Sign(x))
 
@@ -239,7 +239,7 @@ def sum_(xp: Xp, *xs: Array) -> Array:
 
 
 @sum_.gradient
-def _(op: Op, dy: V, xs: list[V]) -> list[V]:
+def sum_gradient(op: Op, dy: V, xs: list[V]) -> list[V]:
     return [op.sum_to(dy, x) for x in xs]
 
 
@@ -250,7 +250,7 @@ def sum_1(xp: Xp, *xs: Array) -> Array:
 
 
 @sum_1.decomposition
-def _(op: Op, xs: list[V]) -> V:
+def sum_1_decomposition(op: Op, xs: list[V]) -> V:
     return op.Sum(*xs)
 
 
@@ -260,7 +260,7 @@ def mean(xp: Xp, *xs: Array) -> Array:
 
 
 @mean.gradient
-def _(op: Op, dy: V, xs: list[V]) -> list[V]:
+def mean_gradient(op: Op, dy: V, xs: list[V]) -> list[V]:
     dx = op.Div(dy, len(xs))
     return [op.sum_to(dx, x) for x in xs]
 
@@ -272,7 +272,7 @@ def mean_1(xp: Xp, *xs: Array) -> Array:
 
 
 @mean_1.decomposition
-def _(op: Op, xs: list[V]) -> V:
+def mean_1_decomposition(op: Op, xs: list[V]) -> V:
     return op.Mean(*xs)
 
 
@@ -283,7 +283,7 @@ def max_(xp: Xp, *xs: Array) -> Array:
 
 
 @max_.gradient
-def _(op: Op, dy: V, xs: list[V], y: V) -> list[V]:
+def max_gradient(op: Op, dy: V, xs: list[V], y: V) -> list[V]:
     return _shared(op, dy, xs, y)
 
 
@@ -301,7 +301,7 @@ def max_1(xp: Xp, *xs: Array) -> Array:
 
 
 @max_1.decomposition
-def _(op: Op, xs: list[V]) -> V:
+def max_1_decomposition(op: Op, xs: list[V]) -> V:
     return op.Max(*xs)
 
 
@@ -312,7 +312,7 @@ def min_(xp: Xp, *xs: Array) -> Array:
 
 
 @min_.gradient
-def _(op: Op, dy: V, xs: list[V], y: V) -> list[V]:
+def min_gradient(op: Op, dy: V, xs: list[V], y: V) -> list[V]:
     return _shared(op, dy, xs, y)
 
 
@@ -323,7 +323,7 @@ def min_1(xp: Xp, *xs: Array) -> Array:
 
 
 @min_1.decomposition
-def _(op: Op, xs: list[V]) -> V:
+def min_1_decomposition(op: Op, xs: list[V]) -> V:
     return op.Min(*xs)
 
 
@@ -340,7 +340,7 @@ def clip(xp: Xp, x: Array, low: Array | None = None, high: Array | None = None) 
 
 
 @clip.gradient
-def _(op: Op, dy: V, x: V, low: V, high: V) -> tuple[V, V, V]:
+def clip_gradient(op: Op, dy: V, x: V, low: V, high: V) -> tuple[V, V, V]:
     """At the bounds it is 1; what was clipped belongs to its bound, and all to the upper one where they are crossed."""
     dx, dlow, dhigh = dy, None, None
     if high is not None:
@@ -360,7 +360,7 @@ def clip_1(xp: Xp, x: Array, *, max: float | None = None, min: float | None = No
 
 
 @clip_1.decomposition
-def _(op: Op, x: V, max: float | None, min: float | None) -> V:
+def clip_1_decomposition(op: Op, x: V, max: float | None, min: float | None) -> V:
     low, high = (None if b is None else op.constant(b, op.dtype(x)) for b in (min, max))
     return op.Clip(x, low, high)
 
@@ -371,7 +371,7 @@ def clip_6(xp: Xp, x: Array, *, max: float = 3.4028234663852886e38, min: float =
 
 
 @clip_6.decomposition
-def _(op: Op, x: V, max: float, min: float) -> V:
+def clip_6_decomposition(op: Op, x: V, max: float, min: float) -> V:
     return op.Clip(x, op.constant(min, op.dtype(x)), op.constant(max, op.dtype(x)))
 
 

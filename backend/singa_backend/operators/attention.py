@@ -103,7 +103,7 @@ def attention_23(
 
 
 @attention_23.decomposition
-def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, is_causal: int, kv_num_heads: int | None,
+def attention_23_decomposition(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, is_causal: int, kv_num_heads: int | None,
       q_num_heads: int | None, qk_matmul_output_mode: int, scale: float | None, softcap: float, softmax_precision: int | None,
       wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """A mask of one column holds for all keys."""
@@ -198,7 +198,7 @@ def attention(
 
 
 @attention.decomposition
-def _(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, nonpad_kv_seqlen: V, is_causal: int,
+def attention_decomposition(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, nonpad_kv_seqlen: V, is_causal: int,
       kv_num_heads: int | None, left_window_size: int, q_num_heads: int | None, qk_matmul_output_mode: int,
       right_window_size: int, scale: float | None, softcap: float, softmax_precision: int | None) -> tuple[V, ...]:  # fmt: skip
     flat = op.rank(q) == 3

@@ -38,7 +38,7 @@ def depth_to_space(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Ar
 
 
 @depth_to_space.gradient
-def _(op: Op, dy: V, x: V, blocksize: int, mode: str) -> V:
+def depth_to_space_gradient(op: Op, dy: V, x: V, blocksize: int, mode: str) -> V:
     if mode == "DCR":
         return op.SpaceToDepth(dy, blocksize=blocksize)
     height, width = (op.Shape(x, start=a, end=a + 1) for a in (2, 3))  # SpaceToDepth knows no mode before opset 28
@@ -57,7 +57,7 @@ def space_to_depth(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Ar
 
 
 @space_to_depth.gradient
-def _(op: Op, dy: V, blocksize: int, mode: str) -> V:
+def space_to_depth_gradient(op: Op, dy: V, blocksize: int, mode: str) -> V:
     return op.DepthToSpace(dy, blocksize=blocksize, mode=mode)
 
 
@@ -92,7 +92,7 @@ def col2im(xp: Xp, x: Array, image_shape: Host[Ints], block_shape: Host[Ints], *
 
 
 @col2im.gradient
-def _(op: Op, dy: V, x: V, block_shape: V, dilations: Ints | None, pads: Ints | None, strides: Ints | None) -> V:
+def col2im_gradient(op: Op, dy: V, x: V, block_shape: V, dilations: Ints | None, pads: Ints | None, strides: Ints | None) -> V:
     """The blocks are read from the image as they were added: along each axis, the element i of the block j stands at
     i * dilation + j * stride."""
     rank = op.rank(dy) - 2
@@ -127,7 +127,7 @@ def center_crop_pad(xp: Xp, x: Array, shape: Host[Ints], *, axes: Ints | None = 
 
 
 @center_crop_pad.gradient
-def _(op: Op, dy: V, x: V, axes: Ints | None) -> V:
+def center_crop_pad_gradient(op: Op, dy: V, x: V, axes: Ints | None) -> V:
     """What was cropped is padded at the same place, and the other way round."""
     sizes = op.Shape(x)
     return op.CenterCropPad(dy, sizes if axes is None else op.Gather(sizes, list(axes)), axes=axes)

@@ -221,7 +221,7 @@ cast_6.gradient(cast_back)
 
 
 @cast_6.decomposition
-def _(op: Op, x: V, to: int, saturate: int) -> V:
+def cast_6_decomposition(op: Op, x: V, to: int, saturate: int) -> V:
     return op.Cast(_rounded(op, x, dtypes.numpy_dtype(to)), to=to, saturate=saturate)
 
 
@@ -245,7 +245,7 @@ def cast_1(xp: Xp, x: Array, *, to: str) -> Array:
 
 
 @cast_1.decomposition
-def _(op: Op, x: V, to: str) -> V:
+def cast_1_decomposition(op: Op, x: V, to: str) -> V:
     return op.Cast(x, to=dict(TensorProto.DataType.items())[to.upper()])
 
 
@@ -267,7 +267,7 @@ cast_like_15.gradient(cast_back)
 
 
 @cast_like_15.decomposition
-def _(op: Op, x: V, target_type: V, saturate: int) -> V:
+def cast_like_15_decomposition(op: Op, x: V, target_type: V, saturate: int) -> V:
     return op.CastLike(_rounded(op, x, op.dtype(target_type)), target_type, saturate=saturate)
 
 

@@ -31,7 +31,7 @@ def if_(xp: Xp, cond: Host[bool], *, then_branch: Graph, else_branch: Graph, run
 
 
 @if_.gradient
-def _(op: Op, dys: list[V], cond: V, then_branch: Subgraph, else_branch: Subgraph, captured: list[V],
+def if_gradient(op: Op, dys: list[V], cond: V, then_branch: Subgraph, else_branch: Subgraph, captured: list[V],
       needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """Each branch computes itself once more and goes back; what it does not use has a gradient of zeros."""
     asked = [i for i, need in enumerate(needs[1:]) if need]
@@ -74,7 +74,7 @@ def loop(xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_
 
 
 @loop.gradient
-def _(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body: Subgraph, captured: list[V],
+def loop_gradient(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body: Subgraph, captured: list[V],
       needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """Run once more and keep the states, one entry a round; then take the rounds from the last to the first.
 
@@ -246,7 +246,7 @@ def sequence_map(xp: Xp, input_sequence: list[Array], *additional_inputs: Any, b
 
 
 @sequence_map.gradient
-def _(op: Op, dys: list[V], input_sequence: V, additional_inputs: list[V], body: Subgraph, captured: list[V],
+def sequence_map_gradient(op: Op, dys: list[V], input_sequence: V, additional_inputs: list[V], body: Subgraph, captured: list[V],
       needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """Sample by sample: the gradients of sequences are put into sequences, those of the others are summed."""
     values = [input_sequence, *additional_inputs, *captured]

@@ -95,7 +95,7 @@ def conv(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_pad: str = 
 
 
 @conv.gradient
-def _(op: Op, dy: V, x: V, w: V, b: V, auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
+def conv_gradient(op: Op, dy: V, x: V, w: V, b: V, auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
       needs: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
     """By x, the transposed convolution.  By the filters, x convolved by dy with strides and dilations exchanged, where the
     samples of a batch take the place of the channels."""
@@ -209,7 +209,7 @@ def causal_conv_with_state(xp: Xp, x: Array, w: Array, b: Array | None = None, p
 
 
 @causal_conv_with_state.decomposition
-def _(op: Op, x: V, w: V, b: V, past_state: V, activation: str) -> tuple[V, V]:
+def causal_conv_with_state_decomposition(op: Op, x: V, w: V, b: V, past_state: V, activation: str) -> tuple[V, V]:
     channels, length = op.Shape(x, start=1, end=2), op.Shape(x, start=2)
     before = op.Sub(op.Shape(w, start=2), 1)
     if past_state is None:
@@ -272,7 +272,7 @@ def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_p
 
 
 @conv_transpose.gradient
-def _(op: Op, dy: V, x: V, w: V, auto_pad: str, dilations: Ints | None, group: int, output_padding: Ints | None,
+def conv_transpose_gradient(op: Op, dy: V, x: V, w: V, auto_pad: str, dilations: Ints | None, group: int, output_padding: Ints | None,
       output_shape: Ints | None, pads: Ints | None, strides: Ints | None, version: int,
       needs: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
     """By x, the convolution; by the filters, as for Conv with x and y exchanged."""

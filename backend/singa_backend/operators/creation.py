@@ -96,7 +96,7 @@ def range_(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host
 
 
 @range_.gradient
-def _(op: Op, dy: V, start: V, delta: V) -> tuple[V, V, V]:
+def range_gradient(op: Op, dy: V, start: V, delta: V) -> tuple[V, V, V]:
     """The limit says how many there are, not what they are."""
     i = op.cast(op.Range(0, op.Squeeze(op.Shape(dy), [0]), 1), dy)
     dstart, ddelta = op.ReduceSum(dy, keepdims=0), op.ReduceSum(op.Mul(dy, i), keepdims=0)
@@ -104,7 +104,7 @@ def _(op: Op, dy: V, start: V, delta: V) -> tuple[V, V, V]:
 
 
 @range_.decomposition
-def _(op: Op, start: V, limit: V, delta: V, stash_type: int) -> V:
+def range_decomposition(op: Op, start: V, limit: V, delta: V, stash_type: int) -> V:
     """Before opset 11: the places of as many ones as there are values."""
     dtype = op.dtype(start)
     whole = dtype.kind in "iu"
@@ -132,7 +132,7 @@ def trilu(xp: Xp, x: Array, k: Host[int] = 0, *, upper: int = 1) -> Array:
 
 
 @trilu.gradient
-def _(op: Op, dy: V, k: V, upper: int) -> V:
+def trilu_gradient(op: Op, dy: V, k: V, upper: int) -> V:
     return op.Trilu(dy, k if op.is_value(k) else None, upper=upper)
 
 
@@ -162,7 +162,7 @@ def one_hot(xp: Xp, indices: Array, depth: Host[int], values: Array, *, axis: in
 
 
 @one_hot.gradient
-def _(op: Op, dy: V, indices: V, depth: V, values: V, axis: int) -> tuple[V, V, V]:
+def one_hot_gradient(op: Op, dy: V, indices: V, depth: V, values: V, axis: int) -> tuple[V, V, V]:
     hot = op.OneHot(indices, depth, op.constant([0, 1], op.dtype(dy)), axis=axis)
     on = op.ReduceSum(op.Mul(dy, hot), keepdims=0)
     return None, None, op.Concat(op.Reshape(op.Sub(op.ReduceSum(dy, keepdims=0), on), [1]), op.Reshape(on, [1]), axis=0)
@@ -175,7 +175,7 @@ def one_hot_9(xp: Xp, indices: Array, depth: Host[int], values: Array, *, axis: 
 
 
 @one_hot_9.decomposition
-def _(op: Op, indices: V, depth: V, values: V, axis: int) -> V:
+def one_hot_9_decomposition(op: Op, indices: V, depth: V, values: V, axis: int) -> V:
     """A negative index is put where no class is."""
     classes, i = op.Cast(op.Reshape(depth, [1]), to=7), op.Cast(indices, to=7)
     return op.OneHot(op.Where(op.Less(i, 0), op.Squeeze(classes, [0]), i), classes, values, axis=axis)

@@ -59,7 +59,7 @@ def deform_conv(xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = Non
 
 
 @deform_conv.decomposition
-def _(op: Op, x: V, w: V, offset: V, b: V, mask: V, dilations: Ints | None, group: int, offset_group: int, pads: Ints | None,
+def deform_conv_decomposition(op: Op, x: V, w: V, offset: V, b: V, mask: V, dilations: Ints | None, group: int, offset_group: int, pads: Ints | None,
       strides: Ints | None) -> V:  # fmt: skip
     """Every window's pixels as columns, times the filters."""
     rank = op.rank(x) - 2

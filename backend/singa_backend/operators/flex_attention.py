@@ -61,7 +61,7 @@ def flex_attention(
 
 
 @flex_attention.decomposition
-def _(op: Op, q: V, k: V, v: V, prob_mod: Subgraph | None, scale: float | None, score_mod: Subgraph | None,
+def flex_attention_decomposition(op: Op, q: V, k: V, v: V, prob_mod: Subgraph | None, scale: float | None, score_mod: Subgraph | None,
       softmax_precision: int | None) -> V:  # fmt: skip
     scores = composed_scores(op, q, k, scale)
     dtype = precision(softmax_precision, np.dtype(np.float64 if op.dtype(q) == np.float64 else np.float32))

@@ -25,7 +25,7 @@ def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
 
 
 @gather.gradient
-def _(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
+def gather_gradient(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
     return given_back(op, dy, x, indices, axis)
 
 
@@ -63,7 +63,7 @@ def gather_elements(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array
 
 
 @gather_elements.gradient
-def _(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
+def gather_elements_gradient(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
     return op.ScatterElements(op.zeros_like(x), indices, dy, axis=axis, reduction="add")
 
 
@@ -85,7 +85,7 @@ def gather_nd(xp: Xp, x: Array, indices: Array, *, batch_dims: int = 0) -> Array
 
 
 @gather_nd.gradient
-def _(op: Op, dy: V, x: V, indices: V, batch_dims: int) -> V:
+def gather_nd_gradient(op: Op, dy: V, x: V, indices: V, batch_dims: int) -> V:
     """The batch axes become indices: the first columns, each counting its own axis."""
     if batch_dims:
         rows = op.Concat(op.Shape(indices, start=0, end=-1), [1], axis=0)
@@ -119,7 +119,7 @@ def scatter_elements(xp: Xp, x: Array, indices: Array, updates: Array, *, axis: 
 
 
 @scatter_elements.gradient
-def _(op: Op, dy: V, y: V, x: V, indices: V, updates: V, axis: int, reduction: str) -> tuple[V, V, V]:
+def scatter_elements_gradient(op: Op, dy: V, y: V, x: V, indices: V, updates: V, axis: int, reduction: str) -> tuple[V, V, V]:
     def write(x: V, updates: V, reduction: str) -> V:
         return op.ScatterElements(x, indices, updates, axis=axis, reduction=reduction)
 
@@ -159,7 +159,7 @@ def scatter(xp: Xp, x: Array, indices: Array, updates: Array, *, axis: int = 0) 
 
 
 @scatter.decomposition
-def _(op: Op, x: V, indices: V, updates: V, axis: int) -> V:
+def scatter_decomposition(op: Op, x: V, indices: V, updates: V, axis: int) -> V:
     return op.ScatterElements(x, indices, updates, axis=axis)
 
 
@@ -176,7 +176,7 @@ def scatter_nd(xp: Xp, x: Array, indices: Array, updates: Array, *, reduction: s
 
 
 @scatter_nd.gradient
-def _(op: Op, dy: V, y: V, x: V, indices: V, updates: V, reduction: str) -> tuple[V, V, V]:
+def scatter_nd_gradient(op: Op, dy: V, y: V, x: V, indices: V, updates: V, reduction: str) -> tuple[V, V, V]:
     def write(x: V, updates: V, reduction: str) -> V:
         return op.ScatterND(x, indices, updates, reduction=reduction)
 
@@ -213,7 +213,9 @@ def tensor_scatter(xp: Xp, past: Array, update: Array, write_indices: Array | No
 
 
 @tensor_scatter.gradient
-def _(op: Op, dy: V, past: V, update: V, write_indices: V, axis: int, mode: str, needs: tuple[bool, ...]) -> tuple[V, V]:
+def tensor_scatter_gradient(
+    op: Op, dy: V, past: V, update: V, write_indices: V, axis: int, mode: str, needs: tuple[bool, ...]
+) -> tuple[V, V]:
     """What was overwritten gets nothing; the update reads where it was written."""
     axis %= op.rank(past)
     dpast = op.TensorScatter(dy, op.zeros_like(update), write_indices, axis=axis, mode=mode) if needs[0] else None
@@ -240,7 +242,7 @@ def compress(xp: Xp, x: Array, condition: Array, *, axis: int | None = None) -> 
 
 
 @compress.gradient
-def _(op: Op, dy: V, x: V, condition: V, axis: int | None) -> V:
+def compress_gradient(op: Op, dy: V, x: V, condition: V, axis: int | None) -> V:
     places = op.Squeeze(op.NonZero(condition), [0])
     if axis is not None:
         return given_back(op, dy, x, places, axis)

@@ -34,7 +34,7 @@ def matmul(xp: Xp, a: Array, b: Array) -> Array:
 
 
 @matmul.gradient
-def _(op: Op, dy: V, a: V, b: V, needs: tuple[bool, ...]) -> tuple[V, V]:
+def matmul_gradient(op: Op, dy: V, a: V, b: V, needs: tuple[bool, ...]) -> tuple[V, V]:
     """A vector is a row on the left and a column on the right."""
     left, right = op.rank(a) == 1, op.rank(b) == 1
     row, column = (op.Unsqueeze(a, [0]) if left else a), (op.Unsqueeze(b, [1]) if right else b)
@@ -110,7 +110,9 @@ def gemm(
 
 
 @gemm.gradient
-def _(op: Op, dy: V, a: V, b: V, c: V, alpha: float, beta: float, transA: int, transB: int, needs: tuple[bool, ...]) -> list[V]:
+def gemm_gradient(
+    op: Op, dy: V, a: V, b: V, c: V, alpha: float, beta: float, transA: int, transB: int, needs: tuple[bool, ...]
+) -> list[V]:
     """y = alpha A' B' + beta C, so dA' = alpha dy B'^T and dB' = alpha A'^T dy."""
     grads: list[V] = [None] * len(needs)
     if needs[0]:
@@ -154,7 +156,7 @@ def gemm_1(
 
 
 @gemm_1.decomposition
-def _(op: Op, a: V, b: V, c: V, alpha: float, beta: float, transA: int, transB: int) -> V:
+def gemm_1_decomposition(op: Op, a: V, b: V, c: V, alpha: float, beta: float, transA: int, transB: int) -> V:
     return op.Gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
@@ -266,7 +268,7 @@ def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
 
 
 @einsum.gradient
-def _(op: Op, dy: V, xs: list[V], equation: str, needs: tuple[bool, ...]) -> list[V]:
+def einsum_gradient(op: Op, dy: V, xs: list[V], equation: str, needs: tuple[bool, ...]) -> list[V]:
     """The gradient of a factor is the product of dy and the other factors, summed over what the factor does not name."""
     text, arrow, result = equation.replace(" ", "").partition("->")
     terms = text.split(",")
@@ -326,7 +328,7 @@ def det(xp: Xp, x: Array) -> Array:
 
 
 @det.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def det_gradient(op: Op, dy: V, x: V) -> V:
     """The cofactor of x_ij is the determinant with the unit vector e_j as row i.  That needs no inverse: x may be singular."""
     count = op.Range(0, op.Squeeze(op.Shape(x, start=-1), [0]), 1)
     eye = op.Equal(op.Unsqueeze(count, [1]), count)

@@ -75,7 +75,7 @@ def linear_attention(
 
 
 @linear_attention.decomposition
-def _(op: Op, query: V, key: V, value: V, past_state: V, decay: V, beta: V, kv_num_heads: int, q_num_heads: int, scale: float,
+def linear_attention_decomposition(op: Op, query: V, key: V, value: V, past_state: V, decay: V, beta: V, kv_num_heads: int, q_num_heads: int, scale: float,
       update_rule: str) -> tuple[V, V]:  # fmt: skip
     """A Scan over the tokens; what it sees is (time, batch, heads, ...).  Half floats are widened, and rounded once."""
     half, half_state = query, query if past_state is None else past_state

@@ -21,7 +21,7 @@ def and_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
 
 
 @and_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def and_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.And(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -36,7 +36,7 @@ def or_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int 
 
 
 @or_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def or_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Or(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -51,7 +51,7 @@ def xor_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int
 
 
 @xor_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def xor_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Xor(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -75,7 +75,7 @@ def equal_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: i
 
 
 @equal_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def equal_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Equal(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -90,7 +90,7 @@ def greater_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast:
 
 
 @greater_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def greater_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Greater(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -105,7 +105,7 @@ def less_1(xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: in
 
 
 @less_1.decomposition
-def _(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
+def less_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> V:
     return op.Less(a, legacy(op, a, b, broadcast, axis))
 
 
@@ -162,5 +162,5 @@ def where(xp: Xp, condition: Array, x: Array, y: Array) -> Array:
 
 
 @where.gradient
-def _(op: Op, dy: V, condition: V, x: V, y: V) -> tuple[V, V, V]:
+def where_gradient(op: Op, dy: V, condition: V, x: V, y: V) -> tuple[V, V, V]:
     return None, op.sum_to(op.Where(condition, dy, 0), x), op.sum_to(op.Where(condition, 0, dy), y)

@@ -35,7 +35,9 @@ def negative_log_likelihood_loss(
 
 
 @negative_log_likelihood_loss.gradient
-def _(op: Op, dy: V, x: V, target: V, weight: V, ignore_index: int | None, reduction: str) -> V:
+def negative_log_likelihood_loss_gradient(
+    op: Op, dy: V, x: V, target: V, weight: V, ignore_index: int | None, reduction: str
+) -> V:
     return _likelihood(op, dy, x, target, weight, ignore_index, reduction)
 
 
@@ -69,7 +71,9 @@ def softmax_cross_entropy_loss(
 
 
 @softmax_cross_entropy_loss.gradient
-def _(op: Op, dys: list[V], ys: list[V], scores: V, labels: V, weights: V, ignore_index: int | None, reduction: str) -> V:
+def softmax_cross_entropy_loss_gradient(
+    op: Op, dys: list[V], ys: list[V], scores: V, labels: V, weights: V, ignore_index: int | None, reduction: str
+) -> V:
     log_prob = ys[1] if len(ys) > 1 else op.LogSoftmax(scores, axis=1)
     d = None if dys[0] is None else _likelihood(op, dys[0], log_prob, labels, weights, ignore_index, reduction)
     d = op.add(d, dys[1] if len(dys) > 1 else None)

@@ -30,7 +30,7 @@ def array_feature_extractor(xp: Xp, x: Array, y: Array) -> Array:
 
 
 @array_feature_extractor.gradient
-def _(op: Op, dy: V, x: V, y: V) -> V:
+def array_feature_extractor_gradient(op: Op, dy: V, x: V, y: V) -> V:
     """The columns that were taken; of a vector, ONNX makes one row."""
     wide = op.Reshape(dy, op.Concat(op.Shape(x, end=op.rank(x) - 1), op.Shape(dy, start=op.rank(dy) - 1), axis=0), allowzero=1)
     return given_back(op, op.cast(wide, x), x, op.Reshape(y, [-1]), -1)
@@ -69,7 +69,7 @@ def feature_vectorizer(xp: Xp, *x: Array, inputdimensions: Ints | None = None) -
 
 
 @feature_vectorizer.gradient
-def _(op: Op, dy: V, x: list[V], inputdimensions: Ints | None) -> tuple[V, ...]:
+def feature_vectorizer_gradient(op: Op, dy: V, x: list[V], inputdimensions: Ints | None) -> tuple[V, ...]:
     """Each input gets back its columns, and zeros for those that were cut off."""
     found, at = [], op.constant([0], np.int64)
     for i, v in enumerate(x):
@@ -109,7 +109,7 @@ def imputer(
 
 
 @imputer.gradient
-def _(op: Op, dy: V, x: V, replaced_value_float: float) -> V:
+def imputer_gradient(op: Op, dy: V, x: V, replaced_value_float: float) -> V:
     """What was put in does not depend on x."""
     gone = op.IsNaN(x) if math.isnan(replaced_value_float) else op.Equal(x, replaced_value_float)
     return op.Where(gone, 0, op.cast(dy, x))
@@ -135,7 +135,7 @@ def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
 
 
 @normalizer.decomposition
-def _(op: Op, x: V, norm: str) -> V:
+def normalizer_decomposition(op: Op, x: V, norm: str) -> V:
     """Equal maxima share the gradient."""
     x = x if op.dtype(x).kind == "f" else op.Cast(x, to=11)
     if norm == "MAX":
@@ -156,7 +156,7 @@ def scaler(xp: Xp, x: Array, *, offset: Floats | None = None, scale: Floats | No
 
 
 @scaler.gradient
-def _(op: Op, dy: V, x: V, scale: Floats | None) -> V:
+def scaler_gradient(op: Op, dy: V, x: V, scale: Floats | None) -> V:
     return op.Mul(op.cast(dy, x), op.constant(scale or (1.0,), op.dtype(x)))
 
 

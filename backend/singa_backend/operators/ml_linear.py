@@ -130,7 +130,7 @@ def linear_classifier(
 
 
 @linear_classifier.decomposition
-def _(op: Op, x: V, coefficients: Floats, intercepts: Floats | None, post_transform: str, classlabels_ints: Ints | None,
+def linear_classifier_decomposition(op: Op, x: V, coefficients: Floats, intercepts: Floats | None, post_transform: str, classlabels_ints: Ints | None,
       classlabels_strings: Strings | None) -> tuple[V, V]:  # fmt: skip
     labels = class_labels(classlabels_ints, classlabels_strings)
     # How many scores there are is written in the intercepts, or follows from the labels; without either there is one.
@@ -155,5 +155,7 @@ def linear_regressor(
 
 
 @linear_regressor.decomposition
-def _(op: Op, x: V, coefficients: Floats | None, intercepts: Floats | None, post_transform: str, targets: int) -> V:
+def linear_regressor_decomposition(
+    op: Op, x: V, coefficients: Floats | None, intercepts: Floats | None, post_transform: str, targets: int
+) -> V:
     return transform_in_parts(op, _scores_in_parts(op, x, coefficients or (), intercepts, targets), post_transform)

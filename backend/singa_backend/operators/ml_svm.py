@@ -55,7 +55,7 @@ def svm_regressor(
 
 
 @svm_regressor.decomposition
-def _(op: Op, x: V, coefficients: Floats, support_vectors: Floats | None, n_supports: int, rho: Floats | None, kernel_type: str,
+def svm_regressor_decomposition(op: Op, x: V, coefficients: Floats, support_vectors: Floats | None, n_supports: int, rho: Floats | None, kernel_type: str,
       kernel_params: Floats | None, one_class: int, post_transform: str) -> V:  # fmt: skip
     x = op.Cast(matrix_in_parts(op, x), to=11)
     z = x

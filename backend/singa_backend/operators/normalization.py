@@ -98,7 +98,7 @@ def batch_normalization(
 
 
 @batch_normalization.gradient
-def _(op: Op, dys: list[V], x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float,
+def batch_normalization_gradient(op: Op, dys: list[V], x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float,
       training_mode: int) -> tuple[V, ...]:  # fmt: skip
     """In training also through the statistics of the batch, and through the running ones that are outputs."""
     given = (x, scale, b, input_mean, input_var)
@@ -150,7 +150,7 @@ def batch_normalization_7(
 
 
 @batch_normalization_7.decomposition
-def _(op: Op, x: V, scale: V, b: V, mean: V, var: V, epsilon: float, momentum: float, spatial: int,
+def batch_normalization_7_decomposition(op: Op, x: V, scale: V, b: V, mean: V, var: V, epsilon: float, momentum: float, spatial: int,
       wanted: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
     return _normalized(op, x, (scale, b, mean, var), epsilon, momentum, any(wanted[1:]), bool(spatial))
 
@@ -197,7 +197,7 @@ def batch_normalization_1(
 
 
 @batch_normalization_1.decomposition
-def _(
+def batch_normalization_1_decomposition(
     op: Op, x: V, scale: V, b: V, mean: V, var: V, epsilon: float, momentum: float, is_test: int, spatial: int
 ) -> tuple[V, ...]:
     return _normalized(op, x, (scale, b, mean, var), epsilon, momentum, not is_test, bool(spatial))
@@ -219,7 +219,7 @@ def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon:
 
 
 @instance_normalization.decomposition
-def _(op: Op, x: V, scale: V, b: V, epsilon: float) -> V:
+def instance_normalization_decomposition(op: Op, x: V, scale: V, b: V, epsilon: float) -> V:
     wide = [-1, *[1] * (op.rank(x) - 2)]
     y = _standard(op, x, list(range(2, op.rank(x))), epsilon)
     return op.Add(op.Mul(y, op.Reshape(scale, wide)), op.Reshape(b, wide))
@@ -250,7 +250,7 @@ def group_normalization(
 
 
 @group_normalization.decomposition
-def _(op: Op, x: V, scale: V, bias: V, num_groups: int, epsilon: float, version: int) -> V:
+def group_normalization_decomposition(op: Op, x: V, scale: V, bias: V, num_groups: int, epsilon: float, version: int) -> V:
     shape, rank = op.Shape(x), op.rank(x)
     channels = op.Div(op.Shape(x, start=1, end=2), num_groups)
     split = op.Concat(op.Shape(x, end=1), [num_groups], channels, op.Shape(x, start=2), axis=0)
@@ -291,7 +291,7 @@ def layer_normalization(
 
 
 @layer_normalization.gradient
-def _(op: Op, dys: list[V], x: V, scale: V, b: V, axis: int, epsilon: float) -> tuple[V, ...]:
+def layer_normalization_gradient(op: Op, dys: list[V], x: V, scale: V, b: V, axis: int, epsilon: float) -> tuple[V, ...]:
     """Mean and inverse deviation are outputs too, and have their part."""
     axes = list(range(axis % op.rank(x), op.rank(x)))
     centred, mean, inverse = _centred(op, x, axes, epsilon)
@@ -310,7 +310,7 @@ def _(op: Op, dys: list[V], x: V, scale: V, b: V, axis: int, epsilon: float) -> 
 
 
 @layer_normalization.decomposition
-def _(op: Op, x: V, scale: V, b: V, axis: int, epsilon: float, stash_type: int) -> tuple[V, V, V]:
+def layer_normalization_decomposition(op: Op, x: V, scale: V, b: V, axis: int, epsilon: float, stash_type: int) -> tuple[V, V, V]:
     """The variance about the mean: ONNX's own body takes that of the squares, which cancels where values lie far from 0."""
     axes = list(range(axis % op.rank(x), op.rank(x)))
     centred, mean, inverse = _centred(op, _stashed_in(op, x, stash_type), axes, epsilon)
@@ -341,7 +341,7 @@ def rms_normalization(xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon
 
 
 @rms_normalization.gradient
-def _(op: Op, dy: V, x: V, scale: V, axis: int, epsilon: float) -> tuple[V, V]:
+def rms_normalization_gradient(op: Op, dy: V, x: V, scale: V, axis: int, epsilon: float) -> tuple[V, V]:
     axes = list(range(axis % op.rank(x), op.rank(x)))
     inverse = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(x, x), axes, keepdims=1), epsilon)))
     normal = op.Mul(x, inverse)
@@ -351,7 +351,7 @@ def _(op: Op, dy: V, x: V, scale: V, axis: int, epsilon: float) -> tuple[V, V]:
 
 
 @rms_normalization.decomposition
-def _(op: Op, x: V, scale: V, axis: int, epsilon: float, stash_type: int) -> V:
+def rms_normalization_decomposition(op: Op, x: V, scale: V, axis: int, epsilon: float, stash_type: int) -> V:
     axes = list(range(axis % op.rank(x), op.rank(x)))
     z = _stashed_in(op, x, stash_type)
     normal = op.Div(z, op.Sqrt(op.Add(op.ReduceMean(op.Mul(z, z), axes, keepdims=1), epsilon)))
@@ -366,7 +366,7 @@ def mean_variance_normalization(xp: Xp, x: Array, *, axes: Ints = (0, 2, 3)) -> 
 
 
 @mean_variance_normalization.gradient
-def _(op: Op, dy: V, x: V, axes: Ints) -> V:
+def mean_variance_normalization_gradient(op: Op, dy: V, x: V, axes: Ints) -> V:
     """Where the deviation is 0, it has no part in the gradient."""
     over = list(axes) or list(range(op.rank(x)))
     if not over:  # a scalar is its own mean
@@ -395,7 +395,7 @@ def lp_normalization(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
 
 
 @lp_normalization.gradient
-def _(op: Op, dy: V, x: V, y: V, axis: int, p: int) -> V:
+def lp_normalization_gradient(op: Op, dy: V, x: V, y: V, axis: int, p: int) -> V:
     """Where the norm is 0, so is the gradient."""
     norm = op.ReduceL1(x, [axis], keepdims=1) if p == 1 else op.ReduceL2(x, [axis], keepdims=1)
     zero = op.Equal(norm, 0)
@@ -422,7 +422,7 @@ def lrn(xp: Xp, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75,
 
 
 @lrn.gradient
-def _(op: Op, dy: V, x: V, size: int, alpha: float, beta: float, bias: float) -> V:
+def lrn_gradient(op: Op, dy: V, x: V, size: int, alpha: float, beta: float, bias: float) -> V:
     """y = x s^-beta, where s sums squares over neighbours; each x is a neighbour of those it is summed for."""
     s = op.Add(op.Mul(_neighbours(op, op.Mul(x, x), (size - 1) // 2, size // 2), alpha / size), bias)
     beta_ = op.constant(-beta, op.dtype(x))

@@ -37,7 +37,7 @@ def top_k(xp: Xp, x: Array, k: Host[int], *, axis: int = -1, largest: int = 1, s
 
 
 @top_k.gradient
-def _(op: Op, dy: V, ys: list[V], x: V, axis: int) -> V:
+def top_k_gradient(op: Op, dy: V, ys: list[V], x: V, axis: int) -> V:
     return op.ScatterElements(op.zeros_like(x), ys[1], dy, axis=axis)
 
 
@@ -66,7 +66,7 @@ def top_k_10(xp: Xp, x: Array, k: Host[int], *, axis: int = -1) -> tuple[Array, 
 
 
 @top_k_10.decomposition
-def _(op: Op, x: V, k: V, axis: int) -> tuple[V, V]:
+def top_k_10_decomposition(op: Op, x: V, k: V, axis: int) -> tuple[V, V]:
     y, i = op.TopK(x, k, axis=axis, outputs=2)
     return y, i
 
@@ -77,7 +77,7 @@ def top_k_1(xp: Xp, x: Array, *, axis: int = -1, k: int) -> tuple[Array, Array]:
 
 
 @top_k_1.decomposition
-def _(op: Op, x: V, axis: int, k: int) -> tuple[V, V]:
+def top_k_1_decomposition(op: Op, x: V, axis: int, k: int) -> tuple[V, V]:
     y, i = op.TopK(x, [k], axis=axis, outputs=2)
     return y, i
 
@@ -154,7 +154,7 @@ def unique(xp: Xp, x: Array, *, axis: int | None = None, sorted: int = 1) -> tup
 
 
 @unique.gradient
-def _(op: Op, dys: list[V], x: V, axis: int | None, sorted: int) -> V:
+def unique_gradient(op: Op, dys: list[V], x: V, axis: int | None, sorted: int) -> V:
     """To the first of equals, which is the one that was taken."""
     if dys[0] is None:
         return None
@@ -182,7 +182,7 @@ def reverse_sequence(xp: Xp, x: Array, sequence_lens: Host[np.ndarray], *, batch
 
 
 @reverse_sequence.gradient
-def _(op: Op, dy: V, sequence_lens: V, batch_axis: int, time_axis: int) -> V:
+def reverse_sequence_gradient(op: Op, dy: V, sequence_lens: V, batch_axis: int, time_axis: int) -> V:
     return op.ReverseSequence(dy, sequence_lens, batch_axis=batch_axis, time_axis=time_axis)
 
 
@@ -204,7 +204,7 @@ def cum_sum(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: i
 
 
 @cum_sum.gradient
-def _(op: Op, dy: V, axis: V, exclusive: int, reverse: int) -> V:
+def cum_sum_gradient(op: Op, dy: V, axis: V, exclusive: int, reverse: int) -> V:
     return op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse)
 
 
@@ -214,7 +214,7 @@ def cum_prod(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: 
 
 
 @cum_prod.gradient
-def _(op: Op, dy: V, y: V, x: V, axis: V, exclusive: int, reverse: int) -> V:
+def cum_prod_gradient(op: Op, dy: V, y: V, x: V, axis: V, exclusive: int, reverse: int) -> V:
     """Before the first zero, dy y / x from there on; at it, the same with that zero left out; behind it, nothing."""
     zero = op.Equal(x, 0)
     zeros = op.CumSum(op.cast(zero, x), axis, reverse=reverse)

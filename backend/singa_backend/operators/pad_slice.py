@@ -50,7 +50,7 @@ def slice_(xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[In
 
 
 @slice_.gradient
-def _(op: Op, dy: V, x: V, starts: V, ends: V, axes: V, steps: V) -> V:
+def slice_gradient(op: Op, dy: V, x: V, starts: V, ends: V, axes: V, steps: V) -> V:
     """Without steps a slice is undone by a frame of zeros.  Otherwise each element goes back to its place: places are counted
     through the same slice."""
     if steps is None:
@@ -73,7 +73,7 @@ def slice_1(xp: Xp, x: Array, *, starts: Ints, ends: Ints, axes: Ints | None = N
 
 
 @slice_1.decomposition
-def _(op: Op, x: V, starts: Ints, ends: Ints, axes: Ints | None) -> V:
+def slice_1_decomposition(op: Op, x: V, starts: Ints, ends: Ints, axes: Ints | None) -> V:
     return op.Slice(x, list(starts), list(ends), None if axes is None else list(axes))
 
 
@@ -147,7 +147,7 @@ def pad(xp: Xp, x: Array, pads: Host[Ints], constant_value: Array | None = None,
 
 
 @pad.gradient
-def _(op: Op, dy: V, x: V, pads: V, constant_value: V, axes: V, mode: str, needs: tuple[bool, ...]) -> tuple[V, V, V]:
+def pad_gradient(op: Op, dy: V, x: V, pads: V, constant_value: V, axes: V, mode: str, needs: tuple[bool, ...]) -> tuple[V, V, V]:
     """A frame of a constant is removed by the opposite pads; in the other modes each value goes back to where it came from."""
     if mode == "constant":
         dvalue = None
@@ -170,7 +170,7 @@ def pad_2(xp: Xp, x: Array, *, pads: Ints, mode: str = "constant", value: float 
 
 
 @pad_2.decomposition
-def _(op: Op, x: V, pads: Ints, mode: str, value: float) -> V:
+def pad_2_decomposition(op: Op, x: V, pads: Ints, mode: str, value: float) -> V:
     return op.Pad(x, list(pads), value, mode=mode)
 
 
@@ -182,5 +182,5 @@ def pad_1(xp: Xp, x: Array, *, paddings: Ints, mode: str = "constant", value: fl
 
 
 @pad_1.decomposition
-def _(op: Op, x: V, paddings: Ints, mode: str, value: float) -> V:
+def pad_1_decomposition(op: Op, x: V, paddings: Ints, mode: str, value: float) -> V:
     return op.Pad(x, list(paddings), value, mode=mode)

@@ -51,7 +51,7 @@ def philox(xp: Xp, key: Host[np.ndarray], shape: Host[Ints]) -> Array:
 
 
 @philox.decomposition
-def _(op: Op, key: V, shape: V) -> V:
+def philox_decomposition(op: Op, key: V, shape: V) -> V:
     """In int64, where products of 32 by 16 bits never overflow; BitwiseXor is there from opset 18 on."""
     count = op.ReduceProd(shape, keepdims=0)
     blocks = op.Range(0, op.Div(op.Add(count, 3), 4), 1)

@@ -69,7 +69,7 @@ def average_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSE
 
 
 @average_pool.gradient
-def _(op: Op, dy: V, x: V, kernel_shape: Ints, auto_pad: str, count_include_pad: int, dilations: Ints | None, pads: Ints | None,
+def average_pool_gradient(op: Op, dy: V, x: V, kernel_shape: Ints, auto_pad: str, count_include_pad: int, dilations: Ints | None, pads: Ints | None,
       strides: Ints | None) -> V:  # fmt: skip
     """Each cell gets its share from every window that averages it."""
     over = _Over(op, x, dy, kernel_shape, auto_pad, dilations, pads, strides)
@@ -120,7 +120,7 @@ def global_average_pool(xp: Xp, x: Array) -> Array:
 
 
 @global_average_pool.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def global_average_pool_gradient(op: Op, dy: V, x: V) -> V:
     count = op.ReduceProd(cells(op, x), keepdims=0)
     return op.Expand(op.Div(dy, op.cast(count, x)), op.Shape(x))
 
@@ -209,7 +209,7 @@ def max_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSET", 
 
 
 @max_pool.gradient
-def _(op: Op, dys: list[V], ys: list[V], x: V, kernel_shape: Ints, auto_pad: str, ceil_mode: int, dilations: Ints | None,
+def max_pool_gradient(op: Op, dys: list[V], ys: list[V], x: V, kernel_shape: Ints, auto_pad: str, ceil_mode: int, dilations: Ints | None,
       pads: Ints | None, storage_order: int, strides: Ints | None) -> V:  # fmt: skip
     """To the largest cell of each window; of equals, to the first."""
     if dys[0] is None:
@@ -236,7 +236,7 @@ def global_max_pool(xp: Xp, x: Array) -> Array:
 
 
 @global_max_pool.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def global_max_pool_gradient(op: Op, dy: V, x: V) -> V:
     """To the largest cell; of equals, to the first."""
     rows = op.Reshape(x, op.Concat(op.Shape(x, end=2), [-1], axis=0))
     there = op.ArgMax(rows, axis=2, keepdims=1)
@@ -277,7 +277,7 @@ def max_unpool(xp: Xp, x: Array, index: Array, output_shape: Host[Ints] | None =
 
 
 @max_unpool.gradient
-def _(op: Op, dy: V, x: V, index: V, output_shape: V, kernel_shape: Ints, strides: Ints | None) -> V:
+def max_unpool_gradient(op: Op, dy: V, x: V, index: V, output_shape: V, kernel_shape: Ints, strides: Ints | None) -> V:
     """Each cell takes what stands where it went; beyond what the pads take away nothing stands."""
     if output_shape is not None:
         rank = len(kernel_shape)
@@ -314,7 +314,7 @@ def lp_pool(xp: Xp, x: Array, *, kernel_shape: Ints | None = None, auto_pad: str
 
 
 @lp_pool.gradient
-def _(op: Op, dy: V, y: V, x: V, kernel_shape: Ints, auto_pad: str, dilations: Ints | None, p: float, pads: Ints | None,
+def lp_pool_gradient(op: Op, dy: V, y: V, x: V, kernel_shape: Ints, auto_pad: str, dilations: Ints | None, p: float, pads: Ints | None,
       strides: Ints | None) -> V:  # fmt: skip
     """Where the norm is 0, so is the gradient."""
     over = _Over(op, x, dy, kernel_shape, auto_pad, dilations, pads, strides)
@@ -342,6 +342,6 @@ def global_lp_pool(xp: Xp, x: Array, *, p: float = 2) -> Array:
 
 
 @global_lp_pool.gradient
-def _(op: Op, dy: V, y: V, x: V, p: float) -> V:
+def global_lp_pool_gradient(op: Op, dy: V, y: V, x: V, p: float) -> V:
     """Where the norm is 0, so is the gradient."""
     return _norm_back(op, op.Expand(_norm_share(op, dy, y, p), op.Shape(x)), x, p)

@@ -102,7 +102,7 @@ def quantize_linear_10(xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | N
 
 
 @quantize_linear_10.decomposition
-def _(op: Op, x: V, y_scale: V, y_zero_point: V) -> V:
+def quantize_linear_10_decomposition(op: Op, x: V, y_scale: V, y_zero_point: V) -> V:
     return op.QuantizeLinear(x, y_scale, y_zero_point)
 
 
@@ -128,7 +128,7 @@ def dequantize_linear(
 
 
 @dequantize_linear.gradient
-def _(op: Op, dy: V, x: V, x_scale: V, x_zero_point: V, axis: int, block_size: int) -> tuple[V, V]:
+def dequantize_linear_gradient(op: Op, dy: V, x: V, x_scale: V, x_zero_point: V, axis: int, block_size: int) -> tuple[V, V]:
     """By the scale alone: x is quantized."""
     steps = op.DequantizeLinear(x, op.full_like(x_scale, 1), x_zero_point, axis=axis, block_size=block_size)
     d = op.Mul(op.cast(dy, steps), steps)
@@ -153,7 +153,7 @@ def dequantize_linear_10(xp: Xp, x: Array, x_scale: Array, x_zero_point: Array |
 
 
 @dequantize_linear_10.decomposition
-def _(op: Op, x: V, x_scale: V, x_zero_point: V) -> V:
+def dequantize_linear_10_decomposition(op: Op, x: V, x_scale: V, x_zero_point: V) -> V:
     return op.DequantizeLinear(x, x_scale, x_zero_point)
 
 
@@ -169,7 +169,7 @@ def dynamic_quantize_linear(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
 
 
 @dynamic_quantize_linear.decomposition
-def _(op: Op, x: V) -> tuple[V, V, V]:
+def dynamic_quantize_linear_decomposition(op: Op, x: V) -> tuple[V, V, V]:
     low, high = op.Min(op.ReduceMin(x, keepdims=0), 0), op.Max(op.ReduceMax(x, keepdims=0), 0)
     scale = op.Div(op.Sub(high, low), 255)
     zero = op.Cast(op.Clip(op.Round(op.Div(op.Neg(low), scale)), 0, 255), to=2)

@@ -142,7 +142,7 @@ def dropout(
 
 
 @dropout.gradient
-def _(op: Op, dy: V, ys: list[V], x: V, ratio: V, training_mode: V) -> V:
+def dropout_gradient(op: Op, dy: V, ys: list[V], x: V, ratio: V, training_mode: V) -> V:
     """Through the elements that were kept.  Without the mask, those are the ones that are not zero now, or were before."""
     if training_mode is False:
         return dy
@@ -166,7 +166,7 @@ def dropout_7(xp: Xp, x: Array, *, ratio: float = 0.5, wanted: Wanted) -> tuple[
 
 
 @dropout_7.decomposition
-def _(op: Op, x: V, version: int) -> tuple[V, V]:
+def dropout_7_decomposition(op: Op, x: V, version: int) -> tuple[V, V]:
     return op.Identity(x), _kept(op, x, version)
 
 
@@ -185,7 +185,7 @@ def dropout_1(xp: Xp, x: Array, *, ratio: float = 0.5, is_test: int = 0) -> tupl
 
 
 @dropout_1.decomposition
-def _(op: Op, x: V, ratio: float, is_test: int, version: int) -> tuple[V, V]:
+def dropout_1_decomposition(op: Op, x: V, ratio: float, is_test: int, version: int) -> tuple[V, V]:
     if is_test:
         return op.Identity(x), _kept(op, x, version)
     y, mask = op.Dropout(x, op.constant(ratio, np.float32), True, outputs=2)

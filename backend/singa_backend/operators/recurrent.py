@@ -219,7 +219,7 @@ def rnn(
 
 
 @rnn.decomposition
-def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
+def rnn_decomposition(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
       activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str,
       layout: int) -> tuple[V, ...]:  # fmt: skip
     functions = _composed(activations, ("Tanh",), direction, activation_alpha, activation_beta, clip)
@@ -290,7 +290,7 @@ def gru(
 
 
 @gru.decomposition
-def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
+def gru_decomposition(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
       activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, layout: int,
       linear_before_reset: int) -> tuple[V, ...]:  # fmt: skip
     functions = _composed(activations, ("Sigmoid", "Tanh"), direction, activation_alpha, activation_beta, clip)
@@ -347,7 +347,7 @@ def gru_1(
 
 
 @gru_1.decomposition
-def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
+def gru_1_decomposition(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
       activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, hidden_size: int | None,
       wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
     direction = "forward" if direction == "foward" else direction
@@ -412,7 +412,7 @@ def lstm(
 
 
 @lstm.decomposition
-def _(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, initial_c: V, p: V, activation_alpha: Floats | None,
+def lstm_decomposition(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, initial_c: V, p: V, activation_alpha: Floats | None,
       activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, input_forget: int,
       layout: int) -> tuple[V, ...]:  # fmt: skip
     functions = _composed(activations, ("Sigmoid", "Tanh", "Tanh"), direction, activation_alpha, activation_beta, clip)

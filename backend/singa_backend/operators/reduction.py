@@ -181,7 +181,7 @@ def _axes_as_input(old: Declaration) -> None:
     """Declare what an old version means in the newer one."""
 
     @old.decomposition
-    def _(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
+    def old_decomposition(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
         return getattr(op, old.name)(x, list(axes) if axes else None, keepdims=keepdims)
 
 
@@ -199,7 +199,7 @@ def reduce_sum(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: in
 
 
 @reduce_sum.gradient
-def _(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
+def reduce_sum_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
     return _spread(op, dy, x, axes, keepdims)
 
 
@@ -216,7 +216,7 @@ def reduce_mean(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: i
 
 
 @reduce_mean.gradient
-def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
+def reduce_mean_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
     count = op.Div(op.cast(op.Size(x), x), op.cast(op.Size(y), x))
     return _spread(op, op.Div(dy, count), x, axes, keepdims)
 
@@ -227,7 +227,7 @@ def reduce_prod(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: i
 
 
 @reduce_prod.gradient
-def _(op: Op, dy: V, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
+def reduce_prod_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
     """The product of the others; beside one zero only that zero has a gradient, beside two nothing has."""
     zero = op.Equal(x, 0)
     filled = op.Where(zero, 1, x)
@@ -265,7 +265,7 @@ def reduce_l1(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int
 
 
 @reduce_l1.gradient
-def _(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
+def reduce_l1_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
     return op.Mul(_spread(op, dy, x, axes, keepdims), op.Sign(x))
 
 
@@ -275,7 +275,7 @@ def reduce_l2(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int
 
 
 @reduce_l2.gradient
-def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
+def reduce_l2_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
     """At 0 it is 0."""
     slope = op.Where(op.Equal(y, 0), 0, op.Div(dy, op.Where(op.Equal(y, 0), 1, y)))
     return op.Mul(_spread(op, slope, x, axes, keepdims), x)
@@ -289,7 +289,7 @@ def reduce_sum_square(
 
 
 @reduce_sum_square.gradient
-def _(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
+def reduce_sum_square_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
     return op.Mul(_spread(op, op.Add(dy, dy), x, axes, keepdims), x)
 
 
@@ -301,7 +301,7 @@ def reduce_log_sum(
 
 
 @reduce_log_sum.gradient
-def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
+def reduce_log_sum_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
     return _spread(op, op.Div(dy, op.Exp(y)), x, axes, keepdims)
 
 
@@ -313,6 +313,6 @@ def reduce_log_sum_exp(
 
 
 @reduce_log_sum_exp.gradient
-def _(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
+def reduce_log_sum_exp_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
     weight = op.Exp(op.Sub(x, _spread(op, y, x, axes, keepdims)))
     return op.Mul(_spread(op, dy, x, axes, keepdims), weight)

@@ -224,7 +224,7 @@ def roi_align_10(
 
 
 @roi_align_10.decomposition
-def _(op: Op, x: V, rois: V, batch_indices: V, mode: str, output_height: int, output_width: int, sampling_ratio: int,
+def roi_align_10_decomposition(op: Op, x: V, rois: V, batch_indices: V, mode: str, output_height: int, output_width: int, sampling_ratio: int,
       spatial_scale: float) -> V:  # fmt: skip
     return op.RoiAlign(
         x, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", mode=mode, output_height=output_height,
@@ -272,7 +272,7 @@ def roi_bins(low: int, high: int, count: int, size: int) -> list[tuple[int, int]
 
 
 @max_roi_pool.decomposition
-def _(op: Op, x: V, rois: V, pooled_shape: Ints, spatial_scale: float) -> V:
+def max_roi_pool_decomposition(op: Op, x: V, rois: V, pooled_shape: Ints, spatial_scale: float) -> V:
     """Rows first, then columns.  Equal maxima share the gradient."""
     number = op.Cast(op.Gather(rois, 0, axis=1), to=7)
     scaled = op.Mul(op.cast(rois, x), spatial_scale)

@@ -279,7 +279,7 @@ def resize(
 
 
 @resize.gradient
-def _(op: Op, dy: V, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Ints | None, coordinate_transformation_mode: str,
+def resize_gradient(op: Op, dy: V, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Ints | None, coordinate_transformation_mode: str,
       cubic_coeff_a: float, exclude_outside: int, keep_aspect_ratio_policy: str, mode: str, nearest_mode: str) -> V:  # fmt: skip
     """Each axis is multiplied by a matrix, which is what resizing makes of the identity; dy is multiplied by it from behind."""
     rank = op.rank(x)
@@ -348,7 +348,7 @@ def resize_10(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") 
 
 
 @resize_10.decomposition
-def _(op: Op, x: V, scales: V, mode: str) -> V:
+def resize_10_decomposition(op: Op, x: V, scales: V, mode: str) -> V:
     """What is enlarged rounds down, and then what is shrunk rounds up."""
     one = op.constant(1, op.dtype(scales))
     larger, smaller = op.Max(scales, one), op.Min(scales, one)
@@ -371,7 +371,7 @@ def upsample(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") -
 
 
 @upsample.decomposition
-def _(op: Op, x: V, scales: V, mode: str) -> V:
+def upsample_decomposition(op: Op, x: V, scales: V, mode: str) -> V:
     return _upsampled(op, x, scales, mode)
 
 
@@ -382,7 +382,7 @@ def upsample_7(xp: Xp, x: Array, *, scales: Floats, mode: str = "nearest") -> Ar
 
 
 @upsample_7.decomposition
-def _(op: Op, x: V, scales: Floats, mode: str) -> V:
+def upsample_7_decomposition(op: Op, x: V, scales: Floats, mode: str) -> V:
     return _upsampled(op, x, op.constant(scales, np.float32), mode)
 
 
@@ -395,5 +395,5 @@ def upsample_1(xp: Xp, x: Array, *, height_scale: float, width_scale: float, mod
 
 
 @upsample_1.decomposition
-def _(op: Op, x: V, height_scale: float, width_scale: float, mode: str) -> V:
+def upsample_1_decomposition(op: Op, x: V, height_scale: float, width_scale: float, mode: str) -> V:
     return _upsampled(op, x, op.constant([1, 1, height_scale, width_scale], np.float32), mode)

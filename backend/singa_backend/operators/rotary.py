@@ -66,7 +66,9 @@ def rotary_embedding(
 
 
 @rotary_embedding.decomposition
-def _(op: Op, x: V, cos: V, sin: V, position_ids: V, interleaved: int, num_heads: int | None, rotary_embedding_dim: int) -> V:
+def rotary_embedding_decomposition(
+    op: Op, x: V, cos: V, sin: V, position_ids: V, interleaved: int, num_heads: int | None, rotary_embedding_dim: int
+) -> V:
     shape, heads = op.Shape(x), 1
     if op.rank(x) == 3:
         heads = 2

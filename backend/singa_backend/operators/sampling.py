@@ -159,7 +159,7 @@ def grid_sample_16(
 
 
 @grid_sample_16.decomposition
-def _(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
+def grid_sample_16_decomposition(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
     """The modes were renamed."""
     if op.opset < 20:
         return in_parts(op, x, grid, align_corners, mode, padding_mode)
@@ -188,7 +188,7 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
 
 
 @affine_grid.decomposition
-def _(op: Op, theta: V, size: V, align_corners: int) -> V:
+def affine_grid_decomposition(op: Op, theta: V, size: V, align_corners: int) -> V:
     """ONNX's own body takes no batch of one and divides by 0 for a single pixel."""
     counts = [(op.shape(theta) or (None,) * 3)[1], (op.shape(size) or (None,))[0]]
     rank = next(n - more for n, more in zip(counts, (0, 2), strict=True) if isinstance(n, int))
@@ -208,7 +208,7 @@ def _(op: Op, theta: V, size: V, align_corners: int) -> V:
 
 
 @affine_grid.gradient
-def _(op: Op, dy: V, theta: V, size: V, align_corners: int) -> V:
+def affine_grid_gradient(op: Op, dy: V, theta: V, size: V, align_corners: int) -> V:
     """The grid is the base grid, with a 1 behind each place, times theta turned over."""
     rank = op.rank(dy) - 2
     identity = op.constant(np.eye(rank, rank + 1)[None], op.dtype(dy))

@@ -98,7 +98,7 @@ def scan(
 
 @scan.gradient
 @scan_9.gradient
-def _(op: Op, dys: list[V], ys: list[V], values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Ints | None,
+def scan_9_gradient(op: Op, dys: list[V], ys: list[V], values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Ints | None,
       scan_input_directions: Ints | None, scan_output_axes: Ints | None, scan_output_directions: Ints | None,
       captured: list[V], needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """Run once more and keep the states side by side; then scan the other way."""
@@ -157,7 +157,7 @@ def _(op: Op, dys: list[V], ys: list[V], values: list[V], body: Subgraph, num_sc
 
 
 @scan_9.decomposition
-def _(op: Op, values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Ints | None,
+def scan_9_decomposition(op: Op, values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Ints | None,
       scan_input_directions: Ints | None, scan_output_axes: Ints | None, scan_output_directions: Ints | None,
       wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
     attributes = {"body": body, "num_scan_inputs": num_scan_inputs, "scan_input_axes": scan_input_axes,
@@ -216,7 +216,7 @@ def _padded(xp: Xp, y: Array, length: int) -> Array:
 
 
 @scan_8.decomposition
-def _(op: Op, sequence_lens: V, values: list[V], body: Subgraph, directions: Ints | None, num_scan_inputs: int,
+def scan_8_decomposition(op: Op, sequence_lens: V, values: list[V], body: Subgraph, directions: Ints | None, num_scan_inputs: int,
       wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
     """A Scan over the samples, whose body scans one of them; what lies behind its length is cut off, and put back as zeros."""
     states, xs = _parts(values, num_scan_inputs)

@@ -42,7 +42,7 @@ def sequence_construct(xp: Xp, *inputs: Array) -> list[Array]:
 
 
 @sequence_construct.gradient
-def _(op: Op, dy: V, inputs: list[V]) -> list[V]:
+def sequence_construct_gradient(op: Op, dy: V, inputs: list[V]) -> list[V]:
     return [op.SequenceAt(dy, i) for i in range(len(inputs))]
 
 
@@ -60,7 +60,7 @@ def sequence_at(xp: Xp, input_sequence: list[Array], position: Host[int]) -> Arr
 
 
 @sequence_at.gradient
-def _(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V]:
+def sequence_at_gradient(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V]:
     """Zeros, and at the position dy."""
     zeros = op.zeros_like(input_sequence)
     length = op.SequenceLength(input_sequence)
@@ -78,7 +78,7 @@ def sequence_insert(xp: Xp, input_sequence: list[Array], tensor: Array, position
 
 
 @sequence_insert.gradient
-def _(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V, V]:
+def sequence_insert_gradient(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V, V]:
     """The position counts in the sequence without the new tensor."""
     length = op.SequenceLength(input_sequence)
     if position is None:
@@ -97,7 +97,7 @@ def sequence_erase(xp: Xp, input_sequence: list[Array], position: Host[int] | No
 
 
 @sequence_erase.gradient
-def _(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V]:
+def sequence_erase_gradient(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V]:
     """Zeros where the tensor was."""
     if position is None:
         return (op.SequenceInsert(dy, op.zeros_like(op.SequenceAt(input_sequence, -1))),)
@@ -143,7 +143,7 @@ def split_to_sequence(
 
 
 @split_to_sequence.gradient
-def _(op: Op, dy: V, split: V, axis: int, keepdims: int) -> V:
+def split_to_sequence_gradient(op: Op, dy: V, split: V, axis: int, keepdims: int) -> V:
     return op.ConcatFromSequence(dy, axis=axis, new_axis=int(split is None and not keepdims))
 
 
@@ -166,7 +166,7 @@ def concat_from_sequence(xp: Xp, input_sequence: list[Array], *, axis: int, new_
 
 
 @concat_from_sequence.gradient
-def _(op: Op, dy: V, input_sequence: V, axis: int, new_axis: int) -> tuple[V]:
+def concat_from_sequence_gradient(op: Op, dy: V, input_sequence: V, axis: int, new_axis: int) -> tuple[V]:
     if new_axis:
         return (op.SplitToSequence(dy, axis=axis, keepdims=0),)
     axis %= op.rank(dy)
@@ -187,7 +187,7 @@ def optional(xp: Xp, x: Any = None, *, type: TypeProto | None = None) -> Any:
 
 
 @optional.gradient
-def _(op: Op, dy: V) -> tuple[V]:
+def optional_gradient(op: Op, dy: V) -> tuple[V]:
     """The gradient of an optional is that of its element."""
     return (dy,)
 
@@ -201,7 +201,7 @@ def optional_get_element(xp: Xp, x: Any) -> Any:
 
 
 @optional_get_element.gradient
-def _(op: Op, dy: V) -> tuple[V]:
+def optional_get_element_gradient(op: Op, dy: V) -> tuple[V]:
     return (dy,)
 
 
@@ -211,7 +211,7 @@ def optional_has_element_15(xp: Xp, x: Any) -> Array:
 
 
 @optional_has_element_15.decomposition
-def _(op: Op, x: V) -> V:
+def optional_has_element_15_decomposition(op: Op, x: V) -> V:
     return op.OptionalHasElement(x)
 
 

@@ -29,7 +29,7 @@ def identity(xp: Xp, x: Array) -> Array:
 
 
 @identity.gradient
-def _(op: Op, dy: V) -> tuple[V]:
+def identity_gradient(op: Op, dy: V) -> tuple[V]:
     return (dy,)  # a sequence would be taken for the gradients of several inputs
 
 
@@ -74,7 +74,7 @@ def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array
 
 
 @reshape.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def reshape_gradient(op: Op, dy: V, x: V) -> V:
     return op.Reshape(dy, op.Shape(x), allowzero=1)
 
 
@@ -84,7 +84,7 @@ def reshape_1(xp: Xp, x: Array, *, shape: Ints = ()) -> Array:
 
 
 @reshape_1.decomposition
-def _(op: Op, x: V, shape: Ints) -> V:
+def reshape_1_decomposition(op: Op, x: V, shape: Ints) -> V:
     return op.Reshape(x, list(shape))
 
 
@@ -94,7 +94,7 @@ def flatten(xp: Xp, x: Array, *, axis: int = 1) -> Array:
 
 
 @flatten.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def flatten_gradient(op: Op, dy: V, x: V) -> V:
     return op.Reshape(dy, op.Shape(x), allowzero=1)
 
 
@@ -105,7 +105,7 @@ def flatten_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
 
 
 @flatten_1.decomposition
-def _(op: Op, x: V, axis: int) -> V:
+def flatten_1_decomposition(op: Op, x: V, axis: int) -> V:
     return op.Flatten(x, axis=axis)
 
 
@@ -119,7 +119,7 @@ def squeeze(xp: Xp, x: Array, axes: Host[Ints] | None = None) -> Array:
 
 
 @squeeze.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def squeeze_gradient(op: Op, dy: V, x: V) -> V:
     return op.Reshape(dy, op.Shape(x), allowzero=1)
 
 
@@ -129,7 +129,7 @@ def squeeze_11(xp: Xp, x: Array, *, axes: Ints | None = None) -> Array:
 
 
 @squeeze_11.decomposition
-def _(op: Op, x: V, axes: Ints | None) -> V:
+def squeeze_11_decomposition(op: Op, x: V, axes: Ints | None) -> V:
     return op.Squeeze(x, None if axes is None else list(axes))
 
 
@@ -140,7 +140,7 @@ def squeeze_1(xp: Xp, x: Array, *, axes: Ints | None = None) -> Array:
 
 
 @squeeze_1.decomposition
-def _(op: Op, x: V, axes: Ints | None) -> V:
+def squeeze_1_decomposition(op: Op, x: V, axes: Ints | None) -> V:
     return op.Squeeze(x, None if axes is None else list(axes))
 
 
@@ -155,7 +155,7 @@ def unsqueeze(xp: Xp, x: Array, axes: Host[Ints]) -> Array:
 
 
 @unsqueeze.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def unsqueeze_gradient(op: Op, dy: V, x: V) -> V:
     return op.Reshape(dy, op.Shape(x), allowzero=1)
 
 
@@ -172,7 +172,7 @@ def unsqueeze_1(xp: Xp, x: Array, *, axes: Ints) -> Array:
 
 @unsqueeze_1.decomposition
 @unsqueeze_11.decomposition
-def _(op: Op, x: V, axes: Ints) -> V:
+def unsqueeze_11_decomposition(op: Op, x: V, axes: Ints) -> V:
     return op.Unsqueeze(x, list(axes))
 
 
@@ -189,7 +189,7 @@ def transpose(xp: Xp, x: Array, *, perm: Ints | None = None) -> Array:
 
 
 @transpose.gradient
-def _(op: Op, dy: V, perm: Ints | None) -> V:
+def transpose_gradient(op: Op, dy: V, perm: Ints | None) -> V:
     back = None if perm is None else [perm.index(i) for i in range(len(perm))]
     return op.Transpose(dy, perm=back)
 
@@ -205,7 +205,7 @@ def concat(xp: Xp, *xs: Array, axis: int) -> Array:
 
 
 @concat.gradient
-def _(op: Op, dy: V, xs: list[V], axis: int) -> list[V]:
+def concat_gradient(op: Op, dy: V, xs: list[V], axis: int) -> list[V]:
     if len(xs) == 1:
         return [dy]
     axis %= op.rank(xs[0])
@@ -219,7 +219,7 @@ def concat_1(xp: Xp, *xs: Array, axis: int = 1) -> Array:
 
 
 @concat_1.decomposition
-def _(op: Op, xs: list[V], axis: int) -> V:
+def concat_1_decomposition(op: Op, xs: list[V], axis: int) -> V:
     return op.Concat(*xs, axis=axis)
 
 
@@ -253,7 +253,7 @@ def split(xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0, n
 
 
 @split.gradient
-def _(op: Op, dys: list[V], ys: list[V], axis: int) -> V:
+def split_gradient(op: Op, dys: list[V], ys: list[V], axis: int) -> V:
     return op.Concat(*(op.zeros_like(y) if dy is None else dy for y, dy in zip(ys, dys, strict=True)), axis=axis)
 
 
@@ -263,7 +263,7 @@ def split_13(xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0
 
 
 @split_13.decomposition
-def _(op: Op, x: V, split: V, axis: int, wanted: tuple[bool, ...]) -> list[V]:
+def split_13_decomposition(op: Op, x: V, split: V, axis: int, wanted: tuple[bool, ...]) -> list[V]:
     return _split_into(op, x, split, axis, len(wanted))
 
 
@@ -279,7 +279,7 @@ def split_2(xp: Xp, x: Array, *, axis: int = 0, split: Ints | None = None, wante
 
 
 @split_2.decomposition
-def _(op: Op, x: V, axis: int, split: Ints | None, wanted: tuple[bool, ...]) -> list[V]:
+def split_2_decomposition(op: Op, x: V, axis: int, split: Ints | None, wanted: tuple[bool, ...]) -> list[V]:
     return _split_into(op, x, None if split is None else list(split), axis, len(wanted))
 
 
@@ -291,7 +291,7 @@ def split_1(xp: Xp, x: Array, sizes: Host[Ints] | None = None, *, axis: int = 0,
 
 
 @split_1.decomposition
-def _(op: Op, x: V, sizes: V, axis: int, split: Ints | None, wanted: tuple[bool, ...]) -> list[V]:
+def split_1_decomposition(op: Op, x: V, sizes: V, axis: int, split: Ints | None, wanted: tuple[bool, ...]) -> list[V]:
     given = None if split is None else list(split)
     return _split_into(op, x, given if sizes is None else op.Cast(sizes, to=7), axis, len(wanted))
 
@@ -310,7 +310,7 @@ def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
 
 
 @expand.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def expand_gradient(op: Op, dy: V, x: V) -> V:
     return op.sum_to(dy, x)
 
 
@@ -322,7 +322,7 @@ def tile(xp: Xp, x: Array, repeats: Host[Ints]) -> Array:
 
 
 @tile.gradient
-def _(op: Op, dy: V, x: V, repeats: V) -> V:
+def tile_gradient(op: Op, dy: V, x: V, repeats: V) -> V:
     """(r1 d1, r2 d2, ...) is seen as (r1, d1, r2, d2, ...), and the copies are summed."""
     rank = op.rank(x)
     if not rank:
@@ -339,7 +339,7 @@ def tile_1(xp: Xp, x: Array, tiles: Host[int], axis: Host[int]) -> Array:
 
 
 @tile_1.decomposition
-def _(op: Op, x: V, tiles: V, axis: V) -> V:
+def tile_1_decomposition(op: Op, x: V, tiles: V, axis: V) -> V:
     rank = op.rank(x)
     here = op.Equal(op.Range(0, rank, 1), op.Mod(op.Cast(axis, to=7), rank))
     return op.Tile(x, op.Where(op.Reshape(here, [-1]), op.Cast(tiles, to=7), 1))

@@ -105,7 +105,7 @@ dft_17.gradient(dft_back)
 
 
 @dft_17.decomposition
-def _(op: Op, x: V, dft_length: V, axis: int, inverse: int, onesided: int) -> V:
+def dft_17_decomposition(op: Op, x: V, dft_length: V, axis: int, inverse: int, onesided: int) -> V:
     return op.DFT(x, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
@@ -147,7 +147,7 @@ def stft(
 
 
 @stft.decomposition
-def _(op: Op, signal: V, frame_step: V, window: V, frame_length: V, onesided: int) -> V:
+def stft_decomposition(op: Op, signal: V, frame_step: V, window: V, frame_length: V, onesided: int) -> V:
     """Overlapping frames are gathered, weighted and transformed."""
     length = op.Shape(signal, start=1, end=2)
     step = op.Cast(op.Reshape(frame_step, [1]), to=7)
@@ -210,7 +210,7 @@ def _as_graph(declared: Any, a0: float, a1: float, a2: float) -> None:
     declared.no_gradient("constant")
 
     @declared.decomposition  # type: ignore[untyped-decorator]
-    def _(op: Op, size: V, output_datatype: int, periodic: int) -> V:
+    def declared_decomposition(op: Op, size: V, output_datatype: int, periodic: int) -> V:
         count = op.Cast(op.Reshape(size, op.constant([], np.int64)), to=int(TensorProto.INT64))
         last = op.Cast(count, to=int(TensorProto.DOUBLE)) if periodic else op.Cast(op.Sub(count, 1), to=int(TensorProto.DOUBLE))
         turn = op.Div(op.Mul(op.Cast(op.Range(0, count, 1), to=int(TensorProto.DOUBLE)), 2 * np.pi), last)

@@ -43,7 +43,7 @@ def sqrt(xp: Xp, x: Array) -> Array:
 
 
 @sqrt.gradient
-def _(op: Op, dy: V, y: V) -> V:
+def sqrt_gradient(op: Op, dy: V, y: V) -> V:
     return op.Div(dy, op.Add(y, y))
 
 
@@ -53,7 +53,7 @@ def exp(xp: Xp, x: Array) -> Array:
 
 
 @exp.gradient
-def _(op: Op, dy: V, y: V) -> V:
+def exp_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, y)
 
 
@@ -63,7 +63,7 @@ def log(xp: Xp, x: Array) -> Array:
 
 
 @log.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def log_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, x)
 
 
@@ -73,7 +73,7 @@ def reciprocal(xp: Xp, x: Array) -> Array:
 
 
 @reciprocal.gradient
-def _(op: Op, dy: V, y: V) -> V:
+def reciprocal_gradient(op: Op, dy: V, y: V) -> V:
     return op.Neg(op.Mul(dy, op.Mul(y, y)))
 
 
@@ -83,7 +83,7 @@ def sin(xp: Xp, x: Array) -> Array:
 
 
 @sin.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def sin_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Cos(x))
 
 
@@ -93,7 +93,7 @@ def cos(xp: Xp, x: Array) -> Array:
 
 
 @cos.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def cos_gradient(op: Op, dy: V, x: V) -> V:
     return op.Neg(op.Mul(dy, op.Sin(x)))
 
 
@@ -103,7 +103,7 @@ def tan(xp: Xp, x: Array) -> Array:
 
 
 @tan.gradient
-def _(op: Op, dy: V, y: V) -> V:
+def tan_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, op.Add(op.Mul(y, y), 1))
 
 
@@ -113,7 +113,7 @@ def asin(xp: Xp, x: Array) -> Array:
 
 
 @asin.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def asin_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x))))
 
 
@@ -123,7 +123,7 @@ def acos(xp: Xp, x: Array) -> Array:
 
 
 @acos.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def acos_gradient(op: Op, dy: V, x: V) -> V:
     return op.Neg(op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x)))))
 
 
@@ -133,7 +133,7 @@ def atan(xp: Xp, x: Array) -> Array:
 
 
 @atan.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def atan_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Add(op.Mul(x, x), 1))
 
 
@@ -143,7 +143,7 @@ def sinh(xp: Xp, x: Array) -> Array:
 
 
 @sinh.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def sinh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Cosh(x))
 
 
@@ -153,7 +153,7 @@ def cosh(xp: Xp, x: Array) -> Array:
 
 
 @cosh.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def cosh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Sinh(x))
 
 
@@ -163,7 +163,7 @@ def tanh(xp: Xp, x: Array) -> Array:
 
 
 @tanh.gradient
-def _(op: Op, dy: V, y: V) -> V:
+def tanh_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, op.Sub(1, op.Mul(y, y)))
 
 
@@ -173,7 +173,7 @@ def asinh(xp: Xp, x: Array) -> Array:
 
 
 @asinh.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def asinh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sqrt(op.Add(op.Mul(x, x), 1)))
 
 
@@ -183,7 +183,7 @@ def acosh(xp: Xp, x: Array) -> Array:
 
 
 @acosh.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def acosh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sqrt(op.Sub(op.Mul(x, x), 1)))
 
 
@@ -193,7 +193,7 @@ def atanh(xp: Xp, x: Array) -> Array:
 
 
 @atanh.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def atanh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sub(1, op.Mul(x, x)))
 
 
@@ -204,7 +204,7 @@ def erf(xp: Xp, x: Array) -> Array:
 
 
 @erf.gradient
-def _(op: Op, dy: V, x: V) -> V:
+def erf_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Mul(op.Exp(op.Neg(op.Mul(x, x))), 2 / math.sqrt(math.pi)))
 
 

@@ -22,7 +22,7 @@ from .writer import OpsetWriter, Unwritable, adapter
 
 
 @adapter("Shape", 1, 13)
-def _(op: OpsetWriter, x: V, start: int, end: int | None) -> Any:
+def shape_13(op: OpsetWriter, x: V, start: int, end: int | None) -> Any:
     whole = op.at_target("Shape", [x], {})
     if start == 0 and end is None:
         return whole[0]
@@ -30,7 +30,7 @@ def _(op: OpsetWriter, x: V, start: int, end: int | None) -> Any:
 
 
 @adapter("Reshape", 5, 13)
-def _(op: OpsetWriter, x: V, shape: V, allowzero: int) -> Any:
+def reshape_13(op: OpsetWriter, x: V, shape: V, allowzero: int) -> Any:
     """Before opset 14 a 0 always kept the size at its place: that is the same for a tensor without sizes of 0."""
     known, mine = op.constant_value(shape), op.shape(x)
     if allowzero and known is None and mine is not None and 0 in mine:
@@ -58,13 +58,13 @@ def _from_front(op: OpsetWriter, x: V, axes: Sequence[int], name: str, more: int
 
 
 @adapter("Squeeze", 1, 11)
-def _(op: OpsetWriter, x: V, axes: V) -> Any:
+def squeeze_11(op: OpsetWriter, x: V, axes: V) -> Any:
     named = _axes(op, axes, "Squeeze")
     return op.at_target("Squeeze", [x], {"axes": named and _from_front(op, x, named, "Squeeze")})
 
 
 @adapter("Unsqueeze", 1, 11)
-def _(op: OpsetWriter, x: V, axes: V) -> Any:
+def unsqueeze_11(op: OpsetWriter, x: V, axes: V) -> Any:
     named = _axes(op, axes, "Unsqueeze")
     if not named:
         return op.Identity(x)
@@ -72,12 +72,12 @@ def _(op: OpsetWriter, x: V, axes: V) -> Any:
 
 
 @adapter("Flatten", 1, 9)
-def _(op: OpsetWriter, x: V, axis: int) -> Any:
+def flatten_9(op: OpsetWriter, x: V, axis: int) -> Any:
     return op.at_target("Flatten", [x], {"axis": _from_front(op, x, [axis], "Flatten")[0]})
 
 
 @adapter("Split", 2, 11, 13)
-def _(op: OpsetWriter, x: V, split: V, axis: int, num_outputs: int | None, outputs: int) -> Any:
+def split_13(op: OpsetWriter, x: V, split: V, axis: int, num_outputs: int | None, outputs: int) -> Any:
     """Parts of an unequal last one had to be given by their sizes."""
     dims = op.shape(x)
     size = None if dims is None else dims[axis]
@@ -97,7 +97,7 @@ def _(op: OpsetWriter, x: V, split: V, axis: int, num_outputs: int | None, outpu
 
 
 @adapter("Slice", 1)
-def _(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
+def slice_1(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
     if steps is not None and (op.value(steps, "steps of Slice") != 1).any():
         raise Unwritable("a Slice before opset 10 has no steps")
     named = _axes(op, axes, "Slice")
@@ -106,7 +106,7 @@ def _(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
 
 
 @adapter("Slice", 10)
-def _(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
+def slice_10(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
     """Version 10 does not promise negative axes."""
     known = None if axes is None else op.constant_value(axes)
     if known is not None and (known < 0).any():
@@ -131,21 +131,21 @@ def _no_wrap(mode: str) -> None:
 
 
 @adapter("Pad", 2)
-def _(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
+def pad_2(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
     _no_wrap(mode)
     value = 0.0 if constant_value is None else _number(op, constant_value, "constant_value of Pad")
     return op.at_target("Pad", [x], {"pads": _full_pads(op, x, pads, axes), "mode": mode, "value": value})
 
 
 @adapter("Pad", 11, 13)
-def _(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
+def pad_13(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
     _no_wrap(mode)
     full = pads if axes is None else op.constant(_full_pads(op, x, pads, axes), np.int64)
     return op.at_target("Pad", [x, full, constant_value], {"mode": mode})
 
 
 @adapter("Pad", 18)
-def _(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
+def pad_18(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> Any:
     _no_wrap(mode)
     return op.at_target("Pad", [x, pads, constant_value, axes], {"mode": mode})
 
@@ -154,7 +154,7 @@ def _(op: OpsetWriter, x: V, pads: V, constant_value: V, axes: V, mode: str) -> 
 
 
 @adapter("Clip", 6)
-def _(op: OpsetWriter, x: V, low: V, high: V) -> Any:
+def clip_6(op: OpsetWriter, x: V, low: V, high: V) -> Any:
     bounds = {n: v for n, v in (("min", low), ("max", high)) if v is not None}
     if op.target >= 8 and any(_as_attribute(op, v) is None for v in bounds.values()):
         y = x if low is None else op.Max(x, low)
@@ -177,7 +177,7 @@ def _number(op: OpsetWriter, x: V, what: str) -> float:
 
 
 @adapter("Sum", 6)
-def _(op: OpsetWriter, xs: list[V]) -> Any:
+def sum_6(op: OpsetWriter, xs: list[V]) -> Any:
     """It did not broadcast before opset 8; Add did."""
     total = xs[0]
     for v in xs[1:]:
@@ -186,13 +186,13 @@ def _(op: OpsetWriter, xs: list[V]) -> Any:
 
 
 @adapter("Mean", 6)
-def _(op: OpsetWriter, xs: list[V]) -> Any:
+def mean_6(op: OpsetWriter, xs: list[V]) -> Any:
     return op.Div(op.Sum(*xs), op.constant(len(xs), op.dtype(xs[0])))
 
 
 def _of_one_shape(name: str) -> None:
     @adapter(name, 6)
-    def _(op: OpsetWriter, xs: list[V]) -> Any:
+    def rule(op: OpsetWriter, xs: list[V]) -> Any:
         """Before opset 8 these did not broadcast, but Mul did: by ones of the whole shape."""
         shape = op.shape(xs[0])
         known = shape is not None and all(isinstance(d, int) for d in shape)
@@ -210,7 +210,7 @@ _of_one_shape("Min")
 
 
 @adapter("Pow", 7)
-def _(op: OpsetWriter, x: V, y: V) -> Any:
+def pow_7(op: OpsetWriter, x: V, y: V) -> Any:
     """Before opset 12 base and exponent were of one type."""
     has, wants = op.dtype(y), op.dtype(x)
     if has == wants:
@@ -224,7 +224,7 @@ def _(op: OpsetWriter, x: V, y: V) -> Any:
 
 
 @adapter("Equal", 7)
-def _(op: OpsetWriter, a: V, b: V) -> Any:
+def equal_7(op: OpsetWriter, a: V, b: V) -> Any:
     """Floats came with opset 11: before it two are equal where neither is greater, and both are numbers."""
     if not np.issubdtype(op.dtype(a), np.floating):
         return op.at_target("Equal", [a, b], {})
@@ -240,7 +240,7 @@ def _is_nan(op: OpsetWriter, x: V) -> V:
 
 
 @adapter("Cast", 21, 23)
-def _(op: OpsetWriter, x: V, to: int, saturate: int, round_mode: str) -> Any:
+def cast_23(op: OpsetWriter, x: V, to: int, saturate: int, round_mode: str) -> Any:
     """Before opset 24 floats were rounded to 4 bits, and saturated; whole numbers lost their high bits then as now."""
     dtype = dtypes.numpy_dtype(to)
     if round_mode != "up":
@@ -254,7 +254,7 @@ def _(op: OpsetWriter, x: V, to: int, saturate: int, round_mode: str) -> Any:
 
 
 @adapter("CastLike", 21, 23)
-def _(op: OpsetWriter, x: V, target_type: V, saturate: int, round_mode: str) -> Any:
+def cast_like_23(op: OpsetWriter, x: V, target_type: V, saturate: int, round_mode: str) -> Any:
     return op.Cast(x, to=dtypes.onnx_code(op.dtype(target_type)), saturate=saturate, round_mode=round_mode)
 
 
@@ -263,7 +263,7 @@ def _(op: OpsetWriter, x: V, target_type: V, saturate: int, round_mode: str) -> 
 
 def _rowwise(name: str) -> None:
     @adapter(name, 1, 11)
-    def _(op: OpsetWriter, x: V, axis: int) -> Any:
+    def rule(op: OpsetWriter, x: V, axis: int) -> Any:
         """Before opset 13 all axes from `axis` on were one: the last axis means the same then and now."""
         rank = op.rank_of(x, f"{name}'s input")
         if rank == 0:
@@ -283,7 +283,7 @@ def _reduction(name: str) -> None:
     versions = (1, 11) if name == "ReduceSum" else (1, 11, 12, 13) if name in ("ReduceMax", "ReduceMin") else (1, 11, 13)
 
     @adapter(name, *versions)
-    def _(op: OpsetWriter, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> Any:
+    def adapter_rule_3(op: OpsetWriter, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> Any:
         named = _axes(op, axes, name)
         if not named and noop_with_empty_axes:
             whole = {"ReduceL1": op.Abs, "ReduceL2": op.Abs, "ReduceLogSum": op.Log, "ReduceSumSquare": lambda v: op.Mul(v, v)}
@@ -297,7 +297,7 @@ for _name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "
 
 def _best(name: str) -> None:
     @adapter(name, 1, 11)
-    def _(op: OpsetWriter, x: V, axis: int, keepdims: int, select_last_index: int) -> Any:
+    def adapter_rule_4(op: OpsetWriter, x: V, axis: int, keepdims: int, select_last_index: int) -> Any:
         if select_last_index:
             raise Unwritable(f"{name} before opset 12 gives the first of equal ones")
         return op.at_target(name, [x], {"axis": _from_front(op, x, [axis], name)[0], "keepdims": keepdims})
@@ -308,12 +308,12 @@ for _name in ("ArgMax", "ArgMin"):
 
 
 @adapter("Concat", 4)
-def _(op: OpsetWriter, xs: list[V], axis: int) -> Any:
+def concat_4(op: OpsetWriter, xs: list[V], axis: int) -> Any:
     return op.at_target("Concat", list(xs), {"axis": _from_front(op, xs[0], [axis], "Concat")[0]})
 
 
 @adapter("Gather", 1)
-def _(op: OpsetWriter, x: V, indices: V, axis: int) -> Any:
+def gather_1(op: OpsetWriter, x: V, indices: V, axis: int) -> Any:
     """Indices counted from the front before opset 11; where they are known they are counted again."""
     (axis,) = _from_front(op, x, [axis], "Gather")
     return op.at_target("Gather", [x, _indices_from_front(op, x, indices, axis)], {"axis": axis})
@@ -334,14 +334,14 @@ def _indices_from_front(op: OpsetWriter, x: V, indices: V, axis: int) -> V:
 
 
 @adapter("OneHot", 9)
-def _(op: OpsetWriter, indices: V, depth: V, values: V, axis: int) -> Any:
+def one_hot_9(op: OpsetWriter, indices: V, depth: V, values: V, axis: int) -> Any:
     negative = op.Less(indices, op.constant(0, op.dtype(indices)))
     size = op.Reshape(op.cast(depth, indices), op.constant([], np.int64))
     return op.at_target("OneHot", [op.Where(negative, op.Add(indices, size), indices), depth, values], {"axis": axis})
 
 
 @adapter("TopK", 1, 10)
-def _(op: OpsetWriter, x: V, k: V, axis: int, largest: int, sorted: int) -> Any:
+def top_k_10(op: OpsetWriter, x: V, k: V, axis: int, largest: int, sorted: int) -> Any:
     """The smallest are the largest of the opposite."""
     (axis,) = _from_front(op, x, [axis], "TopK")
     given = x if largest else op.Neg(x)
@@ -384,7 +384,7 @@ def _plain(version: int, coordinates: str, mode: str, nearest_mode: str, others:
 
 
 @adapter("Resize", 10)
-def _(op: OpsetWriter, x: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str, exclude_outside: int,
+def resize_10(op: OpsetWriter, x: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str, exclude_outside: int,
       keep_aspect_ratio_policy: str, mode: str, nearest_mode: str) -> Any:  # fmt: skip
     others = {"antialias": antialias, "exclude_outside": exclude_outside, "keep_aspect_ratio_policy": keep_aspect_ratio_policy}
     _plain(10, coordinate_transformation_mode, mode, nearest_mode, others)
@@ -392,7 +392,7 @@ def _(op: OpsetWriter, x: V, scales: V, sizes: V, antialias: int, axes: Any, coo
 
 
 @adapter("Resize", 11, 13, 18)
-def _(op: OpsetWriter, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str,
+def resize_18(op: OpsetWriter, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str,
       cubic_coeff_a: float, exclude_outside: int, extrapolation_value: float, keep_aspect_ratio_policy: str, mode: str,
       nearest_mode: str) -> Any:  # fmt: skip
     """Version 11 wants a region and scales always, empty where there are none."""
@@ -414,7 +414,7 @@ def _(op: OpsetWriter, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: 
 
 
 @adapter("RoiAlign", 10)
-def _(op: OpsetWriter, x: V, rois: V, batch_indices: V, coordinate_transformation_mode: str, mode: str, output_height: int,
+def roi_align_10(op: OpsetWriter, x: V, rois: V, batch_indices: V, coordinate_transformation_mode: str, mode: str, output_height: int,
       output_width: int, sampling_ratio: int, spatial_scale: float) -> Any:  # fmt: skip
     if coordinate_transformation_mode != "output_half_pixel":
         raise Unwritable("before opset 16 regions were not moved by half a pixel")
@@ -424,7 +424,7 @@ def _(op: OpsetWriter, x: V, rois: V, batch_indices: V, coordinate_transformatio
 
 
 @adapter("GridSample", 16)
-def _(op: OpsetWriter, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> Any:
+def grid_sample_16(op: OpsetWriter, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> Any:
     if op.rank_of(x, "GridSample's input") != 4:
         raise Unwritable("GridSample-16 takes images only")
     named = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
@@ -435,7 +435,7 @@ def _(op: OpsetWriter, x: V, grid: V, align_corners: int, mode: str, padding_mod
 
 
 @adapter("BatchNormalization", 7, 9)
-def _(op: OpsetWriter, x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float, training_mode: int,
+def batch_normalization_9(op: OpsetWriter, x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float, training_mode: int,
       outputs: int) -> Any:  # fmt: skip
     if training_mode or outputs > 1:
         raise Unwritable("before opset 14 the statistics of a batch were other outputs")
@@ -443,13 +443,13 @@ def _(op: OpsetWriter, x: V, scale: V, b: V, input_mean: V, input_var: V, epsilo
 
 
 @adapter("MeanVarianceNormalization", 9, 13)
-def _(op: OpsetWriter, x: V, axes: Any) -> Any:
+def mean_variance_normalization_13(op: OpsetWriter, x: V, axes: Any) -> Any:
     """ONNX's full check reads the function body without its defaults: the axes are written out."""
     return op.at_target("MeanVarianceNormalization", [x], {"axes": axes})
 
 
 @adapter("Dropout", 7, 10)
-def _(op: OpsetWriter, x: V, ratio: V, training_mode: V, outputs: int) -> Any:
+def dropout_10(op: OpsetWriter, x: V, ratio: V, training_mode: V, outputs: int) -> Any:
     known = False if training_mode is False else bool(op.value(training_mode, "training_mode of Dropout").any())
     if known:
         raise Unwritable("before opset 12 Dropout inferred only")
@@ -462,7 +462,7 @@ def _(op: OpsetWriter, x: V, ratio: V, training_mode: V, outputs: int) -> Any:
 
 
 @adapter("Scan", 9)
-def _(op: OpsetWriter, values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Any, scan_input_directions: Any,
+def scan_9(op: OpsetWriter, values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Any, scan_input_directions: Any,
       scan_output_axes: Any, scan_output_directions: Any, outputs: int) -> Any:  # fmt: skip
     """Axes were counted from the front."""
     xs, made = values[len(values) - num_scan_inputs :], body.proto.output[len(values) - num_scan_inputs :]
@@ -493,13 +493,13 @@ def _reduction_of(op: OpsetWriter, name: str, reduction: str) -> dict[str, Any]:
 
 
 @adapter("ScatterElements", 11, 13, 16)
-def _(op: OpsetWriter, x: V, indices: V, updates: V, axis: int, reduction: str) -> Any:
+def scatter_elements_16(op: OpsetWriter, x: V, indices: V, updates: V, axis: int, reduction: str) -> Any:
     attributes = {"axis": axis, **_reduction_of(op, "ScatterElements", reduction)}
     return op.at_target("ScatterElements", [x, indices, updates], attributes)
 
 
 @adapter("ScatterND", 11, 13, 16)
-def _(op: OpsetWriter, x: V, indices: V, updates: V, reduction: str) -> Any:
+def scatter_nd_16(op: OpsetWriter, x: V, indices: V, updates: V, reduction: str) -> Any:
     return op.at_target("ScatterND", [x, indices, updates], _reduction_of(op, "ScatterND", reduction))
 
 
@@ -512,7 +512,9 @@ def _one_scale(op: OpsetWriter, name: str, scale: V, zero_point: V) -> None:
 
 
 @adapter("QuantizeLinear", 10)
-def _(op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, block_size: int, output_dtype: int, precision: int) -> Any:
+def quantize_linear_10(
+    op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, block_size: int, output_dtype: int, precision: int
+) -> Any:
     _one_scale(op, "QuantizeLinear", y_scale, y_zero_point)
     if block_size or output_dtype or precision:
         raise Unwritable("block_size, output_dtype and precision came with opset 21 and later")
@@ -520,7 +522,7 @@ def _(op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, block_size: int, outpu
 
 
 @adapter("QuantizeLinear", 19, 21)
-def _(op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, axis: int, block_size: int, output_dtype: int, saturate: int,
+def quantize_linear_21(op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, axis: int, block_size: int, output_dtype: int, saturate: int,
       precision: int) -> Any:  # fmt: skip
     """These two take data and scales of one type only; before and after whole numbers have scales of floats."""
     if precision or (op.target < 21 and (block_size or output_dtype)):
@@ -533,7 +535,7 @@ def _(op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, axis: int, block_size:
 
 
 @adapter("DequantizeLinear", 10)
-def _(op: OpsetWriter, x: V, x_scale: V, x_zero_point: V, block_size: int, output_dtype: int) -> Any:
+def dequantize_linear_10(op: OpsetWriter, x: V, x_scale: V, x_zero_point: V, block_size: int, output_dtype: int) -> Any:
     _one_scale(op, "DequantizeLinear", x_scale, x_zero_point)
     if block_size or output_dtype:
         raise Unwritable("block_size and output_dtype came with opset 21 and later")
