@@ -99,7 +99,8 @@ class NumpyNamespace(Namespace):
     """NumPy: the definition."""
 
     def __init__(self) -> None:
-        super().__init__(np, {n: getattr(np, n) for n in dir(np) if not n.startswith("_")})
+        names = {n: v for n, v in vars(np).items() if not n.startswith("_")}  # dir(np) would load f2py, testing and others
+        super().__init__(np, {**names, "fft": np.fft, "linalg": np.linalg})
 
     def from_host(self, a: np.ndarray) -> Array:
         return a
