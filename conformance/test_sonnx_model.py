@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import device, tape
-from singa._imported import _asks_for_training
+from singa import device
+from singa._core import tape
+from singa._onnx.imported import _asks_for_training
 from singa.sonnx import SONNXModel
 from singa.tensor import Tensor
 from singa_backend import SingaBackend

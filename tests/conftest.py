@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import autograd, sonnx, tape
+from singa import autograd, sonnx
+from singa._core import tape
 from singa.tensor import Tensor
 from singa_backend.oracle import Oracle
 

@@ -25,8 +25,9 @@ import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from singa import autograd, codegen, device, opt, sonnx, tape
+from singa import autograd, codegen, device, opt, sonnx
 from singa._codegen.text import Names, array_text, number, quoted
+from singa._core import tape
 from singa.cli import main
 from singa.tensor import Tensor
 from singa_backend import InvalidInput, SingaBackend, UnsupportedModel

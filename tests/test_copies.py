@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from singa import autograd, layer, opt, sonnx, tape
+from singa import autograd, layer, opt, sonnx
+from singa._core import tape
 from singa.device import Device, default_device
 from singa.layer import Layer
 from singa.model import Model

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import autograd, layer, opt, tape
+from singa import autograd, layer, opt
+from singa._core import tape
 from singa.device import Device, default_device
 from singa.layer import Layer
 from singa.model import Model

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from onnx import defs, helper
 
-from singa import autograd, layer, quantization, sonnx, tape, tensor
+from singa import autograd, layer, quantization, sonnx, tensor
+from singa._core import tape
 from singa.tape import op
 from singa_backend.operator import newest
 from singa_backend.oracle import Oracle

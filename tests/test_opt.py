@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from singa import layer, opt, tape
+from singa import layer, opt
+from singa._core import tape
 from singa.device import Device, default_device
 from singa.model import Model
 from singa.tape import op

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from onnx import checker, helper
 
-from singa import autograd, device, random, tape
+from singa import autograd, device
+from singa._core import random, tape
 from singa.device import Device
 from singa.tensor import Tensor
 from singa_backend import SingaBackend

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from singa import autograd, layer, model, opt, quantization, sonnx, tape, tensor
+from singa import autograd, layer, model, opt, quantization, sonnx, tensor
+from singa._core import tape
 from singa.quantization import FakeQuantize, MinMaxObserver, MovingAverageMinMaxObserver, Observer
 from singa.tape import op
 from singa_backend.errors import InvalidInput, UnsupportedModel

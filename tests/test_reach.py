@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from singa import autograd, layer, opt, sonnx, tape
+from singa import autograd, layer, opt, sonnx
+from singa._core import tape
 from singa.model import Model
 from singa.tape import op
 from singa.tensor import Tensor, to_numpy

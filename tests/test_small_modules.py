@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from singa import autograd, data, image_tool, snapshot, tape, tensor, utils
+from singa import autograd, data, image_tool, snapshot, tensor, utils
+from singa._core import tape
 from singa.data import ImageBatchIter
 from singa.device import Device, default_device
 from singa.image_tool import ImageTool

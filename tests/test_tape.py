@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import autograd, device, opt, tape, trace
+from singa import autograd, device, opt
+from singa._core import tape, trace
 from singa.tape import Operator, op
 from singa.tensor import Tensor
 from singa_backend import Graph

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 
 from singa import autograd, device, layer, opt, sonnx
-from singa.fitting import accuracy, fit, predict
+from singa._training.fit import accuracy, fit, predict
 from singa.model import Model
 from singa.tensor import Tensor
 from singa_backend.oracle import Oracle

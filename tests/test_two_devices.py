@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from singa import autograd, initializer, layer, opt, sonnx, tape, tensor
+from singa import autograd, initializer, layer, opt, sonnx, tensor
+from singa._core import tape
 from singa.device import Device, default_device
 from singa.model import Model
 from singa.tape import Operator, op

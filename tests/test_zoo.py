@@ -19,7 +19,8 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from singa import autograd, device, opt, random, sonnx, tensor
+from singa import autograd, device, opt, sonnx, tensor
+from singa._core import random
 from singa.model import Model
 from singa.tensor import Tensor
 from singa_backend.errors import UnsupportedModel

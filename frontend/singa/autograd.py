@@ -19,14 +19,15 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import _functions, _handles, _losses, random, tape
-from ._backward import backward, gradients, infer_dependency
-from ._formula import Formula, formula, true, whole
-from ._functions import *  # noqa: F403
-from ._handles import *  # noqa: F403
-from ._losses import *  # noqa: F403
-from .tape import Dummy, Operation, Operator
-from .tape import op as recorder
+from ._autograd import functions, handles, losses
+from ._autograd.formula import Formula, formula, true, whole
+from ._autograd.functions import *  # noqa: F403
+from ._autograd.handles import *  # noqa: F403
+from ._autograd.losses import *  # noqa: F403
+from ._core import random, tape
+from ._core.backward import backward, gradients, infer_dependency
+from ._core.tape import Dummy, Operation, Operator
+from ._core.tape import op as recorder
 from .tensor import Tensor, dtype_of
 
 
@@ -55,9 +56,9 @@ __all__ = [
     "backward",
     "gradients",
     "infer_dependency",
-    *_functions.__all__,
-    *_handles.__all__,
-    *_losses.__all__,
+    *functions.__all__,
+    *handles.__all__,
+    *losses.__all__,
 ]
 
 # --- one tensor in, one out -------------------------------------------------------------------------------------------

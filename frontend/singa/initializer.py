@@ -12,8 +12,8 @@ import numpy as np
 
 from singa_backend.errors import InvalidInput
 
-from . import tape, trace
-from .tape import op
+from ._core import tape, trace
+from ._core.tape import op
 from .tensor import Tensor, to_numpy
 
 

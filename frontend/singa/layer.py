@@ -19,11 +19,12 @@ import numpy as np
 
 from singa_backend.errors import InvalidInput
 
-from . import autograd, random, tape, trace
-from ._layer import Layer
-from ._norm import GroupNorm, LayerNorm, RMSNorm
-from ._recurrent import LSTM, RNN, CudnnRNN, RNN_Base
-from .tape import op
+from . import autograd
+from ._core import random, tape, trace
+from ._core.tape import op
+from ._layers.base import Layer
+from ._layers.norm import GroupNorm, LayerNorm, RMSNorm
+from ._layers.recurrent import LSTM, RNN, CudnnRNN, RNN_Base
 from .tensor import Tensor
 
 Pair = int | Sequence[int]

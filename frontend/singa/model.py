@@ -22,12 +22,12 @@ from singa_backend.errors import InvalidInput
 from singa_backend.executor import Executor
 from singa_backend.graph import Graph
 
-from . import origin, tape, trace
-from ._reach import watching
+from ._core import provenance, tape, trace
+from ._core.coverage import watching
+from ._core.trace import NotTraceable, Trace
 from .device import default_device
 from .layer import Layer
 from .tensor import Tensor, code_of, dtype_of
-from .trace import NotTraceable, Trace
 
 _STEPS = 32
 """Graphs that a model keeps, one for each set of shapes."""
@@ -314,7 +314,7 @@ class Step:
         for t, new in zip(self._writes, made[n:], strict=True):
             trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._told)
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
-        origin.remember(list(results.values()), "a step", self._again, list(inputs.values()))
+        provenance.remember(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
 
     def _here(self, t: Tensor) -> Any:
@@ -324,7 +324,7 @@ class Step:
     def _again(self, xs: list[Any], training: bool) -> list[Any]:
         """What the step gives, played from the origins of its recording: for `to_onnx`."""
         given = {id(shadow): x for shadow, x in zip(self._shadows, xs, strict=True)}
-        return origin.replay(_tensors(self._result), given, {}, lambda call, args: call.again(args, training))
+        return provenance.replay(_tensors(self._result), given, {}, lambda call, args: call.again(args, training))
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -15,16 +15,16 @@ from singa_backend.inspection import check, inspect, trainable_report
 from singa_backend.layout import change_layout, transpose_layout
 from singa_backend.passes import optimize
 
-from ._frontend import SingaFrontend
-from ._imported import Imported
-from ._rep import SingaBackend, SingaRep
-from .checking import ExportMismatch, export_and_check
-from .custom import exporter
-from .exporting import ExportReport, convert, export, to_onnx
-from .importing import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
+from ._importers import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
+from ._onnx.custom_exporters import exporter
+from ._onnx.export import ExportReport, convert, export, to_onnx
+from ._onnx.frontend import SingaFrontend
+from ._onnx.imported import Imported
+from ._onnx.rep import SingaBackend, SingaRep
+from ._onnx.training_step import step_pairs, to_training_onnx
+from ._onnx.verify import ExportMismatch, export_and_check
 from .model import Model
 from .tensor import Tensor
-from .training import step_pairs, to_training_onnx
 
 __all__ = [
     "ExportMismatch",

@@ -12,8 +12,9 @@ import numpy as np
 
 from singa_backend.errors import InvalidInput
 
-from . import tape
-from ._tensor import (
+from ._core import tape
+from ._core.tape import op
+from ._core.tensor import (
     Tensor,
     _binary,
     _float,
@@ -30,7 +31,6 @@ from ._tensor import (
     uchar,
 )
 from .device import Device
-from .tape import op
 
 __all__ = [
     "PlaceHolder", "Tensor", "abs", "add", "add_column", "add_row", "average", "axpy", "bernoulli", "bool_", "ceil", "char",

@@ -11,8 +11,8 @@ from singa_backend.device import holding
 from singa_backend.errors import InvalidInput
 
 from . import device as devices
-from . import tape
-from .tape import Dummy, Operator, op
+from ._core import tape
+from ._core.tape import Dummy, Operator, op
 from .tensor import Tensor
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import pytest
 from paddle import nn
 from paddle.nn import functional
 
-from singa import opt, sonnx, tape
+from singa import opt, sonnx
+from singa._core import tape
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput
 

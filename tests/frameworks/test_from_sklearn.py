@@ -27,7 +27,8 @@ from sklearn import (
     tree,
 )
 
-from singa import opt, sonnx, tape
+from singa import opt, sonnx
+from singa._core import tape
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput
 

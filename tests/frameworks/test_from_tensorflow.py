@@ -18,7 +18,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from singa import opt, sonnx, tape
+from singa import opt, sonnx
+from singa._core import tape
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput, UnsupportedModel
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from singa import opt, sonnx, tape
+from singa import opt, sonnx
+from singa._core import tape
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput
 

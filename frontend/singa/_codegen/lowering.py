@@ -19,7 +19,7 @@ from singa_backend.operator import declarations, load_all, newest, schema_versio
 from singa_backend.vocabulary import Body
 from singa_backend.writer import Unwritable, Writer
 
-from .._imported import frozen, running
+from .._onnx.imported import frozen, running
 
 
 @dataclass

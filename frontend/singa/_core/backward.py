@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from singa_backend.errors import InvalidInput
 from singa_backend.vocabulary import Vocabulary
 
-from . import _reach, tape, trace
-from ._reach import nothing_trains
+from . import coverage, tape, trace
+from .coverage import nothing_trains
 from .tape import Dummy, Operator, op, vocabulary
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ..tensor import Tensor
 
 
 def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
@@ -43,9 +43,9 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     Raises InvalidInput where `y` has more elements, no tape leads to it, nothing on it takes a gradient, or a tensor was
     changed after an operator had read it whose gradient asks for its value.
     """
-    from .tensor import Tensor
+    from ..tensor import Tensor
 
-    reach = _reach.current()
+    reach = coverage.current()
     if reach is not None:
         reach.played = True
     if not y.requires_grad or isinstance(y.creator, Dummy):

@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from singa_backend.errors import InvalidInput, MissingDependency, SonnxError
 
-from .. import tape
+from .._core import tape
 from ..tensor import Tensor
 from ._cleaning import rename
 

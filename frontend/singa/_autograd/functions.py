@@ -14,10 +14,10 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import random, tape
-from ._formula import formula, true
-from .tape import op as recorder
-from .tensor import Tensor
+from .._core import random, tape
+from .._core.tape import op as recorder
+from ..tensor import Tensor
+from .formula import formula, true
 
 __all__: list[str] = ["fused_bias_add_scale_mask_softmax_dropout"]
 

@@ -19,11 +19,11 @@ from onnx import FunctionProto, helper
 from singa_backend.errors import InvalidInput
 from singa_backend.writer import Writer
 
-from . import tape, trace
-from .device import default_device
-from .tape import Operator
-from .tensor import Tensor
-from .trace import Trace
+from .._core import tape, trace
+from .._core.tape import Operator
+from .._core.trace import Trace
+from ..device import default_device
+from ..tensor import Tensor
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from singa_backend.errors import InvalidInput, NoGradientWarning
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ..tensor import Tensor
 
 _SHOWN = 8
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from onnx import GraphProto, ModelProto
 
-from .exporting import to_onnx
+from .export import to_onnx
 
 
 class SingaFrontend:

@@ -13,10 +13,10 @@ from singa_backend import dtypes
 from singa_backend.builder import Symbol
 from singa_backend.errors import InvalidInput
 
-from . import device as devices
-from . import origin, tape, trace
-from .device import Device
-from .origin import Link
+from .. import device as devices
+from ..device import Device
+from . import provenance, tape, trace
+from .provenance import Link
 from .tape import Dummy, Operator, op
 
 float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
@@ -99,7 +99,7 @@ class Tensor:
         if trace.current() is not None:
             raise trace.NotTraceable("the data of a tensor are replaced while the step is recorded as a graph")
         self._data = self._owned(value)
-        origin.forget(self)
+        provenance.forget(self)
 
     @property
     def raw(self) -> Any:
@@ -301,7 +301,7 @@ class Tensor:
 
     def _begins_anew(self) -> None:
         """All its values came from outside: it is a leaf from here on, whatever made it before."""
-        origin.forget(self)
+        provenance.forget(self)
         self._creator = None
 
     def reset_like(self, t: Tensor) -> Tensor:
@@ -327,7 +327,7 @@ class Tensor:
             self._begins_anew()
         else:
             self._refuse_on_tape()
-            origin.forget(self)
+            provenance.forget(self)
         self._version += 1
         flat = data.reshape(-1)
         flat[offset : offset + values.size] = values
@@ -397,7 +397,7 @@ class Tensor:
 
     def _with(self, value: Tensor, *others: Any) -> Tensor:
         self._refuse_on_tape()
-        link = origin.changed(self, value, *others)
+        link = provenance.changed(self, value, *others)
         trace.assign(self, op.cast(value, self).raw)
         self._origin = link
         return self

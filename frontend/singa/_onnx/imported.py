@@ -16,11 +16,11 @@ from singa_backend.files import owned
 from singa_backend.graph import Graph, Node, Value
 from singa_backend.vocabulary import Vocabulary
 
-from . import origin, random, tape, trace
-from .device import Device
-from .device import resolve as resolve_device
-from .tape import op
-from .tensor import Tensor
+from .._core import provenance, random, tape, trace
+from .._core.tape import op
+from ..device import Device
+from ..device import resolve as resolve_device
+from ..tensor import Tensor
 
 _STATISTICS = (3, 4)
 """The inputs of BatchNormalization that are running statistics."""
@@ -90,13 +90,13 @@ class Imported:
         aux_output: names of values to give after the outputs.  last_layers: how many operators to run, as `SingaRep.run` counts.
         training: whether BatchNormalization takes the statistics of the batch, and Dropout drops.
         """
-        with origin.quiet:  # the model as a whole is what its outputs come from
+        with provenance.quiet:  # the model as a whole is what its outputs come from
             made = self._forward(inputs, aux_output, last_layers, training)
 
         def again(xs: list[Any], train: bool) -> Sequence[Any]:
             return self.forward(xs, aux_output, last_layers, train)
 
-        origin.remember(made, "an ONNX model", again, list(inputs), graph=self.graph)
+        provenance.remember(made, "an ONNX model", again, list(inputs), graph=self.graph)
         return made
 
     def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from singa_backend.errors import InvalidInput
 
-from ._layer import Layer
-from .tape import op
-from .tensor import Tensor
+from .._core.tape import op
+from ..tensor import Tensor
+from .base import Layer
 
 
 class LayerNorm(Layer):

@@ -14,10 +14,10 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.private import DOMAIN
 
-from . import origin, tape, trace
-from .device import Device, default_device
+from ..device import Device, default_device
+from ..tensor import Tensor
+from . import provenance, tape, trace
 from .tape import op
-from .tensor import Tensor
 
 
 def _bits(shape: Any, device: Device) -> Tensor:
@@ -85,7 +85,7 @@ def dropout(x: Tensor, ratio: Any) -> tuple[Tensor, Tensor]:
             share, grown = np.float32(ratio), 1 / (1 - ratio) if ratio < 1 else 0.0
         mask = op.Not(op.Less(drawn, share))
     y = op.Mul(x, op.Mul(op.cast(mask, x), grown))
-    origin.remember([y, mask], "Dropout", _dropout_again, [x, ratio])
+    provenance.remember([y, mask], "Dropout", _dropout_again, [x, ratio])
     return y, mask
 
 

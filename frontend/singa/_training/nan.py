@@ -11,10 +11,10 @@ from singa_backend import dtypes
 from singa_backend.device import holding
 from singa_backend.errors import InvalidInput
 
-from .tape import Dummy, Operator
+from .._core.tape import Dummy, Operator
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ..tensor import Tensor
 
 
 def refuse_nan(loss: Tensor) -> None:

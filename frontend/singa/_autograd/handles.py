@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import tape, trace
-from .tape import op
-from .tensor import Tensor
+from .._core import tape, trace
+from .._core.tape import op
+from ..tensor import Tensor
 
 __all__ = ["BatchNormHandle", "ConvHandle", "PoolingHandle", "batchnorm_2d", "conv2d", "pooling_2d"]
 

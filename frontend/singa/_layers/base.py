@@ -12,9 +12,9 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import random, tape, trace
-from .tape import Dummy, op
-from .tensor import Tensor
+from .._core import random, tape, trace
+from .._core.tape import Dummy, op
+from ..tensor import Tensor
 
 
 class Layer:

@@ -11,11 +11,11 @@ from singa_backend.backend import Outputs
 from singa_backend.graph import Graph, Node
 from singa_backend.operator import declarations, load_all
 
-from ._imported import Imported
-from .device import Device
-from .device import resolve as resolve_device
-from .tape import op
-from .tensor import Tensor
+from .._core.tape import op
+from ..device import Device
+from ..device import resolve as resolve_device
+from ..tensor import Tensor
+from .imported import Imported
 
 
 class OnnxNode:

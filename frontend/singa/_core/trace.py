@@ -19,10 +19,10 @@ from singa_backend.builder import Symbol
 from singa_backend.errors import SonnxError
 from singa_backend.writer import Writer
 
-from . import origin
+from . import provenance
 
 if TYPE_CHECKING:
-    from .tensor import Tensor
+    from ..tensor import Tensor
 
 
 _HELD = 64
@@ -112,7 +112,7 @@ def recording(trace: Trace) -> Iterator[Trace]:
     """The context in which a step is recorded, and every leaf that it reads is kept alive."""
     token = _current.set(trace)
     try:
-        with origin.keeping:
+        with provenance.keeping:
             yield trace
     finally:
         _current.reset(token)
@@ -152,5 +152,5 @@ def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
     elif new is not tensor._data:
         tensor._fixed = False
         tensor._version += told
-        origin.forget(tensor)
+        provenance.forget(tensor)
         tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new

@@ -11,10 +11,10 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import random, tape, trace
-from ._layer import Layer
-from .tape import op
-from .tensor import Tensor
+from .._core import random, tape, trace
+from .._core.tape import op
+from ..tensor import Tensor
+from .base import Layer
 
 
 class RNN_Base(Layer):

@@ -18,12 +18,13 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import autograd, tape, trace
-from ._reach import watching
-from .exporting import declared, model_device
-from .opt import SGD
-from .tensor import Tensor, dtype_of
-from .trace import Trace
+from .. import autograd
+from .._core import tape, trace
+from .._core.coverage import watching
+from .._core.trace import Trace
+from ..opt import SGD
+from ..tensor import Tensor, dtype_of
+from .export import declared, model_device
 
 NEXT = "next:"
 PAIR = "sonnx.next."
@@ -47,8 +48,8 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
     Sizes that the model leaves open stay open.
     Raises InvalidInput, UnsupportedModel where something has no gradient, NotTraceable where a step reads values in Python.
     """
-    from .model import Model
-    from .sonnx import SONNXModel
+    from ..model import Model
+    from ..sonnx import SONNXModel
 
     if not isinstance(model, Model):
         model = SONNXModel(model)

@@ -18,8 +18,8 @@ from singa_backend import SingaBackend, dtypes
 from singa_backend.errors import SonnxError
 from singa_backend.oracle import Oracle
 
-from . import exporting
-from .tensor import Tensor
+from ..tensor import Tensor
+from . import export
 
 TOLERANCES: dict[Any, tuple[float, float]] = {
     np.dtype(np.float64): (1e-8, 1e-10), np.dtype(np.float32): (1e-4, 1e-5), np.dtype(np.float16): (1e-2, 1e-3),
@@ -86,7 +86,7 @@ def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLi
     """
     if options.get("training"):
         raise SonnxError("the training form draws at random: only that of inference can be checked", code="SX358")
-    proto = exporting.export(model, inputs, path, **options)
+    proto = export.export(model, inputs, path, **options)
     names = [v.name for v in proto.graph.input][: len(inputs)]
     outputs = [v.name for v in proto.graph.output]
     check = Check()

@@ -20,7 +20,7 @@ from singa_backend.errors import InvalidInput
 if TYPE_CHECKING:
     from singa_backend.graph import Graph
 
-    from .tensor import Tensor
+    from ..tensor import Tensor
 
 LONGEST = 20_000
 """Operators in a row."""

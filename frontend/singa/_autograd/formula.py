@@ -22,9 +22,9 @@ from singa_backend.differentiate import Taped
 from singa_backend.errors import InvalidInput
 from singa_backend.vocabulary import Eager
 
-from .tape import Operator
-from .tape import op as recorder
-from .tensor import Tensor
+from .._core.tape import Operator
+from .._core.tape import op as recorder
+from ..tensor import Tensor
 
 
 class Formula(Operator):

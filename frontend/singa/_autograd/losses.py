@@ -12,9 +12,9 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import trace
-from ._formula import formula, whole
-from .tensor import Tensor
+from .._core import trace
+from ..tensor import Tensor
+from .formula import formula, whole
 
 __all__: list[str] = []
 
