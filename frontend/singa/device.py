@@ -7,15 +7,12 @@ dev.SetRandSeed(1)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from singa_backend import device as backend
 from singa_backend.errors import DeviceUnavailable, InvalidInput
-
-if TYPE_CHECKING:
-    from .tensor import Tensor
 
 
 class Device:
@@ -27,8 +24,9 @@ class Device:
 
     def __init__(self, type: str = "CPU", device_id: int = 0, seed: int = 0) -> None:
         self.backend = backend.Device(type, device_id)
-        self.random_state: Tensor | None = None
-        self._seed = seed
+        self.random_state: Any = None
+        """The seed and the number of draws so far, as a Tensor; None before the first draw."""
+        self.seed = seed
         self._graph = False
         self.verbosity = 0
         self.skip_iterations = 5
@@ -53,17 +51,9 @@ class Device:
             raise InvalidInput(f"a seed is an integer of [0, 2**63), not {seed!r}", code="SX310")
         state = np.array([seed, 0], np.int64)
         if self.random_state is None:
-            self._seed = int(seed)
+            self.seed = int(seed)
         else:
             self.random_state.data = state
-
-    def stream(self) -> Tensor:
-        """The seed and the number of draws so far, as an int64 Tensor of two numbers on the host."""
-        from .tensor import Tensor
-
-        if self.random_state is None:
-            self.random_state = Tensor(data=np.array([self._seed, 0], np.int64), requires_grad=False, name="random_state")
-        return self.random_state
 
     def Sync(self) -> None:
         """Wait until all work on this device is done."""

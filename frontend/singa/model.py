@@ -24,10 +24,12 @@ from singa_backend.graph import Graph
 
 from ._core import provenance, tape, trace
 from ._core.coverage import watching
+from ._core.ops import op
+from ._core.tensor import Tensor, code_of, dtype_of
 from ._core.trace import NotTraceable, Trace
+from ._core.variable import Variable
+from ._layers.base import Layer
 from .device import default_device
-from .layer import Layer
-from .tensor import Tensor, code_of, dtype_of
 
 _STEPS = 32
 """Graphs that a model keeps, one for each set of shapes."""
@@ -281,7 +283,7 @@ class Step:
     def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = _tensors((args, kwargs))
         self.device = next((t.device for t in tensors if not t._loose), default_device)
-        record = Trace(tape.op.opset)
+        record = Trace(op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
             shadows[id(t)] = Tensor._of(record.writer.input(f"input_{i}", trace.type_of(t)), t.device, t.requires_grad)
@@ -317,7 +319,7 @@ class Step:
         provenance.remember(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
 
-    def _here(self, t: Tensor) -> Any:
+    def _here(self, t: Variable) -> Any:
         """A tensor's value on the device of the step: the random state, and what was made of constants, lie on the host."""
         return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
 

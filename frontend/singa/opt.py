@@ -21,10 +21,10 @@ from singa_backend.errors import InvalidInput
 from ._core import coverage, tape, trace
 from ._core.backward import backward
 from ._core.coverage import nothing_trains
-from ._core.tape import op
+from ._core.ops import op
+from ._core.tensor import Tensor, dtype_of, float32
 from ._training.nan import first_nan, refuse_nan
 from .device import Device
-from .tensor import Tensor, dtype_of, float32
 
 __all__ = ["SGD", "AdaGrad", "Adam", "Constant", "DecayScheduler", "ExponentialDecay", "Optimizer", "RMSProp", "first_nan"]
 
@@ -487,7 +487,8 @@ class Adam(Optimizer):
             t = op.Add(_double(op.Squeeze(self.step_counter, [0])), 1.0)
             beta = self._value(name, t)
             power = op.Pow(beta if isinstance(beta, Tensor) else np.float64(beta), t)
-            return op.cast(op.Sub(1.0, power), p)
+            corrected: Tensor = op.cast(op.Sub(1.0, power), p)
+            return corrected
 
         return self._once(f"1 - {name}**t", p, make)
 

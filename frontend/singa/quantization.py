@@ -22,9 +22,9 @@ from singa_backend.operators.cast import limits
 from singa_backend.vocabulary import Eager
 
 from ._core import provenance, tape, trace
-from ._core.tape import op
+from ._core.ops import op
+from ._core.tensor import Tensor, dtype_of
 from ._layers.base import Layer
-from .tensor import Tensor, dtype_of
 
 _TINY = float(np.finfo(np.float32).tiny)
 """The least scale: what was observed may be nothing but zeros."""

@@ -13,7 +13,7 @@ import numpy as np
 from singa_backend.errors import InvalidInput
 
 from ._core import tape
-from ._core.tape import op
+from ._core.ops import op
 from ._core.tensor import (
     Tensor,
     _binary,
@@ -129,7 +129,8 @@ def copy_from_numpy(data: Any, array: Any) -> None:
 
 def _unary(onnx: str, doc: str) -> Any:
     def function(t: Tensor) -> Tensor:
-        return op.call(onnx, (t,), {}, 1)[0]
+        result: Tensor = op.call(onnx, (t,), {}, 1)[0]
+        return result
 
     function.__doc__ = doc
     return function

@@ -22,9 +22,9 @@ from singa_backend.differentiate import Taped
 from singa_backend.errors import InvalidInput
 from singa_backend.vocabulary import Eager
 
+from .._core.ops import op as recorder
 from .._core.tape import Operator
-from .._core.tape import op as recorder
-from ..tensor import Tensor
+from .._core.tensor import Tensor
 
 
 class Formula(Operator):
@@ -91,7 +91,7 @@ def formula(name: str, *order: str) -> Callable[[Callable[..., Any]], Callable[.
         options = tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY)
         names = list(order) or [*tensors, *options]
         made = type(name, (Formula,), {"formula": staticmethod(function), "options": options, "__doc__": function.__doc__,
-                                       "__module__": __name__.replace("_formula", "autograd")})  # fmt: skip
+                                       "__module__": "singa.autograd"})  # fmt: skip
         home: Any = sys.modules[function.__module__]
         setattr(home, name, made)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._core import tape, trace
-from .._core.tape import op
-from ..tensor import Tensor
+from .._core.ops import op
+from .._core.tensor import Tensor
 
 __all__ = ["BatchNormHandle", "ConvHandle", "PoolingHandle", "batchnorm_2d", "conv2d", "pooling_2d"]
 

@@ -13,7 +13,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core import trace
-from ..tensor import Tensor
+from .._core.tensor import Tensor
 from .formula import formula, whole
 
 __all__: list[str] = []

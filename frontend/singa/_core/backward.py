@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from singa_backend.errors import InvalidInput
 from singa_backend.vocabulary import Vocabulary
 
 from . import coverage, tape, trace
 from .coverage import nothing_trains
-from .tape import Dummy, Operator, op, vocabulary
-
-if TYPE_CHECKING:
-    from ..tensor import Tensor
+from .ops import op
+from .tape import Dummy, Operator, vocabulary
+from .tensor import Tensor
 
 
 def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
@@ -43,8 +42,6 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     Raises InvalidInput where `y` has more elements, no tape leads to it, nothing on it takes a gradient, or a tensor was
     changed after an operator had read it whose gradient asks for its value.
     """
-    from ..tensor import Tensor
-
     reach = coverage.current()
     if reach is not None:
         reach.played = True

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 from singa_backend.errors import InvalidInput, NoGradientWarning
 
-if TYPE_CHECKING:
-    from ..tensor import Tensor
+from .tensor import Tensor
 
 _SHOWN = 8
 

@@ -20,8 +20,6 @@ from singa_backend.errors import InvalidInput
 if TYPE_CHECKING:
     from singa_backend.graph import Graph
 
-    from ..tensor import Tensor
-
 LONGEST = 20_000
 """Operators in a row."""
 
@@ -148,17 +146,17 @@ def _leaf(x: Any) -> Any:
     return Leaf(weakref.ref(x), f"a leaf {data.dtype}{list(data.shape)}")
 
 
-def changed(tensor: Tensor, *others: Any) -> Link | None:
+def changed(tensor: Any, *others: Any) -> Link | None:
     """The origin that a tensor has when others have changed it in place: what operators made cannot be told from it any more."""
     return Link(CHANGED, 0) if any(getattr(x, "_origin", None) is not None for x in (tensor, *others)) else None
 
 
-def forget(tensor: Tensor) -> None:
+def forget(tensor: Any) -> None:
     """The tensor was filled with values from outside: it is a leaf from here on."""
     tensor._origin = None
 
 
-def replay(outputs: Sequence[Tensor], given: dict[int, Any], links: dict[Link, Any],
+def replay(outputs: Sequence[Any], given: dict[int, Any], links: dict[Link, Any],
            do: Callable[[Origin, list[Any]], Sequence[Any]]) -> list[Any]:  # fmt: skip
     """Play again what made these tensors.
 

@@ -9,28 +9,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from onnx import TypeProto, helper
+from onnx import helper
 
 from singa_backend import dtypes
 from singa_backend.builder import Builder
-from singa_backend.differentiate import again as body_again
 from singa_backend.differentiate import gradients as rule_gradients
-from singa_backend.differentiate import why_not
 from singa_backend.errors import InvalidInput
 from singa_backend.messages import reads
-from singa_backend.operator import Declaration, Meaning, declarations, load_all, schema_version
-from singa_backend.vocabulary import Body, Eager, Vocabulary, arguments
+from singa_backend.operator import Declaration
+from singa_backend.vocabulary import Body, Eager, Vocabulary
 
 from ..device import Device, default_device
 from . import provenance, trace
-
-if TYPE_CHECKING:
-    from ..tensor import Tensor
+from .variable import Variable, of
 
 _serial = itertools.count()
 
@@ -91,14 +87,15 @@ class Operator:
             Operator.op_count += 1
         self.name = name
         self.serial = 0
-        self.src: list[tuple[Operator, int, Tensor | None, bool]] = []
+        self.src: list[tuple[Operator, int, Any, bool]] = []
         self.y_id2idx: dict[int, int] = {}
         self.requires_grad = False
-        self.inputs: list[Tensor | None] = []
+        self.inputs: list[Any] = []
+        """Those that take a gradient; None for the others."""
         self.creators: list[Operator | None] = []
         """What made each input; a tensor that is filled anew later is another one's."""
 
-    def __call__(self, *xs: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *xs: Any) -> tuple[Any, ...]:
         """Compute on tensors; raises InvalidInput for what is no tensor."""
         if trace.current() is not None:
             raise trace.NotTraceable(f"the operator {self.name} is written in Python: it cannot become part of a graph")
@@ -123,30 +120,26 @@ class Operator:
         """The gradients of the inputs, given those of the outputs."""
         raise NotImplementedError(f"{type(self).__name__} has no backward")
 
-    def record(
-        self, xs: Sequence[Tensor | None], values: Sequence[Any], device: Device, flows: bool = True
-    ) -> tuple[Tensor, ...]:
+    def record(self, xs: Sequence[Variable | None], values: Sequence[Any], device: Device, flows: bool = True) -> tuple[Any, ...]:
         """Wrap the outputs; where gradients may be asked for, this operator becomes their creator."""
-        from ..tensor import Tensor
-
         self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
         self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
         if self.requires_grad and any(x is not None and x._creator is self for x in xs):
             raise InvalidInput(f"{self.name} is given what it made itself, and knows its last call only", code="SX371",
                                hint="make an operator for each call")  # fmt: skip
-        ys: Any = tuple(None if v is None else Tensor._of(v, device, self.requires_grad) for v in values)
+        ys = tuple(None if v is None else of(v, device, self.requires_grad) for v in values)
         if self.requires_grad:
             self.inputs = [x if x is not None and x.requires_grad else None for x in xs]
-            self.creators = [None if x is None else x.creator for x in self.inputs]
+            self.creators = [None if x is None else creator_of(x) for x in self.inputs]
             self.y_id2idx = {}
-            self.src = [(x.creator, id(x), x if x.stores_grad else None, x.stores_grad) for x in xs if x is not None]
+            self.src = [(creator_of(x), id(x), x if x.stores_grad else None, x.stores_grad) for x in xs if x is not None]
             for i, y in enumerate(ys):
                 if y is not None:
-                    y.creator = self
+                    y._creator = self
                 self.y_id2idx[id(y)] = i
-        return ys  # type: ignore[no-any-return]
+        return ys
 
-    def place(self, y: Tensor) -> int:
+    def place(self, y: Variable) -> int:
         """Which of the outputs `y` is; raises InvalidInput where this operator has made others since."""
         if id(y) not in self.y_id2idx:
             raise InvalidInput(f"{self.name} was called again, and knows its last call only", code="SX371",
@@ -178,7 +171,7 @@ Operation = Operator
 class Dummy(Operator):
     """The creator of a leaf: a tensor that no operator made."""
 
-    def __init__(self, tensor: Tensor, name: str | None = None) -> None:
+    def __init__(self, tensor: Variable, name: str | None = None) -> None:
         super().__init__(name or f"Dummy#{Operator.op_count}")
         if name is None:
             Operator.op_count += 1
@@ -186,6 +179,14 @@ class Dummy(Operator):
 
     def output_name(self, idx: int) -> str:
         return self.name
+
+
+def creator_of(tensor: Variable) -> Operator:
+    """The operator that made a tensor; a leaf's is a Dummy."""
+    if tensor._creator is None:
+        tensor._creator = Dummy(tensor, tensor.name or None)
+    creator: Operator = tensor._creator
+    return creator
 
 
 class Node(Operator):
@@ -203,9 +204,9 @@ class Node(Operator):
         self.attributes = attributes
         self._values: list[Any] = []
         self._outputs: list[Any] = []
-        self._read: list[tuple[weakref.ref[Tensor], int] | None] = []
+        self._read: list[tuple[weakref.ref[Variable], int] | None] = []
 
-    def keep(self, values: Sequence[Any], outputs: Sequence[Any], tensors: Sequence[Tensor | None] = ()) -> None:
+    def keep(self, values: Sequence[Any], outputs: Sequence[Any], tensors: Sequence[Variable | None] = ()) -> None:
         """Keep of the inputs and outputs what the rule asks for.
 
         tensors: those that hold the inputs and then the outputs; they must not change until the gradient is taken.
@@ -232,7 +233,7 @@ class Node(Operator):
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         changed = {i: t for i, r in enumerate(self._read) if r and (t := r[0]()) is not None and t._version != r[1]}
         for i in sorted(changed.keys() & self._asks_for(dys, needs)) if changed else ():
-            what = f"{changed[i].name or changed[i].creator.name} was changed after {self.name} had read it"
+            what = f"{changed[i].name or creator_of(changed[i]).name} was changed after {self.name} had read it"
             raise InvalidInput(f"{what}, whose gradient asks for its value", code="SX370",
                                hint="take the gradients of every loss before the update, or compute the loss anew")  # fmt: skip
         op = vocabulary(device)
@@ -266,170 +267,7 @@ _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the 
 # --- the vocabulary on tensors ----------------------------------------------------------------------------------------
 
 
-class Recorder(Vocabulary["Tensor"]):
-    """ONNX's operators on Tensors."""
-
-    def __init__(self) -> None:
-        self.opset = _eager(default_device).opset
-
-    def call(
-        self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
-    ) -> list[Tensor]:
-        bodies = [v for v in attributes.values() if isinstance(v, Body)]
-        captured = [v for b in bodies for v in b.captured.values()]
-        tensors = [x if _is_tensor(x) else None for x in inputs]
-        every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
-        device = _meeting(every, op_type, domain, self.opset)
-        op = vocabulary(device)
-        raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
-        below = {n: _lowered(v, device) if isinstance(v, Body) else v for n, v in attributes.items()}
-        made = op.call(op_type, raw, below, outputs, domain)
-        values = [*raw, *(_value_on(device, v) for v in captured)]
-        if not training or not any(x is not None and x.requires_grad for x in every):
-            ys = _wrapped(made, device, every)
-        else:
-            node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
-            ys = self._leave(node, every, values, made, device)
-        shape = op.shape(raw[0]) if op_type == "Reshape" and isinstance(inputs[1], (list, tuple)) else None
-        provenance.remember(
-            ys, op_type, _again_as(op_type, attributes, outputs, domain, len(inputs), shape), [*inputs, *captured]
-        )
-        return ys
-
-    def _leave(self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device) -> list[Tensor]:
-        """The results, with the node as their creator."""
-        ys = node.record(xs, made, device, not why_not(node.declaration))
-        if node.requires_grad:
-            node.keep(values, made, () if trace.current() is not None else (*xs, *ys))
-            for y in ys:
-                if y is not None:
-                    y.requires_grad = _floats(y)
-        return list(ys)
-
-    @property
-    def keeps_versions(self) -> bool:
-        return True
-
-    @property
-    def builds(self) -> bool:
-        return trace.current() is not None
-
-    def call_version(
-        self, meaning: Meaning, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
-    ) -> list[Tensor]:
-        device = _meeting(inputs, meaning.declaration.name, meaning.declaration.domain, self.opset)
-        values = [_value_on(device, x) for x in inputs]
-        made = vocabulary(device).call_version(meaning, values, attributes, wanted)
-        if not training or not any(x is not None and x.requires_grad for x in inputs):
-            ys = _wrapped(made, device, inputs)
-        else:
-            declaration = meaning.declaration
-            node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, meaning.version)
-            ys = self._leave(node, inputs, values, made, device)
-        provenance.remember(
-            ys, meaning.declaration.name, lambda xs, _: self.call_version(meaning, xs, attributes, wanted), inputs
-        )
-        return ys
-
-    def constant(self, value: Any, dtype: Any = None) -> Tensor:
-        from ..tensor import Tensor
-
-        tensor = Tensor._of(np.asarray(value, dtype), default_device, False)
-        tensor._fixed = tensor._loose = True
-        return tensor
-
-    def is_value(self, x: Any) -> bool:
-        return _is_tensor(x)
-
-    def dtype(self, x: Tensor) -> np.dtype[Any]:
-        return vocabulary(x.device).dtype(trace.value(x))
-
-    def is_sequence(self, x: Tensor) -> bool:
-        return vocabulary(x.device).is_sequence(trace.value(x))
-
-    def shape(self, x: Tensor) -> tuple[int | str | None, ...] | None:
-        return vocabulary(x.device).shape(trace.value(x))
-
-    def known(self, x: Tensor) -> np.ndarray | None:
-        """While a step is recorded, what its graph knows; without one, every value may change from call to call."""
-        current = trace.current()
-        return None if current is None else current.writer.known(current.value(x))
-
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Body:
-        return (_anywhere if trace.current() is None else vocabulary()).graph(make, types)
-
-
-def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Again:
-    """The call once more; BatchNormalization by the mode that is asked for, whatever it was.
-
-    count: of the inputs; behind them stands what the graphs among the attributes capture.
-    shape: of what a Reshape by given sizes was of: where a size is open now, the sizes that came from it are too.
-    """
-
-    def again(xs: list[Any], train: bool) -> Sequence[Any]:
-        if op_type == "BatchNormalization" and not domain and train != bool(attributes.get("training_mode")):
-            how = {"epsilon": attributes.get("epsilon", 1e-5)}
-            if train:
-                return op.BatchNormalization(*xs, **how, training_mode=1, outputs=3)  # type: ignore[no-any-return]
-            return [op.BatchNormalization(*xs, **how), *xs[3:5]]
-        own, rest = dict(attributes), iter(xs[count:])
-        for name, value in attributes.items():
-            if isinstance(value, Body):
-                own[name] = body_again(op, value, [next(rest) for _ in value.captured])
-        if shape is not None:
-            xs = [xs[0], _following(list(xs[1]), shape, op.shape(xs[0]) or ()), *xs[2:]]
-        return op.call(op_type, xs[:count], own, outputs, domain)
-
-    return again
-
-
-def _following(sizes: list[int], was: Sequence[Any], now: Sequence[Any]) -> list[int]:
-    """Sizes for Reshape: 0 (keep) where a size that is open now stood at its own place, -1 for one that it had gone into."""
-    opened = [i for i, d in enumerate(now) if not isinstance(d, int) and i < len(was) and isinstance(was[i], int)]
-    made = list(sizes)
-    for i in opened:
-        if i < len(made) and made[i] == was[i]:
-            made[i] = 0
-        elif -1 not in made:
-            into = next((k for k, n in enumerate(made) if n and was[i] and n % was[i] == 0), None)
-            if into is not None:
-                made[into] = -1
-    return made
-
-
-def _wrapped(values: Sequence[Any], device: Device, xs: Sequence[Tensor | None]) -> list[Any]:
-    """Values as tensors that no operator made; None stays None.  What is computed of constants alone is as loose as they."""
-    from ..tensor import Tensor
-
-    loose = trace.current() is None and all(x is None or x._loose for x in xs)
-    tensors = [v if v is None else Tensor._of(v, device, False) for v in values]
-    for t in tensors if loose else ():
-        if t is not None:
-            t._loose = True
-    return tensors
-
-
 # --- devices: an operator computes where its tensors lie, and constants follow them
-
-
-def _meeting(xs: Sequence[Tensor | None], op_type: str, domain: str, opset: int) -> Device:
-    """The device of the tensors; that of the constants among them where there are only such.
-
-    What an operator reads on the host, such as a shape, may lie anywhere.  Raises InvalidInput where others lie on two devices.
-    """
-    lie = [(i, x.device) for i, x in enumerate(xs) if x is not None and not x._loose]
-    if not lie:
-        return next((x.device for x in xs if x is not None and x.device is not default_device), default_device)
-    device = lie[0][1]
-    if trace.current() is not None or all(d is device for _, d in lie):
-        return device
-    declaration = _declaration(domain, op_type, opset)
-    read = {i for i, declared in enumerate(declaration.inputs) if declared.host is not None}
-    rest = [d for i, d in lie if i not in read] or [d for _, d in lie]
-    if not declaration.host:
-        for d in rest:
-            _same_device(rest[0], d, op_type)
-    return rest[0]
 
 
 def _same_device(a: Device, b: Device, where: str) -> None:
@@ -448,27 +286,4 @@ def _value_on(device: Device, x: Any) -> Any:
 
 
 def _is_tensor(x: Any) -> bool:
-    return hasattr(x, "stores_grad")
-
-
-def _floats(y: Tensor) -> bool:
-    try:
-        return dtypes.is_float(op.dtype(y))
-    except ValueError:
-        return False
-
-
-def _lowered(body: Body, device: Device) -> Body:
-    return Body(body.proto, body.opset, {n: _value_on(device, v) for n, v in body.captured.items()})
-
-
-@lru_cache(maxsize=4096)
-def _declaration(domain: str, op_type: str, opset: int) -> Declaration:
-    load_all()
-    version = schema_version(domain, op_type, opset if domain == "" else 1 << 30)
-    assert version is not None
-    return declarations[domain, op_type][version]
-
-
-op = Recorder()
-"""ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
+    return isinstance(x, Variable)

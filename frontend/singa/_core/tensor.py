@@ -15,16 +15,18 @@ from singa_backend.errors import InvalidInput
 
 from .. import device as devices
 from ..device import Device
-from . import provenance, tape, trace
-from .provenance import Link
-from .tape import Dummy, Operator, op
+from . import provenance, random, tape, trace
+from .ops import op
+from .tape import Dummy, Operator, creator_of
+from .variable import Variable, made_by_operators
 
 float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
 
 _dummies = itertools.count()
 
 
-class Tensor:
+@made_by_operators
+class Tensor(Variable):
     """An array on a device.
 
     shape: sizes.  device: a Device, None for the CPU.  dtype: one of this module's constants, or a NumPy dtype.
@@ -33,18 +35,6 @@ class Tensor:
     creator: the operator that made it; a leaf's is a Dummy.
     Raises InvalidInput for data that is no array, or that contradicts the shape.
     """
-
-    _fixed = False
-    """Whether this is a constant of a model: part of a graph that is recorded, never an input of it."""
-
-    _loose = False
-    """Whether this was made of constants alone, by an operator: it follows the tensors that it meets to their device."""
-
-    _origin: Link | None = None
-    """Which operator made it, and as which of its results; None for a leaf."""
-
-    _version = 0
-    """How often it was changed in place: a tape asks whether what it read is still there."""
 
     __array_priority__ = 1000
     """NumPy leaves `array * tensor` to the tensor, where it would make an array that no tape knows."""
@@ -63,18 +53,6 @@ class Tensor:
             self._data = self.device.backend.put(np.zeros(shape, dtype_of(dtype)))
         else:
             self._data = self._owned(data)
-
-    @classmethod
-    def _of(cls, value: Any, device: Device, requires_grad: bool) -> Tensor:
-        """A tensor around a value that an operator has made."""
-        tensor = cls.__new__(cls)
-        tensor.device = device
-        tensor.requires_grad = requires_grad
-        tensor.stores_grad = False
-        tensor.name = ""
-        tensor._creator = None
-        tensor._data = value
-        return tensor
 
     def _owned(self, data: Any) -> Any:
         if isinstance(data, Tensor):
@@ -108,9 +86,7 @@ class Tensor:
 
     @property
     def creator(self) -> Operator:
-        if self._creator is None:
-            self._creator = Dummy(self, self.name or None)
-        return self._creator
+        return creator_of(self)
 
     @creator.setter
     def creator(self, operator: Operator | None) -> None:
@@ -355,8 +331,6 @@ class Tensor:
         return self._filled("uniform", (low, high), inplace)
 
     def _filled(self, how: str, numbers: tuple[float, ...], inplace: bool) -> Tensor:
-        from . import random
-
         target = self if inplace else self.clone()
         dtype, a, b = op.dtype(target), numbers[0], numbers[-1]
         with tape.no_tape():
@@ -519,7 +493,8 @@ def _binary(name: str, a: Any, b: Any) -> Tensor:
         common = np.promote_types(op.dtype(a), op.dtype(b))
         common = np.dtype(np.float32) if common == np.float64 and np.float64 not in (op.dtype(a), op.dtype(b)) else common
         a, b = (t if op.dtype(t) == common else op.Cast(t, to=dtypes.onnx_code(common)) for t in (a, b))
-    return op.call(name, (a, b), {}, 1)[0]
+    result: Tensor = op.call(name, (a, b), {}, 1)[0]
+    return result
 
 
 def _operand(x: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import TypeProto, helper
@@ -20,10 +20,7 @@ from singa_backend.errors import SonnxError
 from singa_backend.writer import Writer
 
 from . import provenance
-
-if TYPE_CHECKING:
-    from ..tensor import Tensor
-
+from .variable import Variable
 
 _HELD = 64
 """Elements of a tensor whose value is kept while it is exported: bounds, ratios, scales."""
@@ -48,13 +45,13 @@ class Trace:
     def __init__(self, opset: int, holds: bool = False) -> None:
         self.writer = Writer(opset)
         self._holds = holds
-        self.inputs: list[tuple[Tensor, Symbol]] = []
-        self.assigned: dict[int, Tensor] = {}
+        self.inputs: list[tuple[Variable, Symbol]] = []
+        self.assigned: dict[int, Variable] = {}
         self.told: set[int] = set()
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self._bound: dict[int, Symbol] = {}
 
-    def bind(self, tensor: Tensor, name: str) -> Symbol:
+    def bind(self, tensor: Variable, name: str) -> Symbol:
         """Make a tensor an input of the graph, under a name."""
         symbol = self.writer.input(name, type_of(tensor))
         if self._holds and tensor._data.size <= _HELD:
@@ -63,7 +60,7 @@ class Trace:
         self._bound[id(tensor)] = symbol
         return symbol
 
-    def value(self, tensor: Tensor) -> Any:
+    def value(self, tensor: Variable) -> Any:
         """The symbol of a tensor; one that was made before the step becomes an input."""
         if id(tensor) in self._bound:
             return self._bound[id(tensor)]
@@ -77,18 +74,18 @@ class Trace:
             return self.writer.constant(tensor.device.backend.get(tensor._data))
         return self.bind(tensor, tensor.name or "state")
 
-    def named(self, first: int, tensors: Sequence[Tensor | None], names: Sequence[str], node: str = "") -> None:
+    def named(self, first: int, tensors: Sequence[Variable | None], names: Sequence[str], node: str = "") -> None:
         """Give what the nodes from number `first` on have made the names that it is wished to have."""
         symbols = [t._data if t is not None and isinstance(t._data, Symbol) else None for t in tensors]
         self.writer.builder.rename(first, symbols, names, node)
 
-    def declared(self, tensor: Tensor | None, type: TypeProto | None) -> None:
+    def declared(self, tensor: Variable | None, type: TypeProto | None) -> None:
         """What a file says of a result, where inference lost its rank."""
         symbol = tensor._data if tensor is not None else None
         if type is not None and isinstance(symbol, Symbol) and self.writer.shape(symbol) is None:
             symbol.type = type
 
-    def assign(self, tensor: Tensor, symbol: Symbol, told: bool = True) -> None:
+    def assign(self, tensor: Variable, symbol: Symbol, told: bool = True) -> None:
         """From here on the tensor is this value; it is written back when the graph has run."""
         tensor._fixed = False  # what is written is no constant
         if not isinstance(tensor._data, Symbol):
@@ -125,13 +122,13 @@ def depends(owner: Any, ask: Callable[[], Any]) -> None:
         trace.settings[id(owner)] = (ask, ask())
 
 
-def value(tensor: Tensor) -> Any:
+def value(tensor: Variable) -> Any:
     """What operators compute with: the tensor's array, or its symbol while a step is recorded."""
     trace = _current.get()
     return tensor._data if trace is None else trace.value(tensor)
 
 
-def type_of(tensor: Tensor) -> TypeProto:
+def type_of(tensor: Variable) -> TypeProto:
     """The type of a tensor that has a value, with its sizes."""
     return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape)
 
@@ -141,7 +138,7 @@ def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if isinstance(m, int) and isinstance(n, int))
 
 
-def assign(tensor: Tensor, new: Any, told: bool = True) -> None:
+def assign(tensor: Variable, new: Any, told: bool = True) -> None:
     """Write a new value of the same shape and dtype into a tensor, in place: what made it before did not make this one.
 
     told: whether operators that have read it may not take gradients by it any more; running statistics are read for nothing.

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,11 +15,10 @@ from onnx import ModelProto
 from singa_backend.errors import InvalidInput, MissingDependency, SonnxError
 
 from .._core import tape
-from ..tensor import Tensor
+from .._core.tensor import Tensor
+from .._onnx.model import SONNXModel
 from ._cleaning import rename
-
-if TYPE_CHECKING:
-    from ..sonnx import SONNXModel
+from ._onnx import from_onnx
 
 NARROW = {np.dtype(np.float16): 1e-2, np.dtype(ml_dtypes.bfloat16): 5e-2}
 """What a result of few bits may differ by, of its largest value."""
@@ -152,8 +151,6 @@ def name_values(proto: ModelProto, names: Sequence[str], output_names: Sequence[
 
 def made(proto: ModelProto, device: Any, model_class: type[SONNXModel] | None, train: bool) -> SONNXModel:
     """The exported file as a model, in the mode that it was exported for."""
-    from . import from_onnx
-
     model = from_onnx(proto, device, model_class=model_class)
     model.training = train
     return model

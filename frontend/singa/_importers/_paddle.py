@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 from onnx import ModelProto, NodeProto, helper
@@ -23,6 +23,7 @@ from singa_backend.errors import InvalidInput, MissingDependency
 from singa_backend.messages import names as names_of
 from singa_backend.messages import unused
 
+from .._onnx.model import SONNXModel
 from ._cleaning import dropout_inputs, rename, separate
 from ._common import (
     ExporterFailure,
@@ -41,9 +42,6 @@ from ._common import (
     outputs,
     rebuilt,
 )
-
-if TYPE_CHECKING:
-    from ..sonnx import SONNXModel
 
 _INSTALL = "paddlepaddle packaging && pip install --no-deps paddle2onnx"
 """paddle2onnx asks for an old onnx, which it needs for nothing but options that are left out here."""

@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 from onnx import ModelProto
 
+from .._onnx.model import SONNXModel
 from ._common import (
     as_array,
     beside,
@@ -29,9 +30,6 @@ from ._common import (
     outputs,
     rebuilt,
 )
-
-if TYPE_CHECKING:
-    from ..sonnx import SONNXModel
 
 
 def from_pytorch(module: Any, inputs: Any, *, train: bool = False, opset: int | None = None, dynamo: bool | None = None,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from singa_backend.errors import InvalidInput
 
+from .._onnx.model import SONNXModel
 from ._cleaning import rename
 from ._common import as_array, beside, check_names, exporting, made, needed, outputs
-
-if TYPE_CHECKING:
-    from ..sonnx import SONNXModel
 
 _TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType", "int64": "Int64TensorType", "int32": "Int32TensorType",
           "bool": "BooleanTensorType"}  # fmt: skip

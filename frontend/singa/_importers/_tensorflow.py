@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
@@ -14,6 +14,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.messages import names as names_of
 from singa_backend.messages import unused
 
+from .._onnx.model import SONNXModel
 from ._cleaning import dropout_inputs, rename
 from ._common import (
     as_array,
@@ -31,9 +32,6 @@ from ._common import (
     outputs,
     rebuilt,
 )
-
-if TYPE_CHECKING:
-    from ..sonnx import SONNXModel
 
 _MARK = "sonnx layer "
 """How the message of a CheckNumerics begins that stands for a layer; tf2onnx would write that layer as its arithmetic."""

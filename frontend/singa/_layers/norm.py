@@ -6,8 +6,8 @@ from typing import Any
 
 from singa_backend.errors import InvalidInput
 
-from .._core.tape import op
-from ..tensor import Tensor
+from .._core.ops import op
+from .._core.tensor import Tensor
 from .base import Layer
 
 

@@ -12,8 +12,8 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core import random, tape, trace
-from .._core.tape import op
-from ..tensor import Tensor
+from .._core.ops import op
+from .._core.tensor import Tensor
 from .base import Layer
 
 

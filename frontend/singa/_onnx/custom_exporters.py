@@ -19,11 +19,12 @@ from onnx import FunctionProto, helper
 from singa_backend.errors import InvalidInput
 from singa_backend.writer import Writer
 
-from .._core import tape, trace
+from .._core import trace
+from .._core.ops import op
 from .._core.tape import Operator
+from .._core.tensor import Tensor
 from .._core.trace import Trace
 from ..device import default_device
-from ..tensor import Tensor
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Exporter:
     def write(self, operator: Operator, args: Sequence[Any], writer: Writer, functions: list[FunctionProto]) -> list[Tensor]:
         """The results for these tensors, in the graph that is being recorded."""
         if not self.domain:
-            return _several(self.body(tape.op, operator, *args))
+            return _several(self.body(op, operator, *args))
         attributes: dict[str, Any] = {}
         name = self.name or self.operator.__name__
         if self.function:
@@ -54,7 +55,7 @@ class Exporter:
                 functions.append(function)
             name = (known or function).name
         else:
-            described = self.body(tape.op, operator, *args)
+            described = self.body(op, operator, *args)
             attributes, types = described if isinstance(described, tuple) else (described, [writer.type_of(trace.value(args[0]))])
         made = writer.builder.call(name, [trace.value(a) for a in args], attributes, len(types), self.domain)
         for symbol, type in zip(made, types, strict=True):
@@ -66,7 +67,7 @@ class Exporter:
         builder = record.writer.builder
         with trace.recording(record):
             own = [builder.input(f"x{i}", t) for i, t in enumerate(given)]
-            made = _several(self.body(tape.op, operator, *(Tensor._of(s, default_device, False) for s in own)))
+            made = _several(self.body(op, operator, *(Tensor._of(s, default_device, False) for s in own)))
             symbols = [trace.value(t) for t in made]
         if len(builder.inputs) > len(own):
             more = ", ".join(s.name for s in builder.inputs[len(own) :])

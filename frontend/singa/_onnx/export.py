@@ -31,10 +31,11 @@ from singa_backend.writer import LEAST, UNWRITTEN, Unwritable, Writer
 from singa_backend.writer import convert as write_again
 
 from .._core import provenance, tape, trace
+from .._core.ops import op
 from .._core.provenance import CHANGED, Origin
+from .._core.tensor import Tensor
 from .._core.trace import Trace
 from ..device import default_device
-from ..tensor import Tensor
 from . import custom_exporters
 
 USUAL = 18
@@ -153,7 +154,7 @@ def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.Pa
             for x in xs:
                 provenance.forget(x)
         else:  # without values, and so without a change to statistics and random numbers
-            scratch = Trace(tape.op.opset)
+            scratch = Trace(op.opset)
             stack.enter_context(trace.recording(scratch))
             device = model_device(model)
             xs = [Tensor._of(scratch.writer.input(n, t), device, False) for n, t in takes.items()]

@@ -17,10 +17,10 @@ from singa_backend.graph import Graph, Node, Value
 from singa_backend.vocabulary import Vocabulary
 
 from .._core import provenance, random, tape, trace
-from .._core.tape import op
+from .._core.ops import op
+from .._core.tensor import Tensor
 from ..device import Device
 from ..device import resolve as resolve_device
-from ..tensor import Tensor
 
 _STATISTICS = (3, 4)
 """The inputs of BatchNormalization that are running statistics."""

@@ -11,10 +11,10 @@ from singa_backend.backend import Outputs
 from singa_backend.graph import Graph, Node
 from singa_backend.operator import declarations, load_all
 
-from .._core.tape import op
+from .._core.ops import op
+from .._core.tensor import Tensor
 from ..device import Device
 from ..device import resolve as resolve_device
-from ..tensor import Tensor
 from .imported import Imported
 
 

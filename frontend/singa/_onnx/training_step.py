@@ -18,13 +18,16 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from .. import autograd
+from .._autograd import losses
 from .._core import tape, trace
 from .._core.coverage import watching
+from .._core.ops import op
+from .._core.tensor import Tensor, dtype_of
 from .._core.trace import Trace
+from ..model import Model
 from ..opt import SGD
-from ..tensor import Tensor, dtype_of
 from .export import declared, model_device
+from .model import SONNXModel
 
 NEXT = "next:"
 PAIR = "sonnx.next."
@@ -48,14 +51,11 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
     Sizes that the model leaves open stay open.
     Raises InvalidInput, UnsupportedModel where something has no gradient, NotTraceable where a step reads values in Python.
     """
-    from ..model import Model
-    from ..sonnx import SONNXModel
-
     if not isinstance(model, Model):
         model = SONNXModel(model)
     optimizer = optimizer if optimizer is not None else SGD(lr=0.1)
     compute = _loss(loss)
-    record = Trace(tape.op.opset if opset is None else _checked(opset))
+    record = Trace(op.opset if opset is None else _checked(opset))
     with model._in_mode(training=True):
         with tape.no_tape():
             for name, p in model.get_params().items():
@@ -101,12 +101,12 @@ def _loss(loss: str | Callable[..., Tensor]) -> Callable[..., Tensor]:
     known = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
     if loss not in known:
         raise InvalidInput(f"there is no loss {loss!r}", code="SX322", hint=f"there are {', '.join(known)}, or give a function")
-    return getattr(autograd, loss)  # type: ignore[no-any-return]
+    return getattr(losses, loss)  # type: ignore[no-any-return]
 
 
 def _checked(opset: int) -> int:
-    if not 18 <= opset <= tape.op.opset:
-        raise InvalidInput(f"a training step is written in an opset of [18, {tape.op.opset}], not {opset}", code="SX323")
+    if not 18 <= opset <= op.opset:
+        raise InvalidInput(f"a training step is written in an opset of [18, {op.opset}], not {opset}", code="SX323")
     return opset
 
 
@@ -118,4 +118,4 @@ def _target(y: Tensor, target: Any, loss: Any) -> TypeProto:
         return helper.make_tensor_type_proto(dtypes.onnx_code(dtype_of(dtype)), shape)
     if loss in LABELS:
         return helper.make_tensor_type_proto(dtypes.onnx_code(np.int64), y.shape[:1])
-    return helper.make_tensor_type_proto(dtypes.onnx_code(tape.op.dtype(y)), y.shape)
+    return helper.make_tensor_type_proto(dtypes.onnx_code(op.dtype(y)), y.shape)

@@ -18,7 +18,7 @@ from singa_backend import SingaBackend, dtypes
 from singa_backend.errors import SonnxError
 from singa_backend.oracle import Oracle
 
-from ..tensor import Tensor
+from .._core.tensor import Tensor
 from . import export
 
 TOLERANCES: dict[Any, tuple[float, float]] = {

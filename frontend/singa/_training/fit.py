@@ -10,7 +10,7 @@ import numpy as np
 
 from singa_backend.errors import InvalidInput
 
-from ..tensor import Tensor
+from .._core.tensor import Tensor
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,7 @@ from singa_backend.device import holding
 from singa_backend.errors import InvalidInput
 
 from .._core.tape import Dummy, Operator
-
-if TYPE_CHECKING:
-    from ..tensor import Tensor
+from .._core.tensor import Tensor
 
 
 def refuse_nan(loss: Tensor) -> None:

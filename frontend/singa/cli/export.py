@@ -17,9 +17,9 @@ import numpy as np
 from singa_backend import Value
 from singa_backend.errors import InvalidInput
 
+from .._core.tensor import Tensor
 from .._onnx import export, verify
 from ..model import Model
-from ..tensor import Tensor
 from . import _feeds
 from ._common import json_option, out, say, typed
 from ._writing import given, write_options
