@@ -26,7 +26,7 @@ class Device:
         self.backend = backend.Device(type, device_id)
         self.random_state: Any = None
         """The seed and the number of draws so far, as a Tensor; None before the first draw."""
-        self.seed = seed
+        self._seed = seed
         self._graph = False
         self.verbosity = 0
         self.skip_iterations = 5
@@ -51,7 +51,7 @@ class Device:
             raise InvalidInput(f"a seed is an integer of [0, 2**63), not {seed!r}", code="SX310")
         state = np.array([seed, 0], np.int64)
         if self.random_state is None:
-            self.seed = int(seed)
+            self._seed = int(seed)
         else:
             self.random_state.data = state
 

@@ -1,4 +1,8 @@
-"""ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
+"""ONNX's operators on tensors, at the newest opset.
+
+`op.Mul(x, y)` computes, and where gradients may be requested it leaves a `Node` on the tape as the creator of the result.
+While a step is recorded as a graph (`trace.py`) the same calls write nodes instead of computing.
+"""
 
 from __future__ import annotations
 

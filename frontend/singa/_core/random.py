@@ -23,7 +23,7 @@ from .variable import Variable, of
 def stream(device: Device) -> Any:
     """The state of a device's random numbers: the seed and the number of draws so far, an int64 Tensor on the host."""
     if device.random_state is None:
-        state = of(np.array([device.seed, 0], np.int64), default_device, False)
+        state = of(np.array([device._seed, 0], np.int64), default_device, False)
         state.name = "random_state"
         device.random_state = state
     return device.random_state

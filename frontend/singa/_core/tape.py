@@ -1,7 +1,6 @@
-"""A tape of ONNX operators: play it backward to train, print it to export.
+"""A tape of operators, which `backward.py` plays backward: each is the creator of the tensors that it made.
 
-`op.Mul(x, y)` on Tensors computes, and where gradients may be asked for it leaves a `Node` behind as the creator of the result.
-While a step is being recorded as a graph (trace.py) the same calls write nodes instead of computing.
+`Node` is an ONNX operator, which the calls of `ops.py` leave; `Operator` is the class that users derive theirs from.
 """
 
 from __future__ import annotations
@@ -262,9 +261,6 @@ class Node(Operator):
 
 
 _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the rule does not name"})()
-
-
-# --- the vocabulary on tensors ----------------------------------------------------------------------------------------
 
 
 # --- devices: an operator computes where its tensors lie, and constants follow them
