@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import device, tape
-from singa._imported import _asks_for_training
-from singa._tensor import Tensor
-from singa.sonnx import SONNXModel
+from singa import device
+from singa._core import tape
+from singa._core.tensor import Tensor
+from singa._onnx.imported import _asks_for_training
+from singa._onnx.model import SONNXModel
 from singa_backend import SingaBackend
 from singa_backend.conform import cases, gaps, worker
 

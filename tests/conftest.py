@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import autograd, sonnx, tape
-from singa._tensor import Tensor
+from singa import autograd, sonnx
+from singa._core import ops, tape
+from singa._core.tensor import Tensor
 from singa_backend.engines.oracle import Oracle
 
 
@@ -55,7 +56,7 @@ def beside_formula() -> Callable[..., None]:
         y = function(*xs)
         np.testing.assert_allclose(y.data, want(*arrays), rtol=1e-6, atol=1e-9)
         dy = np.random.default_rng(1).standard_normal(y.shape)
-        loss = tape.op.Reshape(tape.op.ReduceSum(tape.op.Mul(y, Tensor(data=dy))), [1])
+        loss = ops.op.Reshape(ops.op.ReduceSum(ops.op.Mul(y, Tensor(data=dy))), [1])
         grads = {p.name: g.data for p, g in autograd.backward(loss)}
         for i, a in enumerate(arrays):
             v = np.random.default_rng(2 + i).standard_normal(a.shape)

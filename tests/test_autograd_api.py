@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from singa import autograd
-from singa._tensor import Tensor
+from singa._core.tensor import Tensor
 from singa_backend.errors import InvalidInput
 
 

@@ -25,9 +25,10 @@ import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from singa import autograd, codegen, device, opt, sonnx, tape
+from singa import autograd, codegen, device, opt, sonnx
 from singa._codegen.text import Names, array_text, number, quoted
-from singa._tensor import Tensor
+from singa._core import ops, tape
+from singa._core.tensor import Tensor
 from singa.cli import main
 from singa_backend import InvalidInput, SingaBackend, UnsupportedModel
 from singa_backend.comparison import verdict
@@ -85,7 +86,7 @@ def gradients(net: Any, inputs: Sequence[Any], weights: dict[str, Tensor]) -> di
     for y in made if isinstance(made, (tuple, list)) else (made,):
         if isinstance(y.data, np.ndarray) and y.data.dtype.kind == "f":
             one = autograd.mse_loss(y, Tensor(data=np.ones(y.shape, y.data.dtype), requires_grad=False))
-            loss = one if loss is None else autograd.add(loss, tape.op.CastLike(one, loss))
+            loss = one if loss is None else autograd.add(loss, ops.op.CastLike(one, loss))
     try:
         found = {id(p): g for p, g in autograd.backward(loss)}
     except InvalidInput as error:

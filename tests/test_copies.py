@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from singa import autograd, layer, opt, sonnx, tape
-from singa._layer import Layer
-from singa._tensor import Tensor, to_numpy
+from singa import autograd, layer, opt, sonnx
+from singa._core import tape
+from singa._core.ops import op
+from singa._core.tensor import Tensor, to_numpy
+from singa._layers.base import Layer
 from singa.device import Device, default_device
 from singa.model import Model
-from singa.tape import op
 
 F = np.float32
 STRICT = Device("STRICT")

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from singa import autograd, layer, sonnx, tensor
-from singa.tape import op
+from singa._core.ops import op
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import UnsupportedModel
 

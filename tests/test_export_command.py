@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from onnx import checker
 
 from singa import sonnx
+from singa._onnx.export import Options
 from singa.cli import main
-from singa.exporting import Options
 from singa_backend.errors import InvalidInput
 
 PROGRAM = """

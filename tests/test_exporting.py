@@ -14,8 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, checker, helper
 
-from singa import autograd, initializer, layer, model, opt, origin, sonnx, tape, tensor
-from singa.tape import op
+from singa import autograd, initializer, layer, model, opt, sonnx, tensor
+from singa._core import provenance, tape
+from singa._core.ops import op
 from singa_backend import SingaBackend
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput, InvalidModel, UnsupportedModel
@@ -193,10 +194,10 @@ def test_a_parameter_that_an_operator_made_is_exported_as_it_has_become(graph: b
 
 
 def test_a_state_that_is_fed_back_for_ever_does_not_grow() -> None:
-    from singa import origin
+    from singa._core import provenance
 
     x = tensor.from_numpy(values(1))
-    for _ in range(origin.LONGEST + 10):
+    for _ in range(provenance.LONGEST + 10):
         x = autograd.relu(x)
     assert x._origin is None or x._origin.origin.depth < 100
 
@@ -287,7 +288,7 @@ def test_a_sum_over_batches_does_not_hold_them() -> None:
         total = autograd.add(total, autograd.reduce_mean(batch, axes=[0, 1], keepdims=0))
         alive.append(weakref.ref(batch))
     gc.collect()
-    assert sum(r() is not None for r in alive) <= origin.RECENT // 400_000
+    assert sum(r() is not None for r in alive) <= provenance.RECENT // 400_000
     with pytest.raises(InvalidInput, match=r"a leaf float32\[100, 1000\].* is gone"):
         sonnx.to_onnx([], [total])
 

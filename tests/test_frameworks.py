@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 from singa import autograd, opt, sonnx
-from singa._tensor import Tensor
+from singa._core.tensor import Tensor
 from singa_backend.conform import foreign
 from singa_backend.engines.oracle import Oracle
 
@@ -94,7 +94,7 @@ class Fitted(sonnx.SONNXModel):
         loss = losses[0]
         for another in losses[1:]:
             loss = autograd.add(loss, another)
-        self.gradient_rule(loss)
+        self.rule(loss)
         return loss
 
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import defs, helper
 
 from singa import sonnx, tensor
-from singa.tape import op
+from singa._core.ops import op
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import UnsupportedModel
 from singa_backend.proto.schemas import newest

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from singa import autograd, device, layer, opt, quantization
-from singa._tensor import Tensor
+from singa._core.tensor import Tensor
 from singa.model import Model
 from singa_backend.errors import InvalidInput
 

@@ -13,10 +13,11 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from singa import autograd, opt, sonnx, tape
-from singa._tensor import Tensor
-from singa.importing._cleaning import rename, separate
-from singa.importing._common import difference, leaves, name_values, open_sizes, outputs, rebuilt
+from singa import autograd, opt, sonnx
+from singa._core import tape
+from singa._core.tensor import Tensor
+from singa._importers._cleaning import rename, separate
+from singa._importers._common import difference, leaves, name_values, open_sizes, outputs, rebuilt
 from singa_backend.errors import InvalidInput, InvalidModel, MissingDependency, UnsupportedModel
 from singa_backend.proto.messages import names
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import autograd, layer, opt, tape
-from singa._layer import Layer
-from singa._tensor import Tensor, to_numpy
+from singa import autograd, layer, opt
+from singa._core import tape
+from singa._core.ops import op
+from singa._core.tensor import Tensor, to_numpy
+from singa._layers.base import Layer
 from singa.device import Device, default_device
 from singa.model import Model
-from singa.tape import op
 from singa_backend.errors import InvalidInput, OperatorError
 
 RNG = np.random.default_rng(0)

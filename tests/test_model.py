@@ -14,7 +14,7 @@ import pytest
 from onnx import ModelProto, checker, helper, numpy_helper, parser
 
 from singa import autograd, layer, opt, sonnx, tensor
-from singa._tensor import Tensor
+from singa._core.tensor import Tensor
 from singa.model import Model
 from singa.tape import Operator
 from singa_backend import SingaBackend
@@ -35,7 +35,7 @@ class Net(Model):
         self.flat = layer.Flatten()
         self.fc = layer.Linear(3)
         self.drop = drop
-        self.gradient_rule: Any = opt.SGD(lr=0.05, momentum=0.9)
+        self.rule: Any = opt.SGD(lr=0.05, momentum=0.9)
 
     def forward(self, x: Tensor) -> Tensor:
         y = autograd.relu(self.bn(self.conv(x)))
@@ -46,7 +46,7 @@ class Net(Model):
     def train_one_batch(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         y = self.forward(x)
         loss = autograd.softmax_cross_entropy(y, t)
-        self.gradient_rule(loss)
+        self.rule(loss)
         return y, loss
 
 
@@ -101,11 +101,11 @@ def test_a_graph_takes_other_shapes_and_new_tensors() -> None:
 def test_compile_changes_nothing_but_what_it_makes() -> None:
     net = made()
     before = states(net)
-    stream = net.conv.W.device.stream().data.copy()
+    stream = net.conv.W.device.random_state.data.copy()
     net.compile([batch()[0]], is_train=True)
     after = states(net)
     assert all(np.array_equal(before[n], after[n]) for n in before)
-    assert np.array_equal(stream, net.conv.W.device.stream().data)
+    assert np.array_equal(stream, net.conv.W.device.random_state.data)
 
 
 @pytest.mark.parametrize("use_graph", [False, True])
@@ -263,7 +263,7 @@ class Tuned(sonnx.SONNXModel):
     def train_one_batch(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         y = self.forward(x)[0]
         loss = autograd.softmax_cross_entropy(y, t)
-        self.gradient_rule(loss)
+        self.rule(loss)
         return y, loss
 
 
@@ -443,7 +443,7 @@ def test_branches_train_on_the_tape_and_as_a_graph(doubled: bool) -> None:
         def train_one_batch(self, x: Tensor, c: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
             y = self.forward(x, c)[0]
             loss = autograd.mse_loss(y, t)
-            self.gradient_rule(loss)
+            self.rule(loss)
             return y, loss
 
     proto = parser.parse_model(BRANCHES)
@@ -504,7 +504,7 @@ def test_exported_nets_fine_tune(name: str) -> None:
         def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
             y = self.forward(*batch[:-1])[0]
             loss = autograd.mse_loss(y, batch[-1])
-            self.gradient_rule(loss)
+            self.rule(loss)
             return y, loss
 
     m = Fitted(str(MODELS / f"{name}.onnx"))

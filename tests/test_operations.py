@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from onnx import defs, helper
 
-from singa import autograd, layer, quantization, sonnx, tape, tensor
-from singa.tape import op
+from singa import autograd, layer, quantization, sonnx, tensor
+from singa._core import tape
+from singa._core.ops import op
 from singa_backend.engines.oracle import Oracle
 from singa_backend.proto.schemas import newest
 
@@ -154,7 +155,7 @@ FLOATS = (F, D)
 
 
 @dataclass(frozen=True)
-class Meaning:
+class VersionedOperator:
     """What an operation means.
 
     write: on tensors.  formula: NumPy's, on arrays (floats as float64); results are held to the dtype of what was written.
@@ -294,25 +295,25 @@ def _affine(x: Any, low: float, high: float) -> Any:
     return _quantized(x.astype(F), scale, F(zero))
 
 
-def unary(name: str, formula: Callable[..., Any], **rest: Any) -> Meaning:
+def unary(name: str, formula: Callable[..., Any], **rest: Any) -> VersionedOperator:
     """One of autograd's functions of one tensor."""
-    return Meaning(getattr(autograd, name), formula, **rest)
+    return VersionedOperator(getattr(autograd, name), formula, **rest)
 
 
-def binary(name: str, formula: Callable[..., Any], **rest: Any) -> Meaning:
+def binary(name: str, formula: Callable[..., Any], **rest: Any) -> VersionedOperator:
     """One of autograd's functions of two tensors."""
-    return Meaning(getattr(autograd, name), formula, **{"cases": pairs, **rest})
+    return VersionedOperator(getattr(autograd, name), formula, **{"cases": pairs, **rest})
 
 
-def of(write: Callable[..., Any], formula: Callable[..., Any], **rest: Any) -> Meaning:
-    return Meaning(write, formula, **rest)
+def of(write: Callable[..., Any], formula: Callable[..., Any], **rest: Any) -> VersionedOperator:
+    return VersionedOperator(write, formula, **rest)
 
 
 IMAGES = finite((2, 4, 6, 6), (1, 4, 8, 6), (0, 4, 6, 6))
 TABLE = finite((3, 4), (2, 3, 2), (5, 1, 3))
 EMPTIES = finite((3, 4), (2, 3, 2), (3, 0))
 
-MEANINGS: dict[str, Meaning] = {
+MEANINGS: dict[str, VersionedOperator] = {
     # of one, element by element
     **{n: unary(n, getattr(np, f)) for n, f in (("abs", "abs"), ("ceil", "ceil"), ("exp", "exp"), ("floor", "floor"),
         ("log", "log"), ("sqrt", "sqrt"), ("tanh", "tanh"), ("reciprocal", "reciprocal"), ("cos", "cos"), ("sin", "sin"),

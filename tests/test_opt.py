@@ -9,11 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from singa import layer, opt, tape
-from singa._tensor import Tensor, to_numpy
+from singa import layer, opt
+from singa._core import tape
+from singa._core.ops import op
+from singa._core.tensor import Tensor, to_numpy
 from singa.device import Device, default_device
 from singa.model import Model
-from singa.tape import op
 from singa_backend.errors import InvalidInput, SonnxError
 
 SHAPES = {"w": (3, 4), "b": (5,), "s": (), "e": (2, 0)}

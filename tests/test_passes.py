@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
+from singa._onnx.model import SONNXModel
 from singa.cli import main
-from singa.sonnx import SONNXModel
 from singa_backend import InvalidInput, InvalidModel, OperatorError, SingaBackend, passes
 from singa_backend.conform import foreign
 from singa_backend.engines.oracle import Oracle

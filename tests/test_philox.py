@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from onnx import checker, helper
 
-from singa import autograd, device, random, tape
-from singa._tensor import Tensor
+from singa import autograd, device
+from singa._core import ops, random, tape
+from singa._core.tensor import Tensor
 from singa.device import Device
 from singa_backend import SingaBackend
 from singa_backend.devices import device as backend
@@ -120,7 +121,7 @@ def test_dropout_keeps_the_mean_and_its_gradient_is_the_mask() -> None:
         kept = mask.data
         assert abs(kept.mean() - 0.75) < 0.02
         np.testing.assert_allclose(y.data, kept / 0.75)
-        loss = tape.op.Reshape(tape.op.ReduceSum(y), [1])
+        loss = ops.op.Reshape(ops.op.ReduceSum(y), [1])
         ((_, g),) = list(autograd.backward(loss))
         np.testing.assert_allclose(g.data, kept / 0.75)
     finally:

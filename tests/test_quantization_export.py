@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from singa import autograd, layer, model, opt, quantization, sonnx, tape, tensor
+from singa import autograd, layer, model, opt, quantization, sonnx, tensor
+from singa._core import tape
+from singa._core.ops import op
 from singa.quantization import FakeQuantize, MinMaxObserver, MovingAverageMinMaxObserver, Observer
-from singa.tape import op
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput, UnsupportedModel
 

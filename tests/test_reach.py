@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from singa import autograd, layer, opt, sonnx, tape
-from singa._tensor import Tensor, to_numpy
+from singa import autograd, layer, opt, sonnx
+from singa._core import tape
+from singa._core.ops import op
+from singa._core.tensor import Tensor, to_numpy
 from singa.model import Model
-from singa.tape import op
 from singa_backend import NoGradientWarning
 from singa_backend.errors import InvalidInput
 

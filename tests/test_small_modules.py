@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from singa import autograd, data, image_tool, snapshot, tape, tensor, utils
-from singa._tensor import Tensor, to_numpy
+from singa import autograd, data, image_tool, snapshot, tensor, utils
+from singa._core import tape
+from singa._core.ops import op
+from singa._core.tensor import Tensor, to_numpy
 from singa.data import ImageBatchIter
 from singa.device import Device, default_device
 from singa.image_tool import ImageTool
 from singa.snapshot import Snapshot
-from singa.tape import op
 from singa_backend import MissingDependency, SingaBackend
 from singa_backend.errors import InvalidInput
 

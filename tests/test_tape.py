@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import autograd, device, opt, tape, trace
-from singa._tensor import Tensor
-from singa.tape import Operator, op
+from singa import autograd, device, opt
+from singa._core import ops, tape, trace
+from singa._core.ops import op
+from singa._core.tensor import Tensor
+from singa.tape import Operator
 from singa_backend.errors import InvalidInput, SonnxError
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
@@ -140,7 +142,7 @@ def test_a_users_operator_stands_on_the_tape() -> None:
 
 
 def test_a_users_operator_cannot_be_recorded_and_says_so() -> None:
-    with trace.recording(trace.Trace(tape.op.opset)), pytest.raises(trace.NotTraceable, match="written in Python"):
+    with trace.recording(trace.Trace(ops.op.opset)), pytest.raises(trace.NotTraceable, match="written in Python"):
         Cube()(leaf([2.0]))
 
 
@@ -188,7 +190,7 @@ def test_a_recorded_step_is_the_tapes_step_bit_for_bit() -> None:
                 trace.assign(p, op.Sub(p, op.Mul(g, 0.1)).raw)
         return loss
 
-    record = trace.Trace(tape.op.opset)
+    record = trace.Trace(ops.op.opset)
     with trace.recording(record):
         loss = step()
         ends = [loss.raw, record.value(w), record.value(b)]
@@ -204,7 +206,7 @@ def test_a_recorded_step_is_the_tapes_step_bit_for_bit() -> None:
 def test_values_cannot_be_read_while_a_step_is_recorded() -> None:
     from singa import tensor
 
-    with trace.recording(trace.Trace(tape.op.opset)), pytest.raises(trace.NotTraceable) as caught:
+    with trace.recording(trace.Trace(ops.op.opset)), pytest.raises(trace.NotTraceable) as caught:
         tensor.to_numpy(op.Neg(leaf([1.0])))
     assert caught.value.code == "SX330"
 

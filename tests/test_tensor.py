@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from singa import autograd, device, initializer, tensor
-from singa._tensor import Tensor
+from singa._core.tensor import Tensor
 from singa_backend.errors import InvalidInput
 
 F = np.float32

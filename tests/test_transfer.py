@@ -9,8 +9,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 
 from singa import autograd, device, layer, opt, sonnx
-from singa._tensor import Tensor
-from singa.fitting import accuracy, fit, predict
+from singa._core.tensor import Tensor
+from singa._training.fit import accuracy, fit, predict
 from singa.model import Model
 from singa_backend.engines.oracle import Oracle
 
@@ -29,7 +29,7 @@ class Digits(Model):
         self.flat = layer.Flatten()
         self.hidden = layer.Linear(64)
         self.head = layer.Linear(classes)
-        self.gradient_rule: Any = opt.Adam(lr=2e-3)
+        self.rule: Any = opt.Adam(lr=2e-3)
 
     def forward(self, x: Tensor) -> Tensor:
         y = autograd.relu(self.bn1(self.conv1(x)))
@@ -40,7 +40,7 @@ class Digits(Model):
     def train_one_batch(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         y = self.forward(x)
         loss = autograd.softmax_cross_entropy(y, t)
-        self.gradient_rule(loss)
+        self.rule(loss)
         return y, loss
 
 
@@ -50,7 +50,7 @@ class Transfer(sonnx.SONNXModel):
     def __init__(self, proto: Any, classes: int) -> None:
         super().__init__(proto)
         self.head = layer.Linear(classes)
-        self.gradient_rule: Any = opt.Adam(lr=2e-3)
+        self.rule: Any = opt.Adam(lr=2e-3)
 
     def forward(self, *xs: Any, **kwargs: Any) -> Any:
         return self.head(super().forward(*xs, last_layers=-3)[0])
@@ -58,7 +58,7 @@ class Transfer(sonnx.SONNXModel):
     def train_one_batch(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         y = self.forward(x)
         loss = autograd.softmax_cross_entropy(y, t)
-        self.gradient_rule(loss)
+        self.rule(loss)
         return y, loss
 
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from singa import autograd, initializer, layer, opt, sonnx, tape, tensor
-from singa._tensor import Tensor, to_numpy
+from singa import autograd, initializer, layer, opt, sonnx, tensor
+from singa._core import tape
+from singa._core.ops import op
+from singa._core.tensor import Tensor, to_numpy
 from singa.device import Device, default_device
 from singa.model import Model
-from singa.tape import Operator, op
+from singa.tape import Operator
 from singa_backend.errors import InvalidInput
 
 F = np.float32

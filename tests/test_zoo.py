@@ -19,8 +19,9 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from singa import autograd, device, opt, random, sonnx, tensor
-from singa._tensor import Tensor
+from singa import autograd, device, opt, sonnx, tensor
+from singa._core import random
+from singa._core.tensor import Tensor
 from singa.model import Model
 from singa_backend.engines.oracle import EngineFailure, Oracle
 from singa_backend.errors import UnsupportedModel
@@ -204,7 +205,7 @@ class Fitted(sonnx.SONNXModel):
 
     def train_one_batch(self, xs: list[Tensor], ts: list[Tensor]) -> Tensor:
         loss = loss_of(self.forward(*xs), ts)
-        self.gradient_rule(loss)
+        self.rule(loss)
         return loss
 
 

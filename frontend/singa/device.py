@@ -7,15 +7,12 @@ dev.SetRandSeed(1)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from singa_backend.devices import device as backend
 from singa_backend.errors import DeviceUnavailable, InvalidInput
-
-if TYPE_CHECKING:
-    from ._tensor import Tensor
 
 
 class Device:
@@ -27,7 +24,8 @@ class Device:
 
     def __init__(self, type: str = "CPU", device_id: int = 0, seed: int = 0) -> None:
         self.backend = backend.resolve(type, device_id)
-        self.random_state: Tensor | None = None
+        self.random_state: Any = None
+        """The seed and the number of draws so far, as a Tensor; None before the first draw."""
         self._seed = seed
         self._graph = False
         self.verbosity = 0
@@ -56,14 +54,6 @@ class Device:
             self._seed = int(seed)
         else:
             self.random_state.data = state
-
-    def stream(self) -> Tensor:
-        """The seed and the number of draws so far, as an int64 Tensor of two numbers on the host."""
-        from ._tensor import Tensor
-
-        if self.random_state is None:
-            self.random_state = Tensor(data=np.array([self._seed, 0], np.int64), requires_grad=False, name="random_state")
-        return self.random_state
 
     def Sync(self) -> None:
         """Wait until all work on this device is done."""

@@ -12,9 +12,9 @@ import numpy as np
 
 from singa_backend.errors import InvalidInput
 
-from . import tape, trace
-from ._tensor import Tensor, to_numpy
-from .tape import op
+from ._core import tape, trace
+from ._core.ops import op
+from ._core.tensor import Tensor, to_numpy
 
 
 def _fans(t: Tensor) -> tuple[float, float]:

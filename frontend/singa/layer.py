@@ -19,12 +19,13 @@ import numpy as np
 
 from singa_backend.errors import InvalidInput
 
-from . import autograd, random, tape, trace
-from ._layer import Layer
-from ._norm import GroupNorm, LayerNorm, RMSNorm
-from ._recurrent import LSTM, RNN, CudnnRNN, RNN_Base
-from ._tensor import Tensor
-from .tape import op
+from ._autograd import formulas, handles, losses
+from ._core import random, tape, trace
+from ._core.ops import op
+from ._core.tensor import Tensor
+from ._layers.base import Layer
+from ._layers.norm import GroupNorm, LayerNorm, RMSNorm
+from ._layers.recurrent import LSTM, RNN, CudnnRNN, RNN_Base
 
 Pair = int | Sequence[int]
 
@@ -147,7 +148,7 @@ class Embedding(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._follow(x)
-        return autograd.embedding(x, self.W)  # type: ignore[no-any-return]
+        return formulas.embedding(x, self.W)  # type: ignore[no-any-return]
 
 
 def _pair(name: str, value: Any) -> tuple[int, ...]:
@@ -207,7 +208,7 @@ class Conv2d(Layer):
         self.group, self.bias, self.activation = group, bias, activation
         self.attributes = _window(padding, pad_mode)
         pads = self.attributes.get("pads", (0, 0, 0, 0))
-        self.handle = autograd.ConvHandle(self.stride, tuple(pads), self.dilation, group)
+        self.handle = handles.ConvHandle(self.stride, tuple(pads), self.dilation, group)
         self.b: Tensor | None = None
 
     def initialize(self, x: Tensor) -> None:
@@ -292,7 +293,7 @@ class BatchNorm2d(Layer):
             raise TypeError(f"BatchNorm2d takes (channels, momentum), not {len(args)} arguments")
         self.momentum = float(args[1]) if len(args) > 1 else momentum
         self.epsilon = epsilon
-        self.handle = autograd.BatchNormHandle(self.momentum, epsilon, unbiased)
+        self.handle = handles.BatchNormHandle(self.momentum, epsilon, unbiased)
 
     def initialize(self, x: Tensor) -> None:
         self.channels = int(self._shape(x)[1])
@@ -311,7 +312,7 @@ class BatchNorm2d(Layer):
         _channels(self, self._shape(x), self.channels)
         self._follow(x)
         trace.depends(self, lambda: astuple(self.handle))
-        return autograd.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)  # type: ignore[no-any-return]
+        return handles.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)  # type: ignore[no-any-return]
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------
@@ -333,7 +334,7 @@ class Pooling2d(Layer):
         if ceil_mode:
             self.attributes["ceil_mode"] = 1
         pads = self.attributes.get("pads", (0, 0, 0, 0))
-        self.handle = autograd.PoolingHandle(self.kernel_size, self.stride, tuple(pads), is_max)
+        self.handle = handles.PoolingHandle(self.kernel_size, self.stride, tuple(pads), is_max)
 
     def forward(self, x: Tensor) -> Tensor:
         _images(self, x)
@@ -421,27 +422,27 @@ class SoftMax(Layer):
     """Along the axes from 1 on, taken as one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return autograd.softmax(x)  # type: ignore[no-any-return]
+        return formulas.softmax(x)  # type: ignore[no-any-return]
 
 
 class SoftMaxCrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return autograd.softmax_cross_entropy(x, t)  # type: ignore[no-any-return]
+        return losses.softmax_cross_entropy(x, t)  # type: ignore[no-any-return]
 
 
 class MeanSquareError(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return autograd.mse_loss(x, t)  # type: ignore[no-any-return]
+        return losses.mse_loss(x, t)  # type: ignore[no-any-return]
 
 
 class CrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return autograd.cross_entropy(x, t)  # type: ignore[no-any-return]
+        return losses.cross_entropy(x, t)  # type: ignore[no-any-return]
 
 
 class BinaryCrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return autograd.binary_cross_entropy(x, t)  # type: ignore[no-any-return]
+        return losses.binary_cross_entropy(x, t)  # type: ignore[no-any-return]
 
 
 class Dropout(Layer):

@@ -23,12 +23,14 @@ from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
 from singa_backend.runtime.executor import Executor
 
-from . import origin, tape, trace
-from ._layer import Layer
-from ._reach import watching
-from ._tensor import Tensor, code_of, dtype_of
+from ._core import provenance, tape, trace
+from ._core.coverage import watching
+from ._core.ops import op
+from ._core.tensor import Tensor, code_of, dtype_of
+from ._core.trace import NotTraceable, Trace
+from ._core.variable import Variable
+from ._layers.base import Layer
 from .device import default_device
-from .trace import NotTraceable, Trace
 
 _STEPS = 32
 """Graphs that a model keeps, one for each set of shapes."""
@@ -282,7 +284,7 @@ class Step:
     def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = _tensors((args, kwargs))
         self.device = next((t.device for t in tensors if not t._loose), default_device)
-        record = Trace(tape.op.opset)
+        record = Trace(op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
             shadows[id(t)] = Tensor._of(record.writer.input(f"input_{i}", trace.type_of(t)), t.device, t.requires_grad)
@@ -315,17 +317,17 @@ class Step:
         for t, new in zip(self._writes, made[n:], strict=True):
             trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._told)
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
-        origin.remember(list(results.values()), "a step", self._again, list(inputs.values()))
+        provenance.remember(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
 
-    def _here(self, t: Tensor) -> Any:
+    def _here(self, t: Variable) -> Any:
         """A tensor's value on the device of the step: the random state, and what was made of constants, lie on the host."""
         return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
 
     def _again(self, xs: list[Any], training: bool) -> list[Any]:
         """What the step gives, played from the origins of its recording: for `to_onnx`."""
         given = {id(shadow): x for shadow, x in zip(self._shadows, xs, strict=True)}
-        return origin.replay(_tensors(self._result), given, {}, lambda call, args: call.again(args, training))
+        return provenance.replay(_tensors(self._result), given, {}, lambda call, args: call.again(args, training))
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -18,13 +18,13 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from . import _reach, tape, trace
-from ._backward import backward
-from ._nan import first_nan, refuse_nan
-from ._reach import nothing_trains
-from ._tensor import Tensor, dtype_of, float32
+from ._core import coverage, tape, trace
+from ._core.backward import backward
+from ._core.coverage import nothing_trains
+from ._core.ops import op
+from ._core.tensor import Tensor, dtype_of, float32
+from ._training.nan import first_nan, refuse_nan
 from .device import Device
-from .tape import op
 
 __all__ = ["SGD", "AdaGrad", "Adam", "Constant", "DecayScheduler", "ExponentialDecay", "Optimizer", "RMSProp", "first_nan"]
 
@@ -197,7 +197,7 @@ class Optimizer:
             refuse_nan(loss)
         pairs = [(p, g) for p, g in backward(loss) if p.is_dummy()]
         if not pairs:
-            raise nothing_trains(_reach.current())
+            raise nothing_trains(coverage.current())
         if self._loaded and pairs and not any(self._key(p.name, p) in self._loaded for p, _ in pairs):
             have, want = _some(self._loaded), _some(p.name for p, _ in pairs)
             raise InvalidInput(
@@ -487,7 +487,8 @@ class Adam(Optimizer):
             t = op.Add(_double(op.Squeeze(self.step_counter, [0])), 1.0)
             beta = self._value(name, t)
             power = op.Pow(beta if isinstance(beta, Tensor) else np.float64(beta), t)
-            return op.cast(op.Sub(1.0, power), p)
+            corrected: Tensor = op.cast(op.Sub(1.0, power), p)
+            return corrected
 
         return self._once(f"1 - {name}**t", p, make)
 

@@ -21,10 +21,10 @@ from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.eager import Eager
 from singa_backend.operators.cast import limits
 
-from . import origin, tape, trace
-from ._layer import Layer
-from ._tensor import Tensor, dtype_of
-from .tape import op
+from ._core import provenance, tape, trace
+from ._core.ops import op
+from ._core.tensor import Tensor, dtype_of
+from ._layers.base import Layer
 
 _TINY = float(np.finfo(np.float32).tiny)
 """The least scale: what was observed may be nothing but zeros."""
@@ -45,13 +45,13 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, *, axis: int = 1
         with tape.no_tape():
             inside = _inside(op, x, scale, zero_point, axis)
             fixed = op.Where(inside, x, 0)
-        with origin.quiet:
+        with provenance.quiet:
             y = op.Add(y, op.Sub(op.Where(inside, x, 0), fixed))
 
     def again(xs: list[Any], training: bool) -> Sequence[Any]:
         return [_there_and_back(op, xs[0], xs[1], xs[2], axis)]
 
-    origin.remember([y], "FakeQuantize", again, [x, scale, zero_point])
+    provenance.remember([y], "FakeQuantize", again, [x, scale, zero_point])
     return y  # type: ignore[no-any-return]
 
 
@@ -207,9 +207,9 @@ class FakeQuantize(Layer):
         if self.observing:
             self.observer(x)
         self.observer._follow(x)
-        with origin.quiet:
+        with provenance.quiet:
             y = self._rounded(x) if trace.current() is not None or self.observer.knows else op.Identity(x)
-        origin.remember([y], "FakeQuantize", self._again, [x])
+        provenance.remember([y], "FakeQuantize", self._again, [x])
         return y
 
     @property

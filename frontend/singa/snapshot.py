@@ -23,7 +23,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from ._tensor import Tensor
+from ._core.tensor import Tensor
 
 __all__ = ["Snapshot"]
 

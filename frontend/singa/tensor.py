@@ -12,8 +12,9 @@ import numpy as np
 
 from singa_backend.errors import InvalidInput
 
-from . import tape
-from ._tensor import (
+from ._core import tape
+from ._core.ops import op
+from ._core.tensor import (
     Tensor,
     _binary,
     _float,
@@ -30,7 +31,6 @@ from ._tensor import (
     uchar,
 )
 from .device import Device
-from .tape import op
 
 __all__ = [
     "PlaceHolder", "Tensor", "abs", "add", "add_column", "add_row", "average", "axpy", "bernoulli", "bool_", "ceil", "char",
@@ -129,7 +129,8 @@ def copy_from_numpy(data: Any, array: Any) -> None:
 
 def _unary(onnx: str, doc: str) -> Any:
     def function(t: Tensor) -> Tensor:
-        return op.call(onnx, (t,), {}, 1)[0]
+        result: Tensor = op.call(onnx, (t,), {}, 1)[0]
+        return result
 
     function.__doc__ = doc
     return function

@@ -11,9 +11,10 @@ from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
 
 from . import device as devices
-from . import tape
-from ._tensor import Tensor
-from .tape import Dummy, Operator, op
+from ._core import tape
+from ._core.ops import op
+from ._core.tape import Dummy, Operator
+from ._core.tensor import Tensor
 
 if TYPE_CHECKING:
     from typing import TextIO

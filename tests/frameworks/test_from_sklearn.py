@@ -27,8 +27,9 @@ from sklearn import (
     tree,
 )
 
-from singa import opt, sonnx, tape
-from singa._tensor import Tensor
+from singa import opt, sonnx
+from singa._core import tape
+from singa._core.tensor import Tensor
 from singa_backend.errors import InvalidInput
 
 RNG = np.random.default_rng(3)

@@ -18,8 +18,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from singa import opt, sonnx, tape
-from singa._tensor import Tensor
+from singa import opt, sonnx
+from singa._core import tape
+from singa._core.tensor import Tensor
 from singa_backend.errors import InvalidInput, UnsupportedModel
 
 F = np.float32

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from singa import autograd
 from singa import tensor as tensors
-from singa.tape import op
+from singa._core.ops import op
 
 _spec = importlib.util.spec_from_file_location("export", Path(__file__).parents[1] / "models" / "export.py")
 assert _spec is not None and _spec.loader is not None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from singa import autograd, opt, sonnx
-from singa._tensor import Tensor
+from singa._core.tensor import Tensor
 
 _spec = importlib.util.spec_from_file_location("nets", Path(__file__).with_name("nets.py"))
 assert _spec is not None and _spec.loader is not None

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from singa import opt, sonnx, tape
-from singa._tensor import Tensor
+from singa import opt, sonnx
+from singa._core import tape
+from singa._core.tensor import Tensor
 from singa_backend.errors import InvalidInput
 
 F = np.float32

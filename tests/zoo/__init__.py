@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from singa._tensor import Tensor
+from singa._core.tensor import Tensor
 from singa.model import Model
 
 from . import classic, inception, mobile, parts, residual, t5, yolo

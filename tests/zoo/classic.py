@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from singa import autograd, layer, model
-from singa._tensor import Tensor
+from singa._core.tensor import Tensor
 
 from .parts import Chain, pooled, scaled
 

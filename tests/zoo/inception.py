@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from singa import layer, model
-from singa._tensor import Tensor
+from singa._core.tensor import Tensor
 
 from .parts import Chain, ConvNorm, pooled, scaled
 

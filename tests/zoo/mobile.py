@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from singa import autograd, layer, model
-from singa._tensor import Tensor
-from singa.tape import op
+from singa._core.ops import op
+from singa._core.tensor import Tensor
 
 from .parts import Activation, Chain, ConvNorm, hardswish, pooled, relu6, scaled, whole
 

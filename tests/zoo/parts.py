@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from singa import autograd, layer
-from singa._tensor import Tensor
-from singa.tape import op
+from singa._core.ops import op
+from singa._core.tensor import Tensor
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from singa import autograd, layer, model
-from singa._tensor import Tensor, to_numpy
+from singa._core.tensor import Tensor, to_numpy
 
 from .parts import Chain, ConvNorm, pooled, scaled
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from singa import autograd, layer, model
-from singa._tensor import Tensor
-from singa.tape import op
+from singa._core.ops import op
+from singa._core.tensor import Tensor
 
 FAR = -1e9
 """What is added to the scores of places that must not be seen."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from singa import autograd, layer, model
-from singa._tensor import Tensor
-from singa.tape import op
+from singa._core.ops import op
+from singa._core.tensor import Tensor
 
 from .parts import Chain, ConvNorm, scaled, silu
 

@@ -22,7 +22,7 @@ from singa_backend.proto import tensor_data
 from singa_backend.proto.schemas import newest, schema_version
 from singa_backend.proto.values import Value, declared_type
 
-from .._imported import frozen, running
+from .._onnx.imported import frozen, running
 
 
 @dataclass

@@ -1,5 +1,5 @@
 """`python -m singa.cli`."""
 
-from . import main
+from ._main import main
 
 main()

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from singa_backend import Value
 from singa_backend.proto import test_data
 
-from .. import _feeding
+from . import _feeds
 
 _OPTIONS = (
     click.option("--input", "-i", "files", multiple=True, metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file."),
@@ -38,14 +38,14 @@ def gather(model: ModelProto, values: Sequence[Value], *, files: Sequence[str] =
     values: what the model must be fed.  draw: whether to draw random inputs, of seed 0, where nothing was given.
     """
     random = seed is not None or (draw and not (files or archive or data))
-    feeds: dict[str, Any] = _feeding.random_inputs(values, seed or 0, _feeding.sizes_of(sizes)) if random else {}
+    feeds: dict[str, Any] = _feeds.random_inputs(values, seed or 0, _feeds.sizes_of(sizes)) if random else {}
     if archive:
-        feeds |= _feeding.from_npz(archive)
+        feeds |= _feeds.from_npz(archive)
     if data:
         feeds |= dict(zip((v.name for v in values), test_data.data_set(data, model)[0], strict=False))
     for pair in files:
         name, _, file = pair.partition("=")
         if not file:
             raise click.BadParameter(f"{pair!r} is not NAME=FILE", param_hint="--input")
-        feeds[name] = _feeding.from_file(Path(file))
+        feeds[name] = _feeds.from_file(Path(file))
     return feeds

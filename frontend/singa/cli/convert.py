@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from singa import exporting
+from singa._onnx import export
 
 from ._common import json_option, out, say, typed
 from ._writing import given, write_options
@@ -25,7 +25,7 @@ def convert(model: Path, path: Path, as_json: bool, **options: Any) -> None:
     Operators are written in the version that the opset has, and composed where it has none. The exit code is 3, and nothing is
     written, where some operator has no form in this opset; the message names each, and the least opset that holds it.
     """
-    _, report = exporting.convert(model, path=path, with_report=True, **given(options))
+    _, report = export.convert(model, path=path, with_report=True, **given(options))
     if as_json:
         out.print_json(json.dumps(report.to_dict()))
     else:

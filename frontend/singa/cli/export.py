@@ -17,9 +17,10 @@ import numpy as np
 from singa_backend import Value
 from singa_backend.errors import InvalidInput
 
-from .. import _feeding, checking, exporting
-from .._tensor import Tensor
+from .._core.tensor import Tensor
+from .._onnx import export, verify
 from ..model import Model
+from . import _feeds
 from ._common import json_option, out, say, typed
 from ._writing import given, write_options
 
@@ -47,18 +48,18 @@ def export_(target: str, archive: Path | None, drawn: tuple[str, ...], compared:
     and a list of Tensors to call it with. The program is imported, so run only what you trust.
     """
     model, inputs = _built(target)
-    arrays = _feeding.from_npz(archive) if archive else _feeding.random_inputs([*map(_declared, drawn)], 0, {})
+    arrays = _feeds.from_npz(archive) if archive else _feeds.random_inputs([*map(_declared, drawn)], 0, {})
     if arrays:
         inputs = [Tensor(data=a, requires_grad=False, name=n) for n, a in arrays.items()]
     if inputs and not model.get_states():
         model.compile(list(inputs), is_train=False)
     chosen = given(options)
     if compared:
-        _, check = checking.export_and_check(model, inputs or [], path, **chosen)
+        _, check = verify.export_and_check(model, inputs or [], path, **chosen)
         result: Any = {"errors": check.errors, "comparisons": [str(c) for c in check.comparisons]}
         text = str(check)
     else:
-        _, report = exporting.export(model, inputs, path, with_report=True, **chosen)
+        _, report = export.export(model, inputs, path, with_report=True, **chosen)
         result, text = report.to_dict(), str(report)
     if as_json:
         out.print_json(json.dumps(result))

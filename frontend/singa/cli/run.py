@@ -17,7 +17,7 @@ from singa_backend.comparison import verdict
 from singa_backend.proto import test_data
 from singa_backend.proto.load import load_model
 
-from .. import _feeding
+from . import _feeds
 from ._common import NO, device_option, json_option, limit_option, out, typed
 from ._inputs import gather, input_options
 
@@ -46,7 +46,7 @@ def run(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | 
         arrays: dict[str, Any] = {n: v for n, v in outputs.to_dict().items() if isinstance(v, np.ndarray)}
         np.savez(target, **arrays)
     why = verdict.strict(list(outputs)[: len(expected)], expected, rtol, atol) if expected is not None else ""
-    rows = [_feeding.summary(n, v) for n, v in outputs.to_dict().items()]
+    rows = [_feeds.summary(n, v) for n, v in outputs.to_dict().items()]
     if as_json:
         click.echo(json.dumps({"outputs": rows, "compared": expected is not None, "difference": why}))
     else:

@@ -62,10 +62,10 @@ def train(model: Path, data: Path, validation: Path | None, target: str, loss: s
     Names, structure and opset of the file stay as they are; only the values of its float initializers change.
     """
     from .. import autograd, opt
-    from .._tensor import Tensor
+    from .._core.tensor import Tensor
+    from .._onnx.model import SONNXModel
+    from .._training.fit import accuracy, batches, fit
     from ..device import resolve
-    from ..fitting import accuracy, batches, fit
-    from ..sonnx import SONNXModel
 
     _check_plot(plot)
     compute = getattr(autograd, loss)

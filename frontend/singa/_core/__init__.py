@@ -1,0 +1,1 @@
+"""Tensors, the tape of operators that made them, and its way back."""

@@ -1,0 +1,136 @@
+"""Play a tape backward: from a loss to the tensors that store their gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import Any
+
+from singa_backend.errors import InvalidInput
+from singa_backend.interpreters.base import Interpreter
+
+from . import coverage, tape, trace
+from .coverage import nothing_trains
+from .ops import op
+from .tape import Dummy, Operator, vocabulary
+from .tensor import Tensor
+
+
+def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
+    """How often each operator's results, and each tensor, are used on the way to `y_op`."""
+    operators: Counter[Operator] = Counter()
+    tensors: Counter[int] = Counter()
+    seen = {y_op}
+    pending = [y_op]
+    while pending:
+        operator = pending.pop()
+        for creator, x_id, _, _ in operator.src:
+            operators[creator] += 1
+            tensors[x_id] += 1
+            if creator not in seen:
+                seen.add(creator)
+                pending.append(creator)
+    return operators, tensors
+
+
+def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Play the tape backward from `y`; gives (tensor, gradient) for the tensors before it that store their gradients.
+
+    y: a tensor of one element.  dy: its gradient, an array, a Tensor or a number; 1 when absent.
+    Each is given once, as soon as its gradient is complete, in an order that is always the same.
+    Raises InvalidInput where `y` has more elements, no tape leads to it, nothing on it takes a gradient, or a tensor was
+    changed after an operator had read it whose gradient asks for its value.
+    """
+    reach = coverage.current()
+    if reach is not None:
+        reach.played = True
+    if not y.requires_grad or isinstance(y.creator, Dummy):
+        if tape.training:
+            raise nothing_trains(reach)
+        raise InvalidInput(
+            "no tape leads to this tensor",
+            code="SX313",
+            hint="call model.train(), or set autograd.training = True, before the forward",
+        )
+    shape = op.shape(y)
+    if shape is None or any(d != 1 for d in shape):
+        raise InvalidInput(f"backward starts at a tensor of one element; this one has shape {shape}", code="SX314",
+                           hint="reduce the loss, for example by its mean")  # fmt: skip
+    device = y.device
+    first = vocabulary(device)
+    start = first.full_like(trace.value(y), 1) if dy is None else _start(first, y, dy)
+    uses, storing = _wanted(y.creator)
+    found: dict[Operator, list[Any]] = {y.creator: [None] * len(y.creator.y_id2idx)}
+    found[y.creator][y.creator.place(y)] = start
+    ready = [(-y.creator.serial, y.creator)]
+    while ready:
+        _, here = heappop(ready)
+        dys = found.pop(here, None)
+        needs = [creator is not None and creator in uses for creator in here.creators]
+        grads: list[Any] = [None] * len(needs)
+        if any(needs) and dys is not None and any(d is not None for d in dys):
+            grads = here._backward(dys, needs, device)
+        complete: list[Operator] = []
+        for x, creator, need, g in zip(here.inputs, here.creators, needs, grads, strict=True):
+            if not need or x is None or creator is None:
+                continue
+            if g is not None:
+                slots = found.setdefault(creator, [None] * len(creator.y_id2idx))
+                i = creator.place(x)
+                slots[i] = vocabulary(device).add(slots[i], g)
+            uses[creator] -= 1
+            if uses[creator] == 0:
+                complete.append(creator)
+                if not isinstance(creator, Dummy):
+                    heappush(ready, (-creator.serial, creator))
+        for creator in complete:
+            for x in storing.get(creator, ()):
+                g = found.get(creator, [None])[creator.place(x)]
+                if g is not None:
+                    if reach is not None:
+                        reach.found.add(id(x))
+                    yield x, Tensor._of(g, x.device, False)
+            if isinstance(creator, Dummy):
+                found.pop(creator, None)
+
+
+def _start(first: Interpreter[Any], y: Tensor, dy: Any) -> Any:
+    if tape._is_tensor(dy) and not dy._loose and trace.current() is None:
+        tape._same_device(y.device, dy.device, "backward")
+    value = tape._value_on(y.device, dy) if tape._is_tensor(dy) else first.constant(dy, op.dtype(y))
+    return first.call("Expand", (first.cast(value, trace.value(y)), first.call("Shape", (trace.value(y),), {}, 1)[0]), {}, 1)[0]
+
+
+def _wanted(y_op: Operator) -> tuple[Counter[Operator], dict[Operator, list[Tensor]]]:
+    """The operators that gradients must flow to, with how often each is used; and those of tensors that store theirs."""
+    order: list[Operator] = []
+    seen = {y_op}
+    pending = [y_op]
+    while pending:
+        operator = pending.pop()
+        order.append(operator)
+        for creator in operator.creators:
+            if creator is not None and creator not in seen:
+                seen.add(creator)
+                pending.append(creator)
+    wanted: set[Operator] = set()
+    storing: dict[Operator, list[Tensor]] = {}
+    stored: set[int] = set()
+    for operator in sorted(order, key=lambda o: o.serial):
+        for x, creator in zip(operator.inputs, operator.creators, strict=True):
+            if x is None or creator is None or not (x.stores_grad or creator in wanted):
+                continue
+            wanted |= {creator, operator}
+            if x.stores_grad and id(x) not in stored:
+                stored.add(id(x))
+                storing.setdefault(creator, []).append(x)
+    uses: Counter[Operator] = Counter()
+    for operator in wanted:
+        uses.update(c for c in operator.creators if c is not None and c in wanted)
+    return uses, storing
+
+
+def gradients(y: Tensor, dy: Any = None) -> dict[int, Tensor]:
+    """The gradients that `backward` gives, by the id of the parameter."""
+    return {id(p): g for p, g in backward(y, dy)}

@@ -1,0 +1,206 @@
+"""ONNX's operators on tensors, at the newest opset.
+
+`op.Mul(x, y)` computes, and where gradients may be requested it leaves a `Node` on the tape as the creator of the result.
+While a step is recorded as a graph (`trace.py`) the same calls write nodes instead of computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from onnx import TypeProto
+
+from singa_backend import dtypes
+from singa_backend.autodiff.replay import rebuild_subgraph
+from singa_backend.autodiff.support import no_gradient_reason
+from singa_backend.interpreters.base import Interpreter, Subgraph, arguments
+from singa_backend.ir.declaration import Declaration, declarations
+from singa_backend.ir.versioned import VersionedOperator
+from singa_backend.proto.schemas import schema_version
+
+from ..device import Device, default_device
+from . import provenance, tape, trace
+from .tape import Node, _anywhere, _eager, _is_tensor, _same_device, _value_on, vocabulary
+from .variable import Variable, of
+
+
+class TensorInterpreter(Interpreter[Any]):
+    """ONNX's operators on Tensors."""
+
+    def __init__(self) -> None:
+        self.opset = _eager(default_device).opset
+
+    def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
+        bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
+        captured = [v for b in bodies for v in b.captured.values()]
+        tensors = [x if _is_tensor(x) else None for x in inputs]
+        every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
+        device = _meeting(every, op_type, domain, self.opset)
+        op = vocabulary(device)
+        raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
+        below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
+        made = op.call(op_type, raw, below, outputs, domain)
+        values = [*raw, *(_value_on(device, v) for v in captured)]
+        if not tape.training or not any(x is not None and x.requires_grad for x in every):
+            ys = _wrapped(made, device, every)
+        else:
+            node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
+            ys = self._leave(node, every, values, made, device)
+        shape = op.shape(raw[0]) if op_type == "Reshape" and isinstance(inputs[1], (list, tuple)) else None
+        provenance.remember(
+            ys, op_type, _again_as(op_type, attributes, outputs, domain, len(inputs), shape), [*inputs, *captured]
+        )
+        return ys
+
+    def _leave(self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device) -> list[Any]:
+        """The results, with the node as their creator."""
+        ys = node.record(xs, made, device, not no_gradient_reason(node.declaration))
+        if node.requires_grad:
+            node.keep(values, made, () if trace.current() is not None else (*xs, *ys))
+            for y in ys:
+                if y is not None:
+                    y.requires_grad = _floats(y)
+        return list(ys)
+
+    @property
+    def runs_old_versions(self) -> bool:
+        return True
+
+    @property
+    def is_symbolic(self) -> bool:
+        return trace.current() is not None
+
+    def call_version(
+        self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Any]:
+        device = _meeting(inputs, operator.declaration.name, operator.declaration.domain, self.opset)
+        values = [_value_on(device, x) for x in inputs]
+        made = vocabulary(device).call_version(operator, values, attributes, wanted)
+        if not tape.training or not any(x is not None and x.requires_grad for x in inputs):
+            ys = _wrapped(made, device, inputs)
+        else:
+            declaration = operator.declaration
+            node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, operator.version)
+            ys = self._leave(node, inputs, values, made, device)
+        provenance.remember(
+            ys, operator.declaration.name, lambda xs, _: self.call_version(operator, xs, attributes, wanted), inputs
+        )
+        return ys
+
+    def constant(self, value: Any, dtype: Any = None) -> Any:
+        tensor = of(np.asarray(value, dtype), default_device, False)
+        tensor._fixed = tensor._loose = True
+        return tensor
+
+    def is_value(self, x: Any) -> bool:
+        return _is_tensor(x)
+
+    def dtype(self, x: Variable) -> np.dtype[Any]:
+        return vocabulary(x.device).dtype(trace.value(x))
+
+    def is_sequence(self, x: Variable) -> bool:
+        return vocabulary(x.device).is_sequence(trace.value(x))
+
+    def shape(self, x: Variable) -> tuple[int | str | None, ...] | None:
+        return vocabulary(x.device).shape(trace.value(x))
+
+    def constant_value(self, x: Variable) -> np.ndarray | None:
+        """While a step is recorded, what its graph knows; without one, every value may change from call to call."""
+        current = trace.current()
+        return None if current is None else current.writer.constant_value(current.value(x))
+
+    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+        return (_anywhere if trace.current() is None else vocabulary()).graph(make, types)
+
+
+def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Again:
+    """The call once more; BatchNormalization by the mode that is asked for, whatever it was.
+
+    count: of the inputs; behind them stands what the graphs among the attributes capture.
+    shape: of what a Reshape by given sizes was of: where a size is open now, the sizes that came from it are too.
+    """
+
+    def again(xs: list[Any], train: bool) -> Sequence[Any]:
+        if op_type == "BatchNormalization" and not domain and train != bool(attributes.get("training_mode")):
+            how = {"epsilon": attributes.get("epsilon", 1e-5)}
+            if train:
+                return op.BatchNormalization(*xs, **how, training_mode=1, outputs=3)  # type: ignore[no-any-return]
+            return [op.BatchNormalization(*xs, **how), *xs[3:5]]
+        own, rest = dict(attributes), iter(xs[count:])
+        for name, value in attributes.items():
+            if isinstance(value, Subgraph):
+                own[name] = rebuild_subgraph(op, value, [next(rest) for _ in value.captured])
+        if shape is not None:
+            xs = [xs[0], _following(list(xs[1]), shape, op.shape(xs[0]) or ()), *xs[2:]]
+        return op.call(op_type, xs[:count], own, outputs, domain)
+
+    return again
+
+
+def _following(sizes: list[int], was: Sequence[Any], now: Sequence[Any]) -> list[int]:
+    """Sizes for Reshape: 0 (keep) where a size that is open now stood at its own place, -1 for one that it had gone into."""
+    opened = [i for i, d in enumerate(now) if not isinstance(d, int) and i < len(was) and isinstance(was[i], int)]
+    made = list(sizes)
+    for i in opened:
+        if i < len(made) and made[i] == was[i]:
+            made[i] = 0
+        elif -1 not in made:
+            into = next((k for k, n in enumerate(made) if n and was[i] and n % was[i] == 0), None)
+            if into is not None:
+                made[into] = -1
+    return made
+
+
+def _wrapped(values: Sequence[Any], device: Device, xs: Sequence[Variable | None]) -> list[Any]:
+    """Values as tensors that no operator made; None stays None.  What is computed of constants alone is as loose as they."""
+    loose = trace.current() is None and all(x is None or x._loose for x in xs)
+    tensors = [v if v is None else of(v, device, False) for v in values]
+    for t in tensors if loose else ():
+        if t is not None:
+            t._loose = True
+    return tensors
+
+
+def _meeting(xs: Sequence[Variable | None], op_type: str, domain: str, opset: int) -> Device:
+    """The device of the tensors; that of the constants among them where there are only such.
+
+    What an operator reads on the host, such as a shape, may lie anywhere.  Raises InvalidInput where others lie on two devices.
+    """
+    lie = [(i, x.device) for i, x in enumerate(xs) if x is not None and not x._loose]
+    if not lie:
+        return next((x.device for x in xs if x is not None and x.device is not default_device), default_device)
+    device = lie[0][1]
+    if trace.current() is not None or all(d is device for _, d in lie):
+        return device
+    declaration = _declaration(domain, op_type, opset)
+    read = {i for i, declared in enumerate(declaration.inputs) if declared.host is not None}
+    rest = [d for i, d in lie if i not in read] or [d for _, d in lie]
+    if not declaration.host:
+        for d in rest:
+            _same_device(rest[0], d, op_type)
+    return rest[0]
+
+
+def _floats(y: Variable) -> bool:
+    try:
+        return dtypes.is_float(op.dtype(y))
+    except ValueError:
+        return False
+
+
+def _lowered(body: Subgraph, device: Device) -> Subgraph:
+    return Subgraph(body.proto, body.opset, {n: _value_on(device, v) for n, v in body.captured.items()})
+
+
+@lru_cache(maxsize=4096)
+def _declaration(domain: str, op_type: str, opset: int) -> Declaration:
+    version = schema_version(domain, op_type, opset if domain == "" else 1 << 30)
+    assert version is not None
+    return declarations[domain, op_type][version]
+
+
+op = TensorInterpreter()
+"""ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""

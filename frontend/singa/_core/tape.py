@@ -1,0 +1,286 @@
+"""A tape of operators, which `backward.py` plays backward: each is the creator of the tensors that it made.
+
+`Node` is an ONNX operator, which the calls of `ops.py` leave; `Operator` is the class that users derive theirs from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from singa_backend import dtypes
+from singa_backend.autodiff.tape import gradients as rule_gradients
+from singa_backend.errors import InvalidInput
+from singa_backend.interpreters.base import Interpreter, Subgraph
+from singa_backend.interpreters.builder import GraphBuilder
+from singa_backend.interpreters.eager import Eager
+from singa_backend.ir.declaration import Declaration
+from singa_backend.proto.messages import reads
+
+from ..device import Device, default_device
+from . import provenance, trace
+from .variable import Variable, of
+
+_serial = itertools.count()
+
+training = False
+"""Whether operators leave a tape; `autograd.training` is this flag."""
+
+
+@contextlib.contextmanager
+def no_tape() -> Iterator[None]:
+    """The context in which operators leave no tape: updates of parameters, statistics, metrics."""
+    global training
+    before, training = training, False
+    try:
+        with provenance.quiet:
+            yield
+    finally:
+        training = before
+
+
+class _Anywhere(Eager):
+    """What lies around a graph: values of any device, which is that of the tensors that the graph will meet."""
+
+    def is_value(self, x: Any) -> bool:
+        if isinstance(x, list):
+            return super().is_value(x)
+        return hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, np.generic)
+
+
+_anywhere = _Anywhere()
+
+
+@lru_cache(maxsize=64)
+def _eager(device: Device) -> Eager:
+    return Eager(device.backend)
+
+
+def vocabulary(device: Device | None = None) -> Interpreter[Any]:
+    """What computes the values of tensors now: the device, or the graph that is being recorded."""
+    current = trace.current()
+    return current.writer if current is not None else _eager(device or default_device)
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+class Operator:
+    """One step of a tape.  Users derive from it and write `forward(*raw)` and `backward(*raw)` on the values of tensors.
+
+    Calling it on tensors gives a tuple of tensors.
+    src: for each input its creator, the tensor's id, the tensor where it stores its gradient (else None), and whether it does.
+    """
+
+    op_count = 0
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is None:
+            name = f"{type(self).__name__}#{Operator.op_count}"
+            Operator.op_count += 1
+        self.name = name
+        self.serial = 0
+        self.src: list[tuple[Operator, int, Any, bool]] = []
+        self.y_id2idx: dict[int, int] = {}
+        self.requires_grad = False
+        self.inputs: list[Any] = []
+        """Those that take a gradient; None for the others."""
+        self.creators: list[Operator | None] = []
+        """What made each input; a tensor that is filled anew later is another one's."""
+
+    def __call__(self, *xs: Any) -> tuple[Any, ...]:
+        """Compute on tensors; raises InvalidInput for what is no tensor."""
+        if trace.current() is not None:
+            raise trace.NotTraceable(f"the operator {self.name} is written in Python: it cannot become part of a graph")
+        for x in xs:
+            if not _is_tensor(x):
+                raise InvalidInput(f"{self.name} takes tensors; it was given a {type(x).__name__}", code="SX311")
+        device = next((x.device for x in xs if not x._loose), default_device)
+        for x in xs:
+            _same_device(device, device if x._loose else x.device, self.name)
+        results = self.forward(*(_value_on(device, x) for x in xs))
+        values = results if isinstance(results, tuple) else (results,)
+        ys = self.record(list(xs), values, device)
+        types = tuple((getattr(v, "dtype", None), getattr(v, "shape", None)) for v in values)
+        provenance.remember(ys, type(self).__name__, lambda args, _: self(*args), xs, self, types)
+        return ys
+
+    def forward(self, *xs: Any) -> Any:
+        """The outputs for these values: an array, or a tuple of arrays."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def backward(self, *dys: Any) -> Any:
+        """The gradients of the inputs, given those of the outputs."""
+        raise NotImplementedError(f"{type(self).__name__} has no backward")
+
+    def record(self, xs: Sequence[Variable | None], values: Sequence[Any], device: Device, flows: bool = True) -> tuple[Any, ...]:
+        """Wrap the outputs; where gradients may be asked for, this operator becomes their creator."""
+        self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
+        self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
+        if self.requires_grad and any(x is not None and x._creator is self for x in xs):
+            raise InvalidInput(f"{self.name} is given what it made itself, and knows its last call only", code="SX371",
+                               hint="make an operator for each call")  # fmt: skip
+        ys = tuple(None if v is None else of(v, device, self.requires_grad) for v in values)
+        if self.requires_grad:
+            self.inputs = [x if x is not None and x.requires_grad else None for x in xs]
+            self.creators = [None if x is None else creator_of(x) for x in self.inputs]
+            self.y_id2idx = {}
+            self.src = [(creator_of(x), id(x), x if x.stores_grad else None, x.stores_grad) for x in xs if x is not None]
+            for i, y in enumerate(ys):
+                if y is not None:
+                    y._creator = self
+                self.y_id2idx[id(y)] = i
+        return ys
+
+    def place(self, y: Variable) -> int:
+        """Which of the outputs `y` is; raises InvalidInput where this operator has made others since."""
+        if id(y) not in self.y_id2idx:
+            raise InvalidInput(f"{self.name} was called again, and knows its last call only", code="SX371",
+                               hint="make an operator for each call")  # fmt: skip
+        return self.y_id2idx[id(y)]
+
+    def output_name(self, idx: int) -> str:
+        return f"{self.name}:{idx}"
+
+    def grad_name(self, idx: int) -> str:
+        return f"{self.name}_g:{idx}"
+
+    def get_params(self) -> dict[str, Any]:
+        """What the operator holds besides its inputs; operators of users may say more."""
+        return {}
+
+    def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        zeros = [np.float32(0) if dy is None else dy for dy in dys]
+        result = self.backward(*zeros)
+        grads = list(result) if isinstance(result, (tuple, list)) else [result]
+        if len(grads) != len(needs):
+            raise InvalidInput(f"the backward of {self.name} gave {len(grads)} gradients for {len(needs)} inputs", code="SX312")
+        return grads
+
+
+Operation = Operator
+
+
+class Dummy(Operator):
+    """The creator of a leaf: a tensor that no operator made."""
+
+    def __init__(self, tensor: Variable, name: str | None = None) -> None:
+        super().__init__(name or f"Dummy#{Operator.op_count}")
+        if name is None:
+            Operator.op_count += 1
+        self.y_id2idx = {id(tensor): 0}  # not the tensor: the two would keep each other alive
+
+    def output_name(self, idx: int) -> str:
+        return self.name
+
+
+def creator_of(tensor: Variable) -> Operator:
+    """The operator that made a tensor; a leaf's is a Dummy."""
+    if tensor._creator is None:
+        tensor._creator = Dummy(tensor, tensor.name or None)
+    creator: Operator = tensor._creator
+    return creator
+
+
+class Node(Operator):
+    """An ONNX operator on the tape; its gradient is the rule under its declaration.
+
+    Only the values that the rule names are kept.
+    """
+
+    def __init__(self, op_type: str, domain: str, declaration: Declaration, attributes: dict[str, Any], opset: int,
+                 version: int | None = None) -> None:  # fmt: skip
+        super().__init__(f"{op_type}#{Operator.op_count}")
+        Operator.op_count += 1
+        self.op_type, self.domain, self.opset, self.version = op_type, domain, opset, version
+        self.declaration = declaration
+        self.attributes = attributes
+        self._values: list[Any] = []
+        self._outputs: list[Any] = []
+        self._read: list[tuple[weakref.ref[Variable], int] | None] = []
+
+    def keep(self, values: Sequence[Any], outputs: Sequence[Any], tensors: Sequence[Variable | None] = ()) -> None:
+        """Keep of the inputs and outputs what the rule asks for.
+
+        tensors: those that hold the inputs and then the outputs; they must not change until the gradient is taken.
+        """
+        self._choose(values, outputs)
+        kept = zip(tensors, (*self._values, *self._outputs), strict=False)
+        self._read = [None if t is None or v is None or v is _Dropped else (weakref.ref(t), t._version) for t, v in kept]
+
+    def _choose(self, values: Sequence[Any], outputs: Sequence[Any]) -> None:
+        rule = self.declaration.gradient_rule
+        if rule is None:
+            self._values, self._outputs = list(values), [None] * len(outputs)
+            return
+        named = [d.name for d in self.declaration.inputs]
+        names = set(rule.names)
+        last = len(named) - 1
+        everything = "captured" in names or any(d.variadic for d in self.declaration.inputs)
+        self._values = [
+            v if everything or named[min(i, last)] in names else (v if v is None else _Dropped) for i, v in enumerate(values)
+        ]
+        keeps = bool({"y", "ys"} & names) or len(outputs) > 1
+        self._outputs = list(outputs) if keeps else [None] * len(outputs)
+
+    def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        changed = {i: t for i, r in enumerate(self._read) if r and (t := r[0]()) is not None and t._version != r[1]}
+        for i in sorted(changed.keys() & self._asks_for(dys, needs)) if changed else ():
+            what = f"{changed[i].name or creator_of(changed[i]).name} was changed after {self.name} had read it"
+            raise InvalidInput(f"{what}, whose gradient asks for its value", code="SX370",
+                               hint="take the gradients of every loss before the update, or compute the loss anew")  # fmt: skip
+        op = vocabulary(device)
+        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs,
+                              self.version)  # fmt: skip
+
+    def _asks_for(self, dys: list[Any], needs: list[bool]) -> set[int]:
+        """Which of the inputs and outputs the gradient computes with: of the others it asks for the shape alone."""
+        values = [*self._values, *self._outputs]
+        every = set(range(len(values)))
+        if any(isinstance(v, Subgraph) for v in self.attributes.values()) or any(isinstance(v, list) for v in values):
+            return every
+        builder = GraphBuilder(self.opset)
+
+        def symbol(v: Any) -> Any:
+            if v is None or v is _Dropped:
+                return v
+            return builder.input("x", helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape))
+
+        symbols, count = [symbol(v) for v in values], len(self._values)
+        made = rule_gradients(builder, self.declaration, symbols[:count], symbols[count:], self.attributes,
+                              [symbol(d) for d in dys], needs, self.version)  # fmt: skip
+        graph = builder.proto("gradient", builder.finish([g for g in made if g is not None]))
+        used = {n for node in graph.node for n in reads(node)}
+        return {i for i in every if getattr(symbols[i], "name", None) in used}
+
+
+_Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the rule does not name"})()
+
+
+# --- devices: an operator computes where its tensors lie, and constants follow them
+
+
+def _same_device(a: Device, b: Device, where: str) -> None:
+    if a is not b and str(a.backend) != str(b.backend):
+        raise InvalidInput(f"{where} was given tensors on {a.backend} and on {b.backend}", code="SX344",
+                           hint="move one: x.to_device(dev)")  # fmt: skip
+
+
+def _value_on(device: Device, x: Any) -> Any:
+    """What to compute with; constants, and arrays of the host, come along to the device."""
+    if not _is_tensor(x):
+        return device.backend.put(x) if isinstance(x, np.ndarray) and trace.current() is None else x
+    if x._loose and x.device is not device and trace.current() is None:
+        return device.backend.put(x.device.backend.get(x._data))
+    return trace.value(x)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, Variable)

@@ -1,0 +1,153 @@
+"""A step recorded as one ONNX graph: while it is recorded, tensors hold symbols, and operators write nodes.
+
+What a step reads from outside becomes an input of the graph that is bound to the tensor, and what it assigns (parameters,
+optimizer states, running statistics, the random stream) becomes an output that is written back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+from onnx import TypeProto, helper
+
+from singa_backend import dtypes
+from singa_backend.errors import SonnxError
+from singa_backend.interpreters.builder import Symbol
+from singa_backend.opsets.writer import OpsetWriter
+
+from . import provenance
+from .variable import Variable
+
+_HELD = 64
+"""Elements of a tensor whose value is kept while it is exported: bounds, ratios, scales."""
+
+
+class NotTraceable(SonnxError):
+    """A step cannot become a graph: it reads a value in Python, or runs an operator that is written in Python."""
+
+    default_code = "SX330"
+
+
+class Trace:
+    """A step in the making.
+
+    writer: what its nodes are written by.
+    inputs: the tensors that the step reads, each with its symbol, in the order of first use.
+    assigned: the tensors that it writes, in order.  told: those of them whose readers may not take gradients any more.
+    settings: what was read in Python and is part of the graph, each with how to ask for it anew, and what it was.
+    holds: whether small tensors that are read keep their values: older opsets want some of them as attributes.
+    """
+
+    def __init__(self, opset: int, holds: bool = False) -> None:
+        self.writer = OpsetWriter(opset)
+        self._holds = holds
+        self.inputs: list[tuple[Variable, Symbol]] = []
+        self.assigned: dict[int, Variable] = {}
+        self.told: set[int] = set()
+        self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
+        self._bound: dict[int, Symbol] = {}
+
+    def bind(self, tensor: Variable, name: str) -> Symbol:
+        """Make a tensor an input of the graph, under a name."""
+        symbol = self.writer.input(name, type_of(tensor))
+        if self._holds and tensor._data.size <= _HELD:
+            symbol.frozen_value = tensor.device.backend.get(tensor._data)
+        self.inputs.append((tensor, symbol))
+        self._bound[id(tensor)] = symbol
+        return symbol
+
+    def value(self, tensor: Variable) -> Any:
+        """The symbol of a tensor; one that was made before the step becomes an input."""
+        if id(tensor) in self._bound:
+            return self._bound[id(tensor)]
+        if isinstance(tensor._data, Symbol):
+            return tensor._data
+        if tensor._fixed and tensor.name:  # a constant of a file keeps its name
+            array = tensor.device.backend.get(tensor._data)
+            self._bound[id(tensor)] = self.writer.builder.initializer(tensor.name, array, fold=True)
+            return self._bound[id(tensor)]
+        if tensor._fixed:
+            return self.writer.constant(tensor.device.backend.get(tensor._data))
+        return self.bind(tensor, tensor.name or "state")
+
+    def named(self, first: int, tensors: Sequence[Variable | None], names: Sequence[str], node: str = "") -> None:
+        """Give what the nodes from number `first` on have made the names that it is wished to have."""
+        symbols = [t._data if t is not None and isinstance(t._data, Symbol) else None for t in tensors]
+        self.writer.builder.rename(first, symbols, names, node)
+
+    def declared(self, tensor: Variable | None, type: TypeProto | None) -> None:
+        """What a file says of a result, where inference lost its rank."""
+        symbol = tensor._data if tensor is not None else None
+        if type is not None and isinstance(symbol, Symbol) and self.writer.shape(symbol) is None:
+            symbol.type = type
+
+    def assign(self, tensor: Variable, symbol: Symbol, told: bool = True) -> None:
+        """From here on the tensor is this value; it is written back when the graph has run."""
+        tensor._fixed = False  # what is written is no constant
+        if not isinstance(tensor._data, Symbol):
+            self.value(tensor)
+            self.assigned[id(tensor)] = tensor
+            if told:
+                self.told.add(id(tensor))
+        self._bound[id(tensor)] = symbol
+
+
+_current: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+def current() -> Trace | None:
+    """The step that is being recorded, or None."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def recording(trace: Trace) -> Iterator[Trace]:
+    """The context in which a step is recorded, and every leaf that it reads is kept alive."""
+    token = _current.set(trace)
+    try:
+        with provenance.keeping:
+            yield trace
+    finally:
+        _current.reset(token)
+
+
+def depends(owner: Any, ask: Callable[[], Any]) -> None:
+    """Note a setting of an object that the step reads in Python: where `ask` gives another value later, it is recorded anew."""
+    trace = _current.get()
+    if trace is not None and id(owner) not in trace.settings:
+        trace.settings[id(owner)] = (ask, ask())
+
+
+def value(tensor: Variable) -> Any:
+    """What operators compute with: the tensor's array, or its symbol while a step is recorded."""
+    trace = _current.get()
+    return tensor._data if trace is None else trace.value(tensor)
+
+
+def type_of(tensor: Variable) -> TypeProto:
+    """The type of a tensor that has a value, with its sizes."""
+    return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape)
+
+
+def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes may be equal: a size that is not known, of a step with open sizes, contradicts nothing."""
+    return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if isinstance(m, int) and isinstance(n, int))
+
+
+def assign(tensor: Variable, new: Any, told: bool = True) -> None:
+    """Write a new value of the same shape and dtype into a tensor, in place: what made it before did not make this one.
+
+    told: whether operators that have read it may not take gradients by it any more; running statistics are read for nothing.
+    """
+    trace = _current.get()
+    if trace is not None:
+        trace.assign(tensor, new, told)
+    elif new is not tensor._data:
+        tensor._fixed = False
+        tensor._version += told
+        provenance.forget(tensor)
+        tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new

@@ -1,0 +1,60 @@
+"""The fields of a tensor. What is below `tensor.py` reads and makes tensors by these alone; `tensor.py` adds the methods."""
+
+from __future__ import annotations
+
+from typing import Any, Self, TypeVar
+
+from ..device import Device
+from .provenance import Link
+
+V = TypeVar("V", bound="type[Variable]")
+
+
+class Variable:
+    """A value on a device, and which operator made it."""
+
+    _fixed = False
+    """Whether this is a constant of a model: part of a graph that is recorded, never an input of it."""
+
+    _loose = False
+    """Whether this was made of constants alone, by an operator: it follows the tensors that it meets to their device."""
+
+    _origin: Link | None = None
+    """Which operator made it, and as which of its results; None for a leaf."""
+
+    _version = 0
+    """How often it was changed in place: a tape asks whether what it read is still there."""
+
+    device: Device
+    requires_grad: bool
+    stores_grad: bool
+    name: str
+    _creator: Any
+    _data: Any
+
+    @classmethod
+    def _of(cls, value: Any, device: Device, requires_grad: bool) -> Self:
+        """A tensor around a value that an operator has made."""
+        made = cls.__new__(cls)
+        made.device = device
+        made.requires_grad = requires_grad
+        made.stores_grad = False
+        made.name = ""
+        made._creator = None
+        made._data = value
+        return made
+
+
+_class: type[Variable] = Variable
+
+
+def made_by_operators(cls: V) -> V:
+    """Declare the class of what operators return; `tensor.py` does so for `Tensor`."""
+    global _class
+    _class = cls
+    return cls
+
+
+def of(value: Any, device: Device, requires_grad: bool) -> Any:
+    """A Tensor around a value that an operator has made."""
+    return _class._of(value, device, requires_grad)

@@ -1,0 +1,214 @@
+"""What the importers of all frameworks share: packages, nested inputs and outputs, the check beside the framework's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import ModelProto
+
+from singa_backend.errors import InvalidInput, MissingDependency, SonnxError
+
+from .._core import tape
+from .._core.tensor import Tensor
+from .._onnx.model import SONNXModel
+from ._cleaning import rename
+from ._onnx import from_onnx
+
+NARROW = {np.dtype(np.float16): 1e-2, np.dtype(ml_dtypes.bfloat16): 5e-2}
+"""What a result of few bits may differ by, of its largest value."""
+
+_SHOWN = 2000
+"""Characters of an exporter's message that an error shows; `reason` has all of them."""
+
+
+class ExporterFailure(SonnxError):
+    """A framework's exporter gave no model (SX910), or one whose numbers are not the framework's own (SX911).
+
+    framework, framework_version: whose exporter.  reason: the exporter's own message, or what differs.
+    """
+
+    default_code = "SX910"
+
+    def __init__(self, framework: str, version: str, reason: str, *, code: str | None = None, hint: str = "") -> None:
+        shown = reason if len(reason) <= _SHOWN else f"{reason[:_SHOWN]} ..."
+        did = "exports another model than it runs" if code == "SX911" else "could not export the model"
+        super().__init__(f"{framework} {version} {did}: {shown}", code=code, hint=hint)
+        self.framework, self.framework_version, self.reason = framework, version, reason
+
+
+@contextmanager
+def exporting(framework: str, version: str, hint: str = "") -> Iterator[None]:
+    """What is raised within is the exporter's own: it becomes an ExporterFailure (SX910) that says so."""
+    try:
+        yield
+    except Exception as error:
+        raise ExporterFailure(framework, version, f"{type(error).__name__}: {error}", hint=hint) from error
+
+
+def needed(call: str, *modules: str, install: str) -> list[ModuleType]:
+    """The modules that a call needs, imported now.
+
+    Raises MissingDependency where one is not installed (SX700), or is and cannot be imported (SX701).
+    """
+    found = []
+    for name in modules:
+        try:
+            found.append(importlib.import_module(name))
+        except ModuleNotFoundError as error:
+            if error.name != name.partition(".")[0]:
+                raise _broken(call, name, error, install) from error
+            message = f"{call} needs {name}, which is not installed"
+            raise MissingDependency(message, hint=f"pip install {install}") from None
+        except Exception as error:  # a package of other versions than its friends fails in its own ways
+            raise _broken(call, name, error, install) from error
+    return found
+
+
+def _broken(call: str, name: str, error: Exception, install: str) -> MissingDependency:
+    what = f"{call} needs {name}, which is installed and cannot be imported: {type(error).__name__}: {error}"
+    return MissingDependency(what, code="SX701", hint=f"pip install --upgrade {install}")
+
+
+# --- nested values
+
+
+def leaves(value: Any) -> list[Any]:
+    """What stands in nested tuples, lists and mappings, in order; nothing for None."""
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return [leaf for v in value.values() for leaf in leaves(v)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for v in value for leaf in leaves(v)]
+    return [value]
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nesting with each leaf changed; None stays."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {k: rebuilt(v, change) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [rebuilt(v, change) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return change(value)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a leaf is a tensor of some kind, and no Python number."""
+    return isinstance(value, (Tensor, np.ndarray, np.generic)) or (hasattr(value, "shape") and hasattr(value, "dtype"))
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A framework's tensor, or one of ours, as an array on the host."""
+    if isinstance(value, Tensor):
+        return np.asarray(value.device.backend.get(value.data))
+    for name in ("detach", "cpu", "numpy"):
+        value = getattr(value, name)() if hasattr(value, name) else value
+    return np.asarray(value)
+
+
+def check_names(what: str, names: Sequence[str] | None, count: int) -> None:
+    """Raises InvalidInput where names that were given are not as many as what they name, or not distinct."""
+    if names is not None and (len(names) != count or len(set(names)) != count):
+        raise InvalidInput(f"{what}={list(names)} must be {count} distinct names", code="SX301")
+
+
+def open_sizes(name: str, shape: Sequence[int | None], axes: Any) -> tuple[int | None, ...]:
+    """A shape with None at the axes that `dynamic_axes` opens: {name: {axis: size}} or {name: [axis, ...]}."""
+    wanted = [axis + len(shape) if axis < 0 else axis for axis in (axes or {}).get(name, ())]
+    if any(not 0 <= axis < len(shape) for axis in wanted):
+        raise InvalidInput(f"dynamic_axes names the axes {wanted} of {name!r}, whose shape is {tuple(shape)}", code="SX303")
+    return tuple(None if i in wanted else n for i, n in enumerate(shape))
+
+
+def check_axes(axes: Any, names: Sequence[str]) -> None:
+    """Raises InvalidInput where `dynamic_axes` names no input."""
+    unknown = sorted(set(axes or ()) - set(names))
+    if unknown:
+        message = f"dynamic_axes names {', '.join(map(repr, unknown))}; the inputs are {', '.join(map(repr, names))}"
+        raise InvalidInput(message, code="SX301")
+
+
+# --- the model
+
+
+def name_values(proto: ModelProto, names: Sequence[str], output_names: Sequence[str] | None) -> None:
+    """Give the inputs, which a file has as input_0, input_1, ... in any order, their names, and the outputs theirs, in place."""
+    found = [v.name for v in proto.graph.output]
+    check_names("output_names", output_names, len(found))
+    wanted = output_names or [f"output_{i}" for i in range(len(found))]
+    inner = [v.name for v in proto.graph.input]
+    rename(proto, [*inner, *found], [*(names[int(n.removeprefix("input_"))] for n in inner), *wanted])
+
+
+def made(proto: ModelProto, device: Any, model_class: type[SONNXModel] | None, train: bool) -> SONNXModel:
+    """The exported file as a model, in the mode that it was exported for."""
+    model = from_onnx(proto, device, model_class=model_class)
+    model.training = train
+    return model
+
+
+def freeze(model: SONNXModel, still: Callable[[str, Tensor], bool]) -> None:
+    """Freeze the parameters of the file that the framework would not train."""
+    for name, t in model.imported.parameters.items():
+        if still(name, t):
+            t.requires_grad = t.stores_grad = False
+
+
+def outputs(model: SONNXModel, names: Sequence[str], feeds: Sequence[Any]) -> list[np.ndarray]:
+    """What the imported model infers for arrays that are called so; where its inputs have other names, in their order."""
+    imported = model.imported
+    known = dict(zip(names, feeds, strict=False))
+    declared = [v.name for v in imported.graph.inputs]
+    given = [known[n] for n in declared] if set(declared) <= set(known) else feeds
+    with tape.no_tape():
+        inputs = [Tensor(data=as_array(x), device=imported.device, requires_grad=False) for x in given]
+        return [as_array(y) for y in imported.forward(inputs, training=False)]
+
+
+def beside(
+    model: SONNXModel, found: Sequence[np.ndarray], expected: Sequence[Any], tolerance: float, who: tuple[str, str]
+) -> None:
+    """Hold what the imported model infers against what the framework computed.
+
+    found: the first outputs of the model.  expected: arrays, as many.
+    tolerance: the bound of max|ours - theirs| / max|theirs|; anything but floats must be equal.
+    Raises ExporterFailure (SX911) where an output differs, with its name and by how much.
+    """
+    hint = "check=False imports it as it is"
+    if len(found) != len(expected):
+        reason = f"the file has {len(found)} outputs, the framework gives {len(expected)}"
+        raise ExporterFailure(*who, reason, code="SX911", hint=f"{hint}; a model may give more of them in training")
+    for i, (value, a, b) in enumerate(zip(model.imported.graph.outputs, found, expected, strict=False)):
+        wrong = difference(a, np.asarray(b), tolerance)
+        if wrong:
+            raise ExporterFailure(*who, f"output {i} {value.name!r}: {wrong}", code="SX911", hint=hint)
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> str:
+    """What is wrong with an output beside the framework's own; empty where nothing is."""
+    if ours.shape != theirs.shape:
+        return f"its shape is {ours.shape}, the framework's {theirs.shape}"
+    floats = [a.dtype.kind in "fc" or a.dtype in NARROW for a in (ours, theirs)]
+    if not all(floats):
+        same = not any(floats) and np.array_equal(ours.astype(theirs.dtype), theirs)
+        return "" if same else f"its values ({ours.dtype}) are not the framework's ({theirs.dtype})"
+    bound = max(tolerance, NARROW.get(ours.dtype, 0.0), NARROW.get(theirs.dtype, 0.0))
+    wide = np.complex128 if ours.dtype.kind == "c" else np.float64
+    a, b = ours.astype(wide), theirs.astype(wide)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return "where the framework's is infinite or NaN, it is not"
+    if not finite.any():
+        return ""
+    scale = float(np.abs(b[finite]).max())
+    error = float(np.abs(a[finite] - b[finite]).max()) / (scale or 1.0)
+    return "" if error <= bound else f"it differs by {error:.1e} of the largest value (the bound is {bound:g})"

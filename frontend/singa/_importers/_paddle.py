@@ -1,0 +1,275 @@
+"""PaddlePaddle's layers: traced by paddle.jit.save, converted by paddle2onnx in a child process, through a temporary folder."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import ModelProto, NodeProto, helper
+
+from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.proto.messages import names as names_of
+from singa_backend.proto.messages import unused
+
+from .._onnx.model import SONNXModel
+from ._cleaning import dropout_inputs, rename, separate
+from ._common import (
+    ExporterFailure,
+    as_array,
+    beside,
+    check_axes,
+    check_names,
+    exporting,
+    freeze,
+    is_array,
+    leaves,
+    made,
+    name_values,
+    needed,
+    open_sizes,
+    outputs,
+    rebuilt,
+)
+
+_INSTALL = "paddlepaddle packaging && pip install --no-deps paddle2onnx"
+"""paddle2onnx asks for an old onnx, which it needs for nothing but options that are left out here."""
+_OPSET = 12
+_MARK = "sonnx_dropout_mark"
+_marks = itertools.count()
+"""PaddlePaddle takes the name of a parameter once in a process."""
+
+_CONVERT = """
+import inspect, sys
+import paddle2onnx
+model, weights, file, opset = sys.argv[1:]
+known = inspect.signature(paddle2onnx.export).parameters
+plain = {"optimize_tool": "none", "enable_optimize": False}  # what folds for it wants packages, and installs them
+paddle2onnx.export(model, weights, save_file=file, opset_version=int(opset), **{k: v for k, v in plain.items() if k in known})
+"""
+"""What the child runs: paddle2onnx ends the process by SIGABRT where it meets an operator that it does not know."""
+
+
+def from_paddle(layer: Any, inputs: Any, *, train: bool = False, opset: int | None = None,
+                dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
+                output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4, device: Any = None,
+                model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+    """A layer of PaddlePaddle as a trainable model, whose parameters have the names of its `state_dict`.
+
+    inputs: what the layer is called with: a tensor (its own, an array, or a Tensor), a tuple of arguments, or a dict by name.
+    train: keep the layers Dropout as such; they and BatchNormalization follow the mode of the model, which trains at first.
+    opset: that of the file, 12 where absent; paddle2onnx takes a newer one where an operator needs it.
+    dynamic_axes: {input: {axis: name}}, sizes that stay open.
+    check: hold the outputs against the layer's own in inference, up to `tolerance` of the largest value.
+    The layer is left as it was.
+    Raises MissingDependency, ExporterFailure (SX910, SX911), InvalidInput, UnsupportedModel.
+    """
+    paddle = needed("from_paddle", "paddle", install=_INSTALL)[0]
+    if find_spec("paddle2onnx") is None:
+        raise MissingDependency("from_paddle needs paddle2onnx, which is not installed", hint=f"pip install {_INSTALL}")
+    who = ("PaddlePaddle", f"{paddle.__version__} (paddle2onnx {_version('paddle2onnx')})")
+    if not isinstance(layer, paddle.nn.Layer):
+        raise InvalidInput(f"from_paddle takes a Layer of PaddlePaddle; this is a {type(layer).__name__}", code="SX302")
+    given = rebuilt(inputs, lambda x: paddle.to_tensor(as_array(x)) if is_array(x) and not paddle.is_tensor(x) else x)
+    args, argument_names = _arguments(layer, given)
+    fed = [x for x in leaves(args) if is_array(x)]
+    check_names("input_names", input_names, len(fed))
+    plain = argument_names if len(argument_names) == len(fed) == len(args) else [f"input_{i}" for i in range(len(fed))]
+    names = list(input_names) if input_names else plain
+    check_axes(dynamic_axes, names)
+    rest = iter(zip(names, fed, strict=True))
+
+    def spec(x: Any) -> Any:
+        if not is_array(x):
+            return x
+        name, x = next(rest)
+        return paddle.static.InputSpec(list(open_sizes(name, x.shape, dynamic_axes)), x.dtype, f"input_{names.index(name)}")
+
+    own = _own_names(layer)
+    marks: dict[str, Any] = {}
+    with exporting(*who), _mode(paddle, layer, False, {}), paddle.no_grad():
+        result = layer(*args)
+    with _mode(paddle, layer, train, marks), tempfile.TemporaryDirectory(prefix="sonnx") as folder:
+        with exporting(*who), paddle.utils.unique_name.guard():
+            paddle.jit.save(layer, f"{folder}/model", input_spec=[rebuilt(a, spec) for a in args])
+        proto = _converted(Path(folder), opset or _OPSET, who)
+    _unmark(proto, marks)
+    _to_initializers(proto, own)
+    _as_given(proto, result)
+    separate(proto)
+    name_values(proto, names, output_names)
+    model = made(proto, device, model_class, train)
+    still = {n for n, p in layer.named_parameters() if p.stop_gradient} | {n for n, _ in layer.named_buffers()}
+    trained = set(own.values()) - still
+    freeze(model, lambda name, t: name not in trained)
+    if check:
+        expected = [as_array(y) for y in leaves(result)]
+        beside(model, outputs(model, names, fed), expected, tolerance, who)
+    return model
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def _arguments(layer: Any, inputs: Any) -> tuple[list[Any], list[str]]:
+    """The arguments by position, and their names."""
+    try:
+        signature = inspect.signature(layer.forward)
+        if isinstance(inputs, Mapping):
+            bound = signature.bind(**inputs)
+            if bound.kwargs:
+                what = f"PaddlePaddle exports arguments by position; {', '.join(bound.kwargs)} cannot be so"
+                raise InvalidInput(what, code="SX301", hint="give a tuple")
+            return list(bound.args), list(bound.arguments)
+        args = list(inputs) if isinstance(inputs, (tuple, list)) else [inputs]
+        return args, list(signature.bind(*args).arguments)
+    except TypeError as error:
+        raise InvalidInput(f"the inputs do not fit the layer: {error}", code="SX301") from None
+
+
+def _own_names(layer: Any) -> dict[str, str]:
+    """The names of the layer's tensors in a traced program, and those that a person knows."""
+    known: dict[str, str] = {}
+    for name, t in (*layer.named_parameters(), *layer.named_buffers()):
+        known.setdefault(t.name, name)
+    return known
+
+
+def _converted(folder: Path, opset: int, who: tuple[str, str]) -> ModelProto:
+    """The traced program as a ModelProto, by a child process."""
+    model = next(p for p in (folder / "model.json", folder / "model.pdmodel") if p.exists())
+    weights, file = folder / "model.pdiparams", folder / "model.onnx"
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        _CONVERT,
+        str(model),
+        str(weights) if weights.exists() else "",
+        str(file),
+        str(opset),
+    ]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "POLYGRAPHY_AUTOINSTALL_DEPS": "0"}
+    env.pop("P2O_KEEP_TEMP_MODEL", None)
+    run = subprocess.run(
+        command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
+    if run.returncode or not file.exists():
+        said = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout).strip()
+        said = said.partition("\n\n\n----")[0] or f"exit status {run.returncode}"  # a C++ traceback follows
+        raise ExporterFailure(*who, "\n".join(said.splitlines()[-20:]))
+    return onnx.load_model_from_string(file.read_bytes())
+
+
+@contextmanager
+def _mode(paddle: Any, layer: Any, train: bool, marks: dict[str, Any]) -> Iterator[None]:
+    """The layer in inference for a while; then its modes are what they were.
+
+    train: a Dropout adds a mark, a tensor of one zero whose name is a key of `marks`: paddle2onnx would drop the Dropout.
+    """
+    parts = list(layer.sublayers(include_self=True))
+    modes = [part.training for part in parts]
+    forward = layer.__dict__.get("forward")
+    changed = []
+    try:
+        for part in parts:
+            part.training = False
+            if train and type(part).__name__ == "Dropout" and part.axis is None and part.mode == "upscale_in_train":
+                zero = paddle.create_parameter([1], "float32", name=f"{_MARK}_{next(_marks)}",
+                                               default_initializer=paddle.nn.initializer.Constant(0.0))  # fmt: skip
+                part.add_parameter(_MARK, zero)
+                part.forward = _mark(part)
+                marks[zero.name] = part.p
+                changed.append(part)
+        yield
+    finally:
+        for part in changed:
+            del part.__dict__["forward"]
+            delattr(part, _MARK)
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+        if forward is None:
+            layer.__dict__.pop("forward", None)  # tracing leaves its own there
+
+
+def _mark(part: Any) -> Any:
+    def forward(x: Any) -> Any:
+        return x + part.sonnx_dropout_mark
+
+    return forward
+
+
+def _unmark(model: ModelProto, marks: Mapping[str, Any]) -> None:
+    """Write a Dropout where a mark is added."""
+    graph = model.graph
+    opset = next(o.version for o in model.opset_import if not o.domain)
+    taken = names_of(graph)
+    for i, node in enumerate(graph.node):
+        mark = next((n for n in node.input if n in marks), None)
+        if node.op_type != "Add" or mark is None:
+            continue
+        x = next(n for n in node.input if n != mark)
+        extra, options = dropout_inputs(graph, f"dropout_{i}.", float(marks[mark]), opset, taken)
+        node.CopyFrom(helper.make_node("Dropout", [x, *extra], node.output, name=node.name, **options))
+    _drop(model, [n for n in graph.node if n.op_type == "Constant" and n.output[0] in marks])
+
+
+def _to_initializers(model: ModelProto, own: Mapping[str, str]) -> None:
+    """The layer's tensors, which paddle2onnx writes as Constants, as initializers under the names that they have in the layer."""
+    graph = model.graph
+    found = [n for n in graph.node if n.op_type == "Constant" and n.output[0] in own]
+    for node in found:
+        tensor = next(a.t for a in node.attribute if a.name == "value")
+        kept = graph.initializer.add()
+        kept.CopyFrom(tensor)
+        kept.name = node.output[0]
+    _drop(model, found)
+    here = [t.name for t in graph.initializer if t.name in own]
+    rename(model, here, [own[n] for n in here])
+
+
+def _as_given(model: ModelProto, result: Any) -> None:
+    """The outputs as the layer gives them: PaddlePaddle sorts them by keys of dicts, and paddle2onnx gives scalars an axis."""
+    count = itertools.count()
+    order = leaves(_sorted(rebuilt(result, lambda y: next(count))))
+    outputs, graph = list(model.graph.output), model.graph
+    if len(order) != len(outputs):
+        return
+    del graph.output[:]
+    taken = names_of(graph)
+    for i, y in enumerate(leaves(result)):
+        value = outputs[order.index(i)]
+        if is_array(y) and not y.shape:
+            name = unused(f"{value.name}_scalar", taken)
+            graph.node.append(helper.make_node("Squeeze", [value.name], [name], name=name))
+            value.CopyFrom(helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, []))
+        graph.output.append(value)
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return [_sorted(value[k]) for k in sorted(value)]
+    return [_sorted(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _drop(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+    gone = {id(n) for n in nodes}
+    kept = [n for n in model.graph.node if id(n) not in gone]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)

@@ -1,0 +1,107 @@
+"""Estimators and pipelines of scikit-learn, by skl2onnx in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from singa_backend.errors import InvalidInput
+
+from .._onnx.model import SONNXModel
+from ._cleaning import rename
+from ._common import as_array, beside, check_names, exporting, made, needed, outputs
+
+_TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType", "int64": "Int64TensorType", "int32": "Int32TensorType",
+          "bool": "BooleanTensorType"}  # fmt: skip
+
+
+def from_sklearn(estimator: Any, inputs: Any, *, opset: int | None = None, input_names: Sequence[str] | None = None,
+                 output_names: Sequence[str] | None = None, options: Any = None, check: bool = True, tolerance: float = 1e-4,
+                 device: Any = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+    """A fitted estimator or pipeline of scikit-learn; the number of samples stays open.
+
+    inputs: an array of samples by features; or a dict, or pandas.DataFrame, of columns by name.  float32 gives the fastest file.
+    options: those of skl2onnx; without them a classifier gives labels and a matrix of probabilities, not a list of maps.
+    opset: that of the file; None is skl2onnx's choice.
+    check: hold predictions, probabilities, or what is transformed, against scikit-learn's own, up to `tolerance` of the largest.
+    What trains are weights that the file has as initializers (networks, scalers); those of linear models, trees and vector
+    machines are attributes of ONNX's operators for them, and stay as they are.
+    Raises MissingDependency, ExporterFailure (SX910, SX911), InvalidInput, UnsupportedModel.
+    """
+    sklearn, skl2onnx, types = needed(
+        "from_sklearn", "sklearn", "skl2onnx", "skl2onnx.common.data_types", install="scikit-learn skl2onnx"
+    )
+    who = ("scikit-learn", f"{sklearn.__version__} (skl2onnx {skl2onnx.__version__})")
+    columns, samples = _columns(inputs)
+    check_names("input_names", input_names, len(columns))
+    names = list(columns)
+    declared = [(n, _type(types, n, a)) for n, a in columns.items()]
+    with exporting(*who):
+        proto = skl2onnx.convert_sklearn(estimator, initial_types=declared, target_opset=opset, options=options)
+    if options is None:
+        _unzip(proto)
+    given = [v.name for v in proto.graph.output]
+    check_names("output_names", output_names, len(given))
+    rename(proto, [*names, *given], [*(input_names or names), *(output_names or given)])
+    model = made(proto, device, model_class, False)
+    if check:
+        found = outputs(model, input_names or names, list(columns.values()))
+        expected = _own(sklearn, estimator, samples)[: len(found)]
+        found = found[: len(expected)]  # as many as scikit-learn has a method for
+        expected = [e.reshape(y.shape) if e.size == y.size else e for e, y in zip(expected, found, strict=True)]
+        beside(model, found, expected, tolerance, who)  # reshaped: a vector of scikit-learn's may be a column here
+    return model
+
+
+def _unzip(model: ModelProto) -> None:
+    """Give the matrix in place of the list of maps that a ZipMap makes of it.
+
+    skl2onnx has an option for it, and refuses that for a classifier that makes no maps, anywhere in a pipeline.
+    """
+    zips = {n.output[0]: n for n in model.graph.node if n.op_type == "ZipMap"}
+    for value in model.graph.output:
+        if value.name in zips:
+            node = zips[value.name]
+            classes = max(len(a.ints) + len(a.strings) for a in node.attribute)
+            node.CopyFrom(helper.make_node("Identity", node.input, node.output, name=node.name))
+            value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, [None, classes]))
+
+
+def _columns(inputs: Any) -> tuple[dict[str, np.ndarray], Any]:
+    """The inputs of the file by name, and the samples as the estimator takes them."""
+    if hasattr(inputs, "columns") and hasattr(inputs, "to_numpy"):
+        return {str(n): _strings(inputs[n].to_numpy()).reshape(-1, 1) for n in inputs.columns}, inputs
+    if not isinstance(inputs, Mapping):
+        array = _strings(as_array(inputs))
+        if array.ndim != 2:
+            raise InvalidInput(f"samples are rows of a matrix; the inputs have shape {array.shape}", code="SX303")
+        return {"X": array}, array
+    pandas = needed("from_sklearn", "pandas", install="pandas")[0]
+    arrays = {str(n): _strings(as_array(v)).reshape(-1, 1) for n, v in inputs.items()}
+    return arrays, pandas.DataFrame({n: a[:, 0] for n, a in arrays.items()})
+
+
+def _strings(array: np.ndarray) -> np.ndarray:
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def _type(types: Any, name: str, array: np.ndarray) -> Any:
+    kind = "StringTensorType" if array.dtype.kind == "O" else _TYPES.get(array.dtype.name)
+    if kind is None:
+        known = ", ".join(_TYPES)
+        raise InvalidInput(f"input {name!r} is an array of {array.dtype}; skl2onnx takes {known} and strings", code="SX302")
+    return getattr(types, kind)([None, array.shape[1]])
+
+
+def _own(sklearn: Any, estimator: Any, samples: Any) -> list[np.ndarray]:
+    """What scikit-learn computes, in the order of the file's outputs, as far as one of its methods says it."""
+    found = [estimator.predict(samples)] if hasattr(estimator, "predict") else []
+    if hasattr(estimator, "predict_proba"):
+        found.append(estimator.predict_proba(samples))
+    elif hasattr(estimator, "transform") and (not found or sklearn.base.is_clusterer(estimator)):
+        transformed = estimator.transform(samples)
+        found.append(transformed.toarray() if hasattr(transformed, "toarray") else transformed)
+    return [np.asarray(y) for y in found]

@@ -1,0 +1,279 @@
+"""Recurrent layers, by ONNX's own operators: RNN, LSTM and GRU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from singa_backend import dtypes
+from singa_backend.errors import InvalidInput
+
+from .._core import random, tape, trace
+from .._core.ops import op
+from .._core.tensor import Tensor
+from .base import Layer
+
+
+class RNN_Base(Layer):
+    """What recurrent layers share: `num_layers` layers, the last one's outputs, both directions side by side.
+
+    xs: a list of Tensors (N, input), one for each time; or a Tensor (time, N, input), with `batch_first` (N, time, input).
+    Initial states: (N, hidden), or (num_layers * directions, N, hidden); zeros where None; the last ones come back likewise.
+    Outputs: a list of Tensors (N, directions * hidden), or one Tensor as the input was.
+    Parameters of further layers and of the backward direction end in `_l1`, `_reverse`, `_l1_reverse`.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int, bias: bool, batch_first: bool, dropout: float,
+                 bidirectional: bool) -> None:  # fmt: skip
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.batch_first, self.dropout, self.bidirectional = bias, batch_first, dropout, bidirectional
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    def step_forward(self, *args: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no step_forward")
+
+    def _suffixes(self) -> list[list[str]]:
+        """The ends of the parameters' names, for each layer and direction."""
+        ends = ["", "_reverse"][: self.directions]
+        return [[(f"_l{i}" if i else "") + end for end in ends] for i in range(self.num_layers)]
+
+    def _inputs(self, layer: int) -> int:
+        return self.input_size if layer == 0 else self.hidden_size * self.directions
+
+    def _joined(self, xs: Any) -> Tensor:
+        """The inputs as (time, N, input)."""
+        if not isinstance(xs, Tensor):
+            if not xs:
+                raise InvalidInput(f"{type(self).__name__} was given a sequence of no inputs", code="SX325")
+            joined = op.Concat(*(op.Unsqueeze(x, [0]) for x in xs), axis=0)
+        else:
+            joined = op.Transpose(xs, perm=[1, 0, 2]) if self.batch_first else xs
+        if isinstance(joined.shape[-1], int) and joined.shape[-1] != self.input_size:
+            what = f"{self._path() or type(self).__name__} takes inputs of {self.input_size} features, not {joined.shape[-1]}"
+            raise InvalidInput(what, code="SX325")
+        return joined  # type: ignore[no-any-return]
+
+    def _given_back(self, y: Tensor, xs: Any) -> Any:
+        if isinstance(xs, Tensor):
+            return op.Transpose(y, perm=[1, 0, 2]) if self.batch_first else y
+        n = len(xs)
+        parts = op.Split(y, axis=0, num_outputs=n, outputs=n)
+        return [op.Squeeze(p, [0]) for p in (parts if n > 1 else [parts])]
+
+    def _stacked(self, x: Tensor, states: Sequence[Tensor | None],
+                 run: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+        """Run the layers: `run(layer, x, *states)` gives outputs (time, directions, N, hidden) and the last states."""
+        flat = all(s is None or len(s.shape) == 2 for s in states) and self.num_layers * self.directions == 1
+        wide = [None if s is None else op.Unsqueeze(s, [0]) if len(s.shape) == 2 else s for s in states]
+        last: list[list[Tensor]] = [[] for _ in states]
+        d = self.directions
+        trace.depends(self, lambda: self.dropout)
+        for i in range(self.num_layers):
+            if i and self.dropout and tape.training:
+                x, _ = random.dropout(x, self.dropout)
+            here = [s if s is None or self.num_layers == 1 else op.Slice(s, [i * d], [(i + 1) * d], [0]) for s in wide]
+            y, *ends = run(i, x, *here)
+            for group, end in zip(last, ends, strict=True):
+                group.append(end)
+            x = op.Squeeze(y, [1]) if d == 1 else op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, d * self.hidden_size])
+        joined = [g[0] if len(g) == 1 else op.Concat(*g, axis=0) for g in last]
+        return x, [op.Squeeze(s, [0]) if flat else s for s in joined]
+
+    def _common(self) -> dict[str, Any]:
+        return {"hidden_size": self.hidden_size, "direction": "bidirectional" if self.bidirectional else "forward"}
+
+
+def _beside(parts: Sequence[Tensor]) -> Tensor:
+    """What the directions have, along a new first axis."""
+    wide = [op.Unsqueeze(p, [0]) for p in parts]
+    return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=0)  # type: ignore[no-any-return]
+
+
+class RNN(RNN_Base):
+    """h = f(x Wx + h Wh + b), f = tanh or relu.  forward(xs, h0) gives (outputs, h).
+
+    Wx: (input, hidden), Wh: (hidden, hidden) ~ N(0, 1).  b: (hidden,), zeros.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
+                 batch_first: bool = False, dropout: float = 0, bidirectional: bool = False) -> None:  # fmt: skip
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(f"nonlinearity is 'tanh' or 'relu', not {nonlinearity!r}")
+        self.nonlinearity = nonlinearity
+
+    def initialize(self, xs: Any, h0: Any = None) -> None:
+        x = xs if isinstance(xs, Tensor) else xs[0]
+        for i, ends in enumerate(self._suffixes()):
+            for end in ends:
+                self._param(f"Wx{end}", (self._inputs(i), self.hidden_size), x, std=1.0)
+                self._param(f"Wh{end}", (self.hidden_size, self.hidden_size), x, std=1.0)
+                if self.bias:
+                    self._param(f"b{end}", (self.hidden_size,), x)
+
+    def forward(self, xs: Any, h0: Tensor | None = None) -> tuple[Any, Tensor]:
+        x = self._joined(xs)
+        self._follow(x)
+        y, (h,) = self._stacked(x, [h0], self._layer)
+        return self._given_back(y, xs), h
+
+    def _layer(self, i: int, x: Tensor, h: Tensor | None) -> tuple[Tensor, ...]:
+        ends = self._suffixes()[i]
+        w, r = (_beside([op.Transpose(getattr(self, kind + end), perm=[1, 0]) for end in ends]) for kind in ("Wx", "Wh"))
+        b = None
+        if self.bias:
+            ones = [getattr(self, f"b{end}") for end in ends]
+            b = _beside([op.Concat(v, op.full_like(v, 0), axis=0) for v in ones])
+        activations = [self.nonlinearity.capitalize()] * self.directions
+        return op.RNN(x, w, r, b, None, h, outputs=2, activations=activations, **self._common())  # type: ignore[no-any-return]
+
+    def step_forward(self, x: Tensor, h: Tensor, Wx: Tensor, Wh: Tensor, b: Tensor | None) -> Tensor:
+        """One time step."""
+        y = op.Add(op.MatMul(h, Wh), op.MatMul(x, Wx))
+        y = y if b is None else op.Add(y, b)
+        return op.Tanh(y) if self.nonlinearity == "tanh" else op.Relu(y)  # type: ignore[no-any-return]
+
+
+class LSTM(RNN_Base):
+    """c = f * c + i * g, h = o * tanh(c), with gates i, f, o = sigmoid and g = tanh of x Wx + Bx + h Wh + Bh.
+
+    forward(xs, (h0, c0)) gives (outputs, h, c).  Wx_*: (input, hidden), Wh_*: (hidden, hidden) ~ N(0, 0.01).
+    Bx_*, Bh_*: (hidden,), zeros; each for i, f, o, g.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, nonlinearity: str = "tanh", num_layers: int = 1, bias: bool = True,
+                 batch_first: bool = False, dropout: float = 0, bidirectional: bool = False) -> None:  # fmt: skip
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        if nonlinearity != "tanh":
+            raise ValueError(f"an LSTM's nonlinearity is 'tanh', not {nonlinearity!r}")
+        self.nonlinearity = nonlinearity
+
+    def initialize(self, xs: Any, h0_c0: Any = None) -> None:
+        x = xs if isinstance(xs, Tensor) else xs[0]
+        for i, ends in enumerate(self._suffixes()):
+            for end in ends:
+                for gate in "ifog":
+                    self._param(f"Wx_{gate}{end}", (self._inputs(i), self.hidden_size), x, std=0.01)
+                for gate in "ifog":
+                    self._param(f"Wh_{gate}{end}", (self.hidden_size, self.hidden_size), x, std=0.01)
+                for kind in ("Bx", "Bh") if self.bias else ():
+                    for gate in "ifog":
+                        self._param(f"{kind}_{gate}{end}", (self.hidden_size,), x)
+
+    def forward(self, xs: Any, h0_c0: Any = None) -> tuple[Any, Tensor, Tensor]:
+        h0, c0 = h0_c0 or (None, None)
+        x = self._joined(xs)
+        self._follow(x)
+        y, (h, c) = self._stacked(x, [h0, c0], self._layer)
+        return self._given_back(y, xs), h, c
+
+    def _layer(self, i: int, x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, ...]:
+        ends = self._suffixes()[i]
+
+        def gates(kind: str, end: str) -> Tensor:
+            return op.Concat(*(getattr(self, f"{kind}_{gate}{end}") for gate in "iofg"), axis=-1)  # type: ignore[no-any-return]
+
+        w, r = (_beside([op.Transpose(gates(kind, end), perm=[1, 0]) for end in ends]) for kind in ("Wx", "Wh"))
+        b = _beside([op.Concat(gates("Bx", end), gates("Bh", end), axis=0) for end in ends]) if self.bias else None
+        return op.LSTM(x, w, r, b, None, h, c, outputs=3, **self._common())  # type: ignore[no-any-return]
+
+    def step_forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """One time step of the first layer."""
+        made = {}
+        for gate in "ifog":
+            y = op.Add(op.MatMul(x, getattr(self, f"Wx_{gate}")), op.MatMul(h, getattr(self, f"Wh_{gate}")))
+            if self.bias:
+                y = op.Add(y, op.Add(getattr(self, f"Bx_{gate}"), getattr(self, f"Bh_{gate}")))
+            made[gate] = op.Tanh(y) if gate == "g" else op.Sigmoid(y)
+        c = op.Add(op.Mul(made["f"], c), op.Mul(made["i"], made["g"]))
+        return op.Mul(made["o"], op.Tanh(c)), c
+
+
+_MODES = {"vanilla": ("RNN", "r"), "tanh": ("RNN", "r"), "relu": ("RNN", "r"), "lstm": ("LSTM", "ifgo"), "gru": ("GRU", "rzn")}
+"""The operator of each mode, and its gates in the order of the packed weights."""
+
+_ORDER = {"RNN": "r", "LSTM": "iofg", "GRU": "zrn"}
+"""The gates in ONNX's order."""
+
+
+class CudnnRNN(RNN_Base):
+    """Recurrent layers with all weights in one vector W ~ U(+-sqrt(1 / hidden)), packed as cuDNN packs them; on every device.
+
+    x: (N, time, input) with `batch_first`, else (time, N, input).  rnn_mode: "vanilla" or "tanh", "relu", "lstm", "gru".
+    forward(x, hx, cx, seq_lengths): hx, cx: (num_layers * directions, N, hidden).  With use_mask, seq_lengths is a Tensor (N,):
+    outputs behind a sequence's end are 0.  y: all outputs, or with return_sequences=False the last one of each sequence.
+    W holds, for each layer and direction, the input weights of all gates and the recurrent ones; then likewise their biases.
+    """
+
+    W: Tensor
+
+    def __init__(self, hidden_size: int, activation: str = "tanh", num_layers: int = 1, bias: bool = True,
+                 batch_first: bool = True, dropout: float = 0, bidirectional: bool = False, rnn_mode: str = "lstm",
+                 use_mask: bool = False, return_sequences: bool = True) -> None:  # fmt: skip
+        super().__init__(0, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        if rnn_mode not in _MODES:
+            raise ValueError(f"rnn_mode is one of {', '.join(_MODES)}, not {rnn_mode!r}")
+        self.activation, self.rnn_mode = activation, rnn_mode
+        self.use_mask, self.return_sequences = use_mask, return_sequences
+
+    def initialize(self, x: Tensor, hx: Any = None, cx: Any = None, seq_lengths: Any = None) -> None:
+        self.input_size = int(x.shape[2])
+        bound = math.sqrt(1.0 / self.hidden_size)
+        self._param("W", (sum(rows * columns for rows, columns in self._pieces()),), x, bound=bound)
+
+    def _pieces(self) -> list[tuple[int, int]]:
+        """The shapes of the matrices in W in order, and then of the biases (as one column)."""
+        rows, d = len(_MODES[self.rnn_mode][1]) * self.hidden_size, self.directions
+        matrices = [(rows, n) for i in range(self.num_layers) for _ in range(d) for n in (self._inputs(i), self.hidden_size)]
+        return matrices + ([(rows, 1)] * (2 * self.num_layers * d) if self.bias else [])
+
+    def _unpacked(self) -> list[Tensor]:
+        """The matrices and biases out of W, their gates in ONNX's order."""
+        name, order = _MODES[self.rnn_mode]
+        wanted = [order.index(gate) for gate in _ORDER[name]]
+        found, begin = [], 0
+        for rows, columns in self._pieces():
+            piece = op.Slice(self.W, [begin], [begin + rows * columns], [0])
+            begin += rows * columns
+            matrix = op.Reshape(piece, [len(order), self.hidden_size, columns])
+            found.append(op.Reshape(op.Gather(matrix, wanted, axis=0), [rows, columns]))
+        return found
+
+    def forward(self, x: Tensor, hx: Tensor | None = None, cx: Tensor | None = None,
+                seq_lengths: Tensor | None = None) -> Tensor:  # fmt: skip
+        if self.use_mask and seq_lengths is None:
+            raise InvalidInput("with use_mask, seq_lengths is a Tensor of each sequence's length", code="SX325")
+        self._follow(x)
+        lengths = op.Cast(seq_lengths, to=dtypes.onnx_code(np.int32)) if self.use_mask else None
+        pieces = self._unpacked()
+        name, d = _MODES[self.rnn_mode][0], self.directions
+        biases = pieces[2 * self.num_layers * d :]
+
+        def run(i: int, x: Tensor, *states: Tensor | None) -> tuple[Tensor, ...]:
+            here = range(2 * d * i, 2 * d * (i + 1), 2)
+            w, r = _beside([pieces[k] for k in here]), _beside([pieces[k + 1] for k in here])
+            b = None
+            if self.bias:
+                b = _beside([op.Squeeze(op.Concat(biases[k], biases[k + 1], axis=0), [1]) for k in here])
+            more: dict[str, Any] = {}
+            if name == "GRU":
+                more["linear_before_reset"] = 1
+            if self.rnn_mode == "relu":
+                more["activations"] = ["Relu"] * d
+            call = getattr(op, name)
+            return call(x, w, r, b, lengths, *states, outputs=1 + len(states), **self._common(), **more)  # type: ignore[no-any-return]
+
+        y, _ = self._stacked(self._joined(x), [hx, cx] if name == "LSTM" else [hx], run)
+        if self.return_sequences:
+            return op.Transpose(y, perm=[1, 0, 2]) if self.batch_first else y
+        if lengths is None:
+            return op.Gather(y, -1, axis=0)  # type: ignore[no-any-return]
+        last = op.Unsqueeze(op.Sub(op.Cast(lengths, to=dtypes.onnx_code(np.int64)), 1), [1])
+        return op.GatherND(op.Transpose(y, perm=[1, 0, 2]), last, batch_dims=1)  # type: ignore[no-any-return]

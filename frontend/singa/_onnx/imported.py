@@ -1,0 +1,236 @@
+"""An ONNX model on tensors: its initializers are parameters, and what it computes can leave a tape."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from singa_backend import SingaBackend, dtypes
+from singa_backend.autodiff.replay import visit
+from singa_backend.backend import SingaRep, _select
+from singa_backend.errors import InvalidInput
+from singa_backend.interpreters.base import Interpreter
+from singa_backend.ir.graph import Graph, Node
+from singa_backend.proto.tensor_data import owned
+from singa_backend.proto.values import Value, declared_type
+
+from .._core import provenance, random, tape, trace
+from .._core.ops import op
+from .._core.tensor import Tensor
+from ..device import Device
+from ..device import resolve as resolve_device
+
+_STATISTICS = (3, 4)
+"""The inputs of BatchNormalization that are running statistics."""
+
+
+class Imported:
+    """A model whose main graph's float initializers are Tensors under their ONNX names; its float constants, where it has none.
+
+    parameters: those that train.  Frozen at first are exponents of Pow, because by them a negative base has no gradient, and
+        what nodes only read on the host, such as the ratio of a Dropout: it says how, not what.
+    statistics: the running means and variances of BatchNormalization.
+    One initializer is one Tensor however many nodes use it: tied weights stay tied.
+    Raises what `SingaBackend.prepare` raises.
+    """
+
+    def __init__(self, model: Any, device: Any = None, **kwargs: Any) -> None:
+        self.device: Device = resolve_device(device)
+        self.rep = SingaBackend.prepare(model, self.device.backend, **kwargs)
+        graph = self.graph.with_weights()
+        if graph is not self.graph:
+            self.rep = SingaRep(graph, self.device.backend, self.rep.limits)
+        moving, still = running(graph), frozen(graph)
+        self._modal = any(_asks_for_training(node) for node in graph.all_nodes())
+        self.parameters: dict[str, Tensor] = {}
+        self.statistics: dict[str, Tensor] = {}
+        self._constants: dict[str, Tensor] = {}
+        states = self.rep._executor._states[id(graph)]
+        names = dict(graph.state_slots)
+        for k, (slot, array) in enumerate(states):
+            name = names[slot]
+            if not dtypes.is_float(array.dtype):
+                constant = Tensor._of(array, self.device, False)
+                constant._fixed, constant.name = True, name
+                self._constants[name] = constant
+                continue
+            trains = name not in moving and name not in still
+            own = owned(array)  # what a file is read into cannot be written
+            tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
+            (self.statistics if name in moving else self.parameters)[name] = tensor
+            states[k] = (slot, own)  # the executor computes with the same storage
+            self.rep._fixed.add(id(own))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Imported:
+        """The same graph with parameters and statistics of its own."""
+        made = Imported.__new__(Imported)
+        memo[id(self)] = made
+        made.__dict__.update(self.__dict__)
+        made.parameters = copy.deepcopy(self.parameters, memo)
+        made.statistics = copy.deepcopy(self.statistics, memo)
+        made.rep = self.rep.with_states({name: t._data for name, t in made.tensors().items()})
+        return made
+
+    @property
+    def graph(self) -> Graph:
+        return self.rep.graph
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every float initializer, in the order of the file."""
+        every = {**self.parameters, **self.statistics}
+        return {name: every[name] for name in self.graph.states if name in every}
+
+    def forward(self, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1,
+                training: bool = False) -> list[Tensor]:  # fmt: skip
+        """The outputs for these inputs, as Tensors.
+
+        inputs: Tensors or arrays in the order of the graph's inputs; floats are cast to the declared dtype.
+        aux_output: names of values to give after the outputs.  last_layers: how many operators to run, as `SingaRep.run` counts.
+        training: whether BatchNormalization takes the statistics of the batch, and Dropout drops.
+        """
+        with provenance.quiet:  # the model as a whole is what its outputs come from
+            made = self._forward(inputs, aux_output, last_layers, training)
+
+        def again(xs: list[Any], train: bool) -> Sequence[Any]:
+            return self.forward(xs, aux_output, last_layers, train)
+
+        provenance.remember(made, "an ONNX model", again, list(inputs), graph=self.graph)
+        return made
+
+    def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:
+        names = (aux_output,) if isinstance(aux_output, str) else tuple(aux_output)
+        graph = self.graph if last_layers == -1 and not names else _select(self.graph, int(last_layers), names)
+        fed = self._fed(inputs)
+        if trace.current() is None and not tape.training and not training and not self._modal:
+            return self._computed(graph, fed)
+        frame: list[Any] = [None] * graph.size
+        every = {**self._constants, **self.parameters, **self.statistics}
+        for slot, name in graph.state_slots:
+            frame[slot] = every[name]
+        for slot, x in zip(graph.input_slots, fed, strict=True):
+            frame[slot] = x
+        current = trace.current()
+        if current is not None:
+            current.writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
+
+        def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
+            if current is None:
+                return self.visit(op, node, values, here, training)
+            before = len(current.writer.builder.nodes)
+            made = self.visit(op, node, values, here, training)
+            current.named(before, made, node.output_names, node.name)
+            return made
+
+        graph.walk(frame, do)
+        made = [frame[s] for s in graph.output_slots]
+        if current is not None:
+            for y, said in zip(made, graph.outputs, strict=True):
+                current.declared(y, declared_type(said))
+        return made
+
+    def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+        """Without a tape the executor is enough."""
+        overrides = {name: t._data for name, t in (*self.parameters.items(), *self.statistics.items())}
+        values = self.rep._executor.run(graph, [None if x is None else x._data for x in inputs], overrides)
+        return [None if v is None else Tensor._of(v, self.device, False) for v in values]
+
+    def _fed(self, inputs: Sequence[Any]) -> list[Any]:
+        declared = self.graph.inputs
+        if len(inputs) != len(declared):
+            names = ", ".join(map(str, declared)) or "nothing"
+            raise InvalidInput(f"the model takes {len(declared)} inputs ({names}); {len(inputs)} were given", code="SX301")
+        return [self._one(v, x) for v, x in zip(declared, inputs, strict=True)]
+
+    def _one(self, declared: Value, x: Any) -> Any:
+        if x is None and declared.kind == "optional":
+            return None
+        tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
+        if tensor.device.backend.type != self.device.backend.type:
+            what = f"input {declared} lies on {tensor.device.backend}, the model on {self.device.backend}"
+            raise InvalidInput(what, code="SX302", hint="write x.to_device(dev)")
+        if declared.shape is not None and not op.is_sequence(tensor) and len(tensor.shape) != len(declared.shape):
+            raise InvalidInput(f"input {declared} was given a tensor of shape {tensor.shape}", code="SX303")
+        if declared.dtype is None or op.is_sequence(tensor) or op.dtype(tensor) == declared.dtype:
+            return tensor
+        if dtypes.STRING in (declared.dtype, op.dtype(tensor)):
+            raise InvalidInput(f"input {declared} was given a tensor of {dtypes.onnx_name(op.dtype(tensor))}", code="SX302")
+        return op.Cast(tensor, to=dtypes.onnx_code(declared.dtype))
+
+    # --- the two operators that know about training
+
+    def visit(self, op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any], training: bool) -> list[Any]:
+        """Do what a node does, on tensors."""
+        if node.domain == "" and node.op_type == "BatchNormalization":
+            found = self._batch_normalization(node, inputs, training)
+            if found is not None:
+                return found
+        if node.domain == "" and node.op_type == "Dropout":
+            return self._dropout(node, inputs, training)
+        return visit(op, node, inputs, frame, lambda o, n, v, f: self.visit(o, n, v, f, training))
+
+    def _batch_normalization(self, node: Node, inputs: list[Any], training: bool) -> list[Any] | None:
+        """By the mode, whatever mode the file was written in; the running statistics are updated in training."""
+        a = node.attributes
+        if not a.get("spatial", 1) or len(inputs) < 5:
+            return None
+        epsilon, momentum = a.get("epsilon", 1e-5), a.get("momentum", 0.9)
+        if not training:
+            y = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum)
+            return [y, inputs[3], inputs[4]][: len(node.outputs)]
+        y, mean, variance = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
+        with tape.no_tape():
+            for old, new in zip(inputs[3:], (mean, variance), strict=True):
+                if any(old is t for t in self.statistics.values()):
+                    trace.assign(old, op.cast(new, old).raw, told=False)
+        return [y, mean, variance][: len(node.outputs)]
+
+    def _dropout(self, node: Node, inputs: list[Any], training: bool) -> list[Any]:
+        """By the mode.  A node that carries a seed uses the stream that ONNX demands, the others that of the device."""
+        x = inputs[0]
+        if not training:
+            return [op.Identity(x), op.Cast(op.full_like(x, 1), to=dtypes.onnx_code(np.bool_))][: len(node.outputs)]
+        ratio: Any = inputs[1] if len(inputs) > 1 and inputs[1] is not None else node.attributes.get("ratio", 0.5)
+        if node.attributes.get("seed") is not None:
+            ratio = ratio if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
+            return list(op.Dropout(x, ratio, True, seed=node.attributes["seed"], outputs=2))[: len(node.outputs)]
+        return list(random.dropout(x, ratio))[: len(node.outputs)]
+
+
+def running(graph: Graph) -> set[str]:
+    """The names of running means and variances."""
+    return {
+        n for node in graph.nodes if (node.domain, node.op_type) == ("", "BatchNormalization")
+        for i in _STATISTICS if i < len(node.input_names) for n in [node.input_names[i]]
+    }  # fmt: skip
+
+
+def frozen(graph: Graph) -> set[str]:
+    """The names of what does not train at first: exponents of Pow, and what nodes only read on the host."""
+    return {node.input_names[1] for node in graph.nodes if (node.domain, node.op_type) == ("", "Pow")} | _settings(graph)
+
+
+def _settings(graph: Graph) -> set[str]:
+    """The initializers that nodes read on the host and nowhere else."""
+    slots, used = dict(graph.state_slots), set(graph.output_slots)
+    read: set[int] = set()
+    for node in graph.nodes:
+        used.update(outer for inner in node.graphs for outer, _ in inner.captured)
+        declared = () if node.operator is None else node.operator.declaration.inputs
+        for i, slot in enumerate(node.inputs):
+            (read if i < len(declared) and declared[i].host is not None else used).add(slot)
+    return {name for slot, name in slots.items() if slot in read - used}
+
+
+def _asks_for_training(node: Node) -> bool:
+    """Whether the file itself puts a node in training mode, or may: then the executor would follow it, and not the model."""
+    if node.domain or node.op_type not in ("BatchNormalization", "Dropout"):
+        return False
+    version = node.version or 0
+    if version < 7:
+        return not node.attributes.get("is_test")
+    if node.op_type == "Dropout":
+        return len(node.inputs) > 2
+    return bool(node.attributes.get("training_mode")) or (version < 14 and len(node.outputs) > 1)

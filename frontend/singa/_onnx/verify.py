@@ -1,0 +1,173 @@
+"""An export that is not believed until it has been run: beside onnxruntime and beside our own backend, every output.
+
+proto, check = sonnx.export_and_check(model, [x], "net.onnx", dynamic_axes={"x": {0: "batch"}})
+print(check)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from singa_backend import SingaBackend, dtypes
+from singa_backend.engines.oracle import Oracle
+from singa_backend.errors import SonnxError
+
+from .._core.tensor import Tensor
+from . import export
+
+TOLERANCES: dict[Any, tuple[float, float]] = {
+    np.dtype(np.float64): (1e-8, 1e-10), np.dtype(np.float32): (1e-4, 1e-5), np.dtype(np.float16): (1e-2, 1e-3),
+}  # fmt: skip
+"""(relative, absolute) by dtype; bfloat16 and narrower as float16; integers, booleans and strings must be equal."""
+
+
+class ExportMismatch(SonnxError):
+    """A file does not give what the model gives.  `check` holds all comparisons."""
+
+    default_code = "SX358"
+    check: Check
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output of one run.  error: the largest difference; where: the index at which it is, and both values there."""
+
+    output: str
+    engine: str
+    batch: int | None
+    seed: int
+    error: float
+    agrees: bool
+    where: str = ""
+
+    def __str__(self) -> str:
+        size = "" if self.batch is None else f", batch {self.batch}"
+        verdict = "agrees" if self.agrees else f"DIFFERS {self.where}"
+        return f"{self.output} in {self.engine}{size}, seed {self.seed}: {self.error:.2e} {verdict}"
+
+
+@dataclass
+class Check:
+    """All comparisons of an export."""
+
+    comparisons: list[Comparison] = field(default_factory=list)
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """The largest difference of each output."""
+        worst: dict[str, float] = {}
+        for c in self.comparisons:
+            worst[c.output] = max(worst.get(c.output, 0.0), c.error)
+        return worst
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.comparisons))
+
+
+def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLike[str] | None = None, *,
+                     seeds: Sequence[int] = (0, 1), batch_sizes: Sequence[int] | None = None,
+                     input_range: tuple[float, float] = (-1.0, 1.0), rtol: float | None = None, atol: float | None = None,
+                     engines: Sequence[str] = ("onnxruntime", "sonnx"), ort_optimize: bool = True, timeout: float = 60.0,
+                     oracle: Oracle | None = None, **options: Any) -> tuple[ModelProto, Check]:  # fmt: skip
+    """`sonnx.export`, and a comparison of every output on seeded inputs; gives the model and the comparisons.
+
+    model: a Model whose parameters exist.  inputs: tensors like those to come.
+    batch_sizes: sizes of the first axis where `dynamic_axes` leaves it open; the given one and another when absent.
+    input_range: of float inputs; integer inputs are drawn between the least and the greatest value of those given.
+    engines: "onnxruntime" runs in a child process, "sonnx" is `SingaRep`.  rtol, atol: in place of the dtype's own.
+    oracle: an onnxruntime child that runs already, and goes on running: many exports then start one process.
+    Raises ExportMismatch where an output differs, what `export` raises, and EngineFailure where an engine gives nothing.
+    """
+    if options.get("training"):
+        raise SonnxError("the training form draws at random: only that of inference can be checked", code="SX358")
+    proto = export.export(model, inputs, path, **options)
+    names = [v.name for v in proto.graph.input][: len(inputs)]
+    outputs = [v.name for v in proto.graph.output]
+    check = Check()
+    first = inputs[0]._data.shape[0] if inputs and inputs[0]._data.ndim else None
+    opened = _open(options.get("dynamic_axes"), names)
+    sizes = (list(batch_sizes) if batch_sizes is not None else [first, first + 1]) if opened and first is not None else [None]
+    peer = (oracle or Oracle("onnxruntime", optimise=ort_optimize)) if "onnxruntime" in engines else None
+    rep = SingaBackend.prepare(proto if path is None else os.fspath(path)) if "sonnx" in engines else None
+    try:
+        for batch in sizes:
+            for seed in seeds:
+                arrays = [_drawn(t, seed + i, batch if n in opened else None, input_range)
+                          for i, (n, t) in enumerate(zip(names, inputs, strict=True))]  # fmt: skip
+                wanted = _computed(model, arrays, inputs)
+                answers: dict[str, Sequence[Any]] = {}
+                if peer is not None:
+                    feeds = dict(zip(names, arrays, strict=True))
+                    data = proto.SerializeToString() if path is None else str(path)
+                    found = peer.run(data, feeds, timeout=timeout)
+                    answers["onnxruntime"] = [found[n] for n in outputs]
+                if rep is not None:
+                    answers["sonnx"] = list(rep.run(arrays))
+                for engine, got in answers.items():
+                    for name, a, b in zip(outputs, wanted, got, strict=True):
+                        check.comparisons.append(_compared(name, engine, batch, seed, a, np.asarray(b), rtol, atol))
+    finally:
+        if peer is not None and peer is not oracle:
+            peer.close()
+    wrong = [c for c in check.comparisons if not c.agrees]
+    if wrong:
+        error = ExportMismatch(f"{len(wrong)} of {len(check.comparisons)} comparisons differ: {wrong[0]}",
+                               hint="sonnx.compare(...) finds the first node")  # fmt: skip
+        error.check = check
+        raise error
+    return proto, check
+
+
+def _open(axes: Mapping[str, Any] | None, names: Sequence[str]) -> set[str]:
+    """The inputs whose first axis is open."""
+    return {n for n, a in (axes or {}).items() if n in names and 0 in a}
+
+
+def _drawn(t: Tensor, seed: int, batch: int | None, within: tuple[float, float]) -> Any:
+    """An array like a tensor: its dtype, its shape but for the batch, values by the seed."""
+    array = t.device.backend.get(t._data)
+    shape = array.shape if batch is None else (batch, *array.shape[1:])
+    rng = np.random.default_rng(seed)
+    if dtypes.is_float(array.dtype):
+        return rng.uniform(*within, shape).astype(array.dtype)
+    if array.dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    if array.dtype.kind in "iu":
+        low, high = (int(array.min()), int(array.max())) if array.size else (0, 1)
+        return rng.integers(low, high + 1, shape).astype(array.dtype)
+    return np.resize(array, shape)
+
+
+def _computed(model: Any, arrays: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
+    """What the model itself gives, in inference."""
+    with model._in_mode(training=False):
+        made = model.forward(*(Tensor(data=a, device=t.device, requires_grad=False) for a, t in zip(arrays, like, strict=True)))
+    return [t.device.backend.get(t.data) for t in (made if isinstance(made, (list, tuple)) else [made])]
+
+
+def _compared(name: str, engine: str, batch: int | None, seed: int, a: Any, b: Any, rtol: float | None,
+              atol: float | None) -> Comparison:  # fmt: skip
+    if a.shape != b.shape or a.dtype != b.dtype:
+        what = f"{a.dtype}{list(a.shape)} against {b.dtype}{list(b.shape)}"
+        return Comparison(name, engine, batch, seed, float("inf"), False, what)
+    if not dtypes.is_float(a.dtype):
+        same = bool(np.array_equal(a, b))
+        return Comparison(name, engine, batch, seed, 0.0 if same else float("inf"), same, "" if same else "values differ")
+    own = TOLERANCES.get(a.dtype, TOLERANCES[np.dtype(np.float16)])
+    relative, absolute = (o if given is None else given for o, given in zip(own, (rtol, atol), strict=True))
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    alike = (x == y) | (np.isnan(x) & np.isnan(y))
+    off = np.where(alike, 0.0, np.abs(x - y))
+    off = np.where(np.isnan(off), np.inf, off)
+    fails = ~alike & ~(off <= absolute + relative * np.abs(x))
+    if not fails.any():
+        return Comparison(name, engine, batch, seed, float(off.max(initial=0.0)), True)
+    at = np.unravel_index(int(np.argmax(np.where(fails, off, -1))), off.shape)
+    where = f"at {tuple(map(int, at))}: {a[at]} against {b[at]}, {int(fails.sum())} of {a.size}"
+    return Comparison(name, engine, batch, seed, float(off.max()), False, where)

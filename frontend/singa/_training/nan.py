@@ -1,0 +1,68 @@
+"""Where a NaN began: the first node on the tape of a loss that made one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from singa_backend import dtypes
+from singa_backend.devices.device import device_of
+from singa_backend.errors import InvalidInput
+
+from .._core.tape import Dummy, Operator
+from .._core.tensor import Tensor
+
+
+def refuse_nan(loss: Tensor) -> None:
+    if not _has_nan(loss):
+        return
+    where = first_nan(loss)
+    raise InvalidInput(f"the loss is NaN; {where or 'its tape does not say where it began'}", code="SX328",
+                       hint="nothing has been updated")  # fmt: skip
+
+
+def first_nan(loss: Tensor) -> str:
+    """The first node on the tape of a loss that made a NaN, or the parameter that held one already; empty where there is none."""
+    nodes: dict[Operator, list[Tensor]] = {loss.creator: [loss]}
+    pending = [loss.creator]
+    while pending:
+        for x in pending.pop().inputs:
+            if x is None:
+                continue
+            if x.creator not in nodes:
+                nodes[x.creator] = []
+                pending.append(x.creator)
+            nodes[x.creator].append(x)
+    leaves = [x for node, xs in nodes.items() if isinstance(node, Dummy) for x in xs]
+    for x in leaves:
+        if _has_nan(x):
+            return f"the tensor {x.name!r} held one before the step"
+    for node in sorted(nodes, key=lambda n: n.serial):
+        if not isinstance(node, Dummy) and any(_has_nan(x) for x in nodes[node]):
+            return f"the first node that made one is {node.name}{_operands(node)}"
+    return ""
+
+
+def _operands(node: Operator) -> str:
+    names = [x.name or x.creator.name for x in node.inputs if x is not None]
+    given = any(_is_nan(v) for v in _kept(node))
+    made_of = f", of {', '.join(names)}" if names else ""
+    return made_of + ("; an input that takes no gradient held one already" if given else "")
+
+
+def _kept(node: Operator) -> Iterator[Any]:
+    tracked = {id(x._data) for x in node.inputs if x is not None}
+    for v in getattr(node, "_values", ()):
+        if hasattr(v, "dtype") and id(v) not in tracked:
+            yield v
+
+
+def _has_nan(t: Tensor) -> bool:
+    return _is_nan(t.device.backend.get(t.data))
+
+
+def _is_nan(value: Any) -> bool:
+    array = np.asarray(device_of(value).get(value))
+    return dtypes.is_float(array.dtype) and bool(np.isnan(array).any())
