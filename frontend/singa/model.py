@@ -24,7 +24,7 @@ from singa_backend.opsets.model import to_model
 from singa_backend.runtime.executor import Executor
 
 from ._core import provenance, tape, trace
-from ._core.coverage import watching
+from ._core.coverage import watch_gradients
 from ._core.ops import op
 from ._core.tensor import Tensor, code_of, dtype_of
 from ._core.trace import NotTraceable, Trace
@@ -123,7 +123,7 @@ class Model(Layer):
         if not self.training:
             return self.forward(*input, **kwargs)
         if not self._checked:
-            with watching(self.get_params) as reach:
+            with watch_gradients(self.get_params) as reach:
                 result = self._step(input, kwargs)
             warning = reach.check()
             if warning is not None:
@@ -283,7 +283,7 @@ class Step:
 
     def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = _tensors((args, kwargs))
-        self.device = next((t.device for t in tensors if not t._loose), default_device)
+        self.device = next((t.device for t in tensors if not t._follows_device), default_device)
         record = Trace(op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
@@ -294,7 +294,7 @@ class Step:
             made = [trace.value(t) for t in _tensors(result)]
         self._settings = list(record.settings.values())
         self._shadows = list(shadows.values())
-        self._writes, self._told = list(record.assigned.values()), record.told
+        self._writes, self._invalidated = list(record.assigned.values()), record.invalidated
         self._reads = [t for t, _ in record.inputs]
         outputs = [*made, *(record.value(t) for t in self._writes)]
         self.onnx = to_model(record.writer, "step", outputs)
@@ -315,9 +315,9 @@ class Step:
         made = [v.copy() if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
         n = len(made) - len(self._writes)
         for t, new in zip(self._writes, made[n:], strict=True):
-            trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._told)
+            trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
-        provenance.remember(list(results.values()), "a step", self._again, list(inputs.values()))
+        provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
 
     def _here(self, t: Variable) -> Any:
@@ -327,7 +327,7 @@ class Step:
     def _again(self, xs: list[Any], training: bool) -> list[Any]:
         """What the step gives, played from the origins of its recording: for `to_onnx`."""
         given = {id(shadow): x for shadow, x in zip(self._shadows, xs, strict=True)}
-        return provenance.replay(_tensors(self._result), given, {}, lambda call, args: call.again(args, training))
+        return provenance.replay(_tensors(self._result), given, {}, lambda call, args: call.replay(args, training))
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -45,13 +45,13 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, *, axis: int = 1
         with tape.no_tape():
             inside = _inside(op, x, scale, zero_point, axis)
             fixed = op.Where(inside, x, 0)
-        with provenance.quiet:
+        with provenance.suspended:
             y = op.Add(y, op.Sub(op.Where(inside, x, 0), fixed))
 
-    def again(xs: list[Any], training: bool) -> Sequence[Any]:
+    def replay(xs: list[Any], training: bool) -> Sequence[Any]:
         return [_there_and_back(op, xs[0], xs[1], xs[2], axis)]
 
-    provenance.remember([y], "FakeQuantize", again, [x, scale, zero_point])
+    provenance.record([y], "FakeQuantize", replay, [x, scale, zero_point])
     return y  # type: ignore[no-any-return]
 
 
@@ -207,9 +207,9 @@ class FakeQuantize(Layer):
         if self.observing:
             self.observer(x)
         self.observer._follow(x)
-        with provenance.quiet:
+        with provenance.suspended:
             y = self._rounded(x) if trace.current() is not None or self.observer.knows else op.Identity(x)
-        provenance.remember([y], "FakeQuantize", self._again, [x])
+        provenance.record([y], "FakeQuantize", self._again, [x])
         return y
 
     @property

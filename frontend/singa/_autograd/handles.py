@@ -79,5 +79,5 @@ def batchnorm_2d(
             variance = op.Mul(variance, op.Div(n, op.Max(op.Sub(n, 1), 1)))
         for running, batch in ((running_mean, mean), (running_var, variance)):
             new = op.Add(op.Mul(running, 1 - handle.factor), op.Mul(batch, handle.factor))
-            trace.assign(running, op.cast(new, running).raw, told=False)
+            trace.assign(running, op.cast(new, running).raw, invalidates_tape=False)
     return y

@@ -96,7 +96,7 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _start(first: Interpreter[Any], y: Tensor, dy: Any) -> Any:
-    if tape._is_tensor(dy) and not dy._loose and trace.current() is None:
+    if tape._is_tensor(dy) and not dy._follows_device and trace.current() is None:
         tape._same_device(y.device, dy.device, "backward")
     value = tape._value_on(y.device, dy) if tape._is_tensor(dy) else first.constant(dy, op.dtype(y))
     return first.call("Expand", (first.cast(value, trace.value(y)), first.call("Shape", (trace.value(y),), {}, 1)[0]), {}, 1)[0]

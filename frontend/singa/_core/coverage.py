@@ -75,7 +75,7 @@ def current() -> Reach | None:
 
 
 @contextlib.contextmanager
-def watching(params: Callable[[], dict[str, Tensor]]) -> Iterator[Reach]:
+def watch_gradients(params: Callable[[], dict[str, Tensor]]) -> Iterator[Reach]:
     """The context in which `backward` notes what it gives gradients to."""
     reach = Reach(params)
     token = _current.set(reach)

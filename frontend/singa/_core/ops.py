@@ -50,9 +50,7 @@ class TensorInterpreter(Interpreter[Any]):
             node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
             ys = self._leave(node, every, values, made, device)
         shape = op.shape(raw[0]) if op_type == "Reshape" and isinstance(inputs[1], (list, tuple)) else None
-        provenance.remember(
-            ys, op_type, _again_as(op_type, attributes, outputs, domain, len(inputs), shape), [*inputs, *captured]
-        )
+        provenance.record(ys, op_type, _again_as(op_type, attributes, outputs, domain, len(inputs), shape), [*inputs, *captured])
         return ys
 
     def _leave(self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device) -> list[Any]:
@@ -85,14 +83,14 @@ class TensorInterpreter(Interpreter[Any]):
             declaration = operator.declaration
             node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, operator.version)
             ys = self._leave(node, inputs, values, made, device)
-        provenance.remember(
+        provenance.record(
             ys, operator.declaration.name, lambda xs, _: self.call_version(operator, xs, attributes, wanted), inputs
         )
         return ys
 
     def constant(self, value: Any, dtype: Any = None) -> Any:
         tensor = of(np.asarray(value, dtype), default_device, False)
-        tensor._fixed = tensor._loose = True
+        tensor._is_constant = tensor._follows_device = True
         return tensor
 
     def is_value(self, x: Any) -> bool:
@@ -116,14 +114,14 @@ class TensorInterpreter(Interpreter[Any]):
         return (_anywhere if trace.current() is None else vocabulary()).graph(make, types)
 
 
-def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Again:
+def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Replay:
     """The call once more; BatchNormalization by the mode that is asked for, whatever it was.
 
     count: of the inputs; behind them stands what the graphs among the attributes capture.
     shape: of what a Reshape by given sizes was of: where a size is open now, the sizes that came from it are too.
     """
 
-    def again(xs: list[Any], train: bool) -> Sequence[Any]:
+    def replay(xs: list[Any], train: bool) -> Sequence[Any]:
         if op_type == "BatchNormalization" and not domain and train != bool(attributes.get("training_mode")):
             how = {"epsilon": attributes.get("epsilon", 1e-5)}
             if train:
@@ -137,7 +135,7 @@ def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: st
             xs = [xs[0], _following(list(xs[1]), shape, op.shape(xs[0]) or ()), *xs[2:]]
         return op.call(op_type, xs[:count], own, outputs, domain)
 
-    return again
+    return replay
 
 
 def _following(sizes: list[int], was: Sequence[Any], now: Sequence[Any]) -> list[int]:
@@ -156,11 +154,11 @@ def _following(sizes: list[int], was: Sequence[Any], now: Sequence[Any]) -> list
 
 def _wrapped(values: Sequence[Any], device: Device, xs: Sequence[Variable | None]) -> list[Any]:
     """Values as tensors that no operator made; None stays None.  What is computed of constants alone is as loose as they."""
-    loose = trace.current() is None and all(x is None or x._loose for x in xs)
+    loose = trace.current() is None and all(x is None or x._follows_device for x in xs)
     tensors = [v if v is None else of(v, device, False) for v in values]
     for t in tensors if loose else ():
         if t is not None:
-            t._loose = True
+            t._follows_device = True
     return tensors
 
 
@@ -169,7 +167,7 @@ def _meeting(xs: Sequence[Variable | None], op_type: str, domain: str, opset: in
 
     What an operator reads on the host, such as a shape, may lie anywhere.  Raises InvalidInput where others lie on two devices.
     """
-    lie = [(i, x.device) for i, x in enumerate(xs) if x is not None and not x._loose]
+    lie = [(i, x.device) for i, x in enumerate(xs) if x is not None and not x._follows_device]
     if not lie:
         return next((x.device for x in xs if x is not None and x.device is not default_device), default_device)
     device = lie[0][1]

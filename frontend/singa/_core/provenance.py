@@ -29,7 +29,7 @@ SMALL = 1 << 10
 RECENT = 32 << 20
 """Bytes of the larger leaves that are kept alive: those that were read last."""
 
-Again = Callable[[list[Any], bool], Sequence[Any]]
+Replay = Callable[[list[Any], bool], Sequence[Any]]
 """Do it again: (tensors, numbers and None in the order of the arguments, whether in training) -> tensors."""
 
 
@@ -37,7 +37,7 @@ Again = Callable[[list[Any], bool], Sequence[Any]]
 class Origin:
     """One call of an operator.
 
-    name: of the operator.  again: what does it again.  args: a Link for what an operator made, a leaf Tensor, or a plain value.
+    name: of the operator.  replay: computes it again.  args: a Link for what an operator made, a leaf Tensor, or a plain value.
     depth: how many operators lie before it.
     operator: the user's own operator, written in Python.
     types: then, (dtype, shape) of its results.
@@ -46,7 +46,7 @@ class Origin:
     """
 
     name: str
-    again: Again
+    replay: Replay
     args: tuple[Any, ...]
     depth: int
     operator: Any = None
@@ -99,20 +99,20 @@ class _Context:
         return self._entered > 0
 
 
-keeping = _Context()
+retaining = _Context()
 """The context in which origins keep every leaf alive: of an export, and of a step that is recorded."""
 
-quiet = _Context()
+suspended = _Context()
 """The context in which results have no origin: updates of states, and what is inside an operator that has one as a whole."""
 
 CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
 """The origin of a tensor that was changed in place by what operators made."""
 
 
-def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any], operator: Any = None,
+def record(results: Sequence[Any], name: str, replay: Replay, args: Sequence[Any], operator: Any = None,
              types: tuple[Any, ...] = (), graph: Graph | None = None) -> None:  # fmt: skip
     """Give tensors an origin."""
-    if quiet:
+    if suspended:
         return
     found: list[Any] = []
     depth = 0
@@ -125,7 +125,7 @@ def remember(results: Sequence[Any], name: str, again: Again, args: Sequence[Any
             found.append(_leaf(x))
     if depth >= LONGEST:
         return
-    origin = Origin(name, again, tuple(found), depth + 1, operator, types, graph)
+    origin = Origin(name, replay, tuple(found), depth + 1, operator, types, graph)
     for i, y in enumerate(results):
         if y is not None:
             y._origin = Link(origin, i)
@@ -136,7 +136,7 @@ def _leaf(x: Any) -> Any:
     global _recent_bytes
     data = getattr(x, "_data", x)
     size = getattr(data, "nbytes", 0)
-    if size <= SMALL or keeping or getattr(x, "stores_grad", False):
+    if size <= SMALL or retaining or getattr(x, "stores_grad", False):
         return x
     if not _recent or _recent[-1][0] is not x:
         _recent.append((x, size))

@@ -94,7 +94,7 @@ def dropout(x: Variable, ratio: Any) -> tuple[Any, Any]:
             share, grown = np.float32(ratio), 1 / (1 - ratio) if ratio < 1 else 0.0
         mask = op.Not(op.Less(drawn, share))
     y = op.Mul(x, op.Mul(op.cast(mask, x), grown))
-    provenance.remember([y, mask], "Dropout", _dropout_again, [x, ratio])
+    provenance.record([y, mask], "Dropout", _dropout_again, [x, ratio])
     return y, mask
 
 

@@ -40,7 +40,7 @@ def no_tape() -> Iterator[None]:
     global training
     before, training = training, False
     try:
-        with provenance.quiet:
+        with provenance.suspended:
             yield
     finally:
         training = before
@@ -102,14 +102,14 @@ class Operator:
         for x in xs:
             if not _is_tensor(x):
                 raise InvalidInput(f"{self.name} takes tensors; it was given a {type(x).__name__}", code="SX311")
-        device = next((x.device for x in xs if not x._loose), default_device)
+        device = next((x.device for x in xs if not x._follows_device), default_device)
         for x in xs:
-            _same_device(device, device if x._loose else x.device, self.name)
+            _same_device(device, device if x._follows_device else x.device, self.name)
         results = self.forward(*(_value_on(device, x) for x in xs))
         values = results if isinstance(results, tuple) else (results,)
         ys = self.record(list(xs), values, device)
         types = tuple((getattr(v, "dtype", None), getattr(v, "shape", None)) for v in values)
-        provenance.remember(ys, type(self).__name__, lambda args, _: self(*args), xs, self, types)
+        provenance.record(ys, type(self).__name__, lambda args, _: self(*args), xs, self, types)
         return ys
 
     def forward(self, *xs: Any) -> Any:
@@ -277,7 +277,7 @@ def _value_on(device: Device, x: Any) -> Any:
     """What to compute with; constants, and arrays of the host, come along to the device."""
     if not _is_tensor(x):
         return device.backend.put(x) if isinstance(x, np.ndarray) and trace.current() is None else x
-    if x._loose and x.device is not device and trace.current() is None:
+    if x._follows_device and x.device is not device and trace.current() is None:
         return device.backend.put(x.device.backend.get(x._data))
     return trace.value(x)
 

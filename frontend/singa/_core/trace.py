@@ -37,7 +37,7 @@ class Trace:
 
     writer: what its nodes are written by.
     inputs: the tensors that the step reads, each with its symbol, in the order of first use.
-    assigned: the tensors that it writes, in order.  told: those of them whose readers may not take gradients any more.
+    assigned: the tensors that it writes, in order.  invalidated: those of them whose readers may not take gradients any more.
     settings: what was read in Python and is part of the graph, each with how to ask for it anew, and what it was.
     holds: whether small tensors that are read keep their values: older opsets want some of them as attributes.
     """
@@ -47,7 +47,7 @@ class Trace:
         self._holds = holds
         self.inputs: list[tuple[Variable, Symbol]] = []
         self.assigned: dict[int, Variable] = {}
-        self.told: set[int] = set()
+        self.invalidated: set[int] = set()
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self._bound: dict[int, Symbol] = {}
 
@@ -66,11 +66,11 @@ class Trace:
             return self._bound[id(tensor)]
         if isinstance(tensor._data, Symbol):
             return tensor._data
-        if tensor._fixed and tensor.name:  # a constant of a file keeps its name
+        if tensor._is_constant and tensor.name:  # a constant of a file keeps its name
             array = tensor.device.backend.get(tensor._data)
             self._bound[id(tensor)] = self.writer.builder.initializer(tensor.name, array, fold=True)
             return self._bound[id(tensor)]
-        if tensor._fixed:
+        if tensor._is_constant:
             return self.writer.constant(tensor.device.backend.get(tensor._data))
         return self.bind(tensor, tensor.name or "state")
 
@@ -85,14 +85,14 @@ class Trace:
         if type is not None and isinstance(symbol, Symbol) and self.writer.shape(symbol) is None:
             symbol.type = type
 
-    def assign(self, tensor: Variable, symbol: Symbol, told: bool = True) -> None:
+    def assign(self, tensor: Variable, symbol: Symbol, invalidates_tape: bool = True) -> None:
         """From here on the tensor is this value; it is written back when the graph has run."""
-        tensor._fixed = False  # what is written is no constant
+        tensor._is_constant = False  # what is written is no constant
         if not isinstance(tensor._data, Symbol):
             self.value(tensor)
             self.assigned[id(tensor)] = tensor
-            if told:
-                self.told.add(id(tensor))
+            if invalidates_tape:
+                self.invalidated.add(id(tensor))
         self._bound[id(tensor)] = symbol
 
 
@@ -109,7 +109,7 @@ def recording(trace: Trace) -> Iterator[Trace]:
     """The context in which a step is recorded, and every leaf that it reads is kept alive."""
     token = _current.set(trace)
     try:
-        with provenance.keeping:
+        with provenance.retaining:
             yield trace
     finally:
         _current.reset(token)
@@ -138,16 +138,16 @@ def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if isinstance(m, int) and isinstance(n, int))
 
 
-def assign(tensor: Variable, new: Any, told: bool = True) -> None:
+def assign(tensor: Variable, new: Any, invalidates_tape: bool = True) -> None:
     """Write a new value of the same shape and dtype into a tensor, in place: what made it before did not make this one.
 
-    told: whether operators that have read it may not take gradients by it any more; running statistics are read for nothing.
+    invalidates_tape: whether operators that have read it may no longer take gradients by it; running statistics may change.
     """
     trace = _current.get()
     if trace is not None:
-        trace.assign(tensor, new, told)
+        trace.assign(tensor, new, invalidates_tape)
     elif new is not tensor._data:
-        tensor._fixed = False
-        tensor._version += told
+        tensor._is_constant = False
+        tensor._version += invalidates_tape
         provenance.forget(tensor)
         tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new

@@ -13,10 +13,10 @@ V = TypeVar("V", bound="type[Variable]")
 class Variable:
     """A value on a device, and which operator made it."""
 
-    _fixed = False
+    _is_constant = False
     """Whether this is a constant of a model: part of a graph that is recorded, never an input of it."""
 
-    _loose = False
+    _follows_device = False
     """Whether this was made of constants alone, by an operator: it follows the tensors that it meets to their device."""
 
     _origin: Link | None = None

@@ -243,7 +243,7 @@ def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _is_leaf(t: Tensor) -> bool:
     """Whether a program made this tensor, and no operator."""
-    return bool(t.name) and (t._creator is None or isinstance(t._creator, Dummy)) and not t._fixed
+    return bool(t.name) and (t._creator is None or isinstance(t._creator, Dummy)) and not t._is_constant
 
 
 def _noted(initialize: Callable[..., None]) -> Callable[..., None]:

@@ -160,7 +160,7 @@ def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.Pa
             stack.enter_context(trace.recording(scratch))
             device = model_device(model)
             xs = [Tensor._of(scratch.writer.input(n, t), device, False) for n, t in takes.items()]
-        stack.enter_context(provenance.keeping)
+        stack.enter_context(provenance.retaining)
         made = model.forward(*xs)
         ys = list(made) if isinstance(made, (list, tuple)) else [made]
         proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, list(takes), list(takes.values()), path)
@@ -217,7 +217,7 @@ class _Played:
         outer = tape.training
         tape.training = False
         try:
-            with trace.recording(record), provenance.quiet:
+            with trace.recording(record), provenance.suspended:
                 shadows = [Tensor._of(self.writer.input(n, t), x.device, False)
                            for n, t, x in zip(names, types, xs, strict=True)]  # fmt: skip
                 given = {id(x): s for x, s in zip(xs, shadows, strict=True)}
@@ -272,7 +272,7 @@ class _Played:
         before = len(self.writer.builder.nodes)
         made = self._custom(call, args)
         if made is None:
-            made = call.again(args, self.options.training)
+            made = call.replay(args, self.options.training)
         if call.graph is None:  # a file's own nodes have names
             node = f"{call.name}#{self._numbers[call.name]}"
             self._numbers[call.name] += 1

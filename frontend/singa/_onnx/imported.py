@@ -54,7 +54,7 @@ class Imported:
             name = names[slot]
             if not dtypes.is_float(array.dtype):
                 constant = Tensor._of(array, self.device, False)
-                constant._fixed, constant.name = True, name
+                constant._is_constant, constant.name = True, name
                 self._constants[name] = constant
                 continue
             trains = name not in moving and name not in still
@@ -91,13 +91,13 @@ class Imported:
         aux_output: names of values to give after the outputs.  last_layers: how many operators to run, as `SingaRep.run` counts.
         training: whether BatchNormalization takes the statistics of the batch, and Dropout drops.
         """
-        with provenance.quiet:  # the model as a whole is what its outputs come from
+        with provenance.suspended:  # the model as a whole is what its outputs come from
             made = self._forward(inputs, aux_output, last_layers, training)
 
-        def again(xs: list[Any], train: bool) -> Sequence[Any]:
+        def replay(xs: list[Any], train: bool) -> Sequence[Any]:
             return self.forward(xs, aux_output, last_layers, train)
 
-        provenance.remember(made, "an ONNX model", again, list(inputs), graph=self.graph)
+        provenance.record(made, "an ONNX model", replay, list(inputs), graph=self.graph)
         return made
 
     def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:
@@ -184,7 +184,7 @@ class Imported:
         with tape.no_tape():
             for old, new in zip(inputs[3:], (mean, variance), strict=True):
                 if any(old is t for t in self.statistics.values()):
-                    trace.assign(old, op.cast(new, old).raw, told=False)
+                    trace.assign(old, op.cast(new, old).raw, invalidates_tape=False)
         return [y, mean, variance][: len(node.outputs)]
 
     def _dropout(self, node: Node, inputs: list[Any], training: bool) -> list[Any]:

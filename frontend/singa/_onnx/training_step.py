@@ -21,7 +21,7 @@ from singa_backend.opsets.model import to_model
 
 from .._autograd import losses
 from .._core import tape, trace
-from .._core.coverage import watching
+from .._core.coverage import watch_gradients
 from .._core.ops import op
 from .._core.tensor import Tensor, dtype_of
 from .._core.trace import Trace
@@ -75,7 +75,7 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             y = made[output] if isinstance(made, (list, tuple)) else made
             goal = Tensor._of(record.writer.input("target", _target(y, target, loss)), y.device, False)
             value = compute(y, goal)
-            with watching(model.get_params) as reach:
+            with watch_gradients(model.get_params) as reach:
                 optimizer(value)
             warning = reach.check()
             if warning is not None:

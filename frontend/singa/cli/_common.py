@@ -25,7 +25,7 @@ out = Console()
 err = Console(stderr=True)
 
 
-def typed(command: Callable[..., Any]) -> Callable[..., Any]:
+def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
     """Print a SonnxError as it wants to be read (as JSON with --json) and leave with REFUSED."""
 
     @wraps(command)
@@ -81,7 +81,7 @@ limit_option = click.option(
 )  # fmt: skip
 
 
-def say(text: str, *, style: str | None = None) -> None:
+def echo(text: str, *, style: str | None = None) -> None:
     """A line for people, on standard output, never wrapped and never read as markup."""
     out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -105,7 +105,7 @@ def check_matrix(what: str, command: str, folder: Path, why: str, as_json: bool)
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "stale": why}))
     else:
-        say(f"stale: {why}; run sonnx {command} --to {folder}" if why else f"{what} is up to date")
+        echo(f"stale: {why}; run sonnx {command} --to {folder}" if why else f"{what} is up to date")
     if why:
         sys.exit(NO)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from singa_backend.conform import cases, releases, results, worker
 
-from ._common import err, out, progress, say
+from ._common import echo, err, out, progress
 
 
 @dataclass
@@ -88,9 +88,9 @@ def show(runs: dict[str, releases.Run], seen: releases.Seen) -> None:
         t = results.totals(run.results)
         table.add_row(release, *(str(t[k]) for k in ("cases", "strict", "official")), str(len(run.judged.explained)))
     out.print(table)
-    say(f"{len(seen)} distinct cases ran; the known gaps stand with their reasons in conformance/releases/gaps.txt")
+    echo(f"{len(seen)} distinct cases ran; the known gaps stand with their reasons in conformance/releases/gaps.txt")
     for release, run in runs.items():
         for r in run.judged.unexpected[:20]:
-            say(f"{r.strict} {release} {r.name}\n    {(r.reason or r.official_reason)[:400]}")
+            echo(f"{r.strict} {release} {r.name}\n    {(r.reason or r.official_reason)[:400]}")
         for name in run.judged.closed:
-            say(f"closed gap {release} {name}: it passes now; delete it from gaps.txt")
+            echo(f"closed gap {release} {name}: it passes now; delete it from gaps.txt")

@@ -10,7 +10,7 @@ import click
 
 from singa_backend import debug
 
-from ._common import NO, device_option, json_option, progress, say, typed
+from ._common import NO, device_option, echo, exit_codes, json_option, progress
 from ._inputs import gather, input_options
 from .compare import names, sides, trusted
 
@@ -24,7 +24,7 @@ from .compare import names, sides, trusted
 )
 @device_option
 @json_option
-@typed
+@exit_codes
 def bisect(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
            sizes: tuple[str, ...], against: str | None, pairs: tuple[str, ...], rtol: float | None, atol: float | None,
            local: bool, budget: int, timeout: float, to: Path | None, device: str, as_json: bool) -> None:  # fmt: skip
@@ -42,7 +42,7 @@ def bisect(model: Path, files: tuple[str, ...], archive: Path | None, data: Path
     if as_json:
         click.echo(json.dumps(found.to_dict() if found else None))
     elif found is None:
-        say("no node diverges", style="green")
+        echo("no node diverges", style="green")
     else:
         _show(found)
     if found is not None:
@@ -51,16 +51,16 @@ def bisect(model: Path, files: tuple[str, ...], archive: Path | None, data: Path
 
 def _show(found: debug.Reproduction) -> None:
     if found.accumulated and found.first:
-        say(f"first diverging node: {found.first}", style="red")
-        say("no node diverges by itself: the error accumulates; it grew most at")
-        say(f"  {found.node}")
+        echo(f"first diverging node: {found.first}", style="red")
+        echo("no node diverges by itself: the error accumulates; it grew most at")
+        echo(f"  {found.node}")
     else:
-        say(f"first diverging node: {found.node}", style="red")
+        echo(f"first diverging node: {found.node}", style="red")
         for note in found.node.notes:
-            say(f"  {note}")
+            echo(f"  {note}")
     if found.failure:
-        say(f"alone: {found.failure}")
+        echo(f"alone: {found.failure}")
     for name, apart in found.differences.items():
-        say(f"alone, {name!r}: {apart}")
-    say(f"reproduces alone: {'yes' if found.alone else 'no'}", style="green" if found.alone else "yellow")
-    say(f"written to {found.folder}")
+        echo(f"alone, {name!r}: {apart}")
+    echo(f"reproduces alone: {'yes' if found.alone else 'no'}", style="green" if found.alone else "yellow")
+    echo(f"written to {found.folder}")

@@ -12,7 +12,7 @@ from rich.table import Table
 from singa_backend.inspection import CheckReport, TrainableReport, trainable_report
 from singa_backend.inspection import check as check_model
 
-from ._common import NO, err, json_option, out, say, typed
+from ._common import NO, echo, err, exit_codes, json_option, out
 
 STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "function": "dim"}
 
@@ -23,7 +23,7 @@ STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "functi
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's checker and shape inference may take.")
 @click.option("--train", is_flag=True, help="Say too which parameters get a gradient, and what stands in the way.")
 @json_option
-@typed
+@exit_codes
 def check(model: Path, strict: bool, timeout: float, train: bool, as_json: bool) -> None:
     """Say whether MODEL is valid and supported: operators, versions, dtypes, and every problem at once.
 
@@ -46,7 +46,7 @@ def check(model: Path, strict: bool, timeout: float, train: bool, as_json: bool)
 def _show(report: CheckReport) -> None:
     seen = report.inspection
     opsets = ", ".join(f"{domain} {version}" for domain, version in seen.opsets.items())
-    say(f"{seen.file}: IR {seen.ir_version}, {opsets}" + (f", made by {seen.producer}" if seen.producer else ""))
+    echo(f"{seen.file}: IR {seen.ir_version}, {opsets}" + (f", made by {seen.producer}" if seen.producer else ""))
     table = Table("operator", "version", "nodes", "dtypes", "status")
     for use in report.operators:
         name = use.operator if use.domain == "ai.onnx" else f"{use.domain}.{use.operator}"
@@ -54,26 +54,26 @@ def _show(report: CheckReport) -> None:
         table.add_row(name, version, str(use.nodes), ", ".join(sorted(use.dtypes)) or "?", use.status, style=STYLES[use.status])
     out.print(table)
     if seen.opinion.inference:
-        say(f"dtypes are incomplete, shape inference says: {seen.opinion.inference.splitlines()[0][:300]}", style="dim")
+        echo(f"dtypes are incomplete, shape inference says: {seen.opinion.inference.splitlines()[0][:300]}", style="dim")
     for problem in report.problems:
-        say(f"[{problem.code}] {problem}", style="red")
+        echo(f"[{problem.code}] {problem}", style="red")
     opinion = report.opinion
     words = {True: "accepts the model", False: "refuses the model", None: "gave no answer"}[opinion.valid]
-    say(f"onnx's own checker {words}" + (f": {opinion.message.splitlines()[0][:400]}" if opinion.message else ""),
+    echo(f"onnx's own checker {words}" + (f": {opinion.message.splitlines()[0][:400]}" if opinion.message else ""),
         style="dim" if opinion.valid else "yellow")  # fmt: skip
     if report.good:
         old = sum(use.status == "deprecated" for use in report.operators)
-        say("valid, and everything in it is supported" + (f" ({old} deprecated)" if old else ""), style="green")
+        echo("valid, and everything in it is supported" + (f" ({old} deprecated)" if old else ""), style="green")
     else:
         verdict = "valid, but not supported" if report.valid else "not valid"
-        say(f"{verdict}: {len(report.problems)} problem{'s' * (len(report.problems) > 1)}", style="red")
+        echo(f"{verdict}: {len(report.problems)} problem{'s' * (len(report.problems) > 1)}", style="red")
 
 
 def _show_training(report: TrainableReport) -> None:
     count = len(report.trainable) + len(report.blocked)
-    say(f"{len(report.trainable)} of {count} parameters get a gradient of {', '.join(report.outputs)}",
+    echo(f"{len(report.trainable)} of {count} parameters get a gradient of {', '.join(report.outputs)}",
         style="green" if report.good else "red")  # fmt: skip
     for name, why in report.blocked.items():
-        say(f"no gradient: {name}: {why}", style="red")
+        echo(f"no gradient: {name}: {why}", style="red")
     for problem in report.problems:
-        say(f"[{problem.code}] {problem}", style="red" if problem in report.fatal else "dim")
+        echo(f"[{problem.code}] {problem}", style="red" if problem in report.fatal else "dim")

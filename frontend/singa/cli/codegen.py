@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ._common import json_option, say, typed
+from ._common import echo, exit_codes, json_option
 
 
 @click.command()
@@ -17,7 +17,7 @@ from ._common import json_option, say, typed
               help="The program to write; its weights go beside it, to OUT.npz.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Take the place of files that are there.")
 @json_option
-@typed
+@exit_codes
 def codegen(model: Path, target: Path, force: bool, as_json: bool) -> None:
     """Write MODEL as a readable Python program on singa, with its weights in an .npz file beside it.
 
@@ -34,4 +34,4 @@ def codegen(model: Path, target: Path, force: bool, as_json: bool) -> None:
         click.echo(json.dumps(program.facts | facts))
         return
     counts = ", ".join(f"{program.facts[what]} {what}" for what in ("nodes", "layers", "parameters"))
-    say(f"wrote {' and '.join(written)}: {lines} lines, {counts}")
+    echo(f"wrote {' and '.join(written)}: {lines} lines, {counts}")

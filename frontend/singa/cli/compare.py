@@ -14,7 +14,7 @@ from rich.table import Table
 from singa_backend import debug
 from singa_backend.engines.oracle import ENGINES
 
-from ._common import NO, device_option, json_option, out, progress, say, typed
+from ._common import NO, device_option, echo, exit_codes, json_option, out, progress
 from ._inputs import gather, input_options
 
 _OPTIONS = (
@@ -62,7 +62,7 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
 @click.option("--all", "show_all", is_flag=True, help="Show every value, in the order of the nodes.")
 @device_option
 @json_option
-@typed
+@exit_codes
 def compare(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
             sizes: tuple[str, ...], against: str | None, pairs: tuple[str, ...], rtol: float | None, atol: float | None,
             local: bool, budget: int, timeout: float, optimised: bool, worst: int, show_all: bool, device: str,
@@ -90,25 +90,25 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
         out.print(_table(found, rows))
     failed = found.failed
     for one in failed[:10]:
-        say(f"not compared: {one.operator} {one.node!r}: {one.failure}", style="yellow")
+        echo(f"not compared: {one.operator} {one.node!r}: {one.failure}", style="yellow")
     if len(failed) > 10:
-        say(f"... and {len(failed) - 10} more nodes (--json lists all)", style="yellow")
+        echo(f"... and {len(failed) - 10} more nodes (--json lists all)", style="yellow")
     absent = len(found.not_compared) - len(failed)
     if absent:
-        say(f"{absent} nodes make values that the other model does not have")
+        echo(f"{absent} nodes make values that the other model does not have")
     wrong = sum(not r.agrees for r in found.rows)
-    say(f"{len(found.rows)} values compared, {wrong} differ")
+    echo(f"{len(found.rows)} values compared, {wrong} differ")
     if found.first:
-        say(f"first diverging node: {found.first}", style="red")
+        echo(f"first diverging node: {found.first}", style="red")
         for note in found.first.notes:
-            say(f"  {note}")
+            echo(f"  {note}")
         others = [d for d in found.origins if d.index != found.first.index]
         if others:
-            say(f"diverge as well though their inputs agree: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
+            echo(f"diverge as well though their inputs agree: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
     elif found.agrees:
-        say(f"{found.mine} and {found.theirs} agree", style="green")
+        echo(f"{found.mine} and {found.theirs} agree", style="green")
     elif not found.rows:
-        say("nothing could be compared", style="red")
+        echo("nothing could be compared", style="red")
 
 
 def _table(found: debug.Comparison, rows: list[debug.Row]) -> Table:

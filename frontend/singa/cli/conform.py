@@ -14,7 +14,7 @@ from singa_backend import DeviceUnavailable
 from singa_backend.conform import cases, gaps, releases, report, results, worker
 
 from . import _releases
-from ._common import NO, device_option, err, expression, json_option, out, progress, typed
+from ._common import NO, device_option, err, exit_codes, expression, json_option, out, progress
 
 
 @click.command()
@@ -42,7 +42,7 @@ from ._common import NO, device_option, err, expression, json_option, out, progr
 )
 @device_option
 @json_option
-@typed
+@exit_codes
 def conform(select: str, kinds: tuple[str, ...], processes: int | None, timeout: float, backend: str, target: Path | None,
             junit: Path | None, folder: Path | None, renew_manifest: bool, older: tuple[str, ...], cache: Path | None,
             device: str, as_json: bool) -> None:  # fmt: skip

@@ -10,7 +10,7 @@ import click
 
 from singa._onnx import export
 
-from ._common import json_option, out, say, typed
+from ._common import echo, exit_codes, json_option, out
 from ._writing import given, write_options
 
 
@@ -18,7 +18,7 @@ from ._writing import given, write_options
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @write_options(values=False)
 @json_option
-@typed
+@exit_codes
 def convert(model: Path, path: Path, as_json: bool, **options: Any) -> None:
     """Write MODEL at another opset, older or newer, and check it; at its own, where none is given.
 
@@ -29,4 +29,4 @@ def convert(model: Path, path: Path, as_json: bool, **options: Any) -> None:
     if as_json:
         out.print_json(json.dumps(report.to_dict()))
     else:
-        say(str(report))
+        echo(str(report))

@@ -21,7 +21,7 @@ from .._core.tensor import Tensor
 from .._onnx import export, verify
 from ..model import Model
 from . import _feeds
-from ._common import json_option, out, say, typed
+from ._common import echo, exit_codes, json_option, out
 from ._writing import given, write_options
 
 
@@ -39,7 +39,7 @@ from ._writing import given, write_options
 )
 @write_options(values=True)
 @json_option
-@typed
+@exit_codes
 def export_(target: str, archive: Path | None, drawn: tuple[str, ...], compared: bool, path: Path, as_json: bool,
             **options: Any) -> None:  # fmt: skip
     """Write a model that a Python program builds as an ONNX file.
@@ -64,7 +64,7 @@ def export_(target: str, archive: Path | None, drawn: tuple[str, ...], compared:
     if as_json:
         out.print_json(json.dumps(result))
     else:
-        say(text)
+        echo(text)
 
 
 def _built(target: str) -> tuple[Model, list[Tensor] | None]:

@@ -13,7 +13,7 @@ from singa_backend.conform import foreign as foreigners
 from singa_backend.conform import light_models
 from singa_backend.engines.oracle import Oracle
 
-from ._common import NO, expression, json_option, progress, say, typed
+from ._common import NO, echo, exit_codes, expression, json_option, progress
 
 
 @click.command()
@@ -22,7 +22,7 @@ from ._common import NO, expression, json_option, progress, say, typed
 @click.option("--light/--no-light", "with_light", default=True, help="The light models of onnx with random weights too.")
 @click.option("--to", "target", type=click.Path(file_okay=False, path_type=Path), help="Write foreign.json and foreign.md here.")
 @json_option
-@typed
+@exit_codes
 def foreign(folder: Path | None, select: str, with_light: bool, target: Path | None, as_json: bool) -> None:
     """Compare every value of models from elsewhere with onnxruntime, which runs in a child process.
 
@@ -48,6 +48,6 @@ def foreign(folder: Path | None, select: str, with_light: bool, target: Path | N
         for c in found:
             value, operator, worst = c.worst
             output = max(c.outputs.values())
-            say(f"{'ok  ' if c.good else 'OFF '} {c.model:24} {c.peer:12} outputs {output:.1e}  "
+            echo(f"{'ok  ' if c.good else 'OFF '} {c.model:24} {c.peer:12} outputs {output:.1e}  "
                 f"{len(c.values):4} values, worst {worst:.1e} {value} {operator}")  # fmt: skip
     sys.exit(0 if found and all(c.good for c in found) else NO)

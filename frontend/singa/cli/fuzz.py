@@ -14,7 +14,7 @@ from singa_backend.conform import results
 from singa_backend.conform.cases import held
 from singa_backend.conform.fuzz import generate, ledger, run, summary
 
-from ._common import NO, expression, json_option, out, progress, say, typed
+from ._common import NO, echo, exit_codes, expression, json_option, out, progress
 
 
 @click.command()
@@ -33,7 +33,7 @@ from ._common import NO, expression, json_option, out, progress, say, typed
 @click.option("--report", "reports", type=click.Path(file_okay=False, path_type=Path),
               help="Write fuzz.json and fuzz.md into this folder.")  # fmt: skip
 @json_option
-@typed
+@exit_codes
 def fuzz(count: int, seed: int, select: str, only: int | None, folder: Path | None, processes: int | None, book: Path | None,
          target: Path | None, reports: Path | None, as_json: bool) -> None:  # fmt: skip
     """Draw valid models of one node and hold the results to independent witnesses.
@@ -73,19 +73,19 @@ def _show(document: dict[str, Any]) -> None:
     for state in summary.STATES:
         table.add_row(state, f"{t[state]:,}")
     out.print(table)
-    say(f"{len(document['cells']):,} dtype cells judged; differences by class: "
+    echo(f"{len(document['cells']):,} dtype cells judged; differences by class: "
         + (", ".join(f"{c} {n}" for c, n in t["by_class"].items()) or "none")
         + f"; deaths of witnesses: {t['deaths_of_witnesses']}")  # fmt: skip
     if document["environment"]["onnxruntime"] == "absent":
-        say("onnxruntime is not installed, so the other witnesses judged alone: pip install 'sonnx[oracle]'", style="yellow")
+        echo("onnxruntime is not installed, so the other witnesses judged alone: pip install 'sonnx[oracle]'", style="yellow")
     for b in document["bad"][:30]:
-        say(f"{b['status']}: case {b['index']}: {b['case']}", style="red")
+        echo(f"{b['status']}: case {b['index']}: {b['case']}", style="red")
         for d in b["differences"]:
-            say(f"    {d['witness']}: {d['says'][:300]}")
+            echo(f"    {d['witness']}: {d['says'][:300]}")
         if b["says"]:
-            say("    " + b["says"].strip().splitlines()[-1])
+            echo("    " + b["says"].strip().splitlines()[-1])
     if document["bad"]:
-        say(f"one case in detail: sonnx fuzz --seed {document['seed']} --only INDEX" + _selected(document["select"]))
+        echo(f"one case in detail: sonnx fuzz --seed {document['seed']} --only INDEX" + _selected(document["select"]))
 
 
 def _selected(select: str) -> str:
@@ -109,19 +109,19 @@ def _one(index: int, seed: int, select: str, entries: list[ledger.Entry], folder
             "written": str(folder) if folder and case is not None else None,
         }))  # fmt: skip
         return judged.good
-    say(f"{judged.status}: {judged.describe or 'no valid node of the types that were drawn'}")
+    echo(f"{judged.status}: {judged.describe or 'no valid node of the types that were drawn'}")
     if judged.says:
-        say(judged.says)
+        echo(judged.says)
     if case is not None:
         for name, value in case.inputs.items():
-            say(f"  {name}: {value!r}")
+            echo(f"  {name}: {value!r}")
     if answer is not None and answer.ours is not None:
-        say(f"  ours: {answer.ours!r}")
+        echo(f"  ours: {answer.ours!r}")
     for witness, outputs in seen.items():
-        say(f"  {witness}: {outputs!r}")
+        echo(f"  {witness}: {outputs!r}")
     for d in differences:
-        say(f"  {d['witness']} differs: {d['says']}")
-        say(f"    {d['class']}: {d['why']}" if d["class"] else "    not in the ledger")
+        echo(f"  {d['witness']} differs: {d['says']}")
+        echo(f"    {d['class']}: {d['why']}" if d["class"] else "    not in the ledger")
     if folder and case is not None:
-        say(f"wrote {folder / 'model.onnx'} and {folder / 'test_data_set_0'}")
+        echo(f"wrote {folder / 'model.onnx'} and {folder / 'test_data_set_0'}")
     return judged.good

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from singa_backend.conform import gradient_matrix
 from singa_backend.conform.gradient_matrix import page
 
-from ._common import NO, check_matrix, expression, json_option, out, progress, say, typed, witness
+from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, out, progress, witness
 
 
 @click.command()
@@ -28,7 +28,7 @@ from ._common import NO, check_matrix, expression, json_option, out, progress, s
               help="Write gradients.json and gradients.md into this folder; rows that were not selected are kept.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
 @json_option
-@typed
+@exit_codes
 def gradients(select: str, points: int, seed: int, oracle: str, jobs: int | None, timeout: float, folder: Path | None,
               check: bool, as_json: bool) -> None:  # fmt: skip
     """Hold the gradients of operator versions that match SELECT ('Softmax-13', '^Reduce') to central differences in float64.
@@ -78,12 +78,12 @@ def _show(document: dict[str, Any], each: bool) -> None:
         for verdict, count in t["verdicts"].items():
             table.add_row(verdict, str(count))
     out.print(table)
-    say(f"{t['points_agreed']:,} points agree, {t['points_at_kinks']:,} at kinks; checked without the second witness:"
+    echo(f"{t['points_agreed']:,} points agree, {t['points_at_kinks']:,} at kinks; checked without the second witness:"
         f" {t['checked_without_witness']}; missing: {', '.join(t['operators_missing']) or 'none'}")  # fmt: skip
     for r in document["rows"]:
         if r["operator"] and r["says"]:
-            say(f"{r['operator']}-{r['version']}: {r['verdict']}", style="red" if r["verdict"] == "wrong" else "yellow")
+            echo(f"{r['operator']}-{r['version']}: {r['verdict']}", style="red" if r["verdict"] == "wrong" else "yellow")
             for text in r["says"]:
-                say(f"    {text}")
+                echo(f"    {text}")
     for name in document["unused"] if not each else ():
-        say(f"gradients.toml explains what is no more: {name}", style="yellow")
+        echo(f"gradients.toml explains what is no more: {name}", style="yellow")

@@ -15,7 +15,7 @@ from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
 from singa_backend.proto.values import Value
 
-from ._common import err, json_option, out, say, typed
+from ._common import echo, err, exit_codes, json_option, out
 
 FEW = 20
 WIDE = 200
@@ -31,7 +31,7 @@ WIDE = 200
               help="Write a picture of the graph to this file, a page that needs no network.")  # fmt: skip
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's shape inference may take.")
 @json_option
-@typed
+@exit_codes
 def inspect(model: Path, nodes: bool, states: bool, stats: bool, page: Path | None, timeout: float, as_json: bool) -> None:
     """Show what is in MODEL: inputs, outputs, states, operators, nodes.  Nothing is executed."""
     if not as_json and err.is_terminal:
@@ -48,7 +48,7 @@ def inspect(model: Path, nodes: bool, states: bool, stats: bool, page: Path | No
         for graph in seen.graphs:
             _show_nodes(graph)
     if page:
-        say(f"wrote {page}")
+        echo(f"wrote {page}")
 
 
 def _show(seen: Inspection, every_state: bool) -> None:
@@ -66,7 +66,7 @@ def _show(seen: Inspection, every_state: bool) -> None:
         numbers = ["min", "max", "NaN", "Inf"] if any(s.stats is not None for _, s in states) else []
         _table(["state", "type", "bytes", *numbers], [_state(g, s, bool(numbers)) for g, s in shown])
         if len(shown) < len(states):
-            say(f"{len(shown)} of {len(states)} states, the largest; --states shows all", style="dim")
+            echo(f"{len(shown)} of {len(states)} states, the largest; --states shows all", style="dim")
     _table(["operator", "nodes"], [[name, count] for name, count in seen.operators().most_common()])
     if len(seen.graphs) > 1:
         _table(["graph", "nodes", "inputs", "outputs"], [
@@ -74,7 +74,7 @@ def _show(seen: Inspection, every_state: bool) -> None:
             for g in seen.graphs
         ])  # fmt: skip
     if seen.opinion.inference:
-        say(f"types are incomplete, shape inference says: {seen.opinion.inference.splitlines()[0][:300]}", style="yellow")
+        echo(f"types are incomplete, shape inference says: {seen.opinion.inference.splitlines()[0][:300]}", style="yellow")
 
 
 def _show_nodes(graph: GraphTable) -> None:

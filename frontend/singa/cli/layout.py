@@ -11,7 +11,7 @@ from singa_backend.passes.change_layout import LAYOUTS, change_layout
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import json_option, out, say, typed
+from ._common import echo, exit_codes, json_option, out
 
 
 @click.command()
@@ -23,7 +23,7 @@ from ._common import json_option, out, say, typed
     "--name", "names", multiple=True, metavar="NAME", help="An input or output to change; those of 4 or 5 axes if absent."
 )
 @json_option
-@typed
+@exit_codes
 def layout(model: Path, to: str, target: Path, names: tuple[str, ...], as_json: bool) -> None:
     """Write MODEL with inputs and outputs in the other layout, and the same numbers in them.
 
@@ -37,4 +37,4 @@ def layout(model: Path, to: str, target: Path, names: tuple[str, ...], as_json: 
         out.print_json(json.dumps(report.to_dict()))
     else:
         left, first = report.after["Transpose"], report.before["Transpose"]
-        say(f"wrote {target}: {report.after.total()} nodes, {left} of them Transpose; before the passes {first}")
+        echo(f"wrote {target}: {report.after.total()} nodes, {left} of them Transpose; before the passes {first}")

@@ -12,7 +12,7 @@ from rich.table import Table
 from singa_backend.conform import opset_matrix as matrix
 from singa_backend.conform.opset_matrix import page
 
-from ._common import NO, check_matrix, expression, json_option, out, progress, say, typed, witness
+from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, out, progress, witness
 
 
 @click.command()
@@ -24,7 +24,7 @@ from ._common import NO, check_matrix, expression, json_option, out, progress, s
               help="Write opsets.json and opsets.md into this folder; all operators must be selected.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
 @json_option
-@typed
+@exit_codes
 def opsets(select: str, oracle: str, jobs: int | None, folder: Path | None, check: bool, as_json: bool) -> None:
     """Write the models of operators that match SELECT ('^Softmax$', '^Reduce') at every opset, check, run and compare them.
 
@@ -66,11 +66,11 @@ def _show(document: dict[str, object], against: list[str]) -> None:
     for status, count in totals["outcomes"].items():
         table.add_row(status, f"{count:,}")
     out.print(table)
-    say(f"confirmed by onnxruntime: {totals['witness'].get('agree', 0):,}, differs: {totals['witness'].get('differs', 0)}")
+    echo(f"confirmed by onnxruntime: {totals['witness'].get('agree', 0):,}, differs: {totals['witness'].get('differs', 0)}")
     for part, style in (("wrong", "red"), ("differs", "yellow")):
         found = document[part]
         assert isinstance(found, dict)
         for name, why in found.items():
-            say(f"{name}: {why}", style=style)
+            echo(f"{name}: {why}", style=style)
     for text in against:
-        say(text, style="red")
+        echo(text, style="red")

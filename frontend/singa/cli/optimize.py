@@ -15,7 +15,7 @@ from singa_backend.proto.checker import opinion
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, json_option, out, progress, say, typed
+from ._common import NO, echo, exit_codes, json_option, out, progress
 
 
 @click.command()
@@ -27,7 +27,7 @@ from ._common import NO, json_option, out, progress, say, typed
 @click.option("--list", "listed", is_flag=True, help="List the passes, in the order in which they run.")
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="How often all passes may run.")
 @json_option
-@typed
+@exit_codes
 def optimize(model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, as_json: bool) -> None:
     """Rewrite MODEL by graph passes until none finds anything more, and write it to OUT.
 
@@ -54,7 +54,7 @@ def optimize(model: Path | None, target: Path | None, names: tuple[str, ...], li
         click.echo(json.dumps(report.to_dict() | facts))
     else:
         _show(report)
-        say(f"wrote {' and '.join(map(str, written))} in {seconds:.1f} s")
+        echo(f"wrote {' and '.join(map(str, written))} in {seconds:.1f} s")
     if report.failures:
         raise SystemExit(NO)
 
@@ -64,7 +64,7 @@ def _list(as_json: bool) -> None:
         click.echo(json.dumps([{"pass": p.name, "summary": p.summary} for p in PASSES.values()]))
         return
     for p in PASSES.values():
-        say(f"{p.name:26} {p.summary}")
+        echo(f"{p.name:26} {p.summary}")
 
 
 def _show(report: Report) -> None:
@@ -73,9 +73,9 @@ def _show(report: Report) -> None:
         changed = ", ".join(f"{n} {b - a:+d} ({a} -> {b})" for n, (a, b) in did.operators.items())
         table.add_row(did.name, str(did.changes), changed)
     out.print(table, width=None if out.is_terminal else 160)
-    say(f"{report.before.total()} -> {report.after.total()} nodes in {report.rounds} rounds"
+    echo(f"{report.before.total()} -> {report.after.total()} nodes in {report.rounds} rounds"
         + ("" if report.settled else "; the last one still changed something"))  # fmt: skip
     for failure in report.failures:
-        say(str(failure), style="red")
+        echo(str(failure), style="red")
     for note in report.notes:
-        say(note, style="yellow")
+        echo(note, style="yellow")

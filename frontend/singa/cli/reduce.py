@@ -10,7 +10,7 @@ import click
 from singa_backend import debug
 from singa_backend.engines.oracle import ENGINES
 
-from ._common import device_option, json_option, progress, say, typed
+from ._common import device_option, echo, exit_codes, json_option, progress
 from ._inputs import gather, input_options
 
 
@@ -27,7 +27,7 @@ from ._inputs import gather, input_options
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="The folder to write; MODEL-reduced if not given.")
 @device_option
 @json_option
-@typed
+@exit_codes
 def reduce(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
            sizes: tuple[str, ...], against: str | None, raises: str | None, command: str | None, rtol: float | None,
            atol: float | None, timeout: float, tries: int, to: Path | None, device: str, as_json: bool) -> None:  # fmt: skip
@@ -53,8 +53,8 @@ def reduce(model: Path, files: tuple[str, ...], archive: Path | None, data: Path
     if as_json:
         click.echo(json.dumps(found.to_dict()))
         return
-    say(f"fails when {found.predicate}")
-    say(f"left: {found}")
+    echo(f"fails when {found.predicate}")
+    echo(f"left: {found}")
     for name, shape in found.shapes.items():
-        say(f"  input {name!r}: {shape}")
-    say(f"{found.tried} candidates were run; written to {found.folder}")
+        echo(f"  input {name!r}: {shape}")
+    echo(f"{found.tried} candidates were run; written to {found.folder}")

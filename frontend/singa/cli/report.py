@@ -10,7 +10,7 @@ import click
 
 from singa_backend.conform import report
 
-from ._common import NO, json_option, out, typed
+from ._common import NO, exit_codes, json_option, out
 
 
 @click.command("report")
@@ -25,7 +25,7 @@ from ._common import NO, json_option, out, typed
 )
 @click.option("--check", is_flag=True, help="Write nothing; leave with 1 when the report there is stale.")
 @json_option
-@typed
+@exit_codes
 def write_report(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) -> None:
     """Render the support report from the JSON of RUNS (`sonnx conform --results`), one run per device or old release.
 

@@ -18,7 +18,7 @@ from singa_backend.proto import test_data
 from singa_backend.proto.load import load_model
 
 from . import _feeds
-from ._common import NO, device_option, json_option, limit_option, out, typed
+from ._common import NO, device_option, exit_codes, json_option, limit_option, out
 from ._inputs import gather, input_options
 
 
@@ -32,7 +32,7 @@ from ._inputs import gather, input_options
 @device_option
 @limit_option
 @json_option
-@typed
+@exit_codes
 def run(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None, sizes: tuple[str, ...],
         target: Path | None, aux: tuple[str, ...], rtol: float, atol: float, device: str, limits: Limits,
         as_json: bool) -> None:  # fmt: skip

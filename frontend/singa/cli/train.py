@@ -16,7 +16,7 @@ from rich.table import Table
 from singa_backend.errors import InvalidInput, MissingDependency
 from singa_backend.proto.load import load_model
 
-from ._common import device_option, json_option, out, progress, say, typed
+from ._common import device_option, echo, exit_codes, json_option, out, progress
 
 LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 
@@ -53,7 +53,7 @@ LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_en
 @click.option("--no-graph", is_flag=True, help="Run the steps on the tape, not as one graph.")
 @device_option
 @json_option
-@typed
+@exit_codes
 def train(model: Path, data: Path, validation: Path | None, target: str, loss: str, optimizer: str, lr: float, momentum: float,
           weight_decay: float, epochs: int, batch_size: int, freeze: tuple[str, ...], seed: int, target_file: Path | None,
           plot: Path | None, no_graph: bool, device: str, as_json: bool) -> None:  # fmt: skip
@@ -114,9 +114,9 @@ def train(model: Path, data: Path, validation: Path | None, target: str, loss: s
     table.add_row("training", str(len(history.losses)), f"{history.losses[0]:.6g}", f"{history.losses[-1]:.6g}")
     out.print(table)
     for i, seen in enumerate(history.validation):
-        say(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
+        echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
     if target_file:
-        say(f"wrote {target_file}")
+        echo(f"wrote {target_file}")
 
 
 def _arrays(path: Path, model: Any, target: str) -> tuple[list[np.ndarray], np.ndarray]:
