@@ -30,6 +30,7 @@ LAYERS = {
         "operators opsets backend inspection",
         "engines",
         "conform debug",
+        "oracle",
     ],
     "singa": [
         "device",
@@ -42,7 +43,9 @@ LAYERS = {
         "cli",
     ],
 }
-"""The rooms of each package, lowest first; those of one line do not import each other.  The package itself is above them."""
+"""The rooms of each package, lowest first; those of one line do not import each other.  The package itself is above them.
+
+`oracle` is a module that moved: it re-exports names under the old path."""
 
 FOLDERS = {"singa_backend": "backend", "singa": "frontend"}
 
@@ -154,7 +157,7 @@ def test_a_room_can_be_imported_alone(package: str, name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("package", ["singa"])
+@packages
 def test_the_init_of_a_folder_is_a_list_of_names(package: str) -> None:
     allowed = (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign)
     found = [
