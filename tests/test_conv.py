@@ -336,3 +336,11 @@ def test_causal_conv_fails(fails: Any) -> None:
     fails("CausalConvWithState", [x, w], "activation", opset=27, outputs=2, activation="relu")
     fails("CausalConvWithState", [x, w[:1]], "C x 1 x k", opset=27, outputs=2)
     fails("CausalConvWithState", [x, w, None, normal(1, 2, 3)], "past_state", opset=27, outputs=2)
+
+
+def test_equal_filters_make_equal_channels(check: Any) -> None:
+    """Also where sums are so large that float32 rounds them by hundreds: BLAS kernels differ from row to row."""
+    x = (np.random.default_rng(0).random((1, 512, 3, 13)) * 2e9).astype(np.float32)
+    w = np.full((1000, 512, 1, 1), 0.02, np.float32)
+    wide = np.float32(0.02).astype(np.float64) * x.astype(np.float64).sum(axis=1, keepdims=True)
+    check("Conv", [x, w], [np.repeat(wide, 1000, axis=1).astype(np.float32)], opset=22, rtol=0)

@@ -82,7 +82,7 @@ def test_a_cast_to_integers_ends_it() -> None:
 
 def test_a_missing_rule_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     sin = declarations["", "Sin"][7]
-    for part, value in (("rule", None), ("composition", None), ("reason", "")):
+    for part, value in (("gradient_rule", None), ("decomposition_rule", None), ("reason", "")):
         monkeypatch.setattr(sin, part, value)
     assert gradient_support("", "Sin", 7).kind == "missing"
     found = report("(float[3] x) => (float[3] y) { a = Mul(x, w) y = Sin(a) }", w=np.ones(3))
@@ -94,8 +94,8 @@ def test_an_old_version_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) 
     made = model(text, w=np.ones((2, 3)))
     del made.opset_import[:]
     made.opset_import.append(helper.make_opsetid("", 5))
-    monkeypatch.setattr(declarations["", "Mul"][1], "composition", None)
-    monkeypatch.setattr(declarations["", "Mul"][1], "rule", object())
+    monkeypatch.setattr(declarations["", "Mul"][1], "decomposition_rule", None)
+    monkeypatch.setattr(declarations["", "Mul"][1], "gradient_rule", object())
     found = sonnx.trainable_report(made)
     assert [p.code for p in found.fatal] == ["SX831"] and "Mul-1 does not say how it is written in opset 18" in str(found)
 

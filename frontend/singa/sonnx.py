@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import ModelProto
 
-from singa_backend.debug import bisect, compare, reduce
-from singa_backend.inspection import check, inspect, trainable_report
-from singa_backend.passes import optimize
-from singa_backend.passes.change_layout import change_layout, transpose_layout
 from singa_backend.proto.load import load_model
 
-from ._importers import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
 from ._onnx.custom_exporters import exporter
 from ._onnx.export import ExportReport, convert, export, to_onnx
 from ._onnx.frontend import SingaFrontend
@@ -22,6 +18,14 @@ from ._onnx.model import SONNXModel
 from ._onnx.rep import SingaBackend, SingaRep
 from ._onnx.training_step import step_pairs, to_training_onnx
 from ._onnx.verify import ExportMismatch, export_and_check
+
+if TYPE_CHECKING:
+    from singa_backend.debug import bisect, compare, reduce
+    from singa_backend.inspection import check, inspect, trainable_report
+    from singa_backend.passes import optimize
+    from singa_backend.passes.change_layout import change_layout, transpose_layout
+
+    from ._importers import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
 
 __all__ = [
     "ExportMismatch",
@@ -61,6 +65,28 @@ __all__ = [
     "trainable_report",
     "transpose_layout",
 ]
+
+_LATER = {
+    **dict.fromkeys(("bisect", "compare", "reduce"), "singa_backend.debug"),
+    **dict.fromkeys(("check", "inspect", "trainable_report"), "singa_backend.inspection"),
+    "optimize": "singa_backend.passes",
+    **dict.fromkeys(("change_layout", "transpose_layout"), "singa_backend.passes.change_layout"),
+    **dict.fromkeys(
+        ("ExporterFailure", "from_onnx", "from_paddle", "from_pytorch", "from_sklearn", "from_tensorflow"), "singa._importers"
+    ),
+}
+"""Names whose modules are imported at their first use, so that `import singa.sonnx` stays fast."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 prepare = SingaBackend.prepare
 run_model = SingaBackend.run_model

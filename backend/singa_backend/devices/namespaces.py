@@ -82,6 +82,13 @@ class Namespace(ABC):
         """A view of `x` with this shape and these strides in bytes."""
         return self.lib.stride_tricks.as_strided(x, shape, strides)  # type: ignore[attr-defined]
 
+    def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
+        """Whether sums of `count` products of x and w may exceed 2**24, above which float32 does not hold every integer.
+
+        BLAS kernels of the host then round equal rows differently.  A device is not asked: it would have to wait.
+        """
+        return False
+
     @abstractmethod
     def from_host(self, a: np.ndarray) -> Array: ...
 
@@ -93,6 +100,11 @@ class Namespace(ABC):
 
     @abstractmethod
     def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None: ...
+
+
+def _largest(x: np.ndarray) -> float:
+    """The largest absolute value."""
+    return max(float(x.max()), -float(x.min()))
 
 
 class NumpyNamespace(Namespace):
@@ -119,6 +131,9 @@ class NumpyNamespace(Namespace):
             if info.min <= float(x.min()) and float(x.max()) <= info.max:  # false of NaN
                 return x.astype(dtype)
         return super().cast(x, dtype)
+
+    def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
+        return bool(x.size and w.size) and count * _largest(x) * _largest(w) > 2.0**24
 
     def erf(self, x: Array) -> Array:
         return in_pieces(super().erf, x)

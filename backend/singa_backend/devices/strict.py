@@ -208,6 +208,9 @@ class StrictNamespace(Namespace):
     def isarray(self, x: Any) -> bool:
         return isinstance(x, StrictArray)
 
+    def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
+        return numpy.sums_are_large(_unwrap(x), _unwrap(w), count)
+
     def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
         numpy.scatter(out._a, _unwrap(index), _unwrap(values), reduction)
 

@@ -35,8 +35,13 @@ BLOCK, COLUMNS = 1 << 19, 128
 
 
 def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
-    """Y[n, g, m] = sum over c and the kernel of W[g, m, c] * X[n, g, c], read through the windows."""
+    """Y[n, g, m] = sum over c and the kernel of W[g, m, c] * X[n, g, c], read through the windows.
+
+    Sums that may exceed 2**24 are accumulated in float64.
+    """
     n, m, kernel = x.shape[0], w.shape[0], math.prod(w.shape[1:])
+    if x.dtype == np.float32 and xp.sums_are_large(x, w, kernel):  # so that equal filters make equal channels
+        return convolve(xp, x.astype(np.float64), w.astype(np.float64), at, group).astype(np.float32)
     filters = w.reshape(group, m // group, kernel)
     limits.admit((n, m, *at.counts), x.dtype)
     if at.whole:

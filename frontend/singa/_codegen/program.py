@@ -97,8 +97,8 @@ def _imports(text: str) -> str:
     lines += [f"from onnx import {', '.join(names)}"] * bool(names)
     lines += [f"from singa import {', '.join(modules)}"]
     lines += ["from singa.tape import op"] * ("op" in used)
-    lines += ["from singa_backend.conform.foreign import BOUND, error", "from singa_backend.errors import MissingDependency"]
-    lines += ["from singa_backend.engines.oracle import Oracle"]
+    lines += ["from singa_backend.conform.foreign import BOUND, error", "from singa_backend.engines.oracle import Oracle"]
+    lines += ["from singa_backend.errors import MissingDependency"]
     return "\n".join(lines) + "\n\n"
 
 

@@ -11,13 +11,14 @@ from dataclasses import fields
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from singa_backend import Limits, SonnxError
+if TYPE_CHECKING:
+    from singa_backend import Limits
 
 NO, REFUSED = 1, 3
 
@@ -30,6 +31,8 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
+        from singa_backend.errors import SonnxError
+
         try:
             return command(*args, **kwargs)
         except SonnxError as error:
@@ -60,6 +63,8 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def _limits(context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> Limits:
+    from singa_backend import Limits, SonnxError
+
     known = {field.name for field in fields(Limits)}
     given: dict[str, Any] = {}
     for pair in pairs:

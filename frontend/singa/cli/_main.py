@@ -1,56 +1,56 @@
-"""The group of all commands, `sonnx`."""
+"""The group of all commands, `sonnx`; the module of a command is imported when the command is called."""
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
-from .bisect import bisect
-from .check import check
-from .codegen import codegen
-from .compare import compare
-from .conform import conform
-from .convert import convert
-from .export import export_
-from .foreign import foreign
-from .fuzz import fuzz
-from .gradients import gradients
-from .inspect import inspect
-from .layout import layout
-from .opsets import opsets
-from .optimize import optimize
-from .reduce import reduce
-from .report import write_report
-from .run import run
-from .train import train
+COMMANDS = {
+    "bisect": "Find the first node of MODEL that diverges and write it as a model.",
+    "check": "Check whether MODEL is valid and supported, or can be trained.",
+    "codegen": "Write MODEL as a readable Python program on singa, with its weights.",
+    "compare": "Compare MODEL, node by node, with another engine, device or model.",
+    "conform": "Run ONNX's own suite under the strict verdict.",
+    "convert": "Write MODEL at another opset, older or newer.",
+    "export": "Write a model that a Python program builds as an ONNX file.",
+    "foreign": "Compare every value of exported models with onnxruntime.",
+    "fuzz": "Draw valid models of one node and judge the results.",
+    "gradients": "Check the gradients of operator versions.",
+    "inspect": "Show the inputs, outputs, states and operators of MODEL.",
+    "layout": "Write MODEL with channels first or last.",
+    "opsets": "Write operators at every opset, run them and compare.",
+    "optimize": "Rewrite MODEL by graph passes.",
+    "reduce": "Shrink MODEL to the smallest part that still fails.",
+    "report": "Render the support report from the results of runs.",
+    "run": "Run MODEL once and show or save its outputs.",
+    "train": "Fine-tune MODEL on the arrays of an .npz file.",
+}
+"""Each command, which is `command` of the module of its name, and the line that `sonnx --help` shows."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class LazyGroup(click.Group):
+    """A group whose commands are modules beside this one."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        found = import_module(f".{name}", __package__).command
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="sonnx")
 def main() -> None:
-    """Run ONNX models, hold the backend to ONNX's own suite, and write the support report.
+    """Run, check, train and write ONNX models, and test backends with ONNX's suite.
 
-    Exit codes: 0 as it should be, 1 a check says no, 2 wrong usage, 3 a model or input was refused.
+    Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a model or an input was refused.
     """
-
-
-for command in (
-    run,
-    train,
-    check,
-    inspect,
-    compare,
-    bisect,
-    reduce,
-    optimize,
-    layout,
-    export_,
-    convert,
-    codegen,
-    conform,
-    foreign,
-    fuzz,
-    gradients,
-    opsets,
-    write_report,
-):
-    main.add_command(command)

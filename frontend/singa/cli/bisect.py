@@ -15,7 +15,7 @@ from ._inputs import gather, input_options
 from .compare import names, sides, trusted
 
 
-@click.command()
+@click.command("bisect")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
 @sides
@@ -25,7 +25,7 @@ from .compare import names, sides, trusted
 @device_option
 @json_option
 @exit_codes
-def bisect(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
+def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
            sizes: tuple[str, ...], against: str | None, pairs: tuple[str, ...], rtol: float | None, atol: float | None,
            local: bool, budget: int, timeout: float, to: Path | None, device: str, as_json: bool) -> None:  # fmt: skip
     """Find the first node of MODEL that diverges and write it as a model of its own, with inputs and expected outputs.

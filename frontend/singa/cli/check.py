@@ -17,14 +17,14 @@ from ._common import NO, echo, err, exit_codes, json_option, out
 STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "function": "dim"}
 
 
-@click.command()
+@click.command("check")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--strict", is_flag=True, help="A model that only onnx's own checker refuses leaves with 1 too.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's checker and shape inference may take.")
 @click.option("--train", is_flag=True, help="Say too which parameters get a gradient, and what stands in the way.")
 @json_option
 @exit_codes
-def check(model: Path, strict: bool, timeout: float, train: bool, as_json: bool) -> None:
+def command(model: Path, strict: bool, timeout: float, train: bool, as_json: bool) -> None:
     """Say whether MODEL is valid and supported: operators, versions, dtypes, and every problem at once.
 
     The model is never executed.  onnx's own checker is asked too, in a process of its own, as a second opinion.

@@ -11,14 +11,14 @@ import click
 from ._common import echo, exit_codes, json_option
 
 
-@click.command()
+@click.command("codegen")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--output", "-o", "target", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.py",
               help="The program to write; its weights go beside it, to OUT.npz.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Take the place of files that are there.")
 @json_option
 @exit_codes
-def codegen(model: Path, target: Path, force: bool, as_json: bool) -> None:
+def command(model: Path, target: Path, force: bool, as_json: bool) -> None:
     """Write MODEL as a readable Python program on singa, with its weights in an .npz file beside it.
 
     The program runs, trains, and compares itself with onnxruntime: python OUT.py --help.

@@ -53,7 +53,7 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-@click.command()
+@click.command("compare")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
 @sides
@@ -63,7 +63,7 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
 @device_option
 @json_option
 @exit_codes
-def compare(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
+def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
             sizes: tuple[str, ...], against: str | None, pairs: tuple[str, ...], rtol: float | None, atol: float | None,
             local: bool, budget: int, timeout: float, optimised: bool, worst: int, show_all: bool, device: str,
             as_json: bool) -> None:  # fmt: skip

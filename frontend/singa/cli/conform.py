@@ -17,7 +17,7 @@ from . import _releases
 from ._common import NO, device_option, err, exit_codes, expression, json_option, out, progress
 
 
-@click.command()
+@click.command("conform")
 @click.option("--select", "-k", default="", callback=expression, help="Only cases whose name matches this regular expression.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(cases.KINDS), help="Only cases of this kind (repeatable).")
 @click.option("--processes", "-n", type=int, help="Child processes (default: one per core).")
@@ -43,7 +43,7 @@ from ._common import NO, device_option, err, exit_codes, expression, json_option
 @device_option
 @json_option
 @exit_codes
-def conform(select: str, kinds: tuple[str, ...], processes: int | None, timeout: float, backend: str, target: Path | None,
+def command(select: str, kinds: tuple[str, ...], processes: int | None, timeout: float, backend: str, target: Path | None,
             junit: Path | None, folder: Path | None, renew_manifest: bool, older: tuple[str, ...], cache: Path | None,
             device: str, as_json: bool) -> None:  # fmt: skip
     """Run ONNX's own suite; every failure must stand in gaps.txt with its reason."""

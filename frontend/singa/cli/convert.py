@@ -14,12 +14,12 @@ from ._common import echo, exit_codes, json_option, out
 from ._writing import given, write_options
 
 
-@click.command()
+@click.command("convert")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @write_options(values=False)
 @json_option
 @exit_codes
-def convert(model: Path, path: Path, as_json: bool, **options: Any) -> None:
+def command(model: Path, path: Path, as_json: bool, **options: Any) -> None:
     """Write MODEL at another opset, older or newer, and check it; at its own, where none is given.
 
     Operators are written in the version that the opset has, and composed where it has none. The exit code is 3, and nothing is

@@ -40,7 +40,7 @@ from ._writing import given, write_options
 @write_options(values=True)
 @json_option
 @exit_codes
-def export_(target: str, archive: Path | None, drawn: tuple[str, ...], compared: bool, path: Path, as_json: bool,
+def command(target: str, archive: Path | None, drawn: tuple[str, ...], compared: bool, path: Path, as_json: bool,
             **options: Any) -> None:  # fmt: skip
     """Write a model that a Python program builds as an ONNX file.
 

@@ -16,14 +16,14 @@ from singa_backend.engines.oracle import Oracle
 from ._common import NO, echo, exit_codes, expression, json_option, progress
 
 
-@click.command()
+@click.command("foreign")
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--select", "-k", default="", callback=expression, help="Only models whose name matches this regular expression.")
 @click.option("--light/--no-light", "with_light", default=True, help="The light models of onnx with random weights too.")
 @click.option("--to", "target", type=click.Path(file_okay=False, path_type=Path), help="Write foreign.json and foreign.md here.")
 @json_option
 @exit_codes
-def foreign(folder: Path | None, select: str, with_light: bool, target: Path | None, as_json: bool) -> None:
+def command(folder: Path | None, select: str, with_light: bool, target: Path | None, as_json: bool) -> None:
     """Compare every value of models from elsewhere with onnxruntime, which runs in a child process.
 
     The nine light models of onnx, with random weights in place of the constant ones; and the exported models of FOLDER,

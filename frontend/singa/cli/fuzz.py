@@ -17,7 +17,7 @@ from singa_backend.conform.fuzz import generate, ledger, run, summary
 from ._common import NO, echo, exit_codes, expression, json_option, out, progress
 
 
-@click.command()
+@click.command("fuzz")
 @click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="How many cases.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Case i of a seed is always the same.")
 @click.option("--select", "-k", default="", callback=expression,
@@ -34,7 +34,7 @@ from ._common import NO, echo, exit_codes, expression, json_option, out, progres
               help="Write fuzz.json and fuzz.md into this folder.")  # fmt: skip
 @json_option
 @exit_codes
-def fuzz(count: int, seed: int, select: str, only: int | None, folder: Path | None, processes: int | None, book: Path | None,
+def command(count: int, seed: int, select: str, only: int | None, folder: Path | None, processes: int | None, book: Path | None,
          target: Path | None, reports: Path | None, as_json: bool) -> None:  # fmt: skip
     """Draw valid models of one node and hold the results to independent witnesses.
 

@@ -16,7 +16,7 @@ from singa_backend.conform.gradient_matrix import page
 from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, out, progress, witness
 
 
-@click.command()
+@click.command("gradients")
 @click.argument("select", default="", callback=expression)
 @click.option("--points", default=20, show_default=True, type=click.IntRange(1), help="Points per operator version.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The points of a seed are always the same.")
@@ -29,7 +29,7 @@ from ._common import NO, check_matrix, echo, exit_codes, expression, json_option
 @click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
 @json_option
 @exit_codes
-def gradients(select: str, points: int, seed: int, oracle: str, jobs: int | None, timeout: float, folder: Path | None,
+def command(select: str, points: int, seed: int, oracle: str, jobs: int | None, timeout: float, folder: Path | None,
               check: bool, as_json: bool) -> None:  # fmt: skip
     """Hold the gradients of operator versions that match SELECT ('Softmax-13', '^Reduce') to central differences in float64.
 

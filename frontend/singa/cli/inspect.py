@@ -22,7 +22,7 @@ WIDE = 200
 """Columns where the output is no terminal: names are not folded into nothing."""
 
 
-@click.command()
+@click.command("inspect")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--nodes", is_flag=True, help="List every node, those of subgraphs and functions included.")
 @click.option("--states", is_flag=True, help=f"List every state (initializer), not only the {FEW} largest.")
@@ -32,7 +32,7 @@ WIDE = 200
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's shape inference may take.")
 @json_option
 @exit_codes
-def inspect(model: Path, nodes: bool, states: bool, stats: bool, page: Path | None, timeout: float, as_json: bool) -> None:
+def command(model: Path, nodes: bool, states: bool, stats: bool, page: Path | None, timeout: float, as_json: bool) -> None:
     """Show what is in MODEL: inputs, outputs, states, operators, nodes.  Nothing is executed."""
     if not as_json and err.is_terminal:
         err.print(f"reading {model.name} ...", style="dim")

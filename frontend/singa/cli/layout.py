@@ -14,7 +14,7 @@ from singa_backend.proto.save import save
 from ._common import echo, exit_codes, json_option, out
 
 
-@click.command()
+@click.command("layout")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--to", required=True, type=click.Choice(LAYOUTS), help="What inputs and outputs shall be.")
 @click.option("--output", "-o", "target", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
@@ -24,7 +24,7 @@ from ._common import echo, exit_codes, json_option, out
 )
 @json_option
 @exit_codes
-def layout(model: Path, to: str, target: Path, names: tuple[str, ...], as_json: bool) -> None:
+def command(model: Path, to: str, target: Path, names: tuple[str, ...], as_json: bool) -> None:
     """Write MODEL with inputs and outputs in the other layout, and the same numbers in them.
 
     A Transpose is put behind each input and before each output; graph passes then move them until they meet others, and vanish.

@@ -15,7 +15,7 @@ from singa_backend.conform.opset_matrix import page
 from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, out, progress, witness
 
 
-@click.command()
+@click.command("opsets")
 @click.argument("select", default="", callback=expression)
 @click.option("--oracle", default="onnxruntime", show_default=True, type=click.Choice(["onnxruntime", "none"]),
               help="Who runs what was written, too.")  # fmt: skip
@@ -25,7 +25,7 @@ from ._common import NO, check_matrix, echo, exit_codes, expression, json_option
 @click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
 @json_option
 @exit_codes
-def opsets(select: str, oracle: str, jobs: int | None, folder: Path | None, check: bool, as_json: bool) -> None:
+def command(select: str, oracle: str, jobs: int | None, folder: Path | None, check: bool, as_json: bool) -> None:
     """Write the models of operators that match SELECT ('^Softmax$', '^Reduce') at every opset, check, run and compare them.
 
     Leaves with 1 when a written file is refused by onnx's checker, does not run or gives other numbers, when an error names a

@@ -18,7 +18,7 @@ from singa_backend.proto.save import save
 from ._common import NO, echo, exit_codes, json_option, out, progress
 
 
-@click.command()
+@click.command("optimize")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @click.option("--output", "-o", "target", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
               help="The file to write; external data go beside it, to OUT.data.")  # fmt: skip
@@ -28,7 +28,7 @@ from ._common import NO, echo, exit_codes, json_option, out, progress
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="How often all passes may run.")
 @json_option
 @exit_codes
-def optimize(model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, as_json: bool) -> None:
+def command(model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, as_json: bool) -> None:
     """Rewrite MODEL by graph passes until none finds anything more, and write it to OUT.
 
     Names and order of inputs and outputs stay.  OUT may be MODEL; it is written only when onnx's checker takes it, or took

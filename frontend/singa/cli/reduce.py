@@ -14,7 +14,7 @@ from ._common import device_option, echo, exit_codes, json_option, progress
 from ._inputs import gather, input_options
 
 
-@click.command()
+@click.command("reduce")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
 @click.option("--against", type=click.Choice(ENGINES), help="It fails where its outputs differ from this engine's.")
@@ -28,7 +28,7 @@ from ._inputs import gather, input_options
 @device_option
 @json_option
 @exit_codes
-def reduce(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
+def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
            sizes: tuple[str, ...], against: str | None, raises: str | None, command: str | None, rtol: float | None,
            atol: float | None, timeout: float, tries: int, to: Path | None, device: str, as_json: bool) -> None:  # fmt: skip
     """Shrink MODEL to the nodes, outputs and rows that still fail, and write them with their inputs.

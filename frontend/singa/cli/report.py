@@ -26,7 +26,7 @@ from ._common import NO, exit_codes, json_option, out
 @click.option("--check", is_flag=True, help="Write nothing; leave with 1 when the report there is stale.")
 @json_option
 @exit_codes
-def write_report(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) -> None:
+def command(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) -> None:
     """Render the support report from the JSON of RUNS (`sonnx conform --results`), one run per device or old release.
 
     Runs of old releases and of GPUs are kept in runs/ beside the report and stay in it until they are run again; fuzz.json

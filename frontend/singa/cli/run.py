@@ -22,7 +22,7 @@ from ._common import NO, device_option, exit_codes, json_option, limit_option, o
 from ._inputs import gather, input_options
 
 
-@click.command()
+@click.command("run")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
 @click.option("--output", "-o", "target", type=click.Path(path_type=Path), help="Write the outputs by name to this .npz file.")
@@ -33,9 +33,9 @@ from ._inputs import gather, input_options
 @limit_option
 @json_option
 @exit_codes
-def run(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None, sizes: tuple[str, ...],
-        target: Path | None, aux: tuple[str, ...], rtol: float, atol: float, device: str, limits: Limits,
-        as_json: bool) -> None:  # fmt: skip
+def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
+            sizes: tuple[str, ...], target: Path | None, aux: tuple[str, ...], rtol: float, atol: float, device: str, limits: Limits,
+            as_json: bool) -> None:  # fmt: skip
     """Run MODEL once and show or save its outputs; with --data, compare them with those in the folder."""
     rep = SingaBackend.prepare(model, device, limits=limits)
     proto = load_model(model)[0] if data else ModelProto()

@@ -21,7 +21,7 @@ from ._common import device_option, echo, exit_codes, json_option, out, progress
 LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 
 
-@click.command()
+@click.command("train")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--data",
@@ -54,7 +54,7 @@ LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_en
 @device_option
 @json_option
 @exit_codes
-def train(model: Path, data: Path, validation: Path | None, target: str, loss: str, optimizer: str, lr: float, momentum: float,
+def command(model: Path, data: Path, validation: Path | None, target: str, loss: str, optimizer: str, lr: float, momentum: float,
           weight_decay: float, epochs: int, batch_size: int, freeze: tuple[str, ...], seed: int, target_file: Path | None,
           plot: Path | None, no_graph: bool, device: str, as_json: bool) -> None:  # fmt: skip
     """Fine-tune MODEL on the arrays of an .npz file, and write it back with its new weights.
