@@ -1,0 +1,56 @@
+"""What an import loads: commands and tools are imported when they are used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+import singa
+import singa.cli
+from singa.cli._main import COMMANDS, main
+
+HEAVY = ("onnx.backend.test", "unittest", "unittest.mock", "asyncio", "numpy.testing", "numpy.f2py")
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that a fresh process has loaded after this code."""
+    text = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("code", ["import singa.sonnx", "import singa_backend", "from singa import autograd, layer, model, opt"])
+def test_an_import_loads_no_test_tools(code: str) -> None:
+    found = loaded(code)
+    assert not found & set(HEAVY)
+    assert not {m for m in found if m.startswith(("singa_backend.conform", "singa_backend.debug", "singa.cli", "rich", "click"))}
+
+
+def test_help_loads_no_command() -> None:
+    code = "from singa.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    assert {m for m in loaded(code) if m.startswith(("singa", "onnx", "numpy", "rich"))} == {
+        "singa", "singa._lazy", "singa.cli", "singa.cli._main"
+    }  # fmt: skip
+
+
+def test_every_command_has_a_line_of_help() -> None:
+    folder = Path(singa.cli.__file__).parent
+    assert set(COMMANDS) == {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")}
+    context = click.Context(main)
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command is not None and command.name == name and command.help
+    assert main.get_command(context, "no-such-command") is None
+
+
+def test_the_public_modules_are_attributes_of_the_package() -> None:
+    for name in singa.__all__:
+        assert getattr(singa, name) is import_module(f"singa.{name}")
+    with pytest.raises(AttributeError, match="nothing"):
+        singa.nothing  # noqa: B018
