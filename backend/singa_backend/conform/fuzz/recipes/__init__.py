@@ -1,4 +1,7 @@
-"""How to draw a valid node of each operator: a recipe per operator, found here by domain and name."""
+"""How to draw a valid node of each operator: a recipe per operator, found here by domain and name.
+
+A custom operator without a recipe is drawn from its schema (defaults.py).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 
+from ....ir.declaration import declarations
 from ..strategies import Draw
 
 Recipe = Callable[[Draw], None]
@@ -30,8 +34,14 @@ def recipe(names: str, domain: str = "") -> Callable[[Recipe], Recipe]:
 
 
 @cache
-def load() -> dict[tuple[str, str], Recipe]:
-    """All recipes."""
+def _written() -> dict[tuple[str, str], Recipe]:
     for family in FAMILIES:
         import_module(f"{__name__}.{family}")
     return RECIPES
+
+
+def load() -> dict[tuple[str, str], Recipe]:
+    """All recipes; for a custom operator that has none the default one, where its schema is enough to draw a valid node."""
+    from .defaults import default, drawable
+
+    return {key: default for key in declarations if key not in _written() and drawable(*key)} | _written()
