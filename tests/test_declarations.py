@@ -191,7 +191,8 @@ def test_traits_and_settings_agree_with_the_schemas() -> None:
 
 
 @pytest.mark.parametrize(("name", "version", "traits"), [
-    ("Split", 18, ["unary"]), ("Concat", 13, ["unary"]), ("ArgMax", 13, ["unary"]), ("Relu", 13, []), ("MatMul", 13, ["broadcasting"]),
+    ("Split", 18, ["unary"]), ("Concat", 13, ["unary"]), ("ArgMax", 13, ["unary"]), ("Relu", 13, []),
+    ("MatMul", 13, ["broadcasting"]),
     ("Softmax", 13, ["reduction"]), ("Relu", 14, ["random"]), ("Bernoulli", 22, ["random_in_training"]),
     ("Abs", 13, ["idempotent"]), ("IsNaN", 20, ["unary", "involution"]), ("Bernoulli", 22, ["random", "cannot_fail"]),
     ("Pad", 25, ["rank_of_first", "rank_one"]), ("Transpose", 25, ["rank_of_length"]), ("Relu", 14, ["rank_of_larger"]),
@@ -263,7 +264,8 @@ def test_an_operator_does_what_its_traits_say(domain: str, name: str, trait: str
 
 @pytest.mark.parametrize(("name", "version", "trait"), [
     ("Softmax", 13, "unary"), ("MatMul", 13, "broadcasting"), ("Tile", 13, "reduction"), ("Neg", 13, "idempotent"),
-    ("Abs", 13, "involution"), ("Transpose", 25, "shape_of_first"), ("Squeeze", 25, "rank_of_first"), ("Unsqueeze", 25, "rank_of_length"),
+    ("Abs", 13, "involution"), ("Transpose", 25, "shape_of_first"), ("Squeeze", 25, "rank_of_first"),
+    ("Unsqueeze", 25, "rank_of_length"),
     ("Reshape", 25, "rank_of_larger"), ("Reshape", 25, "rank_one"), ("MatMul", 13, "rank_of_broadcast"),
 ])  # fmt: skip
 def test_an_operator_that_does_not_is_found(name: str, version: int, trait: str) -> None:
@@ -289,7 +291,7 @@ def _head(function: ast.FunctionDef) -> list[str]:
 
 
 def test_the_example_of_contributing_is_the_declaration() -> None:
-    """Its head and its gradient are those of the family file; its body, which leaves out the rounding of halves, computes the same."""
+    """Its head and its gradient are those of the family file; its body, which does not round halves, computes the same."""
     page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
     blocks = map(textwrap.dedent, re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE))
     shown = {name: f for block in blocks if "@" in block for name, f in _functions(block).items()}

@@ -1,4 +1,4 @@
-"""A new operator is declared in one place: what runs, differentiates, writes, fuzzes and reports it finds all by the declaration."""
+"""A new operator is declared in one place: running, differentiating, writing, fuzzing and reporting need its declaration only."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         for name in NAMES:
             declarations.pop((DOMAIN, name), None)
             schemas.pop((DOMAIN, name), None)
+        assert newest(DOMAIN) == 0
 
 
 def builder(opset: int, **types: tuple[Any, list[Any]]) -> tuple[GraphBuilder, list[Any]]:
@@ -140,8 +141,7 @@ def test_it_runs(device: str, dtype: Any) -> None:
         np.testing.assert_allclose(y, squareplus(X, **given), rtol=2e-3 if dtype == np.float16 else 1e-6)
 
 
-@pytest.mark.parametrize("device", ["CPU", "STRICT"])
-def test_two_inputs_are_broadcast(check: Any, device: str) -> None:
+def test_two_inputs_are_broadcast(check: Any) -> None:
     x, y = np.array([[3.0], [5.0]], np.float32), np.array([4.0, 12.0], np.float32)
     check("Hypot", [x, y], [np.array([[5, 12.369317], [6.4031243, 13]], np.float32)], opset=1, domain=DOMAIN)
 
@@ -152,7 +152,7 @@ def test_a_model_is_checked_like_any_other() -> None:
 
 
 def test_a_schema_of_onnx_is_not_declared_here() -> None:
-    with pytest.raises(ValueError, match="must be a custom one, got 'ai.onnx'"):
+    with pytest.raises(ValueError, match=r"must be a custom one, got 'ai\.onnx'"):
         declare_schema("Softmax", ["x: T"], ["y: T"], types={"T": ["float"]}, domain="")
 
 
@@ -292,15 +292,12 @@ def test_what_draws_has_no_witness() -> None:
 def test_it_is_a_row_of_the_report(tmp_path: Path) -> None:
     (tmp_path / "fuzz.json").write_text(json.dumps(summary.to_json(judged("Squareplus"), 3)))
     totals = {"cases": 1, "strict": 1, "official": 1, "by_verdict": {}, "by_kind": {}}
-    done = {"environment": {"device": "CPU", "onnx": "1.23.2"}, "manifest": "0" * 16, "totals": totals, "gaps": {}, "unexpected": [],
-            "executed": []}  # fmt: skip
+    done = {"environment": {"device": "CPU", "onnx": "1.23.2"}, "manifest": "0" * 16, "totals": totals}
+    done |= {"gaps": {}, "unexpected": [], "executed": []}
     built = report.build([done], tmp_path)
     row = next(r for r in built["rows"] if (r["domain"], r["operator"]) == (DOMAIN, "Squareplus"))
     assert row["declared"] and row["latest"] and row["version"] == 1
     assert row["fuzz"] == row["dtypes_allowed"] == {"T": ["float16", "float32", "float64"]}
     report.write(built, tmp_path)
-    assert (
-        f"| {DOMAIN} | Squareplus" in (tmp_path / "support.md").read_text()
-        or "Squareplus" in (tmp_path / "support.md").read_text()
-    )
+    assert [line for line in (tmp_path / "support.md").read_text().splitlines() if "Squareplus" in line]
     assert report.stale(built, tmp_path) == ""
