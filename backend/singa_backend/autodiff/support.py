@@ -36,17 +36,6 @@ def never_float(domain: str, name: str, version: int) -> bool:
     return not any("float" in t or "double" in t for o in schema.outputs for t in type_strings(schema)[o.type_str])
 
 
-NOT_ASKED: dict[tuple[str, str], frozenset[str]] = {
-    ("", "SoftmaxCrossEntropyLoss"): frozenset({"weights"}),
-    ("", "NegativeLogLikelihoodLoss"): frozenset({"weight"}),
-    ("", "Dropout"): frozenset({"ratio"}),
-    ("", "Resize"): frozenset({"scales", "roi"}),
-    ("", "Upsample"): frozenset({"scales"}),
-    ("", "Tile"): frozenset({"tiles", "axis"}),  # Tile-1: counts, as floats
-    ("", "Split"): frozenset({"split"}),  # Split-1: sizes, as floats
-}
-"""Float inputs that ONNX does not tag and that say how, not what: by (domain, operator)."""
-
 DIFFERENTIABLE = "gradient"
 MISSING = "missing"
 

@@ -17,7 +17,6 @@ from onnx import ModelProto, NodeProto, TypeProto, defs, helper
 
 from .. import dtypes
 from ..autodiff.replay import replay
-from ..autodiff.support import NOT_ASKED
 from ..autodiff.tape import Tape, Var
 from ..comparison.verdict import same_bits
 from ..devices.device import resolve
@@ -27,6 +26,7 @@ from ..interpreters.base import LEAST_OPSET
 from ..interpreters.builder import GraphBuilder, Symbol
 from ..interpreters.eager import Eager
 from ..ir import versioned
+from ..ir.declaration import declarations
 from ..ir.graph import Graph
 from ..ir.reader import read
 from ..opsets.model import to_model
@@ -200,6 +200,7 @@ def _point(case: generate.Case, rng: np.random.Generator, every: bool = False) -
     feeds = [_changed(case.inputs[v.name], change) for v in graph.inputs]
     formal = case.schema.inputs
     no = defs.OpSchema.DifferentiationCategory.NonDifferentiable
+    settings = declarations[case.domain, case.operator][case.version].settings
     asked: list[int] = []
     free: list[int] = []
     for i, v in enumerate(graph.inputs):
@@ -208,7 +209,7 @@ def _point(case: generate.Case, rng: np.random.Generator, every: bool = False) -
         plain = feeds[i][0] if isinstance(feeds[i], list) and feeds[i] else feeds[i]
         floats = isinstance(plain, np.ndarray) and plain.dtype == np.float64
         told = parameter.name if parameter is not None and position >= 0 else ""
-        if floats and (every or told not in NOT_ASKED.get((case.domain, case.operator), ())):
+        if floats and (every or told not in settings):
             asked.append(i)
             if told and parameter and not every and parameter.differentiation_category == no:
                 free.append(i)

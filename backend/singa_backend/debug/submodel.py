@@ -16,9 +16,10 @@ from onnx import AttributeProto, ModelProto, NodeProto, SparseTensorProto, Tenso
 from .. import dtypes
 from ..backend import SingaBackend
 from ..errors import InvalidModel
+from ..ir.declaration import has_trait
 from ..proto import tensor_data
 from ..proto.load import open_light
-from ..proto.schemas import RANDOM
+from ..proto.schemas import plain_domain
 from ..proto.values import Value
 
 
@@ -104,7 +105,7 @@ class Source:
     def draws(self, call: Call) -> bool:
         """Whether its values are drawn at random, so that nobody can compare them; Dropout's are when it trains."""
         if call.operator != "Dropout":
-            return call.operator in RANDOM
+            return has_trait(plain_domain(call.proto.domain), call.operator, "random")
         training = call.proto.input[2] if len(call.proto.input) > 2 else ""
         if training:
             return training not in self.weights or bool(self.weight(training).any())

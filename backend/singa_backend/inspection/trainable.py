@@ -240,14 +240,12 @@ class _Flow:
 
     def _refused(self, node: Node, title: str, position: int) -> Problem | None:
         """Why an input of a node that has a gradient has none."""
-        from ..autodiff.support import NOT_ASKED
-
         if node.operator is None or node.forward_graph is not None:
             return None
         domain, name, version = node.domain, node.op_type, node.operator.version
         formal = schemas[domain, name][version].inputs
         parameter = formal[min(position, len(formal) - 1)].name
-        if parameter not in NOT_ASKED.get((domain, name), ()):
+        if parameter not in node.operator.declaration.settings:
             return None
         text = f"the input {parameter!r} of {name}-{version} has no gradient"
         return Problem(text, CODES["not asked"], title, name, node.opset, version)

@@ -16,16 +16,16 @@ from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 
 from .. import dtypes
 from ..errors import UnsupportedModel
+from ..ir.declaration import has_trait
 from ..proto import save
 from ..proto.messages import graphs, reads, unused
-from ..proto.schemas import RANDOM, schema_version, schemas
+from ..proto.schemas import schema_version, schemas
 from .base import Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
 
 _FOLD = 4096
 """Elements of a constant that is worked out when the graph is built."""
-_RANDOM = RANDOM | {"Dropout"}
 
 _outer = count()
 
@@ -237,7 +237,7 @@ class GraphBuilder(Interpreter[Symbol]):
         bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
         plain = tuple((n, str(v)) for n, v in sorted(attributes.items()) if not isinstance(v, Subgraph))
         key = (domain, op_type, tuple(map(id, values)), plain, outputs, *map(id, bodies))
-        if key not in self._calls or op_type in _RANDOM:
+        if key not in self._calls or _draws(domain, op_type):
             self._calls[key] = (
                 [*values, *bodies],
                 self._emit(op_type, values, attributes, outputs, domain),
@@ -278,7 +278,7 @@ class GraphBuilder(Interpreter[Symbol]):
         if (
             outputs != 1
             or (not values and op_type != "Constant")
-            or op_type in _RANDOM
+            or _draws("", op_type)
             or any(isinstance(v, Subgraph) for v in attributes.values())
         ):
             return None
@@ -371,6 +371,11 @@ class GraphBuilder(Interpreter[Symbol]):
         if not deferred:
             save.attach_data(graph, self.arrays)
         return graph
+
+
+def _draws(domain: str, op_type: str) -> bool:
+    """Whether an operator may draw random numbers: two calls are two nodes, and are never computed while building."""
+    return has_trait(domain, op_type, "random") or has_trait(domain, op_type, "random_in_training")
 
 
 def _tensor_type(dtype: Any, shape: Sequence[Any] | None) -> TypeProto:

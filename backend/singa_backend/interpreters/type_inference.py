@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper, shape_inference
+from onnx import NodeProto, TypeProto, helper, numpy_helper, shape_inference
 
 from .. import dtypes
-from ..ir.declaration import declarations
+from ..ir.declaration import Declaration, declarations, newest_declaration
 from ..proto.messages import graphs
-from ..proto.schemas import SINGA_DOMAIN, schema_version, schemas
+from ..proto.schemas import is_custom, schema_version, schemas, type_strings
 
 
 class Typed(Protocol):
@@ -40,27 +40,13 @@ class Scope(Protocol):
     def scratch(self) -> Any: ...
 
 
-_RANKS = {
-    **dict.fromkeys(("Pad", "Slice", "Tile", "Conv", "ConvTranspose", "Resize", "GridSample"), "same"),
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), "same"),
-    "Reshape": "length", "ConstantOfShape": "length", "Expand": "larger", "Range": "vector",
-    "GreaterOrEqual": "bool", "LessOrEqual": "bool",
-}  # fmt: skip
-"""The rank of a result: that of the first input, the length of the vector that says its shape, the larger of the two, or 1.
-
-"bool": the larger of the inputs' ranks; of a comparison that is a function inference does not even say that it gives bools."""
-
-_ALIKE = {
-    ("ai.onnx.ml", "Scaler"): np.float32, ("ai.onnx.ml", "Normalizer"): np.float32, ("ai.onnx.ml", "Imputer"): None,
-    ("ai.onnx.ml", "Binarizer"): None, ("", "MeanVarianceNormalization"): None, ("", "GroupNormalization"): None,
-}  # fmt: skip
-"""Operators whose result is shaped like the first input, and its dtype (None: that too); ONNX's inference is silent."""
-
-
 def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The types of a node's outputs by their names, as far as they are known; symbols: its inputs."""
-    types = _bound(scope, node, symbols) | _inferred(scope, node, symbols) | _alike(scope, node, symbols)
-    _give_rank(scope, node, symbols, types)
+    types = _bound(scope, node, symbols) | _inferred(scope, node, symbols)
+    declaration = newest_declaration(node.domain, node.op_type)
+    if declaration is not None:
+        types |= _shape_of_first(scope, node, symbols, declaration)
+        _complete_rank(scope, node, symbols, types, declaration)
     return types
 
 
@@ -90,8 +76,8 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
     if version is None:
         return {}
     schema = schemas[node.domain, node.op_type][version]
-    if node.domain == SINGA_DOMAIN:
-        return _of_private(scope, node, symbols)
+    if is_custom(node.domain):
+        return _of_custom(scope, node, symbols, version)
     known: dict[str, TypeProto] = {}
     if graphs(node):
         for name, value in list(scope.captured.items()):
@@ -114,48 +100,68 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
     return dict(found)
 
 
-def _alike(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
-    """The type of a result that is shaped like the first input."""
-    key = (node.domain, node.op_type)
-    if key not in _ALIKE or symbols[0] is None or symbols[0].type is None:
+def _shape_of_first(
+    scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], declaration: Declaration
+) -> dict[str, TypeProto]:
+    """The type of a result that has the shape of the first input; ONNX's inference does not know it."""
+    known = "shape_of_first" in declaration.traits or ("unary" in declaration.traits and is_custom(declaration.domain))
+    if not known or not symbols or symbols[0] is None or symbols[0].type is None:
         return {}
-    code = dtypes.onnx_code(_ALIKE[key] or scope.dtype(symbols[0]))
-    return {node.output[0]: helper.make_tensor_type_proto(code, scope.shape(symbols[0]))}
+    dtype = _fixed_dtype(declaration) or scope.dtype(symbols[0])
+    return {node.output[0]: helper.make_tensor_type_proto(dtypes.onnx_code(dtype), scope.shape(symbols[0]))}
 
 
-def _of_private(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
-    """The types of a private operator's outputs: those of its composition."""
+def _fixed_dtype(declaration: Declaration) -> np.dtype[Any] | None:
+    """The dtype of the first output if the schema allows only one."""
+    schema = schemas[declaration.domain, declaration.name][declaration.versions[-1]]
+    allowed = type_strings(schema)[schema.outputs[0].type_str]
+    return dtypes.from_type_string(allowed[0]) if len(allowed) == 1 else None
+
+
+def _of_custom(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
+    """The types of the outputs of an operator that ONNX lacks: those of its decomposition."""
+    declaration = declarations[node.domain, node.op_type][version]
+    if declaration.decomposition_rule is None or graphs(node):
+        return {}
     scratch = scope.scratch()
     inputs = [
         None if s is None else scratch.constant(s.value) if s.value is not None else scratch.input("x", s.type) for s in symbols
     ]
-    made = declarations[SINGA_DOMAIN, node.op_type][1].decompose(scratch, 1, inputs, {}, len(node.output))
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = {n: v.decode() if isinstance(v, bytes) else v for n, v in given.items()}
+    made = declaration.decompose(scratch, version, inputs, attributes, len(node.output))
     return {n: y.type for n, y in zip(node.output, made, strict=True) if y.type is not None}
 
 
-def _give_rank(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto]) -> None:
-    """ONNX's inference gives up a rank where a size is not known; the rank is known all the same."""
-    kind = None if node.domain else _RANKS.get(node.op_type)
-    if kind == "bool":
-        found = types.setdefault(node.output[0], helper.make_tensor_type_proto(TensorProto.BOOL, None))
+def _complete_rank(
+    scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto], declaration: Declaration
+) -> None:
+    """Complete the rank of the result, which ONNX's inference does not return if a size is not known."""
+    kind = next((t for t in declaration.traits if t.startswith("rank_")), None)
+    if kind == "rank_of_broadcast":
+        dtype = _fixed_dtype(declaration)
+        if dtype is not None:
+            types.setdefault(node.output[0], helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
         shapes = [None if s is None else scope.shape(s) for s in symbols]
-        if None not in shapes and not found.tensor_type.HasField("shape"):
-            rank = max(len(shape) for shape in shapes if shape is not None)
-            found.CopyFrom(helper.make_tensor_type_proto(TensorProto.BOOL, [None] * rank))
+        if node.output[0] in types and None not in shapes:
+            tensor = types[node.output[0]].tensor_type
+            if not tensor.HasField("shape"):
+                rank = max(len(shape) for shape in shapes if shape is not None)
+                types[node.output[0]] = helper.make_tensor_type_proto(tensor.elem_type, [None] * rank)
         return
     if kind is None or not symbols or symbols[0] is None or node.output[0] not in types:
         return
     found = types[node.output[0]]
     if found.WhichOneof("value") != "tensor_type" or found.tensor_type.HasField("shape"):
         return
-    if kind == "vector":
+    if kind == "rank_one":
         found.CopyFrom(helper.make_tensor_type_proto(found.tensor_type.elem_type, [None]))
         return
     first = scope.shape(symbols[0])
     vector = scope.shape(symbols[-1]) if symbols[-1] is not None and len(symbols) > 1 else first
     length = vector[0] if vector and isinstance(vector[0], int) else None
-    ranks: list[int | None] = [None if first is None else len(first)] if kind != "length" else []
-    ranks += [length] if kind != "same" else []
+    ranks: list[int | None] = [None if first is None else len(first)] if kind != "rank_of_length" else []
+    ranks += [length] if kind != "rank_of_first" else []
     if all(r is not None for r in ranks):
         elem = found.tensor_type.elem_type
         found.CopyFrom(helper.make_tensor_type_proto(elem, [None] * max(r for r in ranks if r is not None)))

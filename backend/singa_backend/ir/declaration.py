@@ -23,6 +23,13 @@ Under its forward stands the gradient, written in ONNX's own operators (see diff
         return op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(dy, y), [axis], keepdims=1)))
 
     ceil.no_gradient("zero")
+
+Facts of the operator that other parts rely on are `traits` (see TRAITS) and `settings`:
+
+    @operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
+    @operator("Dropout", 12, 13, 22, traits=("random_in_training",), settings=("ratio",))
+
+Traits are those of the operator's newest declaration (`has_trait`); tests/test_declarations.py holds them to the schema.
 """
 
 from __future__ import annotations
@@ -52,6 +59,27 @@ Derived: TypeAlias = Annotated[Callable[[Callable[[], Any]], Any], "derived"]
 ForwardGraph: TypeAlias = Annotated[Any, "forward_graph"]
 
 REQUIRED: Any = inspect.Parameter.empty
+
+TRAITS = {
+    "unary": "one value for each value of the first input; other inputs hold one value, or only a type",
+    "broadcasting": "one value for each place of the broadcast inputs",
+    "reduction": "reduces the axes of `axes`, and keeps them with size 1 if `keepdims` is set",
+    "random": "draws random numbers: the same inputs need not have the same result",
+    "random_in_training": "draws random numbers in training mode only",
+    "cannot_fail": "computes every tensor of the dtypes that its schema allows",
+    "idempotent": "f(f(x)) is f(x)",
+    "involution": "f(f(x)) is x",
+    "shape_of_first": "the result has the shape of the first input, and its dtype unless the schema fixes one",
+    "rank_of_first": "the result has the rank of the first input",
+    "rank_of_length": "the rank of the result is the length of the last input, a vector",
+    "rank_of_larger": "the rank of the result is the larger of the first input's rank and the length of the last input, a vector",
+    "rank_of_broadcast": "the rank of the result is the largest of the inputs' ranks",
+    "rank_one": "the result is a vector",
+}
+"""The traits that a declaration may have, and what each of them means.
+
+The traits of shape and rank are for results whose type ONNX's inference returns no shape for although it is known.
+"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +113,8 @@ class Declaration:
     body: Callable[..., Any]
     widen: bool
     host: bool
+    traits: frozenset[str] = frozenset()
+    settings: frozenset[str] = frozenset()
     inputs: tuple[Input, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED where there is none
     services: dict[str, str] = field(
@@ -225,29 +255,53 @@ declarations: dict[tuple[str, str], dict[int, Declaration]] = {}
 """(domain, name) -> schema version -> its declaration."""
 
 
+def newest_declaration(domain: str, name: str) -> Declaration | None:
+    """The declaration of an operator's newest version; None if the operator is not declared."""
+    known = declarations.get((domain, name))
+    return known[max(known)] if known else None
+
+
+def has_trait(domain: str, name: str, trait: str) -> bool:
+    """Whether the newest declaration of an operator has a trait; False for an operator that is not declared."""
+    declaration = newest_declaration(domain, name)
+    return declaration is not None and trait in declaration.traits
+
+
 def operator(
-    name: str, *versions: int, domain: str = "", widen: bool = True, host: bool = False
+    name: str,
+    *versions: int,
+    domain: str = "",
+    widen: bool = True,
+    host: bool = False,
+    traits: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare what `name` means in these schema versions (listed, never ranged).
 
     widen: narrow floats (float16, bfloat16, float8, ...) reach the body as float32 and are rounded once at the end.
         False for operators that only move values or that do their own rounding.
     host: the body runs on NumPy whatever the device (strings, maps, decoders).
+    traits: facts of the operator, names of TRAITS; declared with its newest version.
+    settings: float inputs that configure the operator, as an attribute does (a ratio, scales): they have no gradient.
 
-    Raises ValueError when one of the versions is taken, or is none of ONNX's.
+    Raises ValueError when one of the versions is taken or is not in the schemas, or for an unknown trait or setting.
     """
 
     def declare(body: Callable[..., Any]) -> Declaration:
         known = schemas.get((domain, name), {})
         plain = body.body if isinstance(body, Declaration) else body
-        declaration = Declaration(name, domain, versions, plain, widen, host)
+        declaration = Declaration(name, domain, versions, plain, widen, host, frozenset(traits), frozenset(settings))
         taken = declarations.setdefault((domain, name), {})
         for version in versions:
             if version in taken:
                 raise ValueError(f"{name}-{version} is declared twice: {taken[version].body} and {plain}")
             if version not in known:
                 raise ValueError(f"ONNX has no {name}-{version} (it has {sorted(known)})")
-            taken[version] = declaration
+        inputs = list(dict.fromkeys(p.name for version in versions for p in known[version].inputs))
+        for what, found, allowed in (("trait", traits, list(TRAITS)), ("setting", settings, inputs)):
+            if unknown := sorted(set(found) - set(allowed)):
+                raise ValueError(f"{declaration}: the {what} {unknown[0]!r} must be one of {', '.join(allowed)}")
+        taken.update(dict.fromkeys(versions, declaration))
         return declaration
 
     return declare

@@ -21,7 +21,7 @@ from ..errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
 from ..limits import check_nesting, current, ensured
 from ..proto import tensor_data
 from ..proto.messages import TRAINING_GRADIENT, reads
-from ..proto.schemas import DOMAINS, SINGA_DOMAIN, newest, plain_domain, schema_version, schemas
+from ..proto.schemas import DOMAINS, is_custom, newest, plain_domain, schema_version, schemas
 from ..proto.values import Value
 from .declaration import REQUIRED, Declaration, declarations
 from .graph import ABSENT, Graph, Node, runnable_order
@@ -283,7 +283,7 @@ class _Scope:
             inputs.append(slot)
         node = Node(name, proto.op_type, domain, opset, tuple(inputs), (), tuple(proto.input), tuple(proto.output))
         key = (domain, proto.op_type, proto.overload)
-        if key in self.reader.functions and not (domain == SINGA_DOMAIN and (domain, proto.op_type) in declarations):
+        if key in self.reader.functions and not (is_custom(domain) and (domain, proto.op_type) in declarations):
             node.function = self._function(self.reader.functions[key], key, proto, where)
         else:
             self._operator(node, proto, where)

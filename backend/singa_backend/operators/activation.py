@@ -105,7 +105,7 @@ def hardmax_1_decomposition(op: Op, x: V, axis: int) -> V:
 # --- bent lines -------------------------------------------------------------------------------------------------------
 
 
-@operator("Relu", 1, 6, 13, 14)
+@operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
 def relu(xp: Xp, x: Array) -> Array:
     return xp.maximum(x, 0)
 
@@ -116,7 +116,7 @@ def relu_gradient(op: Op, dy: V, y: V) -> V:
     return op.Where(op.Greater(y, 0), dy, 0)
 
 
-@operator("LeakyRelu", 1, 6, 16)
+@operator("LeakyRelu", 1, 6, 16, traits=("unary", "cannot_fail"))
 def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
     if 0 < alpha <= 1:
         return xp.maximum(x, alpha * x)  # the same, and without a choice several times as fast
@@ -129,7 +129,7 @@ def leaky_relu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, alpha))
 
 
-@operator("PRelu", 7, 9, 16)
+@operator("PRelu", 7, 9, 16, traits=("broadcasting",))
 def prelu(xp: Xp, x: Array, slope: Array) -> Array:
     if slope.ndim > x.ndim or any(s not in (1, n) for s, n in zip(slope.shape[::-1], x.shape[::-1], strict=False)):
         raise OperatorError(f"a slope of shape {slope.shape} does not broadcast to {x.shape}", code="SX404")
@@ -162,7 +162,7 @@ def prelu_1_decomposition(op: Op, x: V, slope: V) -> V:
     return op.PRelu(x, op.Reshape(slope, channels))
 
 
-@operator("ThresholdedRelu", 10, 22)
+@operator("ThresholdedRelu", 10, 22, traits=("unary", "cannot_fail"))
 def thresholded_relu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     """NaN is not above the threshold: 0."""
     return xp.where(x > alpha, x, 0)
@@ -174,7 +174,7 @@ def thresholded_relu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     return op.Where(op.Greater(x, alpha), dy, 0)
 
 
-@operator("Shrink", 9)
+@operator("Shrink", 9, traits=("unary", "cannot_fail"))
 def shrink(xp: Xp, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
     """NaN is on neither side: 0.  Integers stay exact under a whole bias; under another they are truncated at the end."""
     below, above = x < -lambd, x > lambd
@@ -191,7 +191,7 @@ def shrink_gradient(op: Op, dy: V, x: V, lambd: float) -> V:
     return op.Where(op.Or(op.Less(x, -lambd), op.Greater(x, lambd)), dy, 0)
 
 
-@operator("HardSigmoid", 1, 6, 22)
+@operator("HardSigmoid", 1, 6, 22, traits=("unary", "cannot_fail"))
 def hard_sigmoid(xp: Xp, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
     return xp.maximum(xp.minimum(alpha * x + beta, 1), 0)
 
@@ -202,7 +202,7 @@ def hard_sigmoid_gradient(op: Op, dy: V, y: V, alpha: float) -> V:
     return op.Where(op.And(op.Greater(y, 0), op.Less(y, 1)), op.Mul(dy, alpha), 0)
 
 
-@operator("HardSwish", 14, 22)
+@operator("HardSwish", 14, 22, traits=("unary", "cannot_fail"))
 def hard_swish(xp: Xp, x: Array) -> Array:
     return x * hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5)
 
@@ -217,7 +217,7 @@ def hard_swish_gradient(op: Op, dy: V, x: V) -> V:
 # --- exponential below zero -------------------------------------------------------------------------------------------
 
 
-@operator("Elu", 1, 6, 22)
+@operator("Elu", 1, 6, 22, traits=("unary", "cannot_fail"))
 def elu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return xp.where(x < 0, alpha * xp.expm1(x), x)
 
@@ -228,7 +228,7 @@ def elu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Mul(op.Exp(op.Min(x, 0)), alpha)))
 
 
-@operator("Celu", 12, 28)
+@operator("Celu", 12, 28, traits=("unary", "cannot_fail"))
 def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return xp.maximum(x, 0) + xp.minimum(alpha * xp.expm1(x / alpha), 0)
 
@@ -239,7 +239,7 @@ def celu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Exp(op.Div(op.Min(x, 0), alpha))))
 
 
-@operator("Selu", 6, 22)
+@operator("Selu", 6, 22, traits=("unary", "cannot_fail"))
 def selu(xp: Xp, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Array:
     return xp.where(x > 0, gamma * x, gamma * alpha * xp.expm1(x))
 
@@ -263,7 +263,7 @@ def selu_1_decomposition(op: Op, x: V, alpha: float, gamma: float) -> V:
 # --- smooth: each is written so that no exponential overflows and no tail cancels ---------------------------------------
 
 
-@operator("Sigmoid", 1, 6, 13)
+@operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail"))
 def sigmoid(xp: Xp, x: Array) -> Array:
     """1 / (1 + exp(-x)), which is exp(x) / (1 + exp(x))."""
     return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.abs(x)))
@@ -274,7 +274,7 @@ def sigmoid_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, op.Mul(y, op.Sub(1, y)))
 
 
-@operator("Softplus", 1, 22)
+@operator("Softplus", 1, 22, traits=("unary", "cannot_fail"))
 def softplus(xp: Xp, x: Array) -> Array:
     """log(1 + exp(x))"""
     return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
@@ -285,7 +285,7 @@ def softplus_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Sigmoid(x))
 
 
-@operator("Softsign", 1, 22)
+@operator("Softsign", 1, 22, traits=("unary", "cannot_fail"))
 def softsign(xp: Xp, x: Array) -> Array:
     return x / (1 + xp.abs(x))
 
@@ -296,7 +296,7 @@ def softsign_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Mul(z, z))
 
 
-@operator("Mish", 18, 22)
+@operator("Mish", 18, 22, traits=("unary", "cannot_fail"))
 def mish(xp: Xp, x: Array) -> Array:
     """x * tanh(log(1 + e)), e = exp(x); the tanh is n / (n + 2) with n = e * (e + 2), and 1 in float64 from 20 on."""
     e = xp.exp(xp.minimum(x, 20))
@@ -310,7 +310,7 @@ def mish_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Add(t, op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1, op.Mul(t, t)))))
 
 
-@operator("Gelu", 20)
+@operator("Gelu", 20, traits=("unary", "cannot_fail"))
 def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
     """x times the normal distribution: x / 2 * (1 + erf(x / sqrt(2)))."""
     if approximate == "none":
@@ -333,7 +333,7 @@ def gelu_gradient(op: Op, dy: V, x: V, approximate: str) -> V:
     return op.Mul(dy, op.Add(s, op.Mul(op.Mul(x, du), op.Mul(s, op.Sub(1, s)))))
 
 
-@operator("Swish", 24)
+@operator("Swish", 24, traits=("unary", "cannot_fail"))
 def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return x * sigmoid(xp, alpha * x)
 

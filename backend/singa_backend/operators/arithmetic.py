@@ -15,7 +15,7 @@ from ._api import Array
 from ._common import aligned, legacy, same_shapes
 
 
-@operator("Add", 7, 13, 14)
+@operator("Add", 7, 13, 14, traits=("broadcasting",))
 def add(xp: Xp, a: Array, b: Array) -> Array:
     return a + b
 
@@ -35,7 +35,7 @@ def add_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Add(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Sub", 7, 13, 14)
+@operator("Sub", 7, 13, 14, traits=("broadcasting",))
 def sub(xp: Xp, a: Array, b: Array) -> Array:
     return a - b
 
@@ -55,7 +55,7 @@ def sub_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Sub(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Mul", 7, 13, 14)
+@operator("Mul", 7, 13, 14, traits=("broadcasting",))
 def mul(xp: Xp, a: Array, b: Array) -> Array:
     return a * b
 
@@ -78,7 +78,7 @@ def mul_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
 # --- division ---------------------------------------------------------------------------------------------------------
 
 
-@operator("Div", 7, 13, 14)
+@operator("Div", 7, 13, 14, traits=("broadcasting",))
 def div(xp: Xp, a: Array, b: Array) -> Array:
     """Integers truncate: -7 / 2 is -3."""
     if a.dtype.kind == "f":
@@ -110,7 +110,7 @@ def div_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Div(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Mod", 10, 13, 28)
+@operator("Mod", 10, 13, 28, traits=("broadcasting",))
 def mod(xp: Xp, a: Array, b: Array, *, fmod: int = 0) -> Array:
     """a - floor(a / b) * b, which has the sign of b; with fmod a - trunc(a / b) * b, which has the sign of a.
 
@@ -147,7 +147,7 @@ def _no_zero(xp: Xp, a: Array, b: Array) -> None:
 # --- powers -----------------------------------------------------------------------------------------------------------
 
 
-@operator("Pow", 7, 12, 13, 15)
+@operator("Pow", 7, 12, 13, 15, traits=("broadcasting",))
 def pow_(xp: Xp, x: Array, y: Array) -> Array:
     """The result has the type of the base, and so it is an integer where the base is one."""
     whole = y.dtype.kind in "iu"
@@ -201,7 +201,7 @@ def _integer_pow(xp: Xp, x: Array, y: Array) -> Array:
 # --- of one input -----------------------------------------------------------------------------------------------------
 
 
-@operator("Neg", 1, 6, 13)
+@operator("Neg", 1, 6, 13, traits=("unary", "cannot_fail", "involution"))
 def neg(xp: Xp, x: Array) -> Array:
     return -x
 
@@ -211,7 +211,7 @@ def neg_gradient(op: Op, dy: V) -> V:
     return op.Neg(dy)
 
 
-@operator("Abs", 1, 6, 13)
+@operator("Abs", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent"))
 def abs_(xp: Xp, x: Array) -> Array:
     return xp.abs(x)
 
@@ -222,7 +222,7 @@ def abs_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Sign(x))
 
 
-@operator("Sign", 9, 13)
+@operator("Sign", 9, 13, traits=("unary", "cannot_fail", "idempotent"))
 def sign(xp: Xp, x: Array) -> Array:
     return xp.sign(x)
 
@@ -233,7 +233,7 @@ sign.no_gradient("zero")
 # --- of any number of inputs ------------------------------------------------------------------------------------------
 
 
-@operator("Sum", 8, 13)
+@operator("Sum", 8, 13, traits=("broadcasting",))
 def sum_(xp: Xp, *xs: Array) -> Array:
     return reduce(xp.add, xs)
 
@@ -254,7 +254,7 @@ def sum_1_decomposition(op: Op, xs: list[V]) -> V:
     return op.Sum(*xs)
 
 
-@operator("Mean", 8, 13)
+@operator("Mean", 8, 13, traits=("broadcasting",))
 def mean(xp: Xp, *xs: Array) -> Array:
     return sum_(xp, *xs) / len(xs)
 
@@ -276,7 +276,7 @@ def mean_1_decomposition(op: Op, xs: list[V]) -> V:
     return op.Mean(*xs)
 
 
-@operator("Max", 8, 12, 13)
+@operator("Max", 8, 12, 13, traits=("broadcasting",))
 def max_(xp: Xp, *xs: Array) -> Array:
     """NaN wins."""
     return reduce(xp.maximum, xs)
@@ -305,7 +305,7 @@ def max_1_decomposition(op: Op, xs: list[V]) -> V:
     return op.Max(*xs)
 
 
-@operator("Min", 8, 12, 13)
+@operator("Min", 8, 12, 13, traits=("broadcasting",))
 def min_(xp: Xp, *xs: Array) -> Array:
     """NaN wins."""
     return reduce(xp.minimum, xs)
@@ -330,7 +330,7 @@ def min_1_decomposition(op: Op, xs: list[V]) -> V:
 # --- clipping ---------------------------------------------------------------------------------------------------------
 
 
-@operator("Clip", 11, 12, 13)
+@operator("Clip", 11, 12, 13, traits=("unary",))
 def clip(xp: Xp, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
     """Min(high, Max(x, low)): where low > high, everything becomes high.  An absent bound does not bind."""
     for name, bound in (("min", low), ("max", high)):

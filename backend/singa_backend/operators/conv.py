@@ -88,7 +88,7 @@ def per_channel(b: Array, m: int, ndim: int, name: str = "bias", *, scalar: bool
     return b.reshape(-1, *(1,) * (ndim - 2))
 
 
-@operator("Conv", 1, 11, 22)
+@operator("Conv", 1, 11, 22, traits=("rank_of_first",))
 def conv(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Ints | None = None,
          group: int = 1, kernel_shape: Ints | None = None, pads: Ints | None = None,
          strides: Ints | None = None) -> Array:  # fmt: skip
@@ -240,7 +240,7 @@ def _windows_of(op: Op, seen: V, length: V, k: V) -> V:
 # --- the adjoint: what a window reads there, it writes here ---------------------------------------------------------
 
 
-@operator("ConvTranspose", 1, 11, 22)
+@operator("ConvTranspose", 1, 11, 22, traits=("rank_of_first",))
 def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Ints | None = None,
                    group: int = 1, kernel_shape: Ints | None = None, output_padding: Ints | None = None,
                    output_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,

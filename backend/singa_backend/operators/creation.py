@@ -38,7 +38,7 @@ def constant(
 constant.no_gradient("constant")
 
 
-@operator("ConstantOfShape", 9, 20, 21, 23, 24, 25, widen=False)
+@operator("ConstantOfShape", 9, 20, 21, 23, 24, 25, widen=False, traits=("rank_of_length",))
 def constant_of_shape(xp: Xp, shape: Host[Ints], *, value: np.ndarray | None = None) -> Array:
     if any(d < 0 for d in shape):
         raise OperatorError(f"the shape {shape} has a negative dimension", code="SX404")
@@ -68,7 +68,7 @@ def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array
 eye_like.no_gradient("constant")
 
 
-@operator("Range", 11, 27, widen=False)
+@operator("Range", 11, 27, widen=False, traits=("rank_one",))
 def range_(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray], *, stash_type: int = 1) -> Array:
     """start, start + delta, ... up to, without, the limit; how many there are is found in integers or in float64."""
     if not start.size == limit.size == delta.size == 1:

@@ -10,7 +10,7 @@ from ._api import Array
 from ._common import aligned, legacy
 
 
-@operator("And", 7)
+@operator("And", 7, traits=("broadcasting",))
 def and_(xp: Xp, a: Array, b: Array) -> Array:
     return xp.logical_and(a, b)
 
@@ -25,7 +25,7 @@ def and_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.And(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Or", 7)
+@operator("Or", 7, traits=("broadcasting",))
 def or_(xp: Xp, a: Array, b: Array) -> Array:
     return xp.logical_or(a, b)
 
@@ -40,7 +40,7 @@ def or_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> 
     return op.Or(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Xor", 7)
+@operator("Xor", 7, traits=("broadcasting",))
 def xor(xp: Xp, a: Array, b: Array) -> Array:
     return xp.logical_xor(a, b)
 
@@ -55,7 +55,7 @@ def xor_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Xor(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Not", 1)
+@operator("Not", 1, traits=("unary", "cannot_fail", "involution"))
 def not_(xp: Xp, x: Array) -> Array:
     return xp.logical_not(x)
 
@@ -63,7 +63,7 @@ def not_(xp: Xp, x: Array) -> Array:
 # --- comparisons: everything but "not equal" is false of NaN ----------------------------------------------------------
 
 
-@operator("Equal", 7, 11, 13, 19)
+@operator("Equal", 7, 11, 13, 19, traits=("broadcasting",))
 def equal(xp: Xp, a: Array, b: Array) -> Array:
     """From opset 19 on also of strings."""
     return xp.equal(a, b)
@@ -79,7 +79,7 @@ def equal_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) 
     return op.Equal(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Greater", 7, 9, 13)
+@operator("Greater", 7, 9, 13, traits=("broadcasting",))
 def greater(xp: Xp, a: Array, b: Array) -> Array:
     return a > b
 
@@ -94,7 +94,7 @@ def greater_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int
     return op.Greater(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Less", 7, 9, 13)
+@operator("Less", 7, 9, 13, traits=("broadcasting",))
 def less(xp: Xp, a: Array, b: Array) -> Array:
     return a < b
 
@@ -109,12 +109,12 @@ def less_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -
     return op.Less(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("GreaterOrEqual", 12, 16)
+@operator("GreaterOrEqual", 12, 16, traits=("broadcasting", "rank_of_broadcast"))
 def greater_or_equal(xp: Xp, a: Array, b: Array) -> Array:
     return a >= b
 
 
-@operator("LessOrEqual", 12, 16)
+@operator("LessOrEqual", 12, 16, traits=("broadcasting", "rank_of_broadcast"))
 def less_or_equal(xp: Xp, a: Array, b: Array) -> Array:
     return a <= b
 
@@ -122,7 +122,7 @@ def less_or_equal(xp: Xp, a: Array, b: Array) -> Array:
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 
-@operator("BitShift", 11, 28)
+@operator("BitShift", 11, 28, traits=("broadcasting",))
 def bit_shift(xp: Xp, x: Array, y: Array, *, direction: str) -> Array:
     """Bits that leave are lost.  A negative amount, or one of all bits and more, leaves what fills up: zeros, or to the
     right of a negative number ones.  Before opset 28 there were no signed types, and such an amount was undefined."""
@@ -136,27 +136,27 @@ def bit_shift(xp: Xp, x: Array, y: Array, *, direction: str) -> Array:
     return xp.where(inside, x >> y, fill)
 
 
-@operator("BitwiseAnd", 18)
+@operator("BitwiseAnd", 18, traits=("broadcasting",))
 def bitwise_and(xp: Xp, a: Array, b: Array) -> Array:
     return a & b
 
 
-@operator("BitwiseOr", 18)
+@operator("BitwiseOr", 18, traits=("broadcasting",))
 def bitwise_or(xp: Xp, a: Array, b: Array) -> Array:
     return a | b
 
 
-@operator("BitwiseXor", 18)
+@operator("BitwiseXor", 18, traits=("broadcasting",))
 def bitwise_xor(xp: Xp, a: Array, b: Array) -> Array:
     return a ^ b
 
 
-@operator("BitwiseNot", 18)
+@operator("BitwiseNot", 18, traits=("unary", "cannot_fail"))
 def bitwise_not(xp: Xp, x: Array) -> Array:
     return ~x
 
 
-@operator("Where", 9, 16)
+@operator("Where", 9, 16, traits=("broadcasting",))
 def where(xp: Xp, condition: Array, x: Array, y: Array) -> Array:
     return xp.where(condition, x, y)
 

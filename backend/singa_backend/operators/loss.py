@@ -9,7 +9,7 @@ from ..ir.declaration import operator
 from ._api import Array
 
 
-@operator("NegativeLogLikelihoodLoss", 12, 13, 22)
+@operator("NegativeLogLikelihoodLoss", 12, 13, 22, settings=("weight",))
 def negative_log_likelihood_loss(
     xp: Xp, x: Array, target: Array, weight: Array | None = None, *, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Array:
@@ -56,7 +56,7 @@ def _likelihood(op: Op, dy: V, x: V, target: V, weight: V, ignore_index: int | N
     return op.ScatterElements(op.zeros_like(x), op.Unsqueeze(index, [1]), op.Unsqueeze(values, [1]), axis=1)
 
 
-@operator("SoftmaxCrossEntropyLoss", 12, 13)
+@operator("SoftmaxCrossEntropyLoss", 12, 13, settings=("weights",))
 def softmax_cross_entropy_loss(
     xp: Xp, scores: Array, labels: Array, weights: Array | None = None, *,
     ignore_index: int | None = None, reduction: str = "mean",

@@ -36,7 +36,7 @@ def array_feature_extractor_gradient(op: Op, dy: V, x: V, y: V) -> V:
     return given_back(op, op.cast(wide, x), x, op.Reshape(y, [-1]), -1)
 
 
-@operator("Binarizer", 1, domain=ML)
+@operator("Binarizer", 1, domain=ML, traits=("shape_of_first",))
 def binarizer(xp: Xp, x: Array, *, threshold: float = 0.0) -> Array:
     if x.dtype.kind != "f" and math.isfinite(threshold):
         threshold = math.floor(threshold)  # x > t is x > floor(t) for whole x, and needs no float
@@ -91,7 +91,7 @@ def _per_feature(xp: Xp, name: str, values: Sequence[float], x: Array, dtype: An
     return xp.asarray(np.array(values, dtype))
 
 
-@operator("Imputer", 1, domain=ML)
+@operator("Imputer", 1, domain=ML, traits=("shape_of_first",))
 def imputer(
     xp: Xp, x: Array, *, imputed_value_floats: Floats | None = None, imputed_value_int64s: Ints | None = None,
     replaced_value_float: float = 0.0, replaced_value_int64: int = 0,
@@ -115,7 +115,7 @@ def imputer_gradient(op: Op, dy: V, x: V, replaced_value_float: float) -> V:
     return op.Where(gone, 0, op.cast(dy, x))
 
 
-@operator("Normalizer", 1, domain=ML)
+@operator("Normalizer", 1, domain=ML, traits=("shape_of_first",))
 def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
     """Rows divided by their maximum (with its sign), the sum of their magnitudes, or their length; not by 0."""
     if x.ndim not in (1, 2):
@@ -145,7 +145,7 @@ def normalizer_decomposition(op: Op, x: V, norm: str) -> V:
     return op.Cast(op.Div(x, op.Where(op.Equal(d, 0), 1, d)), to=1)
 
 
-@operator("Scaler", 1, domain=ML)
+@operator("Scaler", 1, domain=ML, traits=("shape_of_first",))
 def scaler(xp: Xp, x: Array, *, offset: Floats | None = None, scale: Floats | None = None) -> Array:
     if offset and scale and len(offset) != len(scale):
         raise OperatorError(f"offset has {len(offset)} values, scale {len(scale)}", code="SX404")

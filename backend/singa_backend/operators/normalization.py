@@ -232,7 +232,7 @@ def _standard(op: Op, x: V, axes: list[int], epsilon: float) -> V:
     return op.Div(centred, op.Sqrt(op.Add(var, epsilon)))
 
 
-@operator("GroupNormalization", 18, 21)
+@operator("GroupNormalization", 18, 21, traits=("shape_of_first",))
 def group_normalization(
     xp: Xp, x: Array, scale: Array, bias: Array, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1, version: Version
 ) -> Array:
@@ -358,7 +358,7 @@ def rms_normalization_decomposition(op: Op, x: V, scale: V, axis: int, epsilon: 
     return op.Mul(op.cast(op.cast(normal, x), scale), scale)
 
 
-@operator("MeanVarianceNormalization", 9, 13)
+@operator("MeanVarianceNormalization", 9, 13, traits=("shape_of_first",))
 def mean_variance_normalization(xp: Xp, x: Array, *, axes: Ints = (0, 2, 3)) -> Array:
     """The 1e-9 stands in ONNX's function body: a constant becomes zero."""
     d, _, var = _moments(x, axes_of(axes, x.ndim) if axes else tuple(range(x.ndim)))

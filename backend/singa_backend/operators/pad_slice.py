@@ -36,7 +36,7 @@ def _slice(start: int, end: int, step: int, size: int) -> slice:
     return slice(start, None if end < 0 else end, step)
 
 
-@operator("Slice", 10, 11, 13, widen=False)
+@operator("Slice", 10, 11, 13, widen=False, traits=("rank_of_first",))
 def slice_(xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[Ints] | None = None,
            steps: Host[Ints] | None = None) -> Array:  # fmt: skip
     axes = tuple(range(len(starts))) if axes is None else axes
@@ -134,7 +134,7 @@ def _pad(xp: Xp, x: Array, pads: Sequence[int], mode: str, value: Array | None, 
     return x
 
 
-@operator("Pad", 11, 13, 18, 19, 21, 23, 24, 25, widen=False)
+@operator("Pad", 11, 13, 18, 19, 21, 23, 24, 25, widen=False, traits=("rank_of_first",))
 def pad(xp: Xp, x: Array, pads: Host[Ints], constant_value: Array | None = None, axes: Host[Ints] | None = None, *,
         mode: str = "constant", version: Version) -> Array:  # fmt: skip
     if mode == "wrap" and version < 19:

@@ -57,7 +57,7 @@ def divisors(at: Windows, count_include_pad: int) -> np.ndarray:
     return total
 
 
-@operator("AveragePool", 1, 7, 10, 11, 19, 22)
+@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first",))
 def average_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSET", ceil_mode: int = 0,
                  count_include_pad: int = 0, dilations: Ints | None = None, pads: Ints | None = None,
                  strides: Ints | None = None) -> Array:  # fmt: skip
@@ -189,7 +189,7 @@ def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
     return out
 
 
-@operator("MaxPool", 1, 8, 10, 11, 12, 22)
+@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first",))
 def max_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
              pads: Ints | None = None, storage_order: int = 0, strides: Ints | None = None,
              wanted: Wanted = (True,)) -> Array | tuple[Array, Array]:  # fmt: skip
@@ -302,7 +302,7 @@ def root(xp: Xp, total: Array, p: float) -> Array:
     return total if p == 1 else xp.sqrt(total) if p == 2 else total ** (1 / p)
 
 
-@operator("LpPool", 1, 2, 11, 18, 22)
+@operator("LpPool", 1, 2, 11, 18, 22, traits=("rank_of_first",))
 def lp_pool(xp: Xp, x: Array, *, kernel_shape: Ints | None = None, auto_pad: str = "NOTSET", ceil_mode: int = 0,
             dilations: Ints | None = None, p: float = 2, pads: Ints | None = None,
             strides: Ints | None = None) -> Array:  # fmt: skip

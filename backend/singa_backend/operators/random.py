@@ -54,7 +54,7 @@ def _drawn(xp: Xp, draw: Draw, shape: Ints, dtype: np.dtype[Any], seed: float | 
     return xp.from_host(draw(_stream(seed), tuple(shape)).astype(dtype))
 
 
-@operator("RandomUniform", 1, 22)
+@operator("RandomUniform", 1, 22, traits=("random",))
 def random_uniform(
     xp: Xp, *, shape: Ints, low: float = 0.0, high: float = 1.0, dtype: int = TensorProto.FLOAT, seed: float | None = None
 ) -> Array:
@@ -64,7 +64,7 @@ def random_uniform(
 random_uniform.no_gradient("random")
 
 
-@operator("RandomNormal", 1, 22)
+@operator("RandomNormal", 1, 22, traits=("random",))
 def random_normal(
     xp: Xp, *, shape: Ints, mean: float = 0.0, scale: float = 1.0, dtype: int = TensorProto.FLOAT, seed: float | None = None
 ) -> Array:
@@ -74,7 +74,7 @@ def random_normal(
 random_normal.no_gradient("random")
 
 
-@operator("RandomUniformLike", 1, 22, widen=False)
+@operator("RandomUniformLike", 1, 22, widen=False, traits=("random",))
 def random_uniform_like(
     xp: Xp, x: Array, *, low: float = 0.0, high: float = 1.0, dtype: int | None = None, seed: float | None = None
 ) -> Array:
@@ -85,7 +85,7 @@ def random_uniform_like(
 random_uniform_like.no_gradient("random")
 
 
-@operator("RandomNormalLike", 1, 22, widen=False)
+@operator("RandomNormalLike", 1, 22, widen=False, traits=("random",))
 def random_normal_like(
     xp: Xp, x: Array, *, mean: float = 0.0, scale: float = 1.0, dtype: int | None = None, seed: float | None = None
 ) -> Array:
@@ -96,7 +96,7 @@ def random_normal_like(
 random_normal_like.no_gradient("random")
 
 
-@operator("Bernoulli", 15, 22, widen=False)
+@operator("Bernoulli", 15, 22, widen=False, traits=("random",))
 def bernoulli(xp: Xp, x: Array, *, dtype: int | None = None, seed: float | None = None) -> Array:
     """1 with probability x, else 0: a uniform number in [0, 1) is below x."""
     draws = xp.from_host(_uniform(0.0, 1.0)(_stream(seed), x.shape))
@@ -106,7 +106,7 @@ def bernoulli(xp: Xp, x: Array, *, dtype: int | None = None, seed: float | None 
 bernoulli.no_gradient("random")
 
 
-@operator("Multinomial", 7, 22)
+@operator("Multinomial", 7, 22, traits=("random",))
 def multinomial(
     xp: Xp, x: Host[np.ndarray], *, sample_size: int = 1, dtype: int = TensorProto.INT32, seed: float | None = None
 ) -> Array:
@@ -131,7 +131,7 @@ def multinomial(
 # --- Dropout
 
 
-@operator("Dropout", 12, 13, 22)
+@operator("Dropout", 12, 13, 22, traits=("random_in_training",), settings=("ratio",))
 def dropout(
     xp: Xp, x: Array, ratio: Host[float] = 0.5, training_mode: Host[bool] = False, *, seed: int | None = None, wanted: Wanted
 ) -> tuple[Array, Array | None]:

@@ -193,7 +193,7 @@ for _old in (reduce_sum_1, reduce_mean_1, reduce_prod_1, reduce_max_1, reduce_mi
 # --- axes as an input
 
 
-@operator("ReduceSum", 13)
+@operator("ReduceSum", 13, traits=("reduction",))
 def reduce_sum(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_sum, xp, x, axes, keepdims, noop_with_empty_axes)
 
@@ -210,7 +210,7 @@ def _spread(op: Op, y: V, x: V, axes: V, keepdims: int) -> V:
     return op.Expand(y, op.Shape(x))
 
 
-@operator("ReduceMean", 18)
+@operator("ReduceMean", 18, traits=("reduction",))
 def reduce_mean(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_mean, xp, x, axes, keepdims, noop_with_empty_axes)
 
@@ -221,7 +221,7 @@ def reduce_mean_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V
     return _spread(op, op.Div(dy, count), x, axes, keepdims)
 
 
-@operator("ReduceProd", 18)
+@operator("ReduceProd", 18, traits=("reduction",))
 def reduce_prod(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_prod, xp, x, axes, keepdims, noop_with_empty_axes)
 
@@ -238,7 +238,7 @@ def reduce_prod_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int, noop_with_
     return op.Mul(_spread(op, dy, x, axes, keepdims), others)
 
 
-@operator("ReduceMax", 18, 20)
+@operator("ReduceMax", 18, 20, traits=("reduction",))
 def reduce_max(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_max, xp, x, axes, keepdims, noop_with_empty_axes)
 
@@ -251,7 +251,7 @@ def extreme_back(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop_with_em
     return op.Mul(op.Div(_spread(op, dy, x, axes, keepdims), count), here)
 
 
-@operator("ReduceMin", 18, 20)
+@operator("ReduceMin", 18, 20, traits=("reduction",))
 def reduce_min(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_min, xp, x, axes, keepdims, noop_with_empty_axes)
 
@@ -259,7 +259,7 @@ def reduce_min(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: in
 reduce_min.gradient(extreme_back)
 
 
-@operator("ReduceL1", 18)
+@operator("ReduceL1", 18, traits=("reduction",))
 def reduce_l1(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_l1, xp, x, axes, keepdims, noop_with_empty_axes)
 
@@ -269,7 +269,7 @@ def reduce_l1_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
     return op.Mul(_spread(op, dy, x, axes, keepdims), op.Sign(x))
 
 
-@operator("ReduceL2", 18)
+@operator("ReduceL2", 18, traits=("reduction",))
 def reduce_l2(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_l2, xp, x, axes, keepdims, noop_with_empty_axes)
 
@@ -281,7 +281,7 @@ def reduce_l2_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
     return op.Mul(_spread(op, slope, x, axes, keepdims), x)
 
 
-@operator("ReduceSumSquare", 18)
+@operator("ReduceSumSquare", 18, traits=("reduction",))
 def reduce_sum_square(
     xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Array:
@@ -293,7 +293,7 @@ def reduce_sum_square_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V
     return op.Mul(_spread(op, op.Add(dy, dy), x, axes, keepdims), x)
 
 
-@operator("ReduceLogSum", 18, 28)
+@operator("ReduceLogSum", 18, 28, traits=("reduction",))
 def reduce_log_sum(
     xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Array:
@@ -305,7 +305,7 @@ def reduce_log_sum_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -
     return _spread(op, op.Div(dy, op.Exp(y)), x, axes, keepdims)
 
 
-@operator("ReduceLogSumExp", 18, 28)
+@operator("ReduceLogSumExp", 18, 28, traits=("reduction",))
 def reduce_log_sum_exp(
     xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Array:

@@ -224,7 +224,7 @@ def _sized(axes: Ints, shape: Ints, sizes: Ints, policy: str, rois: Sequence[tup
     ]
 
 
-@operator("Resize", 11, 13, 18, 19, widen=False)
+@operator("Resize", 11, 13, 18, 19, widen=False, traits=("rank_of_first",), settings=("roi", "scales"))
 def resize(
     xp: Xp,
     x: Array,
@@ -341,7 +341,7 @@ def _by_scales(xp: Xp, x: Array, scales: Sequence[float], mode: str, rounding: C
     return _resize(xp, x, spans, "nearest" if mode == "nearest" else "linear", "asymmetric", rounding)
 
 
-@operator("Resize", 10, widen=False)
+@operator("Resize", 10, widen=False, settings=("scales",))
 def resize_10(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") -> Array:
     """The text names no rule; ONNX's cases of that time divide by the scale, and round down to enlarge and up to shrink."""
     return _by_scales(xp, x, scales, mode, lambda span: np.floor if span.scale >= 1 else np.ceil)
@@ -363,7 +363,7 @@ def _upsampled(op: Op, x: V, scales: V, mode: str) -> V:
                      coordinate_transformation_mode="asymmetric", nearest_mode="floor")  # fmt: skip
 
 
-@operator("Upsample", 9, 10, widen=False)
+@operator("Upsample", 9, 10, widen=False, settings=("scales",))
 def upsample(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") -> Array:
     if any(s < 1 for s in scales):
         raise OperatorError(f"Upsample's scales are 1 or more; they are {tuple(scales)}", code="SX404")

@@ -71,7 +71,7 @@ def _taps(xp: Xp, x: Array, size: int, mode: str, padding: str, align: bool) -> 
     return out
 
 
-@operator("GridSample", 20, 22, widen=False)
+@operator("GridSample", 20, 22, widen=False, traits=("rank_of_first",))
 def grid_sample(
     xp: Xp, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Array:

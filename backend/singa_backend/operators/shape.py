@@ -22,7 +22,7 @@ def _from_the_front(axes: Sequence[int], what: str) -> None:
         raise OperatorError(f"{what} was given the axes {tuple(axes)}; before opset 11 they count from the front", code="SX408")
 
 
-@operator("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25, widen=False)
+@operator("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25, widen=False, traits=("unary", "cannot_fail"))
 def identity(xp: Xp, x: Array) -> Array:
     """A tensor, from opset 14 a sequence, from 16 an optional, which may be empty."""
     return x
@@ -33,13 +33,13 @@ def identity_gradient(op: Op, dy: V) -> tuple[V]:
     return (dy,)  # a sequence would be taken for the gradients of several inputs
 
 
-@operator("Shape", 1, 13, 15, 19, 21, 23, 24, 25, widen=False)
+@operator("Shape", 1, 13, 15, 19, 21, 23, 24, 25, widen=False, traits=("cannot_fail",))
 def shape(xp: Xp, x: Array, *, start: int = 0, end: int | None = None) -> Array:
     # Python's slices clamp to the rank just as ONNX does.
     return xp.asarray(np.array(x.shape[start:end], np.int64))
 
 
-@operator("Size", 1, 13, 19, 21, 23, 24, 25, widen=False)
+@operator("Size", 1, 13, 19, 21, 23, 24, 25, widen=False, traits=("cannot_fail",))
 def size(xp: Xp, x: Array) -> Array:
     return xp.asarray(np.array(math.prod(x.shape), np.int64))
 
@@ -47,7 +47,7 @@ def size(xp: Xp, x: Array) -> Array:
 # --- the same values in the same order ------------------------------------------------------------------------------
 
 
-@operator("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, widen=False)
+@operator("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, widen=False, traits=("rank_of_length",))
 def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array:
     def wrong(why: str) -> OperatorError:
         return OperatorError(f"the shape {x.shape} cannot become {shape}: {why}", code="SX404")
@@ -283,7 +283,7 @@ def split_2_decomposition(op: Op, x: V, axis: int, split: Ints | None, wanted: t
     return _split_into(op, x, None if split is None else list(split), axis, len(wanted))
 
 
-@operator("Split", 1, widen=False)
+@operator("Split", 1, widen=False, settings=("split",))
 def split_1(xp: Xp, x: Array, sizes: Host[Ints] | None = None, *, axis: int = 0, split: Ints | None = None,
             wanted: Wanted) -> tuple[Array, ...]:  # fmt: skip
     """The sizes may be an input, of the data's float type; ONNX names no default axis here: it is 0, as in version 2."""
@@ -299,7 +299,7 @@ def split_1_decomposition(op: Op, x: V, sizes: V, axis: int, split: Ints | None,
 # --- values repeated ------------------------------------------------------------------------------------------------
 
 
-@operator("Expand", 8, 13, widen=False)
+@operator("Expand", 8, 13, widen=False, traits=("rank_of_larger",))
 def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
     """Broadcasting both ways: where `shape` says 1, the input's size stays."""
     limits.check_rank(len(shape))
@@ -314,7 +314,7 @@ def expand_gradient(op: Op, dy: V, x: V) -> V:
     return op.sum_to(dy, x)
 
 
-@operator("Tile", 6, 13, widen=False)
+@operator("Tile", 6, 13, widen=False, traits=("rank_of_first",))
 def tile(xp: Xp, x: Array, repeats: Host[Ints]) -> Array:
     if len(repeats) != x.ndim or any(r < 0 for r in repeats):
         raise OperatorError(f"repeats {repeats} do not fit the shape {x.shape}: one number, 0 or more, per axis", code="SX404")
@@ -331,7 +331,7 @@ def tile_gradient(op: Op, dy: V, x: V, repeats: V) -> V:
     return op.ReduceSum(op.Reshape(dy, pairs, allowzero=1), list(range(0, 2 * rank, 2)), keepdims=0)
 
 
-@operator("Tile", 1, widen=False)
+@operator("Tile", 1, widen=False, settings=("tiles", "axis"))
 def tile_1(xp: Xp, x: Array, tiles: Host[int], axis: Host[int]) -> Array:
     """One axis is repeated; both numbers come as floats of the data's type."""
     axis = axis_of(axis, x.ndim)

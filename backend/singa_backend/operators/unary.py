@@ -12,7 +12,7 @@ from ..ir.declaration import operator
 from ._api import Array
 
 
-@operator("Ceil", 1, 6, 13)
+@operator("Ceil", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent"))
 def ceil(xp: Xp, x: Array) -> Array:
     return xp.ceil(x)
 
@@ -20,7 +20,7 @@ def ceil(xp: Xp, x: Array) -> Array:
 ceil.no_gradient("zero")
 
 
-@operator("Floor", 1, 6, 13)
+@operator("Floor", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent"))
 def floor(xp: Xp, x: Array) -> Array:
     return xp.floor(x)
 
@@ -28,7 +28,7 @@ def floor(xp: Xp, x: Array) -> Array:
 floor.no_gradient("zero")
 
 
-@operator("Round", 11, 22)
+@operator("Round", 11, 22, traits=("unary", "cannot_fail", "idempotent"))
 def round_(xp: Xp, x: Array) -> Array:
     """Halves go to the even neighbour."""
     return xp.rint(x)
@@ -37,7 +37,7 @@ def round_(xp: Xp, x: Array) -> Array:
 round_.no_gradient("zero")
 
 
-@operator("Sqrt", 1, 6, 13)
+@operator("Sqrt", 1, 6, 13, traits=("unary", "cannot_fail"))
 def sqrt(xp: Xp, x: Array) -> Array:
     return xp.sqrt(x)
 
@@ -47,7 +47,7 @@ def sqrt_gradient(op: Op, dy: V, y: V) -> V:
     return op.Div(dy, op.Add(y, y))
 
 
-@operator("Exp", 1, 6, 13)
+@operator("Exp", 1, 6, 13, traits=("unary", "cannot_fail"))
 def exp(xp: Xp, x: Array) -> Array:
     return xp.exp(x)
 
@@ -57,7 +57,7 @@ def exp_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, y)
 
 
-@operator("Log", 1, 6, 13)
+@operator("Log", 1, 6, 13, traits=("unary", "cannot_fail"))
 def log(xp: Xp, x: Array) -> Array:
     return xp.log(x)
 
@@ -67,7 +67,7 @@ def log_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, x)
 
 
-@operator("Reciprocal", 1, 6, 13)
+@operator("Reciprocal", 1, 6, 13, traits=("unary", "cannot_fail"))
 def reciprocal(xp: Xp, x: Array) -> Array:
     return 1 / x
 
@@ -77,7 +77,7 @@ def reciprocal_gradient(op: Op, dy: V, y: V) -> V:
     return op.Neg(op.Mul(dy, op.Mul(y, y)))
 
 
-@operator("Sin", 7, 22)
+@operator("Sin", 7, 22, traits=("unary", "cannot_fail"))
 def sin(xp: Xp, x: Array) -> Array:
     return xp.sin(x)
 
@@ -87,7 +87,7 @@ def sin_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Cos(x))
 
 
-@operator("Cos", 7, 22)
+@operator("Cos", 7, 22, traits=("unary", "cannot_fail"))
 def cos(xp: Xp, x: Array) -> Array:
     return xp.cos(x)
 
@@ -97,7 +97,7 @@ def cos_gradient(op: Op, dy: V, x: V) -> V:
     return op.Neg(op.Mul(dy, op.Sin(x)))
 
 
-@operator("Tan", 7, 22)
+@operator("Tan", 7, 22, traits=("unary", "cannot_fail"))
 def tan(xp: Xp, x: Array) -> Array:
     return xp.tan(x)
 
@@ -107,7 +107,7 @@ def tan_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, op.Add(op.Mul(y, y), 1))
 
 
-@operator("Asin", 7, 22)
+@operator("Asin", 7, 22, traits=("unary", "cannot_fail"))
 def asin(xp: Xp, x: Array) -> Array:
     return xp.arcsin(x)
 
@@ -117,7 +117,7 @@ def asin_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x))))
 
 
-@operator("Acos", 7, 22)
+@operator("Acos", 7, 22, traits=("unary", "cannot_fail"))
 def acos(xp: Xp, x: Array) -> Array:
     return xp.arccos(x)
 
@@ -127,7 +127,7 @@ def acos_gradient(op: Op, dy: V, x: V) -> V:
     return op.Neg(op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x)))))
 
 
-@operator("Atan", 7, 22)
+@operator("Atan", 7, 22, traits=("unary", "cannot_fail"))
 def atan(xp: Xp, x: Array) -> Array:
     return xp.arctan(x)
 
@@ -137,7 +137,7 @@ def atan_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Add(op.Mul(x, x), 1))
 
 
-@operator("Sinh", 9, 22)
+@operator("Sinh", 9, 22, traits=("unary", "cannot_fail"))
 def sinh(xp: Xp, x: Array) -> Array:
     return xp.sinh(x)
 
@@ -147,7 +147,7 @@ def sinh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Cosh(x))
 
 
-@operator("Cosh", 9, 22)
+@operator("Cosh", 9, 22, traits=("unary", "cannot_fail"))
 def cosh(xp: Xp, x: Array) -> Array:
     return xp.cosh(x)
 
@@ -157,7 +157,7 @@ def cosh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Sinh(x))
 
 
-@operator("Tanh", 1, 6, 13)
+@operator("Tanh", 1, 6, 13, traits=("unary", "cannot_fail"))
 def tanh(xp: Xp, x: Array) -> Array:
     return xp.tanh(x)
 
@@ -167,7 +167,7 @@ def tanh_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, op.Sub(1, op.Mul(y, y)))
 
 
-@operator("Asinh", 9, 22)
+@operator("Asinh", 9, 22, traits=("unary", "cannot_fail"))
 def asinh(xp: Xp, x: Array) -> Array:
     return xp.arcsinh(x)
 
@@ -177,7 +177,7 @@ def asinh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sqrt(op.Add(op.Mul(x, x), 1)))
 
 
-@operator("Acosh", 9, 22)
+@operator("Acosh", 9, 22, traits=("unary", "cannot_fail"))
 def acosh(xp: Xp, x: Array) -> Array:
     return xp.arccosh(x)
 
@@ -187,7 +187,7 @@ def acosh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sqrt(op.Sub(op.Mul(x, x), 1)))
 
 
-@operator("Atanh", 9, 22)
+@operator("Atanh", 9, 22, traits=("unary", "cannot_fail"))
 def atanh(xp: Xp, x: Array) -> Array:
     return xp.arctanh(x)
 
@@ -197,7 +197,7 @@ def atanh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sub(1, op.Mul(x, x)))
 
 
-@operator("Erf", 9, 13)
+@operator("Erf", 9, 13, traits=("unary", "cannot_fail"))
 def erf(xp: Xp, x: Array) -> Array:
     """Of an integer (opset 9 to 12), what truncation leaves: 0, and 1 from 6 on, where float64 holds nothing nearer."""
     return xp.erf(x) if x.dtype.kind == "f" else xp.erf(x.astype(np.float64)).astype(x.dtype)
@@ -208,12 +208,12 @@ def erf_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Mul(op.Exp(op.Neg(op.Mul(x, x))), 2 / math.sqrt(math.pi)))
 
 
-@operator("IsNaN", 9, 13, 20)
+@operator("IsNaN", 9, 13, 20, traits=("unary", "cannot_fail"))
 def is_nan(xp: Xp, x: Array) -> Array:
     return xp.isnan(x)
 
 
-@operator("IsInf", 10, 20)
+@operator("IsInf", 10, 20, traits=("unary", "cannot_fail"))
 def is_inf(xp: Xp, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
     if detect_negative and detect_positive:
         return xp.isinf(x)

@@ -1,12 +1,12 @@
-"""The private domain `ai.singa`: operators that ONNX lacks, or that are much faster whole than composed.
+"""Function bodies of custom operators: those of the domain `ai.singa`, and of any domain whose schemas are declared here.
 
-Each is declared like any other, by a schema of its own, and is composed of standard operators; a file that holds one carries
-that composition as a function, so that any runtime can run it.
+A custom operator is declared like any other, by a schema of its own, and may have a decomposition into standard operators.  A
+file that holds one carries that decomposition as a function, so that any runtime can run it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from onnx import FunctionProto, GraphProto, TypeProto, helper
@@ -14,35 +14,44 @@ from onnx import FunctionProto, GraphProto, TypeProto, helper
 from .. import dtypes
 from ..ir.declaration import declarations
 from ..proto.messages import graphs
-from ..proto.schemas import SINGA_DOMAIN, schemas, type_strings
-from .writer import OpsetWriter
+from ..proto.schemas import is_custom, schema_version, schemas, type_strings
+from .writer import OpsetWriter, written_as_function
 
 
-def functions(graph: GraphProto, opset: int) -> list[FunctionProto]:
-    """The functions that a graph's private operators need, those of its inner graphs included."""
-    names: dict[str, None] = {}
+def functions(graph: GraphProto, opset: int, imported: Callable[[str], int]) -> list[FunctionProto]:
+    """The functions that a graph's custom operators need, those of its inner graphs included.
+
+    imported: the version of a domain that the graph is written in.
+    """
+    found: dict[tuple[str, str], None] = {}
     pending = [graph]
     while pending:
         g = pending.pop()
         for node in g.node:
-            if node.domain == SINGA_DOMAIN:
-                names[node.op_type] = None
+            if is_custom(node.domain):
+                found[node.domain, node.op_type] = None
             pending += graphs(node)
-    return [_function(name, opset) for name in names]
+    made = []
+    for domain, name in found:
+        version = schema_version(domain, name, imported(domain))
+        declaration = declarations.get((domain, name), {}).get(version or 0)
+        if version and declaration is not None and written_as_function(declaration, version):
+            made.append(_function(domain, name, version, opset))
+    return made
 
 
 @lru_cache(maxsize=256)
-def _function(name: str, opset: int) -> FunctionProto:
-    """A private operator's composition as a function.  It has no attributes: what varies is an input."""
-    declaration, form = declarations[SINGA_DOMAIN, name][1], schemas[SINGA_DOMAIN, name][1]
+def _function(domain: str, name: str, version: int, opset: int) -> FunctionProto:
+    """A custom operator's decomposition as a function.  It has no attributes: what varies is an input."""
+    declaration, form = declarations[domain, name][version], schemas[domain, name][version]
     writer = OpsetWriter(opset)
     builder = writer.builder
     inputs = [builder.input(p.name, _type(type_strings(form)[p.type_str])) for p in form.inputs]
     names = [p.name for p in form.outputs]
-    graph = builder.proto(name, builder.finish(declaration.decompose(writer, 1, inputs, {}, len(names)), names))
+    graph = builder.proto(name, builder.finish(declaration.decompose(writer, version, inputs, {}, len(names)), names))
     constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer]
     imports = [helper.make_opsetid("", opset)]
-    return helper.make_function(SINGA_DOMAIN, name, [s.name for s in inputs], names, [*constants, *graph.node], imports)
+    return helper.make_function(domain, name, [s.name for s in inputs], names, [*constants, *graph.node], imports)
 
 
 def _type(allowed: Sequence[str]) -> TypeProto | None:

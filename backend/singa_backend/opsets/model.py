@@ -16,7 +16,7 @@ from .writer import OpsetWriter
 
 def to_model(graph: GraphBuilder | OpsetWriter, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None, *,
              deferred: bool = False) -> ModelProto:  # fmt: skip
-    """The model of a graph, with the opsets that its nodes need, and the function bodies of private operators.
+    """The model of a graph, with the opsets that its nodes need, and the function bodies of custom operators.
 
     deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.fill`.
     """
@@ -25,7 +25,7 @@ def to_model(graph: GraphBuilder | OpsetWriter, name: str, outputs: Sequence[Any
     else:
         builder = graph
     proto = builder.proto(name, builder.finish(outputs, names), deferred=True)
-    bodies = functions(proto, builder.opset)
+    bodies = functions(proto, builder.opset, builder.imported)
     domains = {n.domain for n in proto.node} | {o.domain for f in bodies for o in f.opset_import}
     imports = [helper.make_opsetid("", builder.opset)]
     for domain in sorted(domains - {""}):

@@ -28,7 +28,7 @@ from ..interpreters.builder import GraphBuilder, Symbol
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
 from ..ir.versioned import VersionedOperator
-from ..proto.schemas import newest, schema_version, schemas, type_strings
+from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings
 from .function_bodies import function_of
 
 LEAST = 7
@@ -179,6 +179,8 @@ class OpsetWriter(Interpreter[Symbol]):
                     f"the model asks for {domain}:{name} in the versions {operator.version} and {there}, and a file imports one",
                     operator=name, version=operator.version,
                 )  # fmt: skip
+        if domain and _written_in_place(declaration, operator.version):
+            return declaration.decompose(self, operator.version, inputs, given, len(wanted))
         if domain:
             return self.builder.call(name, inputs, given, len(wanted), domain)
         if there == operator.version and (there != current or (name, there) not in ADAPTERS):
@@ -211,10 +213,14 @@ class OpsetWriter(Interpreter[Symbol]):
             if plain is not None:
                 return [plain]
         self._count(op_type, given)
-        if domain:
+        version = schema_version(domain, op_type, self.builder.imported(domain)) if domain else None
+        custom = declarations.get((domain, op_type), {}).get(version or 0)
+        if domain and not (custom and version and _written_in_place(custom, version)):
             return self.builder.call(op_type, values, given, outputs, domain)
 
         def write(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
+            if custom and version:
+                return custom.decompose(writer, version, values, given, outputs)
             return writer._written(op_type, list(values), given, outputs)
 
         return self._attempt(op_type, write, values, given, outputs, self.opset)
@@ -492,6 +498,24 @@ def _fits(
 
 def _has_rank(type: TypeProto | None) -> bool:
     return type is not None and (type.WhichOneof("value") != "tensor_type" or type.tensor_type.HasField("shape"))
+
+
+def written_as_function(declaration: Declaration, version: int) -> bool:
+    """Whether a custom operator is written as a node with a function body: its decomposition is one for all calls."""
+    schema = schemas[declaration.domain, declaration.name][version]
+    allowed = type_strings(schema)
+    return (
+        is_custom(declaration.domain)
+        and declaration.decomposition_rule is not None
+        and not schema.attributes
+        and all(len(allowed[p.type_str]) == 1 and p.option == p.option.Single for p in schema.inputs)
+    )
+
+
+def _written_in_place(declaration: Declaration, version: int) -> bool:
+    """Whether a custom operator is written as its decomposition, which depends on the attributes and types of the call."""
+    custom = is_custom(declaration.domain) and declaration.decomposition_rule is not None
+    return custom and not written_as_function(declaration, version)
 
 
 def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:

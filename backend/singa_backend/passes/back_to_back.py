@@ -7,11 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import dtypes
+from ..ir.declaration import has_trait
 from .graph import GraphEditor, Node
 from .operator_facts import axes_since, compose, get_ints, inside, permutation, set_ints
-
-IDEMPOTENT = frozenset({"Abs", "Ceil", "Floor", "Relu", "Round", "Sign"})
-INVOLUTIONS = frozenset({"Neg", "Not"})
 
 
 def remove_back_to_back(net: GraphEditor) -> int:
@@ -45,9 +43,9 @@ def _undo(net: GraphEditor, first: Node, node: Node) -> bool:
 
 
 def _same_operator(net: GraphEditor, first: Node, node: Node) -> bool:
-    if node.op_type in IDEMPOTENT:
+    if has_trait("", node.op_type, "idempotent"):
         return net.bypass(node, first.outputs[0])
-    return node.op_type in INVOLUTIONS and _undo(net, first, node)
+    return has_trait("", node.op_type, "involution") and _undo(net, first, node)
 
 
 # --- Cast

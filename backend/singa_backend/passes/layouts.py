@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.declaration import has_trait, newest_declaration
 from .graph import GraphEditor, Node, Type
 from .operator_facts import (
-    BROADCASTING,
-    REDUCTIONS,
-    UNARY,
     axes_since,
     compose,
     drops_nothing,
@@ -54,13 +52,13 @@ Rule = Callable[[GraphEditor, Node, Perm], Moved | None]
 
 def moved(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:
     """How a node takes x for y = Transpose(x, p) in its input `slot`; None where it cannot."""
-    if not node.plain or node.domain:
+    if not movable(node):
         return None
-    if node.op_type in BROADCASTING:
+    if has_trait("", node.op_type, "broadcasting"):
         return _broadcast(net, node, slot, p)
     if node.op_type == "Concat":
         return _concat(net, node, p)
-    rule = RULES.get(node.op_type)
+    rule = _rule(node.op_type)
     if rule is None or slot != 0 or node.inputs.count(node.inputs[0]) > 1 or not all(node.outputs):
         return None
     return rule(net, node, p)
@@ -78,8 +76,9 @@ def _dropout(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _broadcast(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:
-    """All inputs are laid out alike; those of a lower rank had ones before their axes.  Before opset 7 they were not."""
-    if net.opset < (8 if node.op_type in ("Max", "Mean", "Min", "Sum") else 7) or len(node.outputs) != 1:
+    """All inputs are laid out alike; those of a lower rank had ones before their axes.  Before opset 7 or 8 they were not."""
+    declaration = newest_declaration("", node.op_type)
+    if declaration is None or net.opset < declaration.versions[0] or len(node.outputs) != 1:
         return None
     others = [i for i, n in enumerate(node.inputs) if n != node.inputs[slot]]
     if not all(can_lay_out(net, node.inputs[i], len(p)) for i in others):
@@ -284,15 +283,29 @@ def _size(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(UNARY, _unary), "Dropout": _dropout, "QuantizeLinear": _quantized, "DequantizeLinear": _quantized,
+    "Dropout": _dropout, "QuantizeLinear": _quantized, "DequantizeLinear": _quantized,
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax), "LpNormalization": _axis, "CumSum": _cumulative,
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _trailing),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization", "GroupNormalization"), _channel),
-    "Split": _split, **dict.fromkeys(REDUCTIONS, _reduce), "ArgMax": _arg, "ArgMin": _arg, "Squeeze": _squeeze,
+    "Split": _split, "ArgMax": _arg, "ArgMin": _arg, "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze, "Slice": _slice, "Pad": _pad, "Tile": _tile, "Expand": _expand, "Resize": _resize,
     "Upsample": _upsample, "Shape": _shape, "Size": _size,
 }  # fmt: skip
-MOVABLE = frozenset(RULES) | BROADCASTING | {"Concat", "Transpose"}
+
+
+def _rule(name: str) -> Rule | None:
+    """The rule of an operator: by its traits, or its own."""
+    if has_trait("", name, "unary"):
+        return _unary
+    return _reduce if has_trait("", name, "reduction") else RULES.get(name)
+
+
+def movable(node: Node) -> bool:
+    """Whether a Transpose may move through a node, or merge with it."""
+    name = node.op_type
+    if not node.plain or node.domain:
+        return False
+    return name in ("Concat", "Transpose") or has_trait("", name, "broadcasting") or _rule(name) is not None
 
 
 # --- the other inputs

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from onnx import helper
 
+from ..ir.declaration import has_trait
 from .graph import GraphEditor, Node, Type
-from .operator_facts import CANNOT_FAIL, deterministic, permutation
+from .operator_facts import deterministic, permutation
 
 MOST = 1 << 20
 """Bytes of a constant that may be copied from a body to the graph around it."""
@@ -60,7 +61,7 @@ def _invariant(net: GraphEditor, loop: Node, body: GraphEditor, runs: bool) -> i
         own = [n for n in node.inputs if n and body.defines(n)]
         if not outer or node.graphs or not node.plain or node.is_("Identity", "Constant"):
             continue
-        if not deterministic(body, node) or not (runs or node.is_(*CANNOT_FAIL) or _transposes(body, node)):
+        if not deterministic(body, node) or not (runs or _cannot_fail(body, node)):
             continue
         if any(not body.is_constant(n) or body.constant_bytes(n) > MOST for n in own):
             continue
@@ -73,8 +74,10 @@ def _invariant(net: GraphEditor, loop: Node, body: GraphEditor, runs: bool) -> i
     return count
 
 
-def _transposes(body: GraphEditor, node: Node) -> bool:
-    """Whether this is a Transpose that cannot fail: of a known rank."""
+def _cannot_fail(body: GraphEditor, node: Node) -> bool:
+    """Whether the node computes whatever the values are: by its operator, or as a Transpose of a known rank."""
+    if has_trait(node.domain, node.op_type, "cannot_fail"):
+        return True
     perm = permutation(body, node) if node.is_("Transpose") else None
     return perm is not None and body.rank(node.input(0)) == len(perm)
 

@@ -1,7 +1,4 @@
-"""What passes must know of operators: which draw random numbers, which compute element by element, which cannot fail.
-
-Also: axes and the like, read and written in both forms, as an attribute before some opset and as an input since.
-"""
+"""What passes must know of operators: which are deterministic, and lists of integers (axes and the like) in both their forms."""
 
 from __future__ import annotations
 
@@ -10,30 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .. import dtypes
-from ..proto.schemas import RANDOM, schema_version
+from ..ir.declaration import has_trait
+from ..proto.schemas import schema_version
 from .graph import GraphEditor, Node
-
-UNARY = frozenset({
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos",
-    "Cosh", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log",
-    "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus",
-    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
-})  # fmt: skip
-"""One value for each value of the first input; other inputs hold one value, or only a type."""
-
-BROADCASTING = frozenset({
-    "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual", "Less",
-    "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor",
-})  # fmt: skip
-"""One value for each place of the broadcast inputs, since opset 7 or 8."""
-
-REDUCTIONS = frozenset({
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-    "ReduceSum", "ReduceSumSquare",
-})  # fmt: skip
-
-CANNOT_FAIL = (UNARY - {"Cast", "CastLike", "Clip"}) | {"Shape", "Size"}
-"""Operators that take every tensor of the dtypes that they are declared for: they cannot fail."""
 
 
 def version(net: GraphEditor, node: Node) -> int | None:
@@ -50,7 +26,9 @@ def deterministic(net: GraphEditor, node: Node) -> bool:
     """
     if version(net, node) is None or node.domain.startswith("ai.onnx.preview"):
         return False
-    if node.is_(*RANDOM) or (node.is_("Dropout") and not drops_nothing(net, node)):
+    if has_trait(node.domain, node.op_type, "random"):
+        return False
+    if has_trait(node.domain, node.op_type, "random_in_training") and not drops_nothing(net, node):
         return False
     if node.is_("BatchNormalization") and len(node.outputs) > 1:
         return False  # old versions in training form

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .graph import GraphEditor, Node, Type
-from .layouts import MOVABLE, Moved, lay_out, moved
+from .layouts import Moved, lay_out, movable, moved
 from .operator_facts import compose, permutation, set_ints
 
 PUSHES = 4
@@ -57,7 +57,7 @@ class _Costs:
 def _worth(net: GraphEditor, node: Node) -> bool:
     """Whether it is worth a trial: a reader can take what the Transpose takes."""
     readers = net.users(node.outputs[0])
-    return permutation(net, node) is not None and any(r.op_type in MOVABLE and r.plain and not r.graphs for r in readers)
+    return permutation(net, node) is not None and any(movable(r) and not r.graphs for r in readers)
 
 
 def _sink(net: GraphEditor, first: Node) -> bool:

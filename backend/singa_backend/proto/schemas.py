@@ -1,4 +1,4 @@
-"""ONNX's operator schemas by domain, name and version, and those of `ai.singa`."""
+"""ONNX's operator schemas by domain, name and version, and those of custom domains such as `ai.singa`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ DOMAINS = {"": "ai.onnx"}
 """ONNX writes its main domain as the empty string; everything that people read says ai.onnx."""
 
 
-RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
-"""Operators that draw: the same inputs need not give the same.  A Dropout may."""
-
-
 def plain_domain(domain: str) -> str:
     """A domain as it is written here: a file may spell out that of ONNX itself."""
     return "" if domain == "ai.onnx" else domain
@@ -27,17 +23,24 @@ schemas: dict[tuple[str, str], dict[int, defs.OpSchema]] = {}
 for _schema in defs.get_all_schemas_with_history():
     schemas.setdefault((_schema.domain, _schema.name), {})[_schema.since_version] = _schema
 
+_ONNX_DOMAINS = frozenset(domain for domain, _ in schemas)
+_NEWEST = defs.onnx_opset_version()
+
+
+def is_custom(domain: str) -> bool:
+    """Whether a domain is not one of ONNX's: `ai.singa`, or one whose schemas are declared by `declare_schema`."""
+    return domain not in _ONNX_DOMAINS
+
 
 def schema_version(domain: str, name: str, opset: int) -> int | None:
     """The schema version that a model with this opset means: the newest at or below it; None where there is none."""
     return max((v for v in schemas.get((domain, name), {}) if v <= opset), default=None)
 
 
-@cache
 def newest(domain: str) -> int:
-    """The newest opset of a domain, of ONNX's or of our own; 0 for a domain that nobody knows."""
+    """The newest opset of a domain, ONNX's or a custom one; 0 for an unknown domain."""
     if domain == "":
-        return defs.onnx_opset_version()
+        return _NEWEST
     return max((v for (d, _), known in schemas.items() if d == domain for v in known), default=0)
 
 
@@ -53,19 +56,23 @@ SINGA_DOMAIN = "ai.singa"
 
 
 def declare_schema(name: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any] | None = None, *,
-           types: dict[str, Sequence[str]], doc: str = "") -> defs.OpSchema:  # fmt: skip
-    """Declare a private operator's form; `operator(name, 1, domain=SINGA_DOMAIN)` then says what it computes.
+                   types: dict[str, Sequence[str]], doc: str = "", domain: str = SINGA_DOMAIN,
+                   version: int = 1) -> defs.OpSchema:  # fmt: skip
+    """Declare the schema of an operator that ONNX lacks; `operator(name, version, domain=domain)` declares what it computes.
 
-    inputs, outputs: "name: type", with "?" behind the name of an optional one; types: what a type parameter may be.
+    inputs, outputs: "name: type", with "?" after the name of an optional one; types: what a type parameter may be.
     attributes: defaults by name; a type in place of a default makes the attribute required.
+    domain: `ai.singa` or another custom domain.  Raises ValueError for a domain of ONNX.
     """
+    if not is_custom(domain):
+        raise ValueError(f"the domain of a declared schema must be a custom one, got {DOMAINS.get(domain, domain)!r}")
     made = defs.OpSchema(
-        name, SINGA_DOMAIN, 1, doc,
+        name, domain, version, doc,
         inputs=[_parameter(p) for p in inputs], outputs=[_parameter(p) for p in outputs],
         type_constraints=[(n, [f"tensor({t})" for t in ts], "") for n, ts in types.items()],
         attributes=[_attribute(n, v) for n, v in (attributes or {}).items()],
     )  # fmt: skip
-    schemas.setdefault((SINGA_DOMAIN, name), {})[1] = made
+    schemas.setdefault((domain, name), {})[version] = made
     return made
 
 

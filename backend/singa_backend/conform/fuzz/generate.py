@@ -83,15 +83,19 @@ def _attribute(attribute: Any) -> str:
 # --- what there is to draw --------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=8)
 def cells(select: str = "") -> tuple[tuple[Cell, ...], tuple[tuple[str, str, int], ...]]:
     """Every dtype cell and every schema version that has a recipe and matches `select` ("ai.onnx.ml:Scaler-1", "Add-7").
 
     Raises ConformanceError where nothing does.
     """
+    return _cells(select, tuple(sorted(recipes.load())))
+
+
+@lru_cache(maxsize=8)
+def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell, ...], tuple[tuple[str, str, int], ...]]:
     found: list[Cell] = []
     versions: list[tuple[str, str, int]] = []
-    for domain, name in sorted(recipes.load()):
+    for domain, name in names:
         for version, schema in sorted(schemas[domain, name].items()):
             if not re.search(select, f"{domain}:{name}-{version}" if domain else f"{name}-{version}"):
                 continue
@@ -129,6 +133,7 @@ def draw(seed: int, index: int, select: str = "") -> Case | None:
         domain, name, version = versions[_order(seed, len(versions))[index // 2 % len(versions)]]
     schema = schemas[domain, name][version]
     allowed = allowed_types(schema)
+    recipe = recipes.load()[domain, name]
     for _ in range(TRIES):
         types = {p: found[int(rng.integers(len(found)))] for p, found in allowed.items()}
         if fixed:
@@ -136,7 +141,7 @@ def draw(seed: int, index: int, select: str = "") -> Case | None:
         tie(types, fixed[0] if fixed else "")
         d = Draw(rng, schema, draw_opset(rng, domain, name, version), types)
         try:
-            recipes.RECIPES[domain, name](d)
+            recipe(d)
             return as_case(seed, index, domain, name, d, select)
         except Skip:
             continue

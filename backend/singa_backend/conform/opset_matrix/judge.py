@@ -17,6 +17,7 @@ from ...comparison.verdict import strict
 from ...devices.device import resolve
 from ...engines.oracle import EngineFailure, Oracle
 from ...errors import SonnxError
+from ...ir.declaration import has_trait
 from ...ir.graph import Graph
 from ...ir.reader import read
 from ...opsets.convert import convert
@@ -25,7 +26,6 @@ from ...proto.messages import imported
 from ...proto.schemas import newest, schema_version, schemas
 from ...runtime.executor import Executor
 from ..fuzz.generate import ORT_OPSET
-from ..fuzz.witnesses import NO_ORACLE
 from ..gradients import ORT_TOLERANCE
 from .problems import Operator, Problem, nodes_of
 
@@ -81,7 +81,7 @@ def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle 
     except SonnxError as error:
         found.skipped = error.message
         return found
-    random = any(name in NO_ORACLE for _, name in problem.operators)
+    random = any(has_trait(domain, name, "random") for domain, name in problem.operators)
     if problem.expected is not None and not random and (why := strict(base, problem.expected, problem.rtol, problem.atol)):
         found.skipped = why
         return found

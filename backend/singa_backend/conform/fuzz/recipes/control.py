@@ -9,7 +9,7 @@ from onnx import helper
 
 from ....dtypes import onnx_code
 from ..strategies import Draw, Skip
-from . import recipe
+from .registry import recipe
 
 
 def _info(name: str, dtype: Any, shape: Any = None) -> Any:

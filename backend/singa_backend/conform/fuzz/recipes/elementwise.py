@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..strategies import Draw, Skip
-from . import recipe
+from .registry import recipe
 
 
 def consumed(d: Draw, n: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ....dtypes import is_float
 from ..strategies import Draw, Skip
-from . import recipe
+from .registry import recipe
 
 
 def indices(d: Draw, which: str | int, size: int, shape: tuple[int, ...] | list[int], negative: bool = True) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from ..strategies import Draw, Skip
-from . import recipe
+from .registry import recipe
 
 ML = "ai.onnx.ml"
 POST = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")

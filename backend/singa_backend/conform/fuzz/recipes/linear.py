@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..strategies import Draw
-from . import recipe
+from .registry import recipe
 
 
 def _operands(d: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..strategies import Draw, Skip
-from . import recipe
+from .registry import recipe
 
 
 @recipe("BatchNormalization")

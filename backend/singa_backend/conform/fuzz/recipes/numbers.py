@@ -6,7 +6,7 @@ import numpy as np
 
 from ....dtypes import FLOAT8, is_float, onnx_code
 from ..strategies import EMPTY, Draw, Skip, bounds
-from . import recipe
+from .registry import recipe
 
 
 @recipe("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare")

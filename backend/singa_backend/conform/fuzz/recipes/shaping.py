@@ -7,7 +7,7 @@ from onnx import numpy_helper
 
 from ....dtypes import STRING, is_float
 from ..strategies import Draw, Skip
-from . import recipe
+from .registry import recipe
 
 
 @recipe("Identity Shape Size NonZero")
