@@ -18,7 +18,7 @@ from .. import dtypes
 from ..errors import UnsupportedModel
 from ..proto import save
 from ..proto.messages import graphs, reads, unused
-from ..proto.schemas import RANDOM, schema_version, schemas
+from ..proto.schemas import ANY_OPSET, RANDOM, schema_version, schemas
 from .base import Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
@@ -85,7 +85,7 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def imported(self, domain: str) -> int:
         """The version of a domain that this graph is written in; of one that is not imported yet the newest there is."""
-        return self.opset if domain == "" else self.domains.get(domain, 1 << 30)
+        return self.opset if domain == "" else self.domains.get(domain, ANY_OPSET)
 
     # --- values
 
