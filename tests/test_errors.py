@@ -9,6 +9,7 @@ import pytest
 
 import singa_backend
 from singa_backend import InvalidModel, Problem, SonnxError
+from singa_backend.errors import did_you_mean
 
 DOCS = Path(__file__).parents[1] / "docs" / "errors.md"
 SOURCE = Path(singa_backend.__file__).parent
@@ -32,3 +33,8 @@ def test_problems_are_listed() -> None:
     assert str(error).splitlines() == ["[SX100] 2 problems", "  - node 'n': a", "  - b", "  hint: mend it"]
     with pytest.raises(SonnxError):
         raise error
+
+
+def test_a_wrong_name_gets_a_suggestion() -> None:
+    assert did_you_mean("Rellu", ["Add", "Relu", "PRelu"]) == "; did you mean 'Relu'?"
+    assert did_you_mean("Rellu", iter(["Add"])) == did_you_mean("Rellu", []) == ""

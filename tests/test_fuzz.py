@@ -21,6 +21,7 @@ from singa_backend.comparison import verdict
 from singa_backend.conform.cases import ConformanceError, held
 from singa_backend.conform.fuzz import compare, formulas, generate, ledger, recipes, run, strategies, summary, witnesses
 from singa_backend.ir.declaration import declarations
+from singa_backend.processes import Child
 from singa_backend.proto.test_data import data_set
 
 F = np.float32
@@ -266,15 +267,17 @@ def test_a_wrong_shape_is_seen_without_any_witness() -> None:
 
 
 def test_deaths_and_hangs_of_ours_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = run._Ours(0, "^Abs-13$")
+    ours = Child(run._serve, 0, "^Abs-13$")
     try:
-        assert isinstance(ours.ask(0), run.Answer)
-        os.kill(ours.process.pid, signal.SIGKILL)
-        assert str(ours.ask(1)).startswith("died: exit code -9")
-        assert isinstance(ours.ask(1), run.Answer)
+        assert isinstance(run._ask(ours, 0), run.Answer)
+        assert ours.pid
+        os.kill(ours.pid, signal.SIGKILL)
+        assert str(run._ask(ours, 1)).startswith("died: exit code -9")
+        assert isinstance(run._ask(ours, 1), run.Answer)
         monkeypatch.setattr(run, "TIMEOUT", 0.3)
-        os.kill(ours.process.pid, signal.SIGSTOP)
-        hang = ours.ask(2)
+        assert ours.pid
+        os.kill(ours.pid, signal.SIGSTOP)
+        hang = run._ask(ours, 2)
         assert str(hang).startswith("hang")
     finally:
         ours.close()

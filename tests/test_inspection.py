@@ -145,10 +145,21 @@ def test_a_checker_that_dies_or_hangs_is_an_answer(
 ) -> None:
     (tmp_path / "_checker_child.py").write_text(script)
     monkeypatch.setattr(checker, "__file__", str(tmp_path / "checker.py"))
-    found = checker.ask(_good(), None, 1.0)
+    found = checker.check_and_infer(_good(), None, 1.0)
     assert found.valid is None and says in found.message
     report = sonnx.check(_good(), timeout=1.0)
     assert report.good and report.dtypes == ["float"]
+    found = checker.check_file(tmp_path / "m.onnx", timeout=1.0)
+    assert found.valid is None and says in found.message
+
+
+def test_a_file_is_checked_alone(tmp_path: Path) -> None:
+    found = checker.check_file(_save(_good(), tmp_path))
+    assert found == checker.CheckerResult(True)
+    (tmp_path / "m.onnx").write_bytes(b"not a model")
+    found = checker.check_file(tmp_path / "m.onnx")
+    assert found.valid is False and found.message and not found.values
+    assert checker.check_file(tmp_path / "missing.onnx").valid is None
 
 
 # --- inspect

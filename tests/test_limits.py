@@ -257,7 +257,7 @@ def test_a_bound_is_a_positive_number(bounds: dict[str, Any]) -> None:
 
 def test_the_machine_has_memory() -> None:
     assert MIB < limits.physical_memory() < 1 << 50
-    assert [limits.amount(n) for n in (5, 2048, 3 << 20, 4 << 30, 1 << 44, 1 << 80)] == [
+    assert [limits.format_bytes(n) for n in (5, 2048, 3 << 20, 4 << 30, 1 << 44, 1 << 80)] == [
         "5 bytes", "2.0 KiB", "3.0 MiB", "4.0 GiB", "16.0 TiB", "2^80 bytes"]  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from singa.image_tool import ImageTool
 from singa.snapshot import Snapshot
 from singa_backend import MissingDependency, SingaBackend
 from singa_backend.errors import InvalidInput
+from singa_backend.proto.messages import FreshNames
 
 F = np.float32
 
@@ -518,3 +519,13 @@ def test_what_a_snapshot_refuses(tmp_path: Path) -> None:
             ask()
         assert caught.value.code == "SX350"
     assert list(kept(tmp_path / "net", False).read()) == ["x"] and snapshot.__all__ == ["Snapshot"]
+
+
+# --- names
+
+
+def test_fresh_names() -> None:
+    fresh = FreshNames(["a", "a_1", "b"])
+    assert [fresh.new(n) for n in ("a", "a", "a_2", "b", "c", "c")] == ["a_2", "a_3", "a_2_1", "b_1", "c", "c_1"]
+    marked = FreshNames(mark="#", first=2)
+    assert [marked.new("w") for _ in range(3)] == ["w", "w#2", "w#3"]

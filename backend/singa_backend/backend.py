@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
@@ -14,7 +13,7 @@ from onnx import NodeProto, helper
 from onnx.backend.base import Backend, BackendRep
 
 from .devices import device as devices
-from .errors import DeviceUnavailable, InvalidInput, SonnxError
+from .errors import DeviceUnavailable, InvalidInput, SonnxError, did_you_mean
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .limits import Budget, Flag, Limits, spend
@@ -133,11 +132,11 @@ class SingaRep(BackendRep):
             unknown = [n for n in given if n not in {v.name for v in (*graph.inputs, *graph.optional_inputs)}]
             missing = [v.name for v in graph.inputs if v.name not in given and v.kind != "optional"]
             if unknown or missing:
-                near = difflib.get_close_matches(str(unknown[0]), [v.name for v in graph.inputs], 1) if unknown else []
+                hint = did_you_mean(str(unknown[0]), [v.name for v in graph.inputs]) if unknown else ""
                 raise InvalidInput(
                     f"the model takes {_names(graph.inputs)}; "
                     + "; ".join([f"not among them: {', '.join(map(repr, unknown))}"] * bool(unknown)
-                                + [f"missing: {', '.join(map(repr, missing))}"] * bool(missing)) + _mean(near),
+                                + [f"missing: {', '.join(map(repr, missing))}"] * bool(missing)) + hint,
                     code="SX301")  # fmt: skip
         else:
             values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
@@ -170,17 +169,13 @@ def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Grap
     known = made | {v.name for v in (*graph.inputs, *graph.optional_inputs)} | set(graph.states)
     for name in aux_output:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise InvalidInput(f"aux_output {name!r} is no value of the model's main graph" + _mean(near), code="SX305")
+            hint = did_you_mean(name, known)
+            raise InvalidInput(f"aux_output {name!r} is no value of the model's main graph{hint}", code="SX305")
     return graph if last_layers == -1 and not aux_output else graph.select(nodes, [*outputs, *aux_output])
 
 
 def _names(values: Sequence[Value]) -> str:
     return ", ".join(map(str, values)) or "nothing"
-
-
-def _mean(near: Sequence[str]) -> str:
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _ignore(kwargs: dict[str, Any], call: str) -> None:

@@ -17,7 +17,8 @@ a stable ``code``, ``node``, ``operator``, ``opset``, ``version``, ``dtypes``, `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -106,6 +107,12 @@ class SonnxError(Exception):
             "shapes": [None if s is None else list(s) for s in self.shapes],
             "problems": [vars(p) for p in self.problems],
         }
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """The end of a message that suggests the candidate closest to a wrong name; "" if none is close."""
+    close = difflib.get_close_matches(name, list(candidates), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _value(dtype: str, shape: tuple[int, ...] | None) -> str:

@@ -90,7 +90,7 @@ def physical_memory() -> int:
     return min(sizes)
 
 
-def amount(size: int) -> str:
+def format_bytes(size: int) -> str:
     """A number of bytes for people: 4.0 GiB."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power:
@@ -219,8 +219,8 @@ class Budget:
     def admit_bytes(self, size: int, what: str = "the result") -> None:
         """Raise unless so many bytes may be taken at once."""
         if size > self.tensor_bytes:
-            limit = amount(self.tensor_bytes)
-            raise exhausted("tensor_bytes", "SX603", f"{what} needs {amount(size)}; one tensor may have {limit}")
+            limit = format_bytes(self.tensor_bytes)
+            raise exhausted("tensor_bytes", "SX603", f"{what} needs {format_bytes(size)}; one tensor may have {limit}")
         if self.made + size > self.room:
             self.settle(size)
 
@@ -251,8 +251,8 @@ class Budget:
         """Count what is alive; raise when that and `more` are too much."""
         live = self.kept + size_of(self.roots)
         if live + more > self.live_bytes:
-            raise exhausted("live_bytes", "SX604", f"{amount(more)} more are needed where {amount(live)} are alive; "
-                                                   f"all tensors together may have {amount(self.live_bytes)}")  # fmt: skip
+            raise exhausted("live_bytes", "SX604", f"{format_bytes(more)} more are needed where {format_bytes(live)} are alive; "
+                                                   f"all tensors together may have {format_bytes(self.live_bytes)}")  # fmt: skip
         self.room, self.made = self.live_bytes - live, more
 
 

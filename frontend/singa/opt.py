@@ -17,6 +17,7 @@ import numpy as np
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
+from singa_backend.proto.messages import FreshNames
 
 from ._core import coverage, tape, trace
 from ._core.backward import backward
@@ -335,10 +336,7 @@ class Optimizer:
         if known is not None and known[0]() is p:
             return known[1]
         taken = {key for ref, key in self._keys.values() if ref() is not None}
-        key, n = name, 0
-        while key in taken:
-            n += 1
-            key = f"{name}#{n}"
+        key = FreshNames(taken, mark="#").new(name)
         gone = [i for i, (ref, k) in self._keys.items() if k == key]
         for i in gone:  # the parameter that had this name is no more, and its states are not for this one
             del self._keys[i]

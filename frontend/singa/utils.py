@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
+from singa_backend.proto.messages import FreshNames
 
 from . import device as devices
 from ._core import tape
@@ -131,6 +132,7 @@ def post_order_recursive(
     nodes: OrderedDict[str, Operator] = OrderedDict()
     weights: OrderedDict[str, Tensor] = OrderedDict()
     inputs: OrderedDict[str, None] = OrderedDict()
+    of_node, of_weight, of_input = (FreshNames(mark="#") for _ in range(3))
     seen: set[tape.Operator] = set()
     pending: list[tuple[Operator, Tensor | None, bool]] = [(root, root_t, False)]
     while pending:
@@ -138,18 +140,14 @@ def post_order_recursive(
         if isinstance(operator, Dummy) or ready:
             if ready or operator not in seen:
                 seen.add(operator)
-                found: OrderedDict[str, Any] = nodes if ready else inputs if t is None else weights
-                found[_free(operator.name, found)] = operator if ready else t
+                if ready:
+                    nodes[of_node.new(operator.name)] = operator
+                elif t is None:
+                    inputs[of_input.new(operator.name)] = None
+                else:
+                    weights[of_weight.new(operator.name)] = t
         elif operator not in seen:
             seen.add(operator)
             pending.append((operator, t, True))
             pending += [(creator, x, False) for creator, _, x, _ in reversed(operator.src)]
     return nodes, weights, inputs
-
-
-def _free(name: str, taken: OrderedDict[str, Any]) -> str:
-    key, n = name, 0
-    while key in taken:
-        n += 1
-        key = f"{name}#{n}"
-    return key

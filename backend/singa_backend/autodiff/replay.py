@@ -13,7 +13,7 @@ from ..ir.declaration import declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
 from ..ir.versioned import VersionedOperator
-from ..proto.schemas import newest, schema_version, schemas
+from ..proto.schemas import newest, schemas, version_at
 from ..proto.values import declared_type
 from .tape import Tape, Var
 
@@ -81,7 +81,7 @@ def apply(op: Interpreter[Any], operator: VersionedOperator, inputs: Sequence[An
     domain, name = declaration.domain, declaration.name
     if op.runs_old_versions and (op.target is not None or not any(isinstance(v, Subgraph) for v in attributes.values())):
         return op.call_version(operator, inputs, attributes, wanted or (True,) * outputs)
-    version = schema_version(domain, name, op.opset if domain == "" else 1 << 30)
+    version = version_at(domain, name, op.opset)
     there = declarations.get((domain, name), {}).get(version or 0)
     versioned = "version" in declaration.services.values() and version != operator.version
     moved = versioned or (version is not None and schemas[domain, name][version].deprecated)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..interpreters.base import LEAST_OPSET
 from ..ir.declaration import Declaration, declarations
-from ..proto.schemas import schema_version, schemas, type_strings
+from ..proto.schemas import schemas, type_strings, version_at
 
 REASONS = {
     "integer": "the outputs are no floats",
@@ -74,7 +74,7 @@ def gradient_support(domain: str, name: str, version: int) -> GradientSupport:
 def unwritable(declaration: Declaration, version: int, opset: int = LEAST_OPSET) -> str:
     """Why a node of this version cannot be written at an opset where gradients can; empty where it can."""
     domain, name = declaration.domain, declaration.name
-    there = schema_version(domain, name, max(opset, LEAST_OPSET) if domain == "" else 1 << 30)
+    there = version_at(domain, name, max(opset, LEAST_OPSET))
     known = declarations.get((domain, name), {}).get(there or 0)
     if declaration.decomposition_rule is not None or known is declaration:
         return ""

@@ -26,7 +26,7 @@ from ..errors import UnsupportedModel
 from ..interpreters.base import Interpreter, Subgraph, arguments
 from ..ir.declaration import Declaration, declarations
 from ..ir.versioned import VersionedOperator
-from ..proto.schemas import schema_version
+from ..proto.schemas import version_at
 from .support import REASONS, no_gradient_reason
 
 
@@ -145,7 +145,7 @@ class Tape(Interpreter[Var]):
         captured = [self._own(v) or Var(v, False) for b in bodies for v in b.captured.values()]
         below = {n: self._lowered(v) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = self.op.call(op_type, raw, below, outputs, domain)
-        version = schema_version(domain, op_type, self.opset if domain == "" else 1 << 30)
+        version = version_at(domain, op_type, self.opset)
         return self._note(declarations[domain, op_type][version or 1], version, below, [*values, *captured], made)
 
     def _own(self, value: Any) -> Var | None:

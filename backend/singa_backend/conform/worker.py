@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import copy
 import importlib
-import multiprocessing
-import pickle
-import tempfile
 import time
 import traceback
 import unittest
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from onnx import load_model_from_string
 
 from ..comparison import verdict
 from ..errors import SonnxError, UnsupportedModel
+from ..processes import ChildFailure, ask_all
 from . import official
 from .cases import Case
-from .processes import share_cores
-
-START = 120.0
-"""Seconds that a child process may take to start; the clock of a case runs from there."""
 
 Cell = tuple[str, str, int]
 """(domain, operator, since-version)"""
@@ -112,35 +104,10 @@ def resolve(backend: str) -> Any:
     return getattr(found, attribute) if attribute else found
 
 
-def _serve(pipe: Connection, store: str, backend: str, device: str) -> None:
-    cases: list[Case] = pickle.loads(Path(store).read_bytes())
+def _serve(backend: str, device: str) -> Callable[[Case], Result]:
+    """In the child: what runs a case."""
     engine = resolve(backend)
-    pipe.send(None)  # ready: the clock of the first case starts now
-    while (index := pipe.recv()) is not None:
-        pipe.send((index, run_case(cases[index], engine, device)))
-
-
-class _Worker:
-    def __init__(self, *args: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, *args), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.index: int | None = None
-        self.ready = False
-        self.deadline = 0.0
-
-    def give(self, index: int | None, timeout: float) -> None:
-        self.index = index
-        self.deadline = time.monotonic() + (timeout if self.ready else START)
-        self.pipe.send(index)
-
-    def end(self) -> None:
-        self.pipe.close()
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
+    return lambda case: run_case(case, engine, device)
 
 
 def run(
@@ -156,56 +123,16 @@ def run(
     timeout: seconds that one case may take before its process is killed and the case recorded as "timeout".
     """
     results: dict[int, Result] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "cases"
-        store.write_bytes(pickle.dumps(list(cases)))
-        arguments = (str(store), backend, device)
-        # Long models first, so that no worker is left alone with one at the end.
-        order: Iterator[int] = iter(sorted(range(len(cases)), key=lambda i: cases[i].kind != "real"))
-        workers = [_Worker(*arguments) for _ in range(share_cores(processes, len(cases)))]
-        try:
-            for worker in workers:
-                worker.give(next(order, None), timeout)
-            while any(w.index is not None for w in workers):
-                busy = [w for w in workers if w.index is not None]
-                wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=0.5)
-                for worker in busy:
-                    result = _answer(worker, cases, timeout)
-                    if result is None:
-                        continue
-                    assert worker.index is not None
-                    results[worker.index] = result
-                    if progress:
-                        progress(result)
-                    if result.strict in ("died", "timeout"):
-                        worker.end()
-                        workers[workers.index(worker)] = worker = _Worker(*arguments)
-                    worker.give(next(order, None), timeout)
-        finally:
-            for worker in workers:
-                worker.end()
+    # Long models first, so that no child is left alone with one at the end.
+    order = sorted(range(len(cases)), key=lambda i: cases[i].kind != "real")
+    for i, answer in ask_all([cases[i] for i in order], _serve, backend, device, jobs=processes, timeout=timeout):
+        case = cases[order[i]]
+        results[order[i]] = result = _failed(case, answer) if isinstance(answer, ChildFailure) else answer
+        if progress:
+            progress(result)
     return [results[i] for i in range(len(cases))]
 
 
-def _answer(worker: _Worker, cases: Sequence[Case], timeout: float) -> Result | None:
-    """The result of the worker's case: its answer, its death, or its overrun; None while it is still at work."""
-    assert worker.index is not None
-    case = cases[worker.index]
-    try:
-        if worker.pipe.poll():
-            answer = worker.pipe.recv()
-            if answer is None:
-                worker.ready = True
-                worker.deadline = time.monotonic() + timeout
-                return None
-            result = answer[1]
-            assert isinstance(result, Result)
-            return result
-    except (EOFError, OSError):
-        worker.process.join(5)
-        return Result(case.name, case.kind, "died", "failed", f"the process died with exit code {worker.process.exitcode}")
-    if not worker.process.is_alive():
-        return Result(case.name, case.kind, "died", "failed", f"the process died with exit code {worker.process.exitcode}")
-    if time.monotonic() > worker.deadline:
-        return Result(case.name, case.kind, "timeout", "failed", f"no answer within {timeout:g} s")
-    return None
+def _failed(case: Case, failure: ChildFailure) -> Result:
+    reason = f"the process died with {failure}" if failure.how == "died" else str(failure)
+    return Result(case.name, case.kind, failure.how, "failed", reason)

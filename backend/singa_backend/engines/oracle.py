@@ -6,15 +6,14 @@ with Oracle("onnxruntime") as oracle:
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import warnings
-from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import MissingDependency, SonnxError
+from ..processes import Child, ChildFailure
 
 ENGINES = ("onnxruntime", "reference", "sonnx")
 
@@ -43,9 +42,7 @@ class Oracle:
         if engine == "onnxruntime" and not _installed("onnxruntime"):
             raise MissingDependency("onnxruntime is not installed", hint="pip install 'sonnx[oracle]'")
         self.engine = engine
-        self._options = {"device": device, "optimise": optimise, "memory": memory}
-        self._process: Any = None
-        self._pipe: Connection | None = None
+        self._child = Child(_serve, engine, {"device": device, "optimise": optimise}, memory=memory)
         self._loaded: object = None
 
     def __enter__(self) -> Oracle:
@@ -56,13 +53,7 @@ class Oracle:
 
     def close(self) -> None:
         """End the child."""
-        if self._process is not None:
-            assert self._pipe is not None
-            self._pipe.close()
-            if self._process.pid is not None:  # it did start
-                self._process.kill()
-                self._process.join()
-        self._process, self._pipe, self._loaded = None, None, None
+        self._child.close()
 
     def run(
         self, model: bytes | str | Path, inputs: Mapping[str, Any], *, timeout: float = 30.0, folder: Path | None = None
@@ -72,33 +63,19 @@ class Oracle:
         folder: beneath which the external data of a model given as bytes lie; the child reads them.
         Raises EngineFailure when the engine refuses the model or the inputs, dies, or gives no answer in `timeout` seconds.
         """
-        if self._process is None or not self._process.is_alive():
-            self._start()
-        assert self._pipe is not None
-        again = model == self._loaded
-        try:
-            self._pipe.send((None if again else model, dict(inputs), folder))
-            if not self._pipe.poll(timeout):
-                self.close()
-                raise EngineFailure(self.engine, "timeout", f"no answer within {timeout:g} s")
-            good, answer = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join(5)
-            code = self._process.exitcode
+        if not self._child.alive:
             self.close()
-            raise EngineFailure(self.engine, "died", f"exit code {code}") from None
-        self._loaded = model if good else None
+            self._loaded = None
+        again = model == self._loaded
+        self._loaded = None
+        try:
+            good, answer = self._child.ask((None if again else model, dict(inputs), folder), timeout)
+        except ChildFailure as failure:
+            raise EngineFailure(self.engine, failure.how, str(failure)) from None
         if not good:
             raise EngineFailure(self.engine, "refused", answer)
+        self._loaded = model
         return dict(answer)
-
-    def _start(self) -> None:
-        self.close()
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.engine, self._options), daemon=True)
-        self._process.start()
-        theirs.close()
 
 
 def _installed(name: str) -> bool:
@@ -107,27 +84,24 @@ def _installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def _serve(pipe: Connection, engine: str, options: dict[str, Any]) -> None:
+def _serve(engine: str, options: dict[str, Any]) -> Callable[[Any], tuple[bool, Any]]:
+    """In the child: what answers (model or None, inputs, folder) with (True, outputs) or (False, why not)."""
     warnings.simplefilter("ignore")
-    if options["memory"]:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (options["memory"], options["memory"]))
     load = {"onnxruntime": _onnxruntime, "reference": _reference, "sonnx": _sonnx}[engine]
     session: Any = None
-    while True:
-        try:
-            model, inputs, folder = pipe.recv()
-        except EOFError:
-            return
+
+    def answer(request: Any) -> tuple[bool, Any]:
+        nonlocal session
+        model, inputs, folder = request
         try:
             if model is not None:
                 session = load(_whole(model, folder) if folder else model, options)
-            answer = (True, session(inputs))
+            return True, session(inputs)
         except BaseException as error:
             session = None if model is not None else session
-            answer = (False, f"{type(error).__name__}: {str(error)[:2000]}")
-        pipe.send(answer)
+            return False, f"{type(error).__name__}: {str(error)[:2000]}"
+
+    return answer
 
 
 def _whole(model: bytes, folder: Path) -> bytes:

@@ -12,7 +12,7 @@ from .. import dtypes
 from ..errors import Problem, SonnxError
 from ..ir.reader import read
 from ..limits import Budget, Limits, spend
-from ..proto.checker import CheckerResult, ask
+from ..proto.checker import CheckerResult, check_and_infer
 from ..proto.load import load_model
 from ..proto.schemas import plain_domain, schemas, type_strings
 from .table import Call, Table
@@ -91,7 +91,7 @@ def check(model: Any, *, timeout: float = 60.0) -> CheckReport:
         alone = Problem(error.message, error.code, error.node, error.operator, error.opset, error.version)
         problems = list(error.problems) or [alone]
     proto = readable(proto)
-    seen = tables(proto, path, ask(proto, path, timeout), None, False)
+    seen = tables(proto, path, check_and_infer(proto, path, timeout), None, False)
     uses: dict[tuple[str, str, int | None, str], OperatorUse] = {}
     for table, call in seen.calls():
         key = (call.domain, call.operator, call.version, call.status)

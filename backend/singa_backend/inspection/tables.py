@@ -20,7 +20,7 @@ from .. import dtypes
 from ..errors import SonnxError
 from ..ir.declaration import declarations
 from ..proto import tensor_data
-from ..proto.checker import CheckerResult, ask, value_of
+from ..proto.checker import CheckerResult, check_and_infer, value_of
 from ..proto.load import load_model
 from ..proto.messages import imported
 from ..proto.schemas import DOMAINS, plain_domain, schema_version, schemas
@@ -95,7 +95,7 @@ def inspect(model: Any, *, stats: bool = False, timeout: float = 60.0) -> Inspec
     proto, folder = load_model(model)
     proto = readable(proto)
     path = Path(model) if folder is not None else None
-    return tables(proto, path, ask(proto, path, timeout), folder if stats else None, stats)
+    return tables(proto, path, check_and_infer(proto, path, timeout), folder if stats else None, stats)
 
 
 def readable(model: ModelProto) -> ModelProto:

@@ -18,8 +18,8 @@ from .. import dtypes
 from ..errors import UnsupportedModel
 from ..ir.declaration import has_trait
 from ..proto import save
-from ..proto.messages import graphs, reads, unused
-from ..proto.schemas import schema_version, schemas
+from ..proto.messages import FreshNames, graphs, reads
+from ..proto.schemas import ANY_OPSET, schema_version, schemas
 from .base import Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
@@ -71,7 +71,7 @@ class GraphBuilder(Interpreter[Symbol]):
         """The version of each other domain that the file imports; the newest where none is given."""
         self._names: dict[str, int] = {}
         self._reserved: set[str] = set()
-        self._node_names: set[str] = set()
+        self._node_names = FreshNames()
         self._known: dict[tuple[Any, ...], Symbol] = {}
         self._marked: dict[str, str] = {}
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
@@ -85,7 +85,7 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def imported(self, domain: str) -> int:
         """The version of a domain that this graph is written in; of one that is not imported yet the newest there is."""
-        return self.opset if domain == "" else self.domains.get(domain, 1 << 30)
+        return self.opset if domain == "" else self.domains.get(domain, ANY_OPSET)
 
     # --- values
 
@@ -323,7 +323,7 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def _node_name(self, hint: str) -> str:
         """A name that no node has that was named so far."""
-        return unused(hint, self.root._node_names)
+        return self.root._node_names.new(hint)
 
     # --- graphs
 

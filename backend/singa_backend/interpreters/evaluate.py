@@ -14,13 +14,13 @@ from ..devices import namespaces
 from ..devices.device import Device, resolve
 from ..ir.declaration import declarations
 from ..ir.versioned import VersionedOperator, runs_on_host
-from ..proto.schemas import schema_version
+from ..proto.schemas import version_at
 from .base import Interpreter, Subgraph, arguments
 
 
 @cache
 def _versioned(domain: str, op_type: str, opset: int) -> VersionedOperator:
-    version = schema_version(domain, op_type, opset)
+    version = version_at(domain, op_type, opset)
     if version is None:
         raise ValueError(f"opset {opset} has no {op_type}")
     return VersionedOperator(declarations[domain, op_type][version], version)
@@ -42,7 +42,7 @@ class Evaluator(Interpreter[Any]):
         self.opset = opset or defs.onnx_opset_version()
 
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
-        operator = _versioned(domain, op_type, self.opset if domain == "" else 1 << 30)
+        operator = _versioned(domain, op_type, self.opset)
         values = arguments(self, domain, op_type, inputs)
         if op_type == "SequenceEmpty":
             return [_Empty(dtypes.numpy_dtype(attributes.get("dtype") or dtypes.onnx_code(np.float32)))]

@@ -6,7 +6,6 @@ implemented (UnsupportedModel).
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
 
-from ..errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel
+from ..errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel, did_you_mean
 from ..limits import check_nesting, current, ensured
 from ..proto import tensor_data
 from ..proto.messages import TRAINING_GRADIENT, reads
@@ -105,12 +104,11 @@ class _Reader:
             return name
         raise InvalidModel(f"the name {name!r} of {what} is not UTF-8", code="SX107")
 
-    def near(self, name: str, known: Iterable[str]) -> str:
+    def did_you_mean(self, name: str, known: Iterable[str]) -> str:
         """What may have been meant, as the end of a message; for the first problems of a file, lest a long one take for ever."""
         if len(self.invalid) + len(self.unsupported) >= 10 or len(name) > 100:
             return ""
-        near = difflib.get_close_matches(name, list(islice(known, 1000)), 1)
-        return f"; did you mean {near[0]!r}?" if near else ""
+        return did_you_mean(name, islice(known, 1000))
 
     def finish(self) -> None:
         """Raise what was found, all at once: InvalidModel when anything contradicts ONNX, else UnsupportedModel."""
@@ -278,7 +276,7 @@ class _Scope:
         for n in proto.input:
             slot = self.find(n) if n else ABSENT
             if slot is None:
-                self.reader.wrong("SX101", f"input {n!r} is defined nowhere{self.reader.near(n, self.slots)}", **where)
+                self.reader.wrong("SX101", f"input {n!r} is defined nowhere{self.reader.did_you_mean(n, self.slots)}", **where)
                 slot = self.define(n)
             inputs.append(slot)
         node = Node(name, proto.op_type, domain, opset, tuple(inputs), (), tuple(proto.input), tuple(proto.output))
@@ -336,7 +334,7 @@ class _Scope:
         known = schemas.get((domain, proto.op_type))
         if known is None:
             same_domain = (n for d, n in schemas if d == domain or not newest(domain))
-            hint = reader.near(proto.op_type, same_domain).replace("'", "")
+            hint = reader.did_you_mean(proto.op_type, same_domain).replace("'", "")
             reader.lacks(
                 "SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where
             )

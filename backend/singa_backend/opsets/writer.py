@@ -28,7 +28,7 @@ from ..interpreters.builder import GraphBuilder, Symbol
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
 from ..ir.versioned import VersionedOperator
-from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings
+from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings, version_at
 from .function_bodies import function_of
 
 LEAST = 7
@@ -450,7 +450,7 @@ class OpsetWriter(Interpreter[Symbol]):
 
     def _version(self, domain: str, name: str) -> int | None:
         """The version that the target opset means, None where it has none or only a deprecated one."""
-        version = schema_version(domain, name, self.target if domain == "" else 1 << 30)
+        version = version_at(domain, name, self.target)
         return None if version is None or (domain == "" and _deprecated(name, version)) else version
 
     def _refusal(

@@ -12,7 +12,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from ..errors import InvalidModel
-from ..proto.messages import TRAINING_GRADIENT, imported
+from ..proto.messages import TRAINING_GRADIENT, FreshNames, imported
 from ..proto.schemas import plain_domain
 from .graph import Context, GraphEditor, Node, Type
 from .type_inference import infer
@@ -34,19 +34,13 @@ class ModelEditor(Context):
         opsets = imported(model.opset_import)
         self.main = GraphEditor(self, model.graph, None, opsets)
         self.functions = [GraphEditor(self, f, None, opsets | imported(f.opset_import)) for f in model.functions]
-        self._names = {n for net in self.all_nets() for n in _names(net)}
-        if not all(isinstance(n, str) for n in self._names):  # protobuf gives bytes then
+        taken = {n for net in self.all_nets() for n in _names(net)}
+        if not all(isinstance(n, str) for n in taken):  # protobuf gives bytes then
             raise InvalidModel("a name in the model is not UTF-8", code="SX107")
-        self._next: dict[str, int] = {}
+        self._names = FreshNames(taken)
 
     def fresh(self, wish: str) -> str:
-        name, i = wish, self._next.get(wish, 0)
-        while name in self._names:
-            i += 1
-            name = f"{wish}_{i}"
-        self._next[wish] = i
-        self._names.add(name)
-        return name
+        return self._names.new(wish)
 
     @property
     def tops(self) -> tuple[GraphEditor, ...]:

@@ -1,10 +1,12 @@
 """Runs as a script in a process of its own: onnx's shape inference and checker, which may die, answer as lines of JSON.
 
-Standard input is the model; the first argument is the path that it came from ("" where it had none), for its external data.
+_checker_child.py infer PATH     # the model is on standard input; PATH is where it came from ("" if unknown)
+_checker_child.py check PATH     # the checker alone, on a file
 """
 
 import base64
 import json
+import os
 import sys
 from typing import Any
 
@@ -12,16 +14,24 @@ import onnx
 
 
 def main() -> None:
+    task, path = sys.argv[1:]
+    if task == "check":
+        _bound(os.path.getsize(path))
+        _check(path)
+        return
     data = sys.stdin.buffer.read()
     _bound(len(data))
-    path = sys.argv[1] if len(sys.argv) > 1 else ""
     model = onnx.load_model_from_string(data)
     try:
         _say("inference", values=_values(onnx.shape_inference.infer_shapes(model, data_prop=True)), message="")
     except Exception as error:
         _say("inference", values=_values(model), message=f"{type(error).__name__}: {error}")
+    _check(path or model)
+
+
+def _check(model: str | onnx.ModelProto) -> None:
     try:
-        onnx.checker.check_model(path or model, full_check=True)
+        onnx.checker.check_model(model, full_check=True)
         _say("checker", message="")
     except Exception as error:
         _say("checker", message=str(error).strip() or type(error).__name__)

@@ -1,4 +1,4 @@
-"""What onnx itself says of a model, asked in a child process: its checker can be killed by a model, and so can its inference."""
+"""onnx's checker and shape inference, run in a child process: a model can kill either."""
 
 from __future__ import annotations
 
@@ -32,13 +32,29 @@ class CheckerResult:
         return {"engine": "onnx.checker", "valid": self.valid, "message": self.message, "inference": self.inference}
 
 
-def ask(model: ModelProto, path: Path | None, timeout: float) -> CheckerResult:
-    """Have onnx infer shapes and check the model; never raises: no answer is an answer."""
+def check_and_infer(model: ModelProto, path: Path | None, timeout: float) -> CheckerResult:
+    """Infer the model's shapes and check it; never raises: no answer is a result.  path: where its external data are found."""
     try:
         data = model.SerializeToString()
     except Exception as error:
         return CheckerResult(None, f"the model cannot be handed over: {error}", "the model cannot be handed over")
-    command = [sys.executable, "-P", str(Path(__file__).with_name("_checker_child.py")), str(path or "")]
+    answers, why = _run(["infer", str(path or "")], data, timeout)
+    result = _result(answers, why)
+    inferred = answers.get("inference")
+    result.inference = inferred["message"] if inferred else why
+    for graph, infos in (inferred or {}).get("values", {}).items():
+        result.values[graph] = {v.name: v for v in map(_value, infos)}
+    return result
+
+
+def check_file(path: Path, timeout: float = 600.0) -> CheckerResult:
+    """Check a model file; never raises.  The result has no values."""
+    return _result(*_run(["check", str(path)], b"", timeout))
+
+
+def _run(arguments: list[str], data: bytes, timeout: float) -> tuple[dict[str, Any], str]:
+    """What the child answered, by its parts, and why there is not more; "" if it ended by itself."""
+    command = [sys.executable, "-P", str(Path(__file__).with_name("_checker_child.py")), *arguments]
     why = ""
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=timeout, check=False)
@@ -48,19 +64,19 @@ def ask(model: ModelProto, path: Path | None, timeout: float) -> CheckerResult:
             why = f"the process died with exit code {done.returncode}" + (f": {last[:300]}" if last else "")
     except subprocess.TimeoutExpired as late:
         text, why = late.stdout or b"", f"no answer within {timeout:g} s"
-    said = {}
+    answers = {}
     for line in text.splitlines():
         try:
             answer = json.loads(line)
-            said[answer["part"]] = answer
+            answers[answer["part"]] = answer
         except ValueError:  # cut off in the middle
             continue
-    inferred, checked = said.get("inference"), said.get("checker")
-    opinion = CheckerResult(None if checked is None else not checked["message"], checked["message"] if checked else why)
-    opinion.inference = inferred["message"] if inferred else why
-    for graph, infos in (inferred or {}).get("values", {}).items():
-        opinion.values[graph] = {v.name: v for v in map(_value, infos)}
-    return opinion
+    return answers, why
+
+
+def _result(answers: dict[str, Any], why: str) -> CheckerResult:
+    checked = answers.get("checker")
+    return CheckerResult(None if checked is None else not checked["message"], checked["message"] if checked else why)
 
 
 def _value(text: str) -> Value:
@@ -74,16 +90,3 @@ def value_of(info: ValueInfoProto) -> Value:
         return Value.from_proto(info)
     except InvalidModel:
         return Value(info.name)
-
-
-def opinion(path: Path, timeout: float = 600.0) -> str:
-    """What onnx's checker, with full_check, has against a model file; "" for nothing.  It runs in a process of its own."""
-    text = "import sys, onnx; onnx.checker.check_model(sys.argv[1], full_check=True)"
-    try:
-        done = subprocess.run([sys.executable, "-P", "-c", text, str(path)], capture_output=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {timeout:g} s"
-    if not done.returncode:
-        return ""
-    said = done.stderr.decode(errors="replace").strip()
-    return said[said.rfind("\nonnx.") + 1 :][:2000] or f"it died with exit code {done.returncode}"

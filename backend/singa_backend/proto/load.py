@@ -180,5 +180,5 @@ def read_model_file(path: Path, most: int) -> tuple[bytes, Path]:
 def check_model_size(size: int, most: int) -> None:
     """Raises ResourceExhausted for a model file of more than `most` bytes."""
     if size > most:
-        what = f"the model file has {limits.amount(size)}; {limits.amount(most)} are allowed"
+        what = f"the model file has {limits.format_bytes(size)}; {limits.format_bytes(most)} are allowed"
         raise limits.exhausted("model_bytes", "SX610", what)

@@ -1,4 +1,4 @@
-"""What stands in ONNX's messages as they are: opsets, the graphs within a node, the names that it needs, a name that is free."""
+"""What stands in ONNX's messages as they are: opsets, the graphs within a node, the names that it needs, names that are free."""
 
 from __future__ import annotations
 
@@ -33,14 +33,26 @@ def names(graph: GraphProto) -> set[str]:
     return defined(graph).union(*(names(inner) for node in graph.node for inner in graphs(node)))
 
 
-def unused(wish: str, taken: set[str]) -> str:
-    """A name that is not taken, and is from now on: the wish itself where it is free."""
-    name, i = wish, 0
-    while name in taken:
-        i += 1
-        name = f"{wish}_{i}"
-    taken.add(name)
-    return name
+class FreshNames:
+    """Names that are each used once: the requested name if it is free, otherwise that name with the first free number.
+
+    taken: names that are in use.  mark: what separates the number.  first: the first number.
+    """
+
+    def __init__(self, taken: Iterable[str] = (), *, mark: str = "_", first: int = 1) -> None:
+        self._taken, self._mark, self._first = set(taken), mark, first
+        self._next: dict[str, int] = {}
+
+    def new(self, wish: str) -> str:
+        """A name that was free and is in use from now on."""
+        name = wish
+        if wish in self._taken:
+            number = self._next.get(wish, self._first)
+            while (name := f"{wish}{self._mark}{number}") in self._taken:
+                number += 1
+            self._next[wish] = number + 1
+        self._taken.add(name)
+        return name
 
 
 def reads(node: NodeProto, depth: int = 0) -> set[str]:

@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from .. import dtypes
 from ..errors import InvalidInput, InvalidModel
 from . import tensor_data
-from .checker import opinion
+from .checker import check_file
 from .messages import graphs
 
 ALIGNED = 4096
@@ -82,9 +82,8 @@ def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bo
                 _externalize(model, stage / _free(f"{path.name}.data", taken), folder, arrays)
             attach_data(model.graph, arrays)
             (stage / path.name).write_bytes(model.SerializeToString())
-            refusal = opinion(stage / path.name) if check else ""
-            if refusal:
-                raise InvalidModel(f"onnx's checker refuses what would be written: {refusal}", code="SX109")
+            if check and not (found := check_file(stage / path.name)).valid:
+                raise InvalidModel(f"onnx's checker refuses what would be written: {found.message[:2000]}", code="SX109")
             written = sorted(stage.iterdir(), key=lambda p: p.name == path.name)  # the model comes last: it names the data
             if any((path.parent / part.name).is_dir() for part in written):
                 raise IsADirectoryError(None, "there is a folder of that name")

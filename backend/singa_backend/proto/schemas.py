@@ -37,6 +37,15 @@ def schema_version(domain: str, name: str, opset: int) -> int | None:
     return max((v for v in schemas.get((domain, name), {}) if v <= opset), default=None)
 
 
+ANY_OPSET = 1 << 30
+"""Above every opset: what stands for the version of a domain that is not imported."""
+
+
+def version_at(domain: str, name: str, opset: int) -> int | None:
+    """The schema version at an opset of ONNX's own domain; an operator of another domain is called in its newest version."""
+    return schema_version(domain, name, opset if domain == "" else ANY_OPSET)
+
+
 def newest(domain: str) -> int:
     """The newest opset of a domain, ONNX's or a custom one; 0 for an unknown domain."""
     if domain == "":

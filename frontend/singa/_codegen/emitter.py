@@ -14,7 +14,7 @@ from singa_backend import dtypes
 from singa_backend.interpreters.base import formal
 from singa_backend.ir.graph import Node
 from singa_backend.proto import tensor_data
-from singa_backend.proto.schemas import newest, schema_version, schemas
+from singa_backend.proto.schemas import newest, schemas, version_at
 
 from ..model import Model
 from .lowering import Lowered
@@ -302,9 +302,7 @@ class Emitter:
 
 
 def _schema(node: NodeProto) -> Any:
-    return schemas[node.domain, node.op_type][
-        schema_version(node.domain, node.op_type, newest("") if not node.domain else 1 << 30) or 0
-    ]
+    return schemas[node.domain, node.op_type][version_at(node.domain, node.op_type, newest("")) or 0]
 
 
 def _used(graph: GraphProto) -> Iterator[str]:

@@ -19,7 +19,7 @@ from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import ABSENT, Graph, Node
 from singa_backend.opsets.writer import OpsetWriter, Unwritable
 from singa_backend.proto import tensor_data
-from singa_backend.proto.schemas import newest, schema_version
+from singa_backend.proto.schemas import ANY_OPSET, newest, version_at
 from singa_backend.proto.values import Value, declared_type
 
 from .._onnx.imported import frozen, running
@@ -81,7 +81,7 @@ def _check(graph: Graph) -> None:
     problems = []
     for node in graph.all_nodes():
         if node.domain and node.operator is not None:
-            version = schema_version(node.domain, node.op_type, 1 << 30) or 0
+            version = version_at(node.domain, node.op_type, ANY_OPSET) or 0
             known = declarations.get((node.domain, node.op_type), {})
             if known.get(version) is not node.operator.declaration:
                 what = f"{node.op_type}-{node.version} of {node.domain} means something else than {node.op_type}-{version}"

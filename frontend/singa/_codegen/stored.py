@@ -11,6 +11,7 @@ from onnx import NodeProto
 
 from singa_backend import dtypes
 from singa_backend.errors import UnsupportedModel
+from singa_backend.proto.messages import FreshNames
 
 from .text import Expr, call, cleaned, quoted
 
@@ -55,12 +56,7 @@ class Stored:
 
     def _free(self, name: str) -> str:
         """A key that nothing has yet."""
-        taken = set(self._keys.values())
-        wish = name if _usable(name) else cleaned(name, "value")
-        n, key = 1, wish
-        while key in taken:
-            n, key = n + 1, f"{wish}_{n + 1}"
-        return key
+        return FreshNames(self._keys.values(), first=2).new(name if _usable(name) else cleaned(name, "value"))
 
     def _storable(self, key: str, array: np.ndarray) -> np.ndarray:
         """An array as NumPy's file format takes it without pickling."""

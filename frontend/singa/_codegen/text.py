@@ -14,6 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from singa_backend import dtypes
+from singa_backend.proto.messages import FreshNames
 
 WIDTH = 130
 
@@ -97,20 +98,11 @@ class Names:
     """Identifiers that are given once: `a.b` and `a_b` become `a_b` and `a_b_2`."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = {*taken, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
-        self._next: dict[str, int] = {}
+        self._names = FreshNames({*taken, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)}, first=2)
 
     def new(self, name: str, fallback: str = "value") -> str:
         """An identifier that is not in use yet, as near to the name as may be."""
-        wish = cleaned(name, fallback)
-        n = self._next.get(wish, 1)
-        made = wish if n == 1 else f"{wish}_{n}"
-        while made in self._taken:
-            n += 1
-            made = f"{wish}_{n}"
-        self._next[wish] = n + 1
-        self._taken.add(made)
-        return made
+        return self._names.new(cleaned(name, fallback))
 
 
 # --- literals ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from singa_backend.autodiff.support import no_gradient_reason
 from singa_backend.interpreters.base import Interpreter, Subgraph, arguments
 from singa_backend.ir.declaration import Declaration, declarations
 from singa_backend.ir.versioned import VersionedOperator
-from singa_backend.proto.schemas import schema_version
+from singa_backend.proto.schemas import version_at
 
 from ..device import Device, default_device
 from . import provenance, tape, trace
@@ -195,7 +195,7 @@ def _lowered(body: Subgraph, device: Device) -> Subgraph:
 
 @lru_cache(maxsize=4096)
 def _declaration(domain: str, op_type: str, opset: int) -> Declaration:
-    version = schema_version(domain, op_type, opset if domain == "" else 1 << 30)
+    version = version_at(domain, op_type, opset)
     assert version is not None
     return declarations[domain, op_type][version]
 

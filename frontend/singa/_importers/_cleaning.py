@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from singa_backend.proto.messages import graphs, names, unused
+from singa_backend.proto.messages import FreshNames, graphs, names
 
 _NORM_INPUTS = 5
 """x, scale, bias, mean, variance."""
@@ -27,14 +27,14 @@ def cleaned(model: ModelProto) -> ModelProto:
     known = {t.name: (tuple(t.dims), t.data_type) for t in graph.initializer}
     known |= {n.output[0]: (tuple(a.t.dims), a.t.data_type) for n in graph.node if n.op_type == "Constant" and not n.domain
               for a in n.attribute if a.name == "value"}  # fmt: skip
-    taken = names(graph)
+    fresh = FreshNames(names(graph))
     for i, node in enumerate(graph.node):
         like = next((known[n] for n in node.input[1:] if n in known), None)
         if like is None:
             continue  # the reader says what is missing
         dtype = helper.tensor_dtype_to_np_dtype(like[1])
         for slot in _lacking(node):
-            name = unused(f"{node.name or f'BatchNormalization_{i}'}.{('scale', 'bias')[slot - 1]}", taken)
+            name = fresh.new(f"{node.name or f'BatchNormalization_{i}'}.{('scale', 'bias')[slot - 1]}")
             value = np.ones(like[0], dtype) if slot == 1 else np.zeros(like[0], dtype)
             graph.initializer.append(numpy_helper.from_array(value, name))
             node.input[slot] = name
@@ -49,14 +49,14 @@ def _lacking(node: NodeProto) -> list[int]:
 
 
 def dropout_inputs(graph: GraphProto, prefix: str, ratio: float, opset: int,
-                   taken: set[str]) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
+                   fresh: FreshNames) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
     """What a Dropout that follows the mode of its model takes besides x, as initializers of the graph, and its attributes.
 
     Before opset 12 the ratio was an attribute, and whether it drops was not said.
     """
     if opset < 12:
         return [], {"ratio": ratio}
-    made = [unused(f"{prefix}{name}", taken) for name in ("ratio", "training_mode")]
+    made = [fresh.new(f"{prefix}{name}") for name in ("ratio", "training_mode")]
     for name, value in zip(made, (np.float32(ratio), np.bool_(True)), strict=True):
         graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
     return made, {}
@@ -64,10 +64,10 @@ def dropout_inputs(graph: GraphProto, prefix: str, ratio: float, opset: int,
 
 def separate(model: ModelProto) -> None:
     """Give an output that is an input, or another output, a name of its own, in place."""
-    taken, seen = names(model.graph), {v.name for v in model.graph.input}
+    fresh, seen = FreshNames(names(model.graph)), {v.name for v in model.graph.input}
     for value in model.graph.output:
         if value.name in seen:
-            own = unused(f"{value.name}_out", taken)
+            own = fresh.new(f"{value.name}_out")
             model.graph.node.append(helper.make_node("Identity", [value.name], [own], name=own))
             value.name = own
         seen.add(value.name)
@@ -76,9 +76,10 @@ def separate(model: ModelProto) -> None:
 def rename(model: ModelProto, old: Sequence[str], new: Sequence[str]) -> None:
     """Give values other names, in place; a value that has one of the new names already makes way."""
     mapping = {o: n for o, n in zip(old, new, strict=True) if o != n}
-    taken = names(model.graph) | set(new)
-    for name in (taken & set(mapping.values())) & names(model.graph):
-        mapping.setdefault(name, unused(name, taken))
+    known = names(model.graph)
+    fresh = FreshNames(known | set(new))
+    for name in known & set(mapping.values()):
+        mapping.setdefault(name, fresh.new(name))
     if mapping:
         _renamed(model.graph, mapping)
 

@@ -20,8 +20,8 @@ import onnx
 from onnx import ModelProto, NodeProto, helper
 
 from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.proto.messages import FreshNames
 from singa_backend.proto.messages import names as names_of
-from singa_backend.proto.messages import unused
 
 from .._onnx.model import SONNXModel
 from ._cleaning import dropout_inputs, rename, separate
@@ -219,13 +219,13 @@ def _unmark(model: ModelProto, marks: Mapping[str, Any]) -> None:
     """Write a Dropout where a mark is added."""
     graph = model.graph
     opset = next(o.version for o in model.opset_import if not o.domain)
-    taken = names_of(graph)
+    fresh = FreshNames(names_of(graph))
     for i, node in enumerate(graph.node):
         mark = next((n for n in node.input if n in marks), None)
         if node.op_type != "Add" or mark is None:
             continue
         x = next(n for n in node.input if n != mark)
-        extra, options = dropout_inputs(graph, f"dropout_{i}.", float(marks[mark]), opset, taken)
+        extra, options = dropout_inputs(graph, f"dropout_{i}.", float(marks[mark]), opset, fresh)
         node.CopyFrom(helper.make_node("Dropout", [x, *extra], node.output, name=node.name, **options))
     _drop(model, [n for n in graph.node if n.op_type == "Constant" and n.output[0] in marks])
 
@@ -252,11 +252,11 @@ def _as_given(model: ModelProto, result: Any) -> None:
     if len(order) != len(outputs):
         return
     del graph.output[:]
-    taken = names_of(graph)
+    fresh = FreshNames(names_of(graph))
     for i, y in enumerate(leaves(result)):
         value = outputs[order.index(i)]
         if is_array(y) and not y.shape:
-            name = unused(f"{value.name}_scalar", taken)
+            name = fresh.new(f"{value.name}_scalar")
             graph.node.append(helper.make_node("Squeeze", [value.name], [name], name=name))
             value.CopyFrom(helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, []))
         graph.output.append(value)

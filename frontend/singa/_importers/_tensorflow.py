@@ -11,8 +11,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from singa_backend.errors import InvalidInput
+from singa_backend.proto.messages import FreshNames
 from singa_backend.proto.messages import names as names_of
-from singa_backend.proto.messages import unused
 
 from .._onnx.model import SONNXModel
 from ._cleaning import dropout_inputs, rename
@@ -211,15 +211,15 @@ def _for_training(tf: Any, tf2onnx: Any, model: Any, flat: Callable[..., Any], s
 
         arguments = [tf.TensorSpec(v.shape, v.dtype, name=f"weight_{i}") for i, v in enumerate(weights)]
         proto = _export(tf, tf2onnx, stateless, [*arguments, *signature], opset)
-    graph, taken = proto.graph, names_of(proto.graph)
-    names = {id(v): unused(v.path, taken) for v in every}
+    graph, fresh = proto.graph, FreshNames(names_of(proto.graph))
+    names = {id(v): fresh.new(v.path) for v in every}
     given = {f"weight_{i}": v for i, v in enumerate(weights)}
     own = [v for v in graph.input if v.name not in given]
     del graph.input[:]
     graph.input.extend(own)
     graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in given.items())
     rename(proto, list(given), [names[id(v)] for v in weights])
-    _unmark(proto, layers, names, taken)
+    _unmark(proto, layers, names, fresh)
     return proto, set(names.values())
 
 
@@ -250,7 +250,7 @@ def _mark(tf: Any, key: str) -> Callable[..., Any]:
     return call
 
 
-def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, str], taken: set[str]) -> None:
+def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, str], fresh: FreshNames) -> None:
     """Write the layers where their marks stand; a layer that is used twice has its weights once."""
     graph, version = model.graph, next(o.version for o in model.opset_import if not o.domain)
     kept: dict[str, tuple[list[str], dict[str, Any]]] = {}
@@ -263,11 +263,11 @@ def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, st
         layer = layers[key]
         norm = hasattr(layer, "moving_mean")
         if key not in kept:
-            kept[key] = (_norm_inputs(graph, layer, names, taken) if norm
-                         else dropout_inputs(graph, f"{layer.name}/", float(layer.rate), version, taken))  # fmt: skip
+            kept[key] = (_norm_inputs(graph, layer, names, fresh) if norm
+                         else dropout_inputs(graph, f"{layer.name}/", float(layer.rate), version, fresh))  # fmt: skip
         held, options = kept[key]
         if norm:
-            nodes += _norm(node, layer, int(rank), held, options, taken)
+            nodes += _norm(node, layer, int(rank), held, options, fresh)
         else:
             nodes.append(helper.make_node("Dropout", [*node.input, *held], node.output, name=node.name, **options))
     del graph.node[:]
@@ -275,25 +275,25 @@ def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, st
 
 
 def _norm_inputs(graph: GraphProto, layer: Any, names: Mapping[int, str],
-                 taken: set[str]) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
+                 fresh: FreshNames) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
     """What a BatchNormalization takes besides x, as initializers of the graph, and its attributes: Keras' momentum is ONNX's."""
     values = {"gamma": layer.gamma if layer.scale else np.ones_like(layer.moving_mean),
               "beta": layer.beta if layer.center else np.zeros_like(layer.moving_mean),
               "moving_mean": layer.moving_mean, "moving_variance": layer.moving_variance}  # fmt: skip
-    made = [names.get(id(v)) or unused(f"{layer.name}/{name}", taken) for name, v in values.items()]
+    made = [names.get(id(v)) or fresh.new(f"{layer.name}/{name}") for name, v in values.items()]
     graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in zip(made, values.values(), strict=True))
     return made, {"epsilon": float(layer.epsilon), "momentum": float(layer.momentum)}
 
 
 def _norm(node: NodeProto, layer: Any, rank: int, names: Sequence[str], options: Mapping[str, Any],
-          taken: set[str]) -> list[NodeProto]:  # fmt: skip
+          fresh: FreshNames) -> list[NodeProto]:  # fmt: skip
     """BatchNormalization of ONNX is over axis 1; Keras counts channels last."""
     axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
     axis %= rank
     if axis == 1:
         return [helper.make_node("BatchNormalization", [*node.input, *names], node.output, name=node.name, **options)]
     order = [0, axis, *(a for a in range(1, rank) if a != axis)]
-    x, y = unused(f"{layer.name}/in", taken), unused(f"{layer.name}/out", taken)
+    x, y = fresh.new(f"{layer.name}/in"), fresh.new(f"{layer.name}/out")
     return [helper.make_node("Transpose", node.input, [x], perm=order),
             helper.make_node("BatchNormalization", [x, *names], [y], name=node.name, **options),
             helper.make_node("Transpose", [y], node.output, perm=[int(i) for i in np.argsort(order)])]  # fmt: skip

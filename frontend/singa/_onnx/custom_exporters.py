@@ -18,6 +18,7 @@ from onnx import FunctionProto, helper
 
 from singa_backend.errors import InvalidInput
 from singa_backend.opsets.writer import OpsetWriter
+from singa_backend.proto.messages import FreshNames
 
 from .._core import trace
 from .._core.ops import op
@@ -49,7 +50,7 @@ class Exporter:
         name = self.name or self.operator.__name__
         if self.function:
             given = [writer.type_of(trace.value(a)) for a in args]
-            function, types = self._function(operator, given, writer.target, _free(name, functions))
+            function, types = self._function(operator, given, writer.target, FreshNames(f.name for f in functions).new(name))
             known = next((f for f in functions if _same(f, function)), None)
             if known is None:
                 functions.append(function)
@@ -126,15 +127,6 @@ def least(operator: type[Operator]) -> int | None:
 
 def _several(made: Any) -> list[Tensor]:
     return list(made) if isinstance(made, (list, tuple)) else [made]
-
-
-def _free(name: str, functions: Sequence[FunctionProto]) -> str:
-    taken = {f.name for f in functions}
-    wish, i = name, 0
-    while wish in taken:
-        i += 1
-        wish = f"{name}_{i}"
-    return wish
 
 
 def _same(a: FunctionProto, b: FunctionProto) -> bool:

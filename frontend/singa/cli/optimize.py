@@ -11,7 +11,7 @@ from rich.table import Table
 
 from singa_backend.passes import PASSES, Report
 from singa_backend.passes import optimize as rewrite
-from singa_backend.proto.checker import opinion
+from singa_backend.proto.checker import check_file
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
@@ -43,11 +43,11 @@ def command(model: Path | None, target: Path | None, names: tuple[str, ...], lis
     proto, folder = load_model(model)
     with progress(None, "optimizing", quiet=as_json) as step:
         report = rewrite(proto, names or None, rounds=rounds, folder=folder, progress=step)
-    refused = opinion(model)
-    if refused:
-        first = refused.splitlines()[0][:300]
+    checked = check_file(model)
+    if not checked.valid:
+        first = (checked.message.splitlines() or [""])[0][:300]
         report.notes.append(f"onnx's checker refused the model as it was, so that what is written was not checked: {first}")
-    written = save(proto, target, folder=folder, check=not refused)
+    written = save(proto, target, folder=folder, check=bool(checked.valid))
     seconds = time.perf_counter() - start
     if as_json:
         facts = {"written": [str(p) for p in written], "seconds": round(seconds, 3)}

@@ -14,7 +14,6 @@ why = "..."
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from onnx import helper
 
 from ..cases import ConformanceError
+from ..ledger import Concerning, read_entries
 from .generate import Case
 
 CLASSES = ("ours", "onnxruntime", "reference", "specification", "tolerance")
@@ -30,7 +30,7 @@ _KEYS = {"operator", "domain", "versions", "witness", "when", "class", "bound", 
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Concerning):
     """One known difference."""
 
     operator: str
@@ -45,9 +45,7 @@ class Entry:
     def covers(self, case: Case, witness: str, kind: str, says: str) -> bool:
         """Whether it explains this difference.  kind: of the Finding, or "refused" where we refuse; says: its words."""
         return (
-            case.domain == self.domain
-            and re.fullmatch(self.operator, case.operator) is not None
-            and (not self.versions or case.version in self.versions)
+            self.concerns(case.domain, case.operator, case.version)
             and re.fullmatch(self.witness, witness) is not None
             and all(_holds(c, case, kind, says) for c in self.when)
         )
@@ -80,12 +78,7 @@ def _holds(condition: str, case: Case, kind: str, says: str) -> bool:
 def read(path: Path) -> list[Entry]:
     """The entries of a ledger; raises ConformanceError for one that is not as the module's text says."""
     entries = []
-    for i, raw in enumerate(tomllib.loads(path.read_text()).get("entry", []), 1):
-        where = f"{path}: entry {i} ({raw.get('operator', '?')})"
-        if extra := raw.keys() - _KEYS:
-            raise ConformanceError(f"{where} has the unknown keys {', '.join(sorted(extra))}", code="SX821")
-        if raw.get("class") not in CLASSES or not raw.get("why") or not raw.get("operator"):
-            raise ConformanceError(f"{where} needs an operator, a class of {', '.join(CLASSES)}, and a why", code="SX821")
+    for where, raw in read_entries(path, _KEYS, "class", CLASSES, "SX821"):
         for condition in raw.get("when", []):
             _check(condition.lstrip("!"), where)
         entries.append(_entry(raw))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,8 @@ from ...comparison import verdict
 from ...engines.oracle import EngineFailure, Oracle
 from ...errors import MissingDependency, SonnxError
 from ...ir.declaration import has_trait
+from ...processes import Child, ChildFailure, share_cores
 from ...proto.schemas import is_custom, schemas
-from ..processes import share_cores
 from . import formulas, generate, ledger, witnesses
 from .compare import Finding, compare, magnitude, tolerance
 from .generate import Case
@@ -117,56 +115,26 @@ def _ours(case: Case) -> tuple[list[Any], str]:
     return outputs, ""
 
 
-def _serve(pipe: Connection, seed: int, select: str) -> None:
+def _serve(seed: int, select: str) -> Callable[[int], Answer]:
+    """In the child: what answers the index of a case."""
     warnings.simplefilter("ignore")
-    while True:
+
+    def one_answer(index: int) -> Answer:
         try:
-            index = pipe.recv()
-        except EOFError:
-            return
-        try:
-            pipe.send(answer(seed, index, select))
+            return answer(seed, index, select)
         except Exception:
-            pipe.send(Answer(None, foreign=traceback.format_exc(limit=-6)))
+            return Answer(None, foreign=traceback.format_exc(limit=-6))
+
+    return one_answer
 
 
-class _Ours:
-    """Our child process, started again when it dies or hangs."""
-
-    def __init__(self, seed: int, select: str) -> None:
-        self.arguments = (seed, select)
-        self.process: Any = None
-
-    def ask(self, index: int) -> Answer | str:
-        """The answer, "died: ..." or "hang: ..."."""
-        if self.process is None:
-            context = multiprocessing.get_context("spawn")
-            self.pipe, theirs = context.Pipe()
-            self.process = context.Process(target=_serve, args=(theirs, *self.arguments), daemon=True)
-            self.process.start()
-            theirs.close()
-            timeout = TIMEOUT + 60  # a fresh process imports first
-        else:
-            timeout = TIMEOUT
-        try:
-            self.pipe.send(index)
-            if not self.pipe.poll(timeout):
-                self.close()
-                return f"hang: no answer within {TIMEOUT:g} s"
-            found: Answer = self.pipe.recv()
-            return found
-        except (EOFError, OSError):
-            self.process.join(5)
-            code = self.process.exitcode
-            self.close()
-            return f"died: exit code {code}"
-
-    def close(self) -> None:
-        if self.process is not None:
-            self.pipe.close()
-            self.process.kill()
-            self.process.join()
-            self.process = None
+def _ask(child: Child, index: int) -> Answer | str:
+    """The answer of our child, "died: ..." or "hang: ..."."""
+    try:
+        found: Answer = child.ask(index, TIMEOUT)
+        return found
+    except ChildFailure as failure:
+        return f"{'died' if failure.how == 'died' else 'hang'}: {failure}"
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -330,7 +298,7 @@ def run(indices: Sequence[int], seed: int, entries: Sequence[ledger.Entry], *, s
                         index = next(todo, None)
                     if index is None:
                         return
-                    found = judge.judge(index, ours.ask(index))
+                    found = judge.judge(index, _ask(ours, index))
                     with lock:
                         results[index] = found
                         if progress:
@@ -360,16 +328,16 @@ def one(
 ) -> tuple[Judged, Answer | None, dict[str, list[Any]]]:
     """One case alone: its verdict, our answer (None where our child died or hung), and what each witness had."""
     with _pair(seed, select, entries, {}) as (ours, judge):
-        found = ours.ask(index)
+        found = _ask(ours, index)
         judged = judge.judge(index, found)
         return judged, None if isinstance(found, str) else found, judge.seen
 
 
 @contextmanager
-def _pair(seed: int, select: str, entries: Sequence[ledger.Entry], lacking: dict[Any, str]) -> Iterator[tuple[_Ours, Judge]]:
+def _pair(seed: int, select: str, entries: Sequence[ledger.Entry], lacking: dict[Any, str]) -> Iterator[tuple[Child, Judge]]:
     """A child that runs us, and a judge with children for the other engines."""
     with ExitStack() as stack:
-        ours = stack.enter_context(closing(_Ours(seed, select)))
+        ours = stack.enter_context(Child(_serve, seed, select))
         oracle = None
         with suppress(MissingDependency):
             oracle = stack.enter_context(Oracle("onnxruntime", optimise=False))

@@ -11,13 +11,12 @@ sometimes = true                    # it depends on the run: nobody is told that
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cases import ConformanceError, held
+from ..cases import held
+from ..ledger import Concerning, read_entries
 from .row import Row
 
 WHAT = ("few", "differs", "missing")
@@ -25,7 +24,7 @@ _KEYS = {"operator", "domain", "versions", "what", "why", "sometimes"}
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Concerning):
     """One thing that is known, and why it is so."""
 
     operator: str
@@ -36,24 +35,13 @@ class Entry:
     sometimes: bool = False
 
     def covers(self, row: Row, what: str) -> bool:
-        return (
-            what == self.what
-            and row.domain == self.domain
-            and re.fullmatch(self.operator, row.operator) is not None
-            and (not self.versions or row.version in self.versions)
-        )
+        return what == self.what and self.concerns(row.domain, row.operator, row.version)
 
 
 def read(path: Path | None = None) -> list[Entry]:
     """The entries; raises ConformanceError for one that is not as the module's text says."""
-    path = path or held("gradients.toml")
     entries = []
-    for i, raw in enumerate(tomllib.loads(path.read_text()).get("entry", []), 1):
-        where = f"{path}: entry {i} ({raw.get('operator', '?')})"
-        if extra := raw.keys() - _KEYS:
-            raise ConformanceError(f"{where} has the unknown keys {', '.join(sorted(extra))}", code="SX822")
-        if raw.get("what") not in WHAT or not raw.get("why") or not raw.get("operator"):
-            raise ConformanceError(f"{where} needs an operator, a what of {', '.join(WHAT)}, and a why", code="SX822")
+    for _, raw in read_entries(path or held("gradients.toml"), _KEYS, "what", WHAT, "SX822"):
         versions = tuple(raw.get("versions", ()))
         sometimes = bool(raw.get("sometimes", False))
         entries.append(Entry(raw["operator"], raw["what"], raw["why"], raw.get("domain", ""), versions, sometimes))

@@ -1,0 +1,241 @@
+"""Child processes that may die or hang: each answers requests one at a time, and is started again after a failure.
+
+A child runs `python -P -m singa_backend.processes`.  It imports a module and a function by name, never the user's script, so
+that a script needs no `if __name__ == "__main__":`.  It ends when its parent does, whatever it computes.
+
+    def power(exponent):                      # at the top of an importable module
+        return lambda base: base**exponent
+
+    with Child(power, 2) as child:
+        child.ask(3, timeout=10)              # 9; raises ChildFailure
+
+    for position, answer in ask_all([3, 4], power, 2):
+        ...                                   # an answer or a ChildFailure
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+START = 120.0
+"""Seconds that a child may take to start; the time limit of a request runs from when the child is ready."""
+
+_LOOK = 0.5
+"""Seconds between two looks at whether a silent child is alive: a process that it forked may hold its pipe open."""
+
+
+class ChildFailure(Exception):
+    """A child gave no answer.  how: "died" or "timeout".  exit_code: of a child that died; negative for a signal."""
+
+    def __init__(self, how: str, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.how, self.exit_code = how, exit_code
+
+
+class Child:
+    """A child process that calls `make(*arguments)` once and answers each request with what that function returns for it.
+
+    make: a function at the top of a module that the child can import.  An exception that it or the function raises ends the
+    child, with the traceback on standard error.  memory: a cap on the child's address space in bytes, None for none.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[Any], Any]], *arguments: Any, memory: int | None = None) -> None:
+        if make.__module__ == "__main__" or "." in make.__qualname__:
+            raise ValueError(f"{make.__module__}.{make.__qualname__} must be at the top of a module that a child can import")
+        self._setup = (memory, make.__module__, make.__qualname__, arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._kill: Callable[[], object] | None = None
+        self._ready = False
+        self._timeout = self._deadline = math.inf
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None before the first request and after a failure."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def close(self) -> None:
+        """Kill the process; the next request starts another one."""
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._kill is not None:
+            self._kill()
+        self._process, self._pipe, self._kill, self._ready = None, None, None, False
+
+    def ask(self, request: Any, timeout: float | None = None) -> Any:
+        """The answer.  Raises ChildFailure if the child dies or does not answer in `timeout` seconds."""
+        try:
+            self.send(request, timeout)
+            while not self.answered(_LOOK):
+                pass
+        except BaseException:  # an interrupt: the answer to this request must not be taken for that to the next
+            self.close()
+            raise
+        return self.answer
+
+    def send(self, request: Any, timeout: float | None = None) -> None:
+        """Send a request, to a new process if none was started; `answered` then reports when the answer is here."""
+        if self._process is None:
+            self._start()
+        assert self._pipe is not None
+        self.answer: Any = None
+        self._timeout = math.inf if timeout is None else timeout
+        self._deadline = time.monotonic() + (self._timeout if self._ready else START)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died, which `answered` reports
+            self._pipe.send(request)
+
+    def answered(self, patience: float = 0.0) -> bool:
+        """Wait up to `patience` seconds for the answer; True if it is in `self.answer`.  Raises ChildFailure."""
+        assert self._pipe is not None and self._process is not None
+        dead = not self.alive  # looked up first: what a child sent before it died is still in the pipe
+        try:
+            if self._pipe.poll(max(0.0, min(patience, self._deadline - time.monotonic()))):
+                self.answer = self._pipe.recv()
+                if self._ready:
+                    return True
+                self._ready, self._deadline = True, time.monotonic() + self._timeout
+                return False
+        except (EOFError, OSError):
+            dead = True
+        if dead:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            code = self._process.returncode
+            self.close()
+            raise ChildFailure("died", f"exit code {code}", code)
+        if time.monotonic() >= self._deadline:
+            limit = self._timeout if self._ready else START
+            self.close()
+            raise ChildFailure("timeout", f"no answer within {limit:g} s")
+        return False
+
+    def _start(self) -> None:
+        self._pipe, theirs = Pipe()
+        # `python -m` finds this package, and the child the module of `make`, where this process finds them.
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        handle = theirs.fileno()
+        command = [sys.executable, "-P", "-m", "singa_backend.processes", str(handle)]
+        options: dict[str, Any] = {"pass_fds": [handle]}
+        if sys.platform == "win32":
+            os.set_handle_inheritable(handle, True)
+            options = {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]}), "close_fds": False}
+        with theirs:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path}, **options)
+        self._kill = weakref.finalize(self, _kill, self._process)  # also runs when the interpreter exits
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send(self._setup)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def share_cores(requested: int | None, work: int) -> int:
+    """As many children as requested, or one per core, and no more than there is work; each computes on one core."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    return max(1, min(requested or os.cpu_count() or 1, work))
+
+
+def ask_all(
+    requests: Sequence[Any],
+    make: Callable[..., Callable[[Any], Any]],
+    *arguments: Any,
+    jobs: int | None = None,
+    timeout: float | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """Positions and answers as they come, from `jobs` children (one per core by default).
+
+    The ChildFailure of a child that dies or hangs is the answer to its request, and another child takes its place.  The
+    children end when the caller stops.
+    """
+    todo = iter(enumerate(requests))
+    children = [Child(make, *arguments) for _ in range(share_cores(jobs, len(requests)))]
+    busy: dict[Child, int] = {}
+    try:
+        for child, (position, request) in zip(children, todo, strict=False):
+            child.send(request, timeout)
+            busy[child] = position
+        while busy:
+            wait([child._pipe for child in busy if child._pipe], _LOOK)
+            for child, position in list(busy.items()):
+                try:
+                    if not child.answered():
+                        continue
+                    answer = child.answer
+                except ChildFailure as failure:
+                    answer = failure
+                del busy[child]
+                if (following := next(todo, None)) is not None:
+                    busy[child], request = following
+                    child.send(request, timeout)
+                yield position, answer
+    finally:
+        for child in children:
+            child.close()
+
+
+# --- within the child -------------------------------------------------------------------------------------------------
+
+
+def _main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    handle = int(sys.argv[1])
+    if sys.platform == "win32":
+        from multiprocessing.connection import PipeConnection
+
+        pipe = PipeConnection(handle)
+    else:
+        os.set_inheritable(handle, False)
+        pipe = Connection(handle)
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(pipe, requests), daemon=True).start()
+    memory, module, name, arguments = pickle.loads(requests.get())
+    if memory:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    answer = getattr(importlib.import_module(module), name)(*arguments)
+    pipe.send(None)
+    while True:
+        found = answer(pickle.loads(requests.get()))
+        with contextlib.suppress(BrokenPipeError):  # the parent is gone: `_read` ends this process
+            pipe.send(found)
+
+
+def _read(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
+    """Pass on what the parent sends; where it has closed the pipe or died, end this process, whatever it computes."""
+    try:
+        while True:
+            requests.put(pipe.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    _main()
