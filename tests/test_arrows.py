@@ -40,7 +40,7 @@ LAYERS = {
         "_onnx autograd",
         "_codegen _importers exporting",
         "codegen sonnx",
-        "cli",
+        "_lazy cli",
     ],
 }
 """The rooms of each package, lowest first; those of one line do not import each other.  The package itself is above them.

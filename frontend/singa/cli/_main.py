@@ -29,6 +29,10 @@ COMMANDS = {
 """Each command, which is `command` of the module of its name, and the line that `sonnx --help` shows."""
 
 
+MODULE = "singa.cli."
+"""The package of the command modules, with the dot."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands are modules beside this one."""
 
@@ -38,7 +42,7 @@ class LazyGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        found = import_module(f".{name}", __package__).command
+        found = import_module(MODULE + name).command
         assert isinstance(found, click.Command)
         return found
 
