@@ -93,8 +93,16 @@ def _short(x: float) -> float | str:
     return float(f"{x:.1e}") if math.isfinite(x) else "infinite"
 
 
-def beside_onnxruntime(name: str, model: ModelProto, inputs: Mapping[str, np.ndarray], oracle: Oracle, *, device: str = "CPU",
-                       intermediates: bool = True, timeout: float = 120.0) -> Comparison:  # fmt: skip
+def beside_onnxruntime(
+    name: str,
+    model: ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    oracle: Oracle,
+    *,
+    device: str = "CPU",
+    intermediates: bool = True,
+    timeout: float = 120.0,
+) -> Comparison:
     """Compare every output, and every intermediate value of the main graph in chunks; the peer runs in its child process.
 
     model: its intermediate values are made outputs, a chunk at a time; everything must fit a file of 2 GB.
@@ -102,9 +110,12 @@ def beside_onnxruntime(name: str, model: ModelProto, inputs: Mapping[str, np.nda
     rep = SingaBackend.prepare(model, device)
     outputs = [o.name for o in model.graph.output]
     makers = {
-        o: node.op_type for node in model.graph.node if node.op_type != "Constant" for i, o in enumerate(node.output)
+        o: node.op_type
+        for node in model.graph.node
+        if node.op_type != "Constant"
+        for i, o in enumerate(node.output)
         if o and not (node.op_type == "Dropout" and i)  # ONNX does not say what the mask is where nothing is dropped
-    }  # fmt: skip
+    }
     inner = [n for n in makers if n not in outputs] if intermediates else []
     shapes = {n: list(x.shape) for n, x in inputs.items()}
     made = Comparison(name, shapes, oracle.engine, device, len(rep.nodes), {})
@@ -123,8 +134,15 @@ def beside_onnxruntime(name: str, model: ModelProto, inputs: Mapping[str, np.nda
     return made
 
 
-def beside_stored(name: str, model: ModelProto, inputs: Mapping[str, np.ndarray], expected: Iterable[Any], *,
-                  peer: str = "stored", device: str = "CPU") -> Comparison:  # fmt: skip
+def beside_stored(
+    name: str,
+    model: ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    expected: Iterable[Any],
+    *,
+    peer: str = "stored",
+    device: str = "CPU",
+) -> Comparison:
     """Compare the outputs with expected ones, in order."""
     rep = SingaBackend.prepare(model, device)
     found = rep.run(dict(inputs)).to_dict()
@@ -161,8 +179,10 @@ def stored(folder: Path, select: str = "") -> list[Stored]:
             inputs = [v.name for v in onnx.load(path).graph.input]
             with np.load(beside) as arrays:
                 sets = sorted({int(k[1:].partition("_")[0]) for k in arrays})
-                sides = [[[arrays[f"{s}{i}_{j}"] for j in range(sum(k.startswith(f"{s}{i}_") for k in arrays))] for s in "xy"]
-                         for i in sets]  # fmt: skip
+                sides = [
+                    [[arrays[f"{s}{i}_{j}"] for j in range(sum(k.startswith(f"{s}{i}_") for k in arrays))] for s in "xy"]
+                    for i in sets
+                ]
             out.append(Stored(path.stem, path, [(dict(zip(inputs, x, strict=True)), y) for x, y in sides]))
     return out
 
@@ -210,8 +230,10 @@ def markdown(document: dict[str, Any]) -> str:
         output = max(r["outputs"].values(), key=lambda e: math.inf if isinstance(e, str) else e)
         at = f" at `{r['worst']['value']}` ({r['worst']['operator']})" if r["worst"]["operator"] else ""
         worst = f"{r['worst']['error']}{at}" if r["values"] else "–"
-        lines.append(f"| {r['model']} | {inputs} | {r['operators']} | {r['peer']} | {r['device']} | {output} | {r['values']} | "
-                     f"{worst} | {'' if r['good'] else '**above the bound**'} |")  # fmt: skip
+        lines.append(
+            f"| {r['model']} | {inputs} | {r['operators']} | {r['peer']} | {r['device']} | {output} | {r['values']} | "
+            f"{worst} | {'' if r['good'] else '**above the bound**'} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -35,15 +35,36 @@ def compact(report: dict[str, Any]) -> dict[str, Any]:
     for row in report["rows"]:
         cells = row["devices"].values()
         attributes = next(iter(cells))["attributes_declared"]
-        rows.append({
-            "o": row["operator"], "v": row["version"], "d": domains.index(row["domain"]), "x": int(row["deprecated"]),
-            "l": int(row["latest"]), "y": int(row["declared"]), "w": row["reason"], "t": bits(row["dtypes_allowed"]),
-            "a": attributes, "n": sorted(set().union(*(c["names"] for c in cells))),
-            "s": [[c["cases"], c["passed"], c["official"], c["tested"], c["tested_passed"], bits(c["dtypes"]),
-                   [attributes.index(a) for a in c["attributes"]], c["max_ulp"], c["failed"]] for c in cells],
-            "r": {k: [o["cases"], o["passed"], bits(o["dtypes"]), o["failed"]] for k, o in row["releases"].items()},
-            "f": bits(row["fuzz"]),
-        })  # fmt: skip
+        rows.append(
+            {
+                "o": row["operator"],
+                "v": row["version"],
+                "d": domains.index(row["domain"]),
+                "x": int(row["deprecated"]),
+                "l": int(row["latest"]),
+                "y": int(row["declared"]),
+                "w": row["reason"],
+                "t": bits(row["dtypes_allowed"]),
+                "a": attributes,
+                "n": sorted(set().union(*(c["names"] for c in cells))),
+                "s": [
+                    [
+                        c["cases"],
+                        c["passed"],
+                        c["official"],
+                        c["tested"],
+                        c["tested_passed"],
+                        bits(c["dtypes"]),
+                        [attributes.index(a) for a in c["attributes"]],
+                        c["max_ulp"],
+                        c["failed"],
+                    ]
+                    for c in cells
+                ],
+                "r": {k: [o["cases"], o["passed"], bits(o["dtypes"]), o["failed"]] for k, o in row["releases"].items()},
+                "f": bits(row["fuzz"]),
+            }
+        )
     fuzz = report.get("fuzz")
     shared = {k: report.get(k) for k in ("onnx", "manifest", "versions", "totals", "gaps", "unexpected", "releases")}
     return {**shared, "fuzz": fuzz and {"count": fuzz.get("count"), "words": generated_words(fuzz)}, "domains": domains,

@@ -65,8 +65,11 @@ def markdown(report: dict[str, Any]) -> str:
             if row["domain"] == domain:
                 cells = "".join(_cells(row["devices"][d]) for d in devices)
                 if old:
-                    cells += f" {sum(o['passed'] for o in row['releases'].values())}/{cases} |" \
-                        if (cases := sum(o["cases"] for o in row["releases"].values())) else " – |"  # fmt: skip
+                    cells += (
+                        f" {sum(o['passed'] for o in row['releases'].values())}/{cases} |"
+                        if (cases := sum(o["cases"] for o in row["releases"].values()))
+                        else " – |"
+                    )
                 if report.get("fuzz"):
                     cells += f" {sum(map(len, row['fuzz'].values()))}/{sum(map(len, row['dtypes_allowed'].values()))} |"
                 note = row["reason"] or ("deprecated" if row["deprecated"] else "")

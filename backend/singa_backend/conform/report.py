@@ -40,8 +40,11 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     devices = {n: r for n, r in named.items() if "release" not in r["environment"]}
     old = {n: r for n, r in sorted(named.items(), key=by_release) if "release" in r["environment"]}
     if not devices:
-        raise ConformanceError("every run given is of an old release; a report needs one of the current suite",
-                               code="SX809", hint="sonnx conform --results cpu.json")  # fmt: skip
+        raise ConformanceError(
+            "every run given is of an old release; a report needs one of the current suite",
+            code="SX809",
+            hint="sonnx conform --results cpu.json",
+        )
     executed = {n: {(e["domain"], e["operator"], e["version"]): e for e in run["executed"]} for n, run in named.items()}
     generated = _generated(folder)
     judged: dict[tuple[str, str, int], set[tuple[str, str]]] = {}
@@ -53,16 +56,21 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
             shown = DOMAINS.get(domain, domain)
             declared = version in declarations.get((domain, name), {})
             key, allowed = (shown, name, version), _allowed(schema)
-            rows.append({
-                "domain": shown, "operator": name, "version": version, "deprecated": schema.deprecated,
-                "latest": version == max(versions),
-                "declared": declared,
-                "reason": "" if declared else missing.get((domain, name, version), "no reason is recorded"),
-                "dtypes_allowed": _by_parameter(allowed),
-                "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices},
-                "releases": {r: _old(allowed, executed[r][key]) for r in old if key in executed[r]},
-                "fuzz": _by_parameter(judged.get((domain, name, version), set()) & allowed),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "domain": shown,
+                    "operator": name,
+                    "version": version,
+                    "deprecated": schema.deprecated,
+                    "latest": version == max(versions),
+                    "declared": declared,
+                    "reason": "" if declared else missing.get((domain, name, version), "no reason is recorded"),
+                    "dtypes_allowed": _by_parameter(allowed),
+                    "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices},
+                    "releases": {r: _old(allowed, executed[r][key]) for r in old if key in executed[r]},
+                    "fuzz": _by_parameter(judged.get((domain, name, version), set()) & allowed),
+                }
+            )
     first = next(iter(devices.values()))
     return {
         "onnx": first["environment"]["onnx"],
@@ -215,9 +223,11 @@ def _comparable(report: dict[str, Any], devices: Sequence[str], releases: Sequen
     keep["releases"] = {r: report.get("releases", {}).get(r) for r in releases}
     columns = {r for row in report["rows"] for r in row.get("releases", {})} & {*releases, "all"}
     keep["rows"] = [
-        {**row,
-         "devices": {d: {k: v for k, v in row["devices"].get(d, {}).items() if k != "max_ulp"} for d in devices},
-         "releases": {r: row["releases"][r] for r in sorted(columns) if r in row.get("releases", {})}}
+        {
+            **row,
+            "devices": {d: {k: v for k, v in row["devices"].get(d, {}).items() if k != "max_ulp"} for d in devices},
+            "releases": {r: row["releases"][r] for r in sorted(columns) if r in row.get("releases", {})},
+        }
         for row in report["rows"]
-    ]  # fmt: skip
+    ]
     return keep

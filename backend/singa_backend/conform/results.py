@@ -98,15 +98,23 @@ def _executed(results: Sequence[Result]) -> list[dict[str, Any]]:
         cell = (domain, name, version)
         tested = [r for r in mine if r.under_test == cell]
         good = [r.executed[cell] for r in mine if r.strict == "passed"]
-        out.append({
-            "domain": DOMAINS.get(domain, domain), "operator": name, "version": version,
-            "cases": len(mine), "passed": _passed(mine, "strict"), "official": _passed(mine, "official"),
-            "tested": len(tested), "tested_passed": _passed(tested, "strict"),
-            "dtypes": sorted(map(list, set().union(*(pairs for pairs, _ in good)))),
-            "attributes": sorted(set().union(*(given for _, given in good))),
-            "max_ulp": max((r.ulps for r in tested if r.ulps is not None), default=None),
-            "names": sorted(r.name for r in tested), "failed": sorted(r.name for r in mine if r.strict != "passed"),
-        })  # fmt: skip
+        out.append(
+            {
+                "domain": DOMAINS.get(domain, domain),
+                "operator": name,
+                "version": version,
+                "cases": len(mine),
+                "passed": _passed(mine, "strict"),
+                "official": _passed(mine, "official"),
+                "tested": len(tested),
+                "tested_passed": _passed(tested, "strict"),
+                "dtypes": sorted(map(list, set().union(*(pairs for pairs, _ in good)))),
+                "attributes": sorted(set().union(*(given for _, given in good))),
+                "max_ulp": max((r.ulps for r in tested if r.ulps is not None), default=None),
+                "names": sorted(r.name for r in tested),
+                "failed": sorted(r.name for r in mine if r.strict != "passed"),
+            }
+        )
     return out
 
 

@@ -47,8 +47,9 @@ def biases(op: Op, b: V, d: int) -> tuple[V, V]:
     return wb, rb
 
 
-def recurrence(op: Op, x: V, w: V, r: V, lengths: V, initial: Sequence[V], direction: str, layout: int,
-               cell: Callable[[int], tuple[V, Step]]) -> tuple[V, ...]:  # fmt: skip
+def recurrence(
+    op: Op, x: V, w: V, r: V, lengths: V, initial: Sequence[V], direction: str, layout: int, cell: Callable[[int], tuple[V, Step]]
+) -> tuple[V, ...]:
     """Y and the last states.  `cell` gives a direction's bias of the projected input (or None), and its step."""
     x = op.swap(x, 0, 1) if layout else x
     zero = op.Expand(op.constant(0, op.dtype(x)), op.Concat(op.Shape(x, start=1, end=2), op.Shape(r, start=2, end=3), axis=0))

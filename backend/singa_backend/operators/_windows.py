@@ -46,8 +46,15 @@ class Windows:
                 yield j, slice(first, last + 1), slice(at + first * stride, at + last * stride + 1, stride)
 
 
-def windows(sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int] | None, pads: Sequence[int] | None,
-            dilations: Sequence[int] | None, auto_pad: str = "NOTSET", ceil_mode: int = 0) -> Windows:  # fmt: skip
+def windows(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+) -> Windows:
     """The windows that these ONNX attributes ask for.
 
     auto_pad: anything but NOTSET makes the pads, whatever `pads` says.

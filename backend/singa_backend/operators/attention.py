@@ -64,9 +64,10 @@ def check_heads(q: Array, k: Array, v: Array) -> None:
     (b, h, _, d), (bk, hk, t, dk), (bv, hv, tv, _) = q.shape, k.shape, v.shape
     if not (b == bk == bv and hk == hv and d == dk and t == tv) or (h % hk if hk else h):
         raise OperatorError(
-            f"Q {q.shape}, K {k.shape} and V {v.shape} do not fit as (batch, heads, length, size)", code="SX404",
+            f"Q {q.shape}, K {k.shape} and V {v.shape} do not fit as (batch, heads, length, size)",
+            code="SX404",
             hint="K and V share heads and length, Q and K share size, and Q has a multiple of their heads",
-        )  # fmt: skip
+        )
 
 
 def root_of_scale(scale: float | None, size: int, dtype: np.dtype[Any]) -> tuple[float, float]:
@@ -85,10 +86,22 @@ def _heads(x: Array, heads: int | None, name: str) -> Array:
 
 @operator("Attention", 23, widen=False)
 def attention_23(
-    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None, past_key: Array | None = None,
-    past_value: Array | None = None, *, is_causal: int = 0, kv_num_heads: int | None = None, q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0, scale: float | None = None, softcap: float = 0.0, softmax_precision: int | None = None,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    q: Array,
+    k: Array,
+    v: Array,
+    attn_mask: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+) -> tuple[Array, ...]:
     """Version 23 has no short masks, no external cache and no windows."""
     total = k.shape[-2] + (0 if past_key is None else past_key.shape[-2])
     if attn_mask is not None and attn_mask.ndim and attn_mask.shape[-1] not in (1, total):
@@ -96,16 +109,42 @@ def attention_23(
     if attn_mask is not None and attn_mask.ndim and attn_mask.shape[-1] != total:  # one column for all keys
         attn_mask = xp.broadcast_to(attn_mask, (*attn_mask.shape[:-1], total))
     outputs: tuple[Array, ...] = attention(
-        xp, q, k, v, attn_mask, past_key, past_value, is_causal=is_causal, kv_num_heads=kv_num_heads, q_num_heads=q_num_heads,
-        qk_matmul_output_mode=qk_matmul_output_mode, scale=scale, softcap=softcap, softmax_precision=softmax_precision,
-    )  # fmt: skip
+        xp,
+        q,
+        k,
+        v,
+        attn_mask,
+        past_key,
+        past_value,
+        is_causal=is_causal,
+        kv_num_heads=kv_num_heads,
+        q_num_heads=q_num_heads,
+        qk_matmul_output_mode=qk_matmul_output_mode,
+        scale=scale,
+        softcap=softcap,
+        softmax_precision=softmax_precision,
+    )
     return outputs
 
 
 @attention_23.decomposition
-def attention_23_decomposition(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, is_causal: int, kv_num_heads: int | None,
-      q_num_heads: int | None, qk_matmul_output_mode: int, scale: float | None, softcap: float, softmax_precision: int | None,
-      wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
+def attention_23_decomposition(
+    op: Op,
+    q: V,
+    k: V,
+    v: V,
+    attn_mask: V,
+    past_key: V,
+    past_value: V,
+    is_causal: int,
+    kv_num_heads: int | None,
+    q_num_heads: int | None,
+    qk_matmul_output_mode: int,
+    scale: float | None,
+    softcap: float,
+    softmax_precision: int | None,
+    wanted: tuple[bool, ...],
+) -> list[V]:
     """A mask of one column holds for all keys."""
     if attn_mask is not None and op.rank(attn_mask):
         keys = op.Shape(k, start=op.rank(k) - 2, end=op.rank(k) - 1)
@@ -123,11 +162,25 @@ def attention_23_decomposition(op: Op, q: V, k: V, v: V, attn_mask: V, past_key:
 
 @operator("Attention", 24, 25, widen=False)
 def attention(
-    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None, past_key: Array | None = None,
-    past_value: Array | None = None, nonpad_kv_seqlen: Array | None = None, *, is_causal: int = 0,
-    kv_num_heads: int | None = None, left_window_size: int = -1, q_num_heads: int | None = None, qk_matmul_output_mode: int = 0,
-    right_window_size: int = -1, scale: float | None = None, softcap: float = 0.0, softmax_precision: int | None = None,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    q: Array,
+    k: Array,
+    v: Array,
+    attn_mask: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    nonpad_kv_seqlen: Array | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    left_window_size: int = -1,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0,
+    right_window_size: int = -1,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+) -> tuple[Array, ...]:
     """Y, the keys and values with their past before them, and the scores after the step that the mode names.
 
     Narrow floats are rounded after every step, as the definition by ONNX's own operators does.
@@ -198,9 +251,25 @@ def attention(
 
 
 @attention.decomposition
-def attention_decomposition(op: Op, q: V, k: V, v: V, attn_mask: V, past_key: V, past_value: V, nonpad_kv_seqlen: V, is_causal: int,
-      kv_num_heads: int | None, left_window_size: int, q_num_heads: int | None, qk_matmul_output_mode: int,
-      right_window_size: int, scale: float | None, softcap: float, softmax_precision: int | None) -> tuple[V, ...]:  # fmt: skip
+def attention_decomposition(
+    op: Op,
+    q: V,
+    k: V,
+    v: V,
+    attn_mask: V,
+    past_key: V,
+    past_value: V,
+    nonpad_kv_seqlen: V,
+    is_causal: int,
+    kv_num_heads: int | None,
+    left_window_size: int,
+    q_num_heads: int | None,
+    qk_matmul_output_mode: int,
+    right_window_size: int,
+    scale: float | None,
+    softcap: float,
+    softmax_precision: int | None,
+) -> tuple[V, ...]:
     flat = op.rank(q) == 3
     if flat:
         q, k, v = (_split_heads(op, x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads)))

@@ -32,8 +32,11 @@ def depth_to_space(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Ar
     if c % (s * s):
         raise OperatorError(f"{c} channels do not make blocks of {s} by {s}", code="SX404")
     c //= s * s
-    y = x.reshape(n, s, s, c, h, w).transpose(0, 3, 4, 1, 5, 2) if mode == "DCR" else \
-        x.reshape(n, c, s, s, h, w).transpose(0, 1, 4, 2, 5, 3)  # fmt: skip
+    y = (
+        x.reshape(n, s, s, c, h, w).transpose(0, 3, 4, 1, 5, 2)
+        if mode == "DCR"
+        else x.reshape(n, c, s, s, h, w).transpose(0, 1, 4, 2, 5, 3)
+    )
     return y.reshape(n, c, h * s, w * s)
 
 
@@ -62,23 +65,39 @@ def space_to_depth_gradient(op: Op, dy: V, blocksize: int, mode: str) -> V:
 
 
 @operator("Col2Im", 18)
-def col2im(xp: Xp, x: Array, image_shape: Host[Ints], block_shape: Host[Ints], *, dilations: Ints | None = None,
-           pads: Ints | None = None, strides: Ints | None = None) -> Array:  # fmt: skip
+def col2im(
+    xp: Xp,
+    x: Array,
+    image_shape: Host[Ints],
+    block_shape: Host[Ints],
+    *,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     """Every column is a block; blocks that overlap are added."""
     rank = len(image_shape)
     dilations, strides, pads = dilations or (1,) * rank, strides or (1,) * rank, pads or (0,) * 2 * rank
     if not rank == len(block_shape) == len(dilations) == len(strides) == len(pads) / 2:
-        raise OperatorError(f"image_shape {image_shape}, block_shape {block_shape}, dilations {dilations}, strides {strides} and "
-                            f"pads {pads} are not of one rank", code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"image_shape {image_shape}, block_shape {block_shape}, dilations {dilations}, strides {strides} and "
+            f"pads {pads} are not of one rank",
+            code="SX404",
+        )
     if min((*image_shape, *pads), default=0) < 0 or min((*block_shape, *dilations, *strides), default=1) < 1:
         raise OperatorError("a size, a pad, a dilation or a stride of Col2Im is too small", code="SX404")
     padded = [d + front + end for d, front, end in zip(image_shape, pads[:rank], pads[rank:], strict=True)]
-    counts = [max(0, (d - dilation * (b - 1) - 1) // stride + 1)
-              for d, b, dilation, stride in zip(padded, block_shape, dilations, strides, strict=True)]  # fmt: skip
+    counts = [
+        max(0, (d - dilation * (b - 1) - 1) // stride + 1)
+        for d, b, dilation, stride in zip(padded, block_shape, dilations, strides, strict=True)
+    ]
     block = math.prod(block_shape)
     if x.ndim != 3 or x.shape[1] % block or x.shape[2] != math.prod(counts):
-        raise OperatorError(f"the shape {x.shape} is not (N, C * {block}, {math.prod(counts)}), which {counts} blocks of "
-                            f"{block_shape} in an image of {image_shape} make", code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"the shape {x.shape} is not (N, C * {block}, {math.prod(counts)}), which {counts} blocks of "
+            f"{block_shape} in an image of {image_shape} make",
+            code="SX404",
+        )
     n, c = x.shape[0], x.shape[1] // block
     columns = x.reshape(n, c, *block_shape, *counts)
     y = blank(xp, (n, c, *padded), x.dtype)

@@ -283,8 +283,10 @@ def bit_cast(xp: Xp, x: Array, *, to: int) -> Array:
     if dtypes.STRING in (source, target):
         raise OperatorError("strings have no bits to cast", code="SX406")
     if _bits(source) != _bits(target):
-        raise OperatorError(f"BitCast from {dtypes.onnx_name(source)}, {_bits(source)} bits, "
-                            f"to {dtypes.onnx_name(target)}, {_bits(target)} bits", code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"BitCast from {dtypes.onnx_name(source)}, {_bits(source)} bits, to {dtypes.onnx_name(target)}, {_bits(target)} bits",
+            code="SX404",
+        )
     if source == target:
         return x
     if _bits(source) < 8:

@@ -31,8 +31,9 @@ def if_(xp: Xp, cond: Host[bool], *, then_branch: Graph, else_branch: Graph, run
 
 
 @if_.gradient
-def if_gradient(op: Op, dys: list[V], cond: V, then_branch: Subgraph, else_branch: Subgraph, captured: list[V],
-      needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
+def if_gradient(
+    op: Op, dys: list[V], cond: V, then_branch: Subgraph, else_branch: Subgraph, captured: list[V], needs: tuple[bool, ...]
+) -> list[V]:
     """Each branch computes itself once more and goes back; what it does not use has a gradient of zeros."""
     asked = [i for i, need in enumerate(needs[1:]) if need]
     first = len(then_branch.captured)
@@ -51,8 +52,9 @@ def if_gradient(op: Op, dys: list[V], cond: V, then_branch: Subgraph, else_branc
 
 
 @operator("Loop", 1, 11, 13, 16, 19, 21, 23, 24, 25, widen=False)
-def loop(xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_initial: Any, body: Graph,
-         run: Run) -> tuple[Any, ...]:  # fmt: skip
+def loop(
+    xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_initial: Any, body: Graph, run: Run
+) -> tuple[Any, ...]:
     """The body takes (iteration, condition, states...) and gives (condition, states..., scan outputs...).
 
     Where the node has no `cond`, what the body says about going on is ignored.
@@ -74,8 +76,17 @@ def loop(xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_
 
 
 @loop.gradient
-def loop_gradient(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: list[V], body: Subgraph, captured: list[V],
-      needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
+def loop_gradient(
+    op: Op,
+    dys: list[V],
+    ys: list[V],
+    M: V,
+    cond: V,
+    v_initial: list[V],
+    body: Subgraph,
+    captured: list[V],
+    needs: tuple[bool, ...],
+) -> list[V]:
     """Run once more and keep the states, one entry a round; then take the rounds from the last to the first.
 
     States of changing shapes are kept in sequences, which know no ranks: a state that leaves each round with the rank that it
@@ -93,8 +104,9 @@ def loop_gradient(op: Op, dys: list[V], ys: list[V], M: V, cond: V, v_initial: l
         kept, state = values[: len(values) - n], values[len(values) - n :]
         go, *outs = run_subgraph(inner, body, [i, go, *state, *captured])
         ranks = [[None if s is None else len(s) for s in map(inner.shape, pair)] for pair in zip(state, outs, strict=False)]
-        steady[:] = [t if before is not None and before == after else None
-                     for t, (before, after) in zip(types, ranks, strict=True)]  # fmt: skip
+        steady[:] = [
+            t if before is not None and before == after else None for t, (before, after) in zip(types, ranks, strict=True)
+        ]
         return [go, inner.Add(count, 1), *map(inner.SequenceInsert, kept, state), *outs[:n]]
 
     empty = [op.SequenceEmpty(dtype=onnx_code(op.dtype(s))) for s in v_initial] if keeps else []
@@ -189,7 +201,9 @@ class Gather:
             if kept and (kept[0].shape != value.shape or kept[0].dtype != value.dtype):
                 raise OperatorError(
                     f"scan output {declared.name!r} changed from {onnx_name(kept[0].dtype)}{list(kept[0].shape)} "
-                    f"to {onnx_name(value.dtype)}{list(value.shape)}", code="SX404")  # fmt: skip
+                    f"to {onnx_name(value.dtype)}{list(value.shape)}",
+                    code="SX404",
+                )
             kept.append(value if value.base is None else value.copy())
 
     def outputs(
@@ -246,8 +260,15 @@ def sequence_map(xp: Xp, input_sequence: list[Array], *additional_inputs: Any, b
 
 
 @sequence_map.gradient
-def sequence_map_gradient(op: Op, dys: list[V], input_sequence: V, additional_inputs: list[V], body: Subgraph, captured: list[V],
-      needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
+def sequence_map_gradient(
+    op: Op,
+    dys: list[V],
+    input_sequence: V,
+    additional_inputs: list[V],
+    body: Subgraph,
+    captured: list[V],
+    needs: tuple[bool, ...],
+) -> list[V]:
     """Sample by sample: the gradients of sequences are put into sequences, those of the others are summed."""
     values = [input_sequence, *additional_inputs, *captured]
     many = [i < len(values) - len(captured) and op.is_sequence(v) for i, v in enumerate(values)]

@@ -61,8 +61,16 @@ def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
     return y.reshape(n, m, *at.counts)
 
 
-def filter_windows(x: Array, w: Array, group: int, kernel_shape: Ints | None, strides: Ints | None, pads: Ints | None,
-                   dilations: Ints | None, auto_pad: str) -> Windows:  # fmt: skip
+def filter_windows(
+    x: Array,
+    w: Array,
+    group: int,
+    kernel_shape: Ints | None,
+    strides: Ints | None,
+    pads: Ints | None,
+    dilations: Ints | None,
+    auto_pad: str,
+) -> Windows:
     """The windows of a convolution of x by filters w; raises OperatorError where the shapes do not fit."""
     sizes = spatial(x)
     check_filters(x, w, group, kernel_shape)
@@ -89,9 +97,19 @@ def per_channel(b: Array, m: int, ndim: int, name: str = "bias", *, scalar: bool
 
 
 @operator("Conv", 1, 11, 22, traits=("rank_of_first",))
-def conv(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Ints | None = None,
-         group: int = 1, kernel_shape: Ints | None = None, pads: Ints | None = None,
-         strides: Ints | None = None) -> Array:  # fmt: skip
+def conv(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad)
     y = convolve(xp, x, w, at, group)
     if b is not None:
@@ -100,8 +118,19 @@ def conv(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_pad: str = 
 
 
 @conv.gradient
-def conv_gradient(op: Op, dy: V, x: V, w: V, b: V, auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
-      needs: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
+def conv_gradient(
+    op: Op,
+    dy: V,
+    x: V,
+    w: V,
+    b: V,
+    auto_pad: str,
+    dilations: Ints | None,
+    group: int,
+    pads: Ints | None,
+    strides: Ints | None,
+    needs: tuple[bool, ...],
+) -> tuple[V, ...]:
     """By x, the transposed convolution.  By the filters, x convolved by dy with strides and dilations exchanged, where the
     samples of a batch take the place of the channels."""
     rank = op.rank(x) - 2
@@ -153,8 +182,9 @@ def _by_samples(op: Op, x: V, group: int) -> V:
     return _merged(op, op.Transpose(_in_groups(op, x, group, cells(op, x)), perm=[2, 1, 0, *spatial]), 1)
 
 
-def convolve_integers(xp: Xp, x: Array, w: Array, x_zero_point: Array | None, w_zero_point: Array | None, at: Windows,
-                      group: int) -> Array:  # fmt: skip
+def convolve_integers(
+    xp: Xp, x: Array, w: Array, x_zero_point: Array | None, w_zero_point: Array | None, at: Windows, group: int
+) -> Array:
     """The exact sums, as float64: each product is below 2**16, so that a sum of 2**37 of them is still exact."""
     x, w = x.astype(np.float64), w.astype(np.float64)
     if x_zero_point is not None:
@@ -165,9 +195,20 @@ def convolve_integers(xp: Xp, x: Array, w: Array, x_zero_point: Array | None, w_
 
 
 @operator("ConvInteger", 10)
-def conv_integer(xp: Xp, x: Array, w: Array, x_zero_point: Array | None = None, w_zero_point: Array | None = None, *,
-                 auto_pad: str = "NOTSET", dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
-                 pads: Ints | None = None, strides: Ints | None = None) -> Array:  # fmt: skip
+def conv_integer(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    x_zero_point: Array | None = None,
+    w_zero_point: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     """The padding is x's zero point, 0 once that is subtracted; what int32 cannot hold wraps."""
     at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad)
     y = convolve_integers(xp, x, w, x_zero_point, w_zero_point, at, group)
@@ -175,10 +216,25 @@ def conv_integer(xp: Xp, x: Array, w: Array, x_zero_point: Array | None = None, 
 
 
 @operator("QLinearConv", 10)
-def qlinear_conv(xp: Xp, x: Array, x_scale: Array, x_zero_point: Array, w: Array, w_scale: Array, w_zero_point: Array,
-                 y_scale: Array, y_zero_point: Array, b: Array | None = None, *, auto_pad: str = "NOTSET",
-                 dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None, pads: Ints | None = None,
-                 strides: Ints | None = None) -> Array:  # fmt: skip
+def qlinear_conv(
+    xp: Xp,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    w: Array,
+    w_scale: Array,
+    w_zero_point: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+    b: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     """The exact sum, times one float32 factor for each channel, rounded half to even, then moved to y's zero point."""
     m = w.shape[0]
     at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad)
@@ -193,8 +249,9 @@ def qlinear_conv(xp: Xp, x: Array, x_scale: Array, x_zero_point: Array, w: Array
 
 
 @operator("CausalConvWithState", 27)
-def causal_conv_with_state(xp: Xp, x: Array, w: Array, b: Array | None = None, past_state: Array | None = None, *,
-                           activation: str = "none") -> tuple[Array, Array]:  # fmt: skip
+def causal_conv_with_state(
+    xp: Xp, x: Array, w: Array, b: Array | None = None, past_state: Array | None = None, *, activation: str = "none"
+) -> tuple[Array, Array]:
     """Each channel by its own filter, which sees the present and the k - 1 cells before it: past_state, then x."""
     if activation not in ("none", "silu", "swish"):
         raise OperatorError(f"activation {activation!r} is none of none, silu, swish", code="SX404")
@@ -241,10 +298,22 @@ def _windows_of(op: Op, seen: V, length: V, k: V) -> V:
 
 
 @operator("ConvTranspose", 1, 11, 22, traits=("rank_of_first",))
-def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Ints | None = None,
-                   group: int = 1, kernel_shape: Ints | None = None, output_padding: Ints | None = None,
-                   output_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,
-                   version: Version = 22) -> Array:  # fmt: skip
+def conv_transpose(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+    version: Version = 22,
+) -> Array:
     """Y[n, g, m] at window o, offset j, gets the sum over c of W[g, c, m, j] * X[n, g, c, o], for all o and j."""
     n, c = x.shape[:2]
     sizes = spatial(x)
@@ -259,8 +328,10 @@ def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_p
     y = xp.zeros((n, group, m, *at.sizes), dtype=x.dtype)
     limits.admit((n, group * m, *sizes), x.dtype)
     limits.check_rounds(offsets)
-    taps = {sum(j * math.prod(at.kernel[i + 1 :]) for i, (j, _, _) in enumerate(t)): t
-            for t in itertools.product(*(at.taps(axis) for axis in range(len(sizes))))}  # fmt: skip
+    taps = {
+        sum(j * math.prod(at.kernel[i + 1 :]) for i, (j, _, _) in enumerate(t)): t
+        for t in itertools.product(*(at.taps(axis) for axis in range(len(sizes))))
+    }
     samples = max(1, BLOCK // max(1, offsets * each))
     step = max(1, BLOCK // max(1, samples * each))
     for start in limits.blocks(n, samples):
@@ -277,9 +348,21 @@ def conv_transpose(xp: Xp, x: Array, w: Array, b: Array | None = None, *, auto_p
 
 
 @conv_transpose.gradient
-def conv_transpose_gradient(op: Op, dy: V, x: V, w: V, auto_pad: str, dilations: Ints | None, group: int, output_padding: Ints | None,
-      output_shape: Ints | None, pads: Ints | None, strides: Ints | None, version: int,
-      needs: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
+def conv_transpose_gradient(
+    op: Op,
+    dy: V,
+    x: V,
+    w: V,
+    auto_pad: str,
+    dilations: Ints | None,
+    group: int,
+    output_padding: Ints | None,
+    output_shape: Ints | None,
+    pads: Ints | None,
+    strides: Ints | None,
+    version: int,
+    needs: tuple[bool, ...],
+) -> tuple[V, ...]:
     """By x, the convolution; by the filters, as for Conv with x and y exchanged."""
     rank = op.rank(x) - 2
     strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
@@ -303,8 +386,17 @@ def conv_transpose_gradient(op: Op, dy: V, x: V, w: V, auto_pad: str, dilations:
     return dx, dw, db
 
 
-def transposed(sizes: Ints, kernel: Ints, strides: Ints | None, pads: Ints | None, dilations: Ints | None, auto_pad: str,
-               output_padding: Ints | None, output_shape: Ints | None, version: int) -> Windows:  # fmt: skip
+def transposed(
+    sizes: Ints,
+    kernel: Ints,
+    strides: Ints | None,
+    pads: Ints | None,
+    dilations: Ints | None,
+    auto_pad: str,
+    output_padding: Ints | None,
+    output_shape: Ints | None,
+    version: int,
+) -> Windows:
     """The windows over the output, one for each of the input's cells."""
     rank = len(sizes)
     strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)

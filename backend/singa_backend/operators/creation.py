@@ -19,11 +19,17 @@ from ._common import axis_of, blank
 
 @operator("Constant", 1, 9, 11, 12, 13, 19, 21, 23, 24, 25, host=True, widen=False)
 def constant(
-    xp: Xp, *, value: np.ndarray | None = None, sparse_value: np.ndarray | None = None,
-    value_float: float | None = None, value_floats: tuple[float, ...] | None = None,
-    value_int: int | None = None, value_ints: Ints | None = None,
-    value_string: str | None = None, value_strings: tuple[str, ...] | None = None,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    *,
+    value: np.ndarray | None = None,
+    sparse_value: np.ndarray | None = None,
+    value_float: float | None = None,
+    value_floats: tuple[float, ...] | None = None,
+    value_int: int | None = None,
+    value_ints: Ints | None = None,
+    value_string: str | None = None,
+    value_strings: tuple[str, ...] | None = None,
+) -> Array:
     given: list[tuple[Any, Any]] = [
         (value, None), (sparse_value, None), (value_float, np.float32), (value_floats, np.float32), (value_int, np.int64),
         (value_ints, np.int64), (value_string, object), (value_strings, object),
@@ -72,8 +78,9 @@ eye_like.no_gradient("constant")
 def range_(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray], *, stash_type: int = 1) -> Array:
     """start, start + delta, ... up to, without, the limit; how many there are is found in integers or in float64."""
     if not start.size == limit.size == delta.size == 1:
-        raise OperatorError(f"start, limit and delta of shapes {start.shape}, {limit.shape} and {delta.shape} are no scalars",
-                            code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"start, limit and delta of shapes {start.shape}, {limit.shape} and {delta.shape} are no scalars", code="SX404"
+        )
     dtype = start.dtype
     whole = dtype.kind in "iu"
     a, b, step = (int(v.reshape(-1)[0]) if whole else float(v.reshape(-1)[0]) for v in (start, limit, delta))

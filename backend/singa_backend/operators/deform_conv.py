@@ -19,9 +19,21 @@ from .conv import filter_windows, per_channel
 
 
 @operator("DeformConv", 19, 22)
-def deform_conv(xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None, *,
-                dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None, offset_group: int = 1,
-                pads: Ints | None = None, strides: Ints | None = None) -> Array:  # fmt: skip
+def deform_conv(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    offset: Array,
+    b: Array | None = None,
+    mask: Array | None = None,
+    *,
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    offset_group: int = 1,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     """A convolution whose every window reads every offset elsewhere: moved by `offset`, linearly interpolated, times `mask`."""
     at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, "NOTSET")
     (n, c), m = x.shape[:2], w.shape[0]
@@ -59,8 +71,19 @@ def deform_conv(xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = Non
 
 
 @deform_conv.decomposition
-def deform_conv_decomposition(op: Op, x: V, w: V, offset: V, b: V, mask: V, dilations: Ints | None, group: int, offset_group: int, pads: Ints | None,
-      strides: Ints | None) -> V:  # fmt: skip
+def deform_conv_decomposition(
+    op: Op,
+    x: V,
+    w: V,
+    offset: V,
+    b: V,
+    mask: V,
+    dilations: Ints | None,
+    group: int,
+    offset_group: int,
+    pads: Ints | None,
+    strides: Ints | None,
+) -> V:
     """Every window's pixels as columns, times the filters."""
     rank = op.rank(x) - 2
     begins, steps, gaps = (pads or (0,) * rank)[:rank], strides or (1,) * rank, dilations or (1,) * rank

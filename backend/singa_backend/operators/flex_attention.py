@@ -28,9 +28,17 @@ from .attention import (
 
 @operator("FlexAttention", 1, domain="ai.onnx.preview", widen=False)
 def flex_attention(
-    xp: Xp, q: Array, k: Array, v: Array, *, prob_mod: Graph | None = None, scale: float | None = None,
-    score_mod: Graph | None = None, softmax_precision: int | None = None, run: Run,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    prob_mod: Graph | None = None,
+    scale: float | None = None,
+    score_mod: Graph | None = None,
+    softmax_precision: int | None = None,
+    run: Run,
+) -> Array:
     """Scores are rounded to Q's dtype; from there to Y everything is of the softmax precision: float32, for double double."""
     if not q.ndim == k.ndim == v.ndim == 4:
         raise OperatorError(f"Q, K and V are 4-D; they have shapes {q.shape}, {k.shape}, {v.shape}", code="SX404")
@@ -61,8 +69,16 @@ def flex_attention(
 
 
 @flex_attention.decomposition
-def flex_attention_decomposition(op: Op, q: V, k: V, v: V, prob_mod: Subgraph | None, scale: float | None, score_mod: Subgraph | None,
-      softmax_precision: int | None) -> V:  # fmt: skip
+def flex_attention_decomposition(
+    op: Op,
+    q: V,
+    k: V,
+    v: V,
+    prob_mod: Subgraph | None,
+    scale: float | None,
+    score_mod: Subgraph | None,
+    softmax_precision: int | None,
+) -> V:
     scores = composed_scores(op, q, k, scale)
     dtype = precision(softmax_precision, np.dtype(np.float64 if op.dtype(q) == np.float64 else np.float32))
     code = onnx_code(dtype)

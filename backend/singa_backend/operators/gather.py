@@ -71,8 +71,9 @@ def _slices(xp: Xp, x: Array, indices: Array, batch: int = 0) -> tuple[Array, ..
     """The places that GatherND and ScatterND mean: each row along the last axis of `indices` is an index into `x`."""
     depth = indices.shape[-1] if indices.ndim else 0
     if x.shape[:batch] != indices.shape[:batch] or not 1 <= depth <= x.ndim - batch or not 0 <= batch < indices.ndim:
-        raise OperatorError(f"indices of shape {indices.shape} do not fit data of shape {x.shape} with {batch} batch axes",
-                            code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"indices of shape {indices.shape} do not fit data of shape {x.shape} with {batch} batch axes", code="SX404"
+        )
     place = [xp.indices(indices[..., k], x.shape[batch + k]) for k in range(depth)]
     return (*_grid(xp, indices.shape[:-1], batch), *place)
 
@@ -111,8 +112,9 @@ def _scattered(xp: Xp, x: Array, place: tuple[Array, ...], updates: Array, reduc
 
 
 @operator("ScatterElements", 11, 13, 16, 18, widen=False)
-def scatter_elements(xp: Xp, x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none",
-                     version: Version) -> Array:  # fmt: skip
+def scatter_elements(
+    xp: Xp, x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none", version: Version
+) -> Array:
     if updates.shape != indices.shape:
         raise OperatorError(f"updates of shape {updates.shape} and indices of shape {indices.shape} differ", code="SX404")
     return _scattered(xp, x, _elements(xp, x, indices, axis), updates, reduction, version)
@@ -126,8 +128,9 @@ def scatter_elements_gradient(op: Op, dy: V, y: V, x: V, indices: V, updates: V,
     return _unscattered(op, dy, y, x, updates, reduction, write, lambda x: op.GatherElements(x, indices, axis=axis))
 
 
-def _unscattered(op: Op, dy: V, y: V, x: V, updates: V, reduction: str, write: Callable[[V, V, str], V],
-                 read: Callable[[V], V]) -> tuple[V, V, V]:  # fmt: skip
+def _unscattered(
+    op: Op, dy: V, y: V, x: V, updates: V, reduction: str, write: Callable[[V, V, str], V], read: Callable[[V], V]
+) -> tuple[V, V, V]:
     """The gradients of a scatter, which writes updates to some places of x; `read` takes the values from these places."""
     if reduction == "none":  # which of several updates of one place stays is not defined: each gets the gradient
         return write(dy, op.zeros_like(updates), "none"), None, read(dy)
@@ -170,8 +173,10 @@ def scatter_nd(xp: Xp, x: Array, indices: Array, updates: Array, *, reduction: s
         return scatter_nd(xp, x[None], zeros, updates, reduction=reduction, version=version)[0]
     place = _slices(xp, x, indices)
     if updates.shape != indices.shape[:-1] + x.shape[len(place) :]:
-        raise OperatorError(f"updates of shape {updates.shape} do not fit data of shape {x.shape} at indices of shape "
-                            f"{indices.shape}", code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"updates of shape {updates.shape} do not fit data of shape {x.shape} at indices of shape {indices.shape}",
+            code="SX404",
+        )
     return _scattered(xp, x, place, updates, reduction, version)
 
 
@@ -189,8 +194,9 @@ def scatter_nd_gradient(op: Op, dy: V, y: V, x: V, indices: V, updates: V, reduc
 
 
 @operator("TensorScatter", 24, widen=False)
-def tensor_scatter(xp: Xp, past: Array, update: Array, write_indices: Array | None = None, *, axis: int = -2,
-                   mode: str = "linear") -> Array:  # fmt: skip
+def tensor_scatter(
+    xp: Xp, past: Array, update: Array, write_indices: Array | None = None, *, axis: int = -2, mode: str = "linear"
+) -> Array:
     """A cache with `update` written into each sample at its own position; "circular" goes on at the front."""
     axis = axis_of(axis, past.ndim)
     if axis == 0:
@@ -199,12 +205,14 @@ def tensor_scatter(xp: Xp, past: Array, update: Array, write_indices: Array | No
         raise OperatorError(f"mode {mode!r} is none of linear, circular", code="SX404")
     batch, size, length = past.shape[0], past.shape[axis], update.shape[axis] if update.ndim == past.ndim else -1
     if update.shape != (*past.shape[:axis], length, *past.shape[axis + 1 :]) or length > size:
-        raise OperatorError(f"an update of shape {update.shape} does not fit a cache of shape {past.shape} along axis {axis}",
-                            code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"an update of shape {update.shape} does not fit a cache of shape {past.shape} along axis {axis}", code="SX404"
+        )
     start = xp.zeros((batch,), np.int64) if write_indices is None else write_indices
     if start.shape != (batch,):
-        raise OperatorError(f"write_indices of shape {start.shape} do not hold one position for each of {batch} samples",
-                            code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"write_indices of shape {start.shape} do not hold one position for each of {batch} samples", code="SX404"
+        )
     at = start[:, None] + xp.arange(length)
     at = at % max(size, 1) if mode == "circular" else xp.indices(at, size, negative=False)
     y = past.copy()

@@ -94,9 +94,16 @@ def _wrap(y: Array, dtype: np.dtype[Any]) -> Array:
 
 @operator("Gemm", 7, 9, 11, 13)
 def gemm(
-    xp: Xp, a: Array, b: Array, c: Array | None = None, *,
-    alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    a: Array,
+    b: Array,
+    c: Array | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
     """alpha * A' * B' + beta * C, where C broadcasts to the product's shape."""
     if a.ndim != 2 or b.ndim != 2:
         raise OperatorError(f"Gemm multiplies matrices; the shapes are {a.shape} and {b.shape}", code="SX404")
@@ -116,11 +123,13 @@ def gemm_gradient(
     """y = alpha A' B' + beta C, so dA' = alpha dy B'^T and dB' = alpha A'^T dy."""
     grads: list[V] = [None] * len(needs)
     if needs[0]:
-        grads[0] = (op.Gemm(b, dy, alpha=alpha, transA=transB, transB=1) if transA
-                    else op.Gemm(dy, b, alpha=alpha, transB=1 - transB))  # fmt: skip
+        grads[0] = (
+            op.Gemm(b, dy, alpha=alpha, transA=transB, transB=1) if transA else op.Gemm(dy, b, alpha=alpha, transB=1 - transB)
+        )
     if needs[1]:
-        grads[1] = (op.Gemm(dy, a, alpha=alpha, transA=1, transB=transA) if transB
-                    else op.Gemm(a, dy, alpha=alpha, transA=1 - transA))  # fmt: skip
+        grads[1] = (
+            op.Gemm(dy, a, alpha=alpha, transA=1, transB=transA) if transB else op.Gemm(a, dy, alpha=alpha, transA=1 - transA)
+        )
     if len(needs) > 2 and needs[2]:
         dc = op.sum_to(dy, c)
         grads[2] = dc if beta == 1 else op.Mul(dc, beta)
@@ -145,9 +154,17 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 @operator("Gemm", 1, 6)
 def gemm_1(
-    xp: Xp, a: Array, b: Array, c: Array, *,
-    alpha: float = 1.0, beta: float = 1.0, broadcast: int = 0, transA: int = 0, transB: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    a: Array,
+    b: Array,
+    c: Array,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    broadcast: int = 0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
     """Before opset 7 C had the product's shape unless `broadcast` said otherwise."""
     y = gemm(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     if not broadcast and c.shape != y.shape:
@@ -193,9 +210,16 @@ def matmul_integer(xp: Xp, a: Array, b: Array, a_zero_point: Array | None = None
 
 @operator("QLinearMatMul", 10, 21, widen=False)
 def qlinear_matmul(
-    xp: Xp, a: Array, a_scale: Array, a_zero_point: Array, b: Array, b_scale: Array, b_zero_point: Array,
-    y_scale: Array, y_zero_point: Array,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+) -> Array:
     """y = saturate(round(real / y_scale) + y_zero_point), the real product being (a - za) sa @ (b - zb) sb."""
     if y_scale.ndim == 1 and y_scale.size > 1:
         raise OperatorError(f"y_scale of shape {y_scale.shape} says neither rows nor columns; give it two axes", code="SX404")

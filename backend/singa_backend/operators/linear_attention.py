@@ -27,10 +27,20 @@ def _heads(x: Array, heads: int, name: str) -> Array:
 
 @operator("LinearAttention", 27, widen=False)
 def linear_attention(
-    xp: Xp, query: Array, key: Array, value: Array, past_state: Array | None = None, decay: Array | None = None,
-    beta: Array | None = None, *, chunk_size: int = 64, kv_num_heads: int, q_num_heads: int, scale: float = 0.0,
+    xp: Xp,
+    query: Array,
+    key: Array,
+    value: Array,
+    past_state: Array | None = None,
+    decay: Array | None = None,
+    beta: Array | None = None,
+    *,
+    chunk_size: int = 64,
+    kv_num_heads: int,
+    q_num_heads: int,
+    scale: float = 0.0,
     update_rule: str = "gated_delta",
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """The recurrence token by token, in float32 at least; `chunk_size` is a hint to faster ways of computing the same."""
     if update_rule not in _RULES:
         raise OperatorError(f"update_rule {update_rule!r} is none of {', '.join(_RULES)}", code="SX404")
@@ -43,8 +53,10 @@ def linear_attention(
     batch, time, heads, size = q.shape
     group, size_v = heads // kv_num_heads, v.shape[3]
     if k.shape != (batch, time, kv_num_heads, size) or v.shape[:3] != k.shape[:3]:
-        raise OperatorError(f"query {query.shape}, key {key.shape} and value {value.shape} do not fit {q_num_heads} and "
-                            f"{kv_num_heads} heads", code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"query {query.shape}, key {key.shape} and value {value.shape} do not fit {q_num_heads} and {kv_num_heads} heads",
+            code="SX404",
+        )
     shape = (batch, kv_num_heads, size, size_v)
     if past_state is not None and past_state.shape != shape:
         raise OperatorError(f"past_state must be {shape}; it has shape {past_state.shape}", code="SX404")
@@ -75,8 +87,19 @@ def linear_attention(
 
 
 @linear_attention.decomposition
-def linear_attention_decomposition(op: Op, query: V, key: V, value: V, past_state: V, decay: V, beta: V, kv_num_heads: int, q_num_heads: int, scale: float,
-      update_rule: str) -> tuple[V, V]:  # fmt: skip
+def linear_attention_decomposition(
+    op: Op,
+    query: V,
+    key: V,
+    value: V,
+    past_state: V,
+    decay: V,
+    beta: V,
+    kv_num_heads: int,
+    q_num_heads: int,
+    scale: float,
+    update_rule: str,
+) -> tuple[V, V]:
     """A Scan over the tokens; what it sees is (time, batch, heads, ...).  Half floats are widened, and rounded once."""
     half, half_state = query, query if past_state is None else past_state
     if op.dtype(query) in dtypes.NARROW_FLOATS:
@@ -95,8 +118,10 @@ def linear_attention_decomposition(op: Op, query: V, key: V, value: V, past_stat
     q = op.Reshape(q, op.Concat(op.Shape(q, end=2), [kv_num_heads, group], size, axis=0), allowzero=1)
     state = past_state
     if state is None:
-        state = op.Expand(op.constant(0, op.dtype(query)),
-                          op.Concat(op.Shape(k, start=1, end=2), [kv_num_heads], size, op.Shape(v, start=3), axis=0))  # fmt: skip
+        state = op.Expand(
+            op.constant(0, op.dtype(query)),
+            op.Concat(op.Shape(k, start=1, end=2), [kv_num_heads], size, op.Shape(v, start=3), axis=0),
+        )
     xs = [q, k, v]
     if decay is not None:
         xs.append(op.Unsqueeze(op.Exp(tokens(decay, kv_num_heads)), [4]))

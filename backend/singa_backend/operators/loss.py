@@ -58,9 +58,14 @@ def _likelihood(op: Op, dy: V, x: V, target: V, weight: V, ignore_index: int | N
 
 @operator("SoftmaxCrossEntropyLoss", 12, 13, settings=("weights",))
 def softmax_cross_entropy_loss(
-    xp: Xp, scores: Array, labels: Array, weights: Array | None = None, *,
-    ignore_index: int | None = None, reduction: str = "mean",
-) -> tuple[Array, Array]:  # fmt: skip
+    xp: Xp,
+    scores: Array,
+    labels: Array,
+    weights: Array | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> tuple[Array, Array]:
     """The loss, and the log-softmax of the scores along axis 1."""
     if scores.ndim < 2:
         raise OperatorError(f"scores have the shape (N, C, ...), not {scores.shape}", code="SX404")

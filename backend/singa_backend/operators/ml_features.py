@@ -93,9 +93,14 @@ def _per_feature(xp: Xp, name: str, values: Sequence[float], x: Array, dtype: An
 
 @operator("Imputer", 1, domain=ML, traits=("shape_of_first",))
 def imputer(
-    xp: Xp, x: Array, *, imputed_value_floats: Floats | None = None, imputed_value_int64s: Ints | None = None,
-    replaced_value_float: float = 0.0, replaced_value_int64: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    imputed_value_floats: Floats | None = None,
+    imputed_value_int64s: Ints | None = None,
+    replaced_value_float: float = 0.0,
+    replaced_value_int64: int = 0,
+) -> Array:
     floats = x.dtype.kind == "f"
     values = imputed_value_floats if floats else imputed_value_int64s
     if not values:
@@ -184,9 +189,14 @@ def _key(k: Any) -> Any:
 
 @operator("CategoryMapper", 1, domain=ML, host=True)
 def category_mapper(
-    xp: Xp, x: Array, *, cats_int64s: Ints | None = None, cats_strings: Strings | None = None, default_int64: int = -1,
+    xp: Xp,
+    x: Array,
+    *,
+    cats_int64s: Ints | None = None,
+    cats_strings: Strings | None = None,
+    default_int64: int = -1,
     default_string: str = "_Unused",
-) -> Array:  # fmt: skip
+) -> Array:
     ints, strings = cats_int64s or (), cats_strings or ()
     if x.dtype == dtypes.STRING:
         return look_up(x, strings, ints, default_int64, np.int64)
@@ -207,11 +217,22 @@ def label_encoder_1(
 
 @operator("LabelEncoder", 2, 4, domain=ML, host=True)
 def label_encoder(
-    xp: Xp, x: Array, *, keys_floats: Floats | None = None, keys_int64s: Ints | None = None, keys_strings: Strings | None = None,
-    values_floats: Floats | None = None, values_int64s: Ints | None = None, values_strings: Strings | None = None,
-    default_float: float = -0.0, default_int64: int = -1, default_string: str = "_Unused", keys_tensor: np.ndarray | None = None,
-    values_tensor: np.ndarray | None = None, default_tensor: np.ndarray | None = None,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    keys_floats: Floats | None = None,
+    keys_int64s: Ints | None = None,
+    keys_strings: Strings | None = None,
+    values_floats: Floats | None = None,
+    values_int64s: Ints | None = None,
+    values_strings: Strings | None = None,
+    default_float: float = -0.0,
+    default_int64: int = -1,
+    default_string: str = "_Unused",
+    keys_tensor: np.ndarray | None = None,
+    values_tensor: np.ndarray | None = None,
+    default_tensor: np.ndarray | None = None,
+) -> Array:
     keys = keys_floats or keys_int64s or keys_strings or (() if keys_tensor is None else keys_tensor.reshape(-1).tolist())
     kinds: list[tuple[Sequence[Any], Any, Any]] = [
         (values_floats or (), default_float, np.float32), (values_int64s or (), default_int64, np.int64),

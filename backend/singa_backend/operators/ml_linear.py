@@ -110,9 +110,16 @@ def _scores_in_parts(op: Op, x: V, coefficients: Floats, intercepts: Floats | No
 
 @operator("LinearClassifier", 1, domain=ML, host=True)
 def linear_classifier(
-    xp: Xp, x: Array, *, coefficients: Floats, intercepts: Floats | None = None, multi_class: int = 0,
-    post_transform: str = "NONE", classlabels_ints: Ints | None = None, classlabels_strings: Strings | None = None,
-) -> tuple[Array, Array]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    coefficients: Floats,
+    intercepts: Floats | None = None,
+    multi_class: int = 0,
+    post_transform: str = "NONE",
+    classlabels_ints: Ints | None = None,
+    classlabels_strings: Strings | None = None,
+) -> tuple[Array, Array]:
     """The class is chosen by the scores before the transform.  One score for two classes decides by its sign."""
     labels = class_labels(classlabels_ints, classlabels_strings)
     z = _scores(xp, x, coefficients, intercepts, len(intercepts or ()) or max(len(coefficients) // max(x.shape[-1], 1), 1))
@@ -130,8 +137,15 @@ def linear_classifier(
 
 
 @linear_classifier.decomposition
-def linear_classifier_decomposition(op: Op, x: V, coefficients: Floats, intercepts: Floats | None, post_transform: str, classlabels_ints: Ints | None,
-      classlabels_strings: Strings | None) -> tuple[V, V]:  # fmt: skip
+def linear_classifier_decomposition(
+    op: Op,
+    x: V,
+    coefficients: Floats,
+    intercepts: Floats | None,
+    post_transform: str,
+    classlabels_ints: Ints | None,
+    classlabels_strings: Strings | None,
+) -> tuple[V, V]:
     labels = class_labels(classlabels_ints, classlabels_strings)
     # How many scores there are is written in the intercepts, or follows from the labels; without either there is one.
     count = len(intercepts or ()) or (1 if labels is None else len(labels))
@@ -148,9 +162,14 @@ def linear_classifier_decomposition(op: Op, x: V, coefficients: Floats, intercep
 
 @operator("LinearRegressor", 1, domain=ML)
 def linear_regressor(
-    xp: Xp, x: Array, *, coefficients: Floats | None = None, intercepts: Floats | None = None,
-    post_transform: str = "NONE", targets: int = 1,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    coefficients: Floats | None = None,
+    intercepts: Floats | None = None,
+    post_transform: str = "NONE",
+    targets: int = 1,
+) -> Array:
     return transform(xp, _scores(xp, x, coefficients or (), intercepts, targets), post_transform)
 
 

@@ -37,10 +37,18 @@ def _rows(xp: Xp, name: str, values: Floats | None, count: int, features: int) -
 
 @operator("SVMRegressor", 1, domain=ML)
 def svm_regressor(
-    xp: Xp, x: Array, *, coefficients: Floats | None = None, support_vectors: Floats | None = None, n_supports: int = 0,
-    rho: Floats | None = None, kernel_type: str = "LINEAR", kernel_params: Floats | None = None, one_class: int = 0,
+    xp: Xp,
+    x: Array,
+    *,
+    coefficients: Floats | None = None,
+    support_vectors: Floats | None = None,
+    n_supports: int = 0,
+    rho: Floats | None = None,
+    kernel_type: str = "LINEAR",
+    kernel_params: Floats | None = None,
+    one_class: int = 0,
     post_transform: str = "NONE",
-) -> Array:  # fmt: skip
+) -> Array:
     """Without support vectors the coefficients are those of a linear model.  One class: 1 inside, -1 outside."""
     x = matrix(xp, x).astype(np.float64)
     if n_supports > 0:
@@ -55,8 +63,18 @@ def svm_regressor(
 
 
 @svm_regressor.decomposition
-def svm_regressor_decomposition(op: Op, x: V, coefficients: Floats, support_vectors: Floats | None, n_supports: int, rho: Floats | None, kernel_type: str,
-      kernel_params: Floats | None, one_class: int, post_transform: str) -> V:  # fmt: skip
+def svm_regressor_decomposition(
+    op: Op,
+    x: V,
+    coefficients: Floats,
+    support_vectors: Floats | None,
+    n_supports: int,
+    rho: Floats | None,
+    kernel_type: str,
+    kernel_params: Floats | None,
+    one_class: int,
+    post_transform: str,
+) -> V:
     x = op.Cast(matrix_in_parts(op, x), to=11)
     z = x
     if n_supports > 0:
@@ -78,11 +96,21 @@ def svm_regressor_decomposition(op: Op, x: V, coefficients: Floats, support_vect
 
 @operator("SVMClassifier", 1, domain=ML, host=True)
 def svm_classifier(
-    xp: Xp, x: Array, *, classlabels_ints: Ints | None = None, classlabels_strings: Strings | None = None,
-    coefficients: Floats | None = None, support_vectors: Floats | None = None, vectors_per_class: Ints | None = None,
-    rho: Floats | None = None, prob_a: Floats | None = None, prob_b: Floats | None = None,
-    kernel_type: str = "LINEAR", kernel_params: Floats | None = None, post_transform: str = "NONE",
-) -> tuple[Array, Array]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    classlabels_ints: Ints | None = None,
+    classlabels_strings: Strings | None = None,
+    coefficients: Floats | None = None,
+    support_vectors: Floats | None = None,
+    vectors_per_class: Ints | None = None,
+    rho: Floats | None = None,
+    prob_a: Floats | None = None,
+    prob_b: Floats | None = None,
+    kernel_type: str = "LINEAR",
+    kernel_params: Floats | None = None,
+    post_transform: str = "NONE",
+) -> tuple[Array, Array]:
     """Each pair of classes has a machine, and the machine a vote.  The scores are theirs, or, with prob_a and prob_b,
     the probabilities of the classes.  Without support vectors there is a linear model for each class."""
     labels = class_labels(classlabels_ints, classlabels_strings)

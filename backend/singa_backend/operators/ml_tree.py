@@ -158,9 +158,12 @@ def _numbers(floats: Floats | None, tensor: np.ndarray | None) -> np.ndarray | N
 
 
 def _named_trees(
-    values: np.ndarray | None, votes: tuple[Ints | None, Ints | None, Ints | None], weights: np.ndarray | None,
-    nodes_modes: Strings | None, **nodes: Ints | None,
-) -> Trees:  # fmt: skip
+    values: np.ndarray | None,
+    votes: tuple[Ints | None, Ints | None, Ints | None],
+    weights: np.ndarray | None,
+    nodes_modes: Strings | None,
+    **nodes: Ints | None,
+) -> Trees:
     """votes: the ids of the tree, the node and the target of each weight."""
     modes = nodes_modes or ()
     count = len(modes)
@@ -228,24 +231,48 @@ def _base(values: np.ndarray | None, count: int) -> np.ndarray | None:
 
 @operator("TreeEnsembleRegressor", 1, 3, 5, domain=ML)
 def tree_ensemble_regressor(
-    xp: Xp, x: Array, *, n_targets: int | None = None, aggregate_function: str = "SUM", post_transform: str = "NONE",
-    base_values: Floats | None = None, base_values_as_tensor: np.ndarray | None = None,
-    nodes_treeids: Ints | None = None, nodes_nodeids: Ints | None = None, nodes_modes: Strings | None = None,
-    nodes_featureids: Ints | None = None, nodes_values: Floats | None = None, nodes_values_as_tensor: np.ndarray | None = None,
-    nodes_truenodeids: Ints | None = None, nodes_falsenodeids: Ints | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    n_targets: int | None = None,
+    aggregate_function: str = "SUM",
+    post_transform: str = "NONE",
+    base_values: Floats | None = None,
+    base_values_as_tensor: np.ndarray | None = None,
+    nodes_treeids: Ints | None = None,
+    nodes_nodeids: Ints | None = None,
+    nodes_modes: Strings | None = None,
+    nodes_featureids: Ints | None = None,
+    nodes_values: Floats | None = None,
+    nodes_values_as_tensor: np.ndarray | None = None,
+    nodes_truenodeids: Ints | None = None,
+    nodes_falsenodeids: Ints | None = None,
     nodes_missing_value_tracks_true: Ints | None = None,
-    nodes_hitrates: Floats | None = None, nodes_hitrates_as_tensor: np.ndarray | None = None,
-    target_treeids: Ints | None = None, target_nodeids: Ints | None = None, target_ids: Ints | None = None,
-    target_weights: Floats | None = None, target_weights_as_tensor: np.ndarray | None = None, derived: Derived,
-) -> Array:  # fmt: skip
+    nodes_hitrates: Floats | None = None,
+    nodes_hitrates_as_tensor: np.ndarray | None = None,
+    target_treeids: Ints | None = None,
+    target_nodeids: Ints | None = None,
+    target_ids: Ints | None = None,
+    target_weights: Floats | None = None,
+    target_weights_as_tensor: np.ndarray | None = None,
+    derived: Derived,
+) -> Array:
     if aggregate_function not in _AGGREGATES:
         raise OperatorError(f"aggregate_function {aggregate_function!r} is none of {', '.join(_AGGREGATES)}", code="SX404")
-    trees: Trees = derived(lambda: _named_trees(
-        _numbers(nodes_values, nodes_values_as_tensor), (target_treeids, target_nodeids, target_ids),
-        _numbers(target_weights, target_weights_as_tensor), nodes_modes, nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids,
-        nodes_featureids=nodes_featureids, nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
-        nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
-    ))  # fmt: skip
+    trees: Trees = derived(
+        lambda: _named_trees(
+            _numbers(nodes_values, nodes_values_as_tensor),
+            (target_treeids, target_nodeids, target_ids),
+            _numbers(target_weights, target_weights_as_tensor),
+            nodes_modes,
+            nodes_treeids=nodes_treeids,
+            nodes_nodeids=nodes_nodeids,
+            nodes_featureids=nodes_featureids,
+            nodes_truenodeids=nodes_truenodeids,
+            nodes_falsenodeids=nodes_falsenodeids,
+            nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
+        )
+    )
     count = max(target_ids or (0,)) + 1 if n_targets is None else n_targets
     y = trees.aggregate(xp, matrix(xp, x), count, aggregate_function)
     base = _base(_numbers(base_values, base_values_as_tensor), count)
@@ -257,16 +284,32 @@ tree_ensemble_regressor.no_gradient("zero")
 
 @operator("TreeEnsembleClassifier", 1, 3, 5, domain=ML, host=True)
 def tree_ensemble_classifier(
-    xp: Xp, x: Array, *, classlabels_int64s: Ints | None = None, classlabels_strings: Strings | None = None,
-    post_transform: str = "NONE", base_values: Floats | None = None, base_values_as_tensor: np.ndarray | None = None,
-    nodes_treeids: Ints | None = None, nodes_nodeids: Ints | None = None, nodes_modes: Strings | None = None,
-    nodes_featureids: Ints | None = None, nodes_values: Floats | None = None, nodes_values_as_tensor: np.ndarray | None = None,
-    nodes_truenodeids: Ints | None = None, nodes_falsenodeids: Ints | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    classlabels_int64s: Ints | None = None,
+    classlabels_strings: Strings | None = None,
+    post_transform: str = "NONE",
+    base_values: Floats | None = None,
+    base_values_as_tensor: np.ndarray | None = None,
+    nodes_treeids: Ints | None = None,
+    nodes_nodeids: Ints | None = None,
+    nodes_modes: Strings | None = None,
+    nodes_featureids: Ints | None = None,
+    nodes_values: Floats | None = None,
+    nodes_values_as_tensor: np.ndarray | None = None,
+    nodes_truenodeids: Ints | None = None,
+    nodes_falsenodeids: Ints | None = None,
     nodes_missing_value_tracks_true: Ints | None = None,
-    nodes_hitrates: Floats | None = None, nodes_hitrates_as_tensor: np.ndarray | None = None,
-    class_treeids: Ints | None = None, class_nodeids: Ints | None = None, class_ids: Ints | None = None,
-    class_weights: Floats | None = None, class_weights_as_tensor: np.ndarray | None = None, derived: Derived,
-) -> tuple[Array, Array]:  # fmt: skip
+    nodes_hitrates: Floats | None = None,
+    nodes_hitrates_as_tensor: np.ndarray | None = None,
+    class_treeids: Ints | None = None,
+    class_nodeids: Ints | None = None,
+    class_ids: Ints | None = None,
+    class_weights: Floats | None = None,
+    class_weights_as_tensor: np.ndarray | None = None,
+    derived: Derived,
+) -> tuple[Array, Array]:
     """The class of the greatest sum of votes, before the transform; the first of equal ones."""
     labels = class_labels(classlabels_int64s, classlabels_strings)
     if labels is None:
@@ -275,11 +318,17 @@ def tree_ensemble_classifier(
     def make() -> tuple[Trees, set[int], bool]:
         weights = _numbers(class_weights, class_weights_as_tensor)
         trees = _named_trees(
-            _numbers(nodes_values, nodes_values_as_tensor), (class_treeids, class_nodeids, class_ids), weights,
-            nodes_modes, nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids, nodes_featureids=nodes_featureids,
-            nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
+            _numbers(nodes_values, nodes_values_as_tensor),
+            (class_treeids, class_nodeids, class_ids),
+            weights,
+            nodes_modes,
+            nodes_treeids=nodes_treeids,
+            nodes_nodeids=nodes_nodeids,
+            nodes_featureids=nodes_featureids,
+            nodes_truenodeids=nodes_truenodeids,
+            nodes_falsenodeids=nodes_falsenodeids,
             nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
-        )  # fmt: skip
+        )
         return trees, set(class_ids or ()), weights is None or bool((weights >= 0).all())
 
     # Votes for one class of two decide alone: above 1/2 as probabilities, above 0 as margins, which have both signs.
@@ -316,12 +365,27 @@ tree_ensemble_classifier.no_gradient("zero")
 
 @operator("TreeEnsemble", 5, domain=ML)
 def tree_ensemble(
-    xp: Xp, x: Array, *, tree_roots: Ints, nodes_featureids: Ints, nodes_modes: np.ndarray, nodes_splits: np.ndarray,
-    nodes_truenodeids: Ints, nodes_trueleafs: Ints, nodes_falsenodeids: Ints, nodes_falseleafs: Ints,
-    leaf_targetids: Ints, leaf_weights: np.ndarray, n_targets: int | None = None, aggregate_function: int = 1,
-    post_transform: int = 0, nodes_missing_value_tracks_true: Ints | None = None, nodes_hitrates: np.ndarray | None = None,
-    membership_values: np.ndarray | None = None, derived: Derived,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    tree_roots: Ints,
+    nodes_featureids: Ints,
+    nodes_modes: np.ndarray,
+    nodes_splits: np.ndarray,
+    nodes_truenodeids: Ints,
+    nodes_trueleafs: Ints,
+    nodes_falsenodeids: Ints,
+    nodes_falseleafs: Ints,
+    leaf_targetids: Ints,
+    leaf_weights: np.ndarray,
+    n_targets: int | None = None,
+    aggregate_function: int = 1,
+    post_transform: int = 0,
+    nodes_missing_value_tracks_true: Ints | None = None,
+    nodes_hitrates: np.ndarray | None = None,
+    membership_values: np.ndarray | None = None,
+    derived: Derived,
+) -> Array:
     """Behind the n inner nodes stand the leaves: leaf i is node n + i."""
     if not 0 <= aggregate_function < len(_AGGREGATES) or not 0 <= post_transform < len(TRANSFORMS):
         unknown = f"aggregate_function {aggregate_function} or post_transform {post_transform}"
@@ -352,10 +416,17 @@ def tree_ensemble(
         features, values, modes = np.array(nodes_featureids, np.int64), _wide(nodes_splits), np.full(leaves, _LEAF)
         targets, weights = _votes(inner + leaves, own, np.array(leaf_targetids, np.int64), _wide(leaf_weights))
         return Trees(
-            roots, np.pad(features, (0, leaves)), np.concatenate([mode, modes]), np.pad(values, (0, leaves)),
-            way(nodes_truenodeids, nodes_trueleafs), way(nodes_falsenodeids, nodes_falseleafs),
-            np.pad(missing, (0, leaves)), targets, weights, _members(mode, membership_values),
-        )  # fmt: skip
+            roots,
+            np.pad(features, (0, leaves)),
+            np.concatenate([mode, modes]),
+            np.pad(values, (0, leaves)),
+            way(nodes_truenodeids, nodes_trueleafs),
+            way(nodes_falsenodeids, nodes_falseleafs),
+            np.pad(missing, (0, leaves)),
+            targets,
+            weights,
+            _members(mode, membership_values),
+        )
 
     count = max(leaf_targetids, default=0) + 1 if n_targets is None else n_targets
     y = derived(make).aggregate(xp, matrix(xp, x), count, _AGGREGATES[aggregate_function])

@@ -50,8 +50,18 @@ def _per_channel(v: Array, x: Array, what: str) -> Array:
 # --- over the batch
 
 
-def _batch_norm(xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float,
-                momentum: float, training: bool, spatial: bool = True) -> tuple[Array, ...]:  # fmt: skip
+def _batch_norm(
+    xp: Xp,
+    x: Array,
+    scale: Array,
+    b: Array,
+    mean: Array,
+    var: Array,
+    epsilon: float,
+    momentum: float,
+    training: bool,
+    spatial: bool = True,
+) -> tuple[Array, ...]:
     """y, the two running statistics and the two of this batch; without training, y alone.
 
     spatial: one statistic a channel; otherwise one for each element of a sample.
@@ -89,17 +99,27 @@ def _per_feature(v: Array, x: Array, what: str) -> Array:
 
 @operator("BatchNormalization", 14, 15)
 def batch_normalization(
-    xp: Xp, x: Array, scale: Array, b: Array, input_mean: Array, input_var: Array, *,
-    epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int = 0, wanted: Wanted,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    scale: Array,
+    b: Array,
+    input_mean: Array,
+    input_var: Array,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+    wanted: Wanted,
+) -> tuple[Array, ...]:
     """The variance of a batch is the population's, also in the running one."""
     _only_y(wanted, bool(training_mode), "training_mode=1")
     return _batch_norm(xp, x, scale, b, input_mean, input_var, epsilon, momentum, bool(training_mode))[:3]
 
 
 @batch_normalization.gradient
-def batch_normalization_gradient(op: Op, dys: list[V], x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float,
-      training_mode: int) -> tuple[V, ...]:  # fmt: skip
+def batch_normalization_gradient(
+    op: Op, dys: list[V], x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float, training_mode: int
+) -> tuple[V, ...]:
     """In training also through the statistics of the batch, and through the running ones that are outputs."""
     given = (x, scale, b, input_mean, input_var)
     dy = op.zeros_like(x) if dys[0] is None else dys[0]
@@ -142,16 +162,26 @@ def batch_normalization_gradient(op: Op, dys: list[V], x: V, scale: V, b: V, inp
 
 @operator("BatchNormalization", 7, 9)
 def batch_normalization_7(
-    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
-    epsilon: float = 1e-5, momentum: float = 0.9, spatial: int = 1, wanted: Wanted,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    scale: Array,
+    b: Array,
+    mean: Array,
+    var: Array,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    spatial: int = 1,
+    wanted: Wanted,
+) -> tuple[Array, ...]:
     """Versions 7 and 9 have no switch: a node that names more outputs than y is training."""
     return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, any(wanted[1:]), bool(spatial))
 
 
 @batch_normalization_7.decomposition
-def batch_normalization_7_decomposition(op: Op, x: V, scale: V, b: V, mean: V, var: V, epsilon: float, momentum: float, spatial: int,
-      wanted: tuple[bool, ...]) -> tuple[V, ...]:  # fmt: skip
+def batch_normalization_7_decomposition(
+    op: Op, x: V, scale: V, b: V, mean: V, var: V, epsilon: float, momentum: float, spatial: int, wanted: tuple[bool, ...]
+) -> tuple[V, ...]:
     return _normalized(op, x, (scale, b, mean, var), epsilon, momentum, any(wanted[1:]), bool(spatial))
 
 
@@ -188,9 +218,19 @@ def _normalized(
 
 @operator("BatchNormalization", 1, 6)
 def batch_normalization_1(
-    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
-    epsilon: float = 1e-5, momentum: float = 0.9, is_test: int = 0, spatial: int = 1, wanted: Wanted,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    scale: Array,
+    b: Array,
+    mean: Array,
+    var: Array,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    is_test: int = 0,
+    spatial: int = 1,
+    wanted: Wanted,
+) -> tuple[Array, ...]:
     """Before opset 7 a node was training unless it said otherwise."""
     _only_y(wanted, not is_test, "is_test=0")
     return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, not is_test, bool(spatial))

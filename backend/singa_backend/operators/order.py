@@ -170,8 +170,9 @@ def unique_gradient(op: Op, dys: list[V], x: V, axis: int | None, sorted: int) -
 @operator("ReverseSequence", 10, 28, widen=False)
 def reverse_sequence(xp: Xp, x: Array, sequence_lens: Host[np.ndarray], *, batch_axis: int = 1, time_axis: int = 0) -> Array:
     if x.ndim < 2 or {batch_axis, time_axis} != {0, 1}:
-        raise OperatorError(f"batch_axis {batch_axis} and time_axis {time_axis} are not the first axes of the shape {x.shape}",
-                            code="SX408")  # fmt: skip
+        raise OperatorError(
+            f"batch_axis {batch_axis} and time_axis {time_axis} are not the first axes of the shape {x.shape}", code="SX408"
+        )
     batch, time = x.shape[batch_axis], x.shape[time_axis]
     if sequence_lens.shape != (batch,) or (sequence_lens < 0).any() or (sequence_lens > time).any():
         raise OperatorError(f"sequence_lens {sequence_lens.tolist()} do not give {batch} lengths from 0 to {time}", code="SX404")
@@ -248,12 +249,20 @@ def _survivors(corners: np.ndarray, order: np.ndarray, most: int, iou_threshold:
 
 @operator("NonMaxSuppression", 10, 11, host=True)
 def non_max_suppression(
-    xp: Xp, boxes: Array, scores: Array, max_output_boxes_per_class: Host[int] = 0, iou_threshold: Host[float] = 0.0,
-    score_threshold: Host[float] | None = None, *, center_point_box: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    boxes: Array,
+    scores: Array,
+    max_output_boxes_per_class: Host[int] = 0,
+    iou_threshold: Host[float] = 0.0,
+    score_threshold: Host[float] | None = None,
+    *,
+    center_point_box: int = 0,
+) -> Array:
     if boxes.ndim != 3 or scores.ndim != 3 or boxes.shape != (scores.shape[0], scores.shape[2], 4):
-        raise OperatorError(f"boxes of shape {boxes.shape} and scores of shape {scores.shape} are not (N, boxes, 4) and "
-                            "(N, classes, boxes)", code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"boxes of shape {boxes.shape} and scores of shape {scores.shape} are not (N, boxes, 4) and (N, classes, boxes)",
+            code="SX404",
+        )
     if not 0 <= iou_threshold <= 1:
         raise OperatorError(f"iou_threshold {iou_threshold} is outside [0, 1]", code="SX404")
     if center_point_box not in (0, 1):

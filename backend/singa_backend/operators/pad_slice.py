@@ -37,8 +37,9 @@ def _slice(start: int, end: int, step: int, size: int) -> slice:
 
 
 @operator("Slice", 10, 11, 13, widen=False, traits=("rank_of_first",))
-def slice_(xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[Ints] | None = None,
-           steps: Host[Ints] | None = None) -> Array:  # fmt: skip
+def slice_(
+    xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[Ints] | None = None, steps: Host[Ints] | None = None
+) -> Array:
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
@@ -135,8 +136,16 @@ def _pad(xp: Xp, x: Array, pads: Sequence[int], mode: str, value: Array | None, 
 
 
 @operator("Pad", 11, 13, 18, 19, 21, 23, 24, 25, widen=False, traits=("rank_of_first",))
-def pad(xp: Xp, x: Array, pads: Host[Ints], constant_value: Array | None = None, axes: Host[Ints] | None = None, *,
-        mode: str = "constant", version: Version) -> Array:  # fmt: skip
+def pad(
+    xp: Xp,
+    x: Array,
+    pads: Host[Ints],
+    constant_value: Array | None = None,
+    axes: Host[Ints] | None = None,
+    *,
+    mode: str = "constant",
+    version: Version,
+) -> Array:
     if mode == "wrap" and version < 19:
         raise OperatorError(f"mode 'wrap' came with Pad-19; this is Pad-{version}", code="SX404")
     if constant_value is not None:

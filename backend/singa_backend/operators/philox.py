@@ -22,10 +22,13 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = (1 << 32) - 1
 
 declare_schema(
-    "Philox", ["key: tensor(int64)", "shape: tensor(int64)"], ["bits: T"], types={"T": ["uint32"]},
+    "Philox",
+    ["key: tensor(int64)", "shape: tensor(int64)"],
+    ["bits: T"],
+    types={"T": ["uint32"]},
     doc="Random 32-bit words.  key: (seed, number of the draw).  shape: that of the result.  Word i of the flat result is word "
-        "i % 4 of the block whose counter is (i // 4, draw) under the key (seed).",
-)  # fmt: skip
+    "i % 4 of the block whose counter is (i // 4, draw) under the key (seed).",
+)
 
 
 @operator("Philox", 1, domain=SINGA_DOMAIN)

@@ -58,9 +58,18 @@ def divisors(at: Windows, count_include_pad: int) -> np.ndarray:
 
 
 @operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first",))
-def average_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSET", ceil_mode: int = 0,
-                 count_include_pad: int = 0, dilations: Ints | None = None, pads: Ints | None = None,
-                 strides: Ints | None = None) -> Array:  # fmt: skip
+def average_pool(
+    xp: Xp,
+    x: Array,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     """The mean of each window's cells, without the padding unless count_include_pad (which came with 7)."""
     at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
     total = pool(xp, x, at, xp.add, 0)
@@ -69,8 +78,17 @@ def average_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSE
 
 
 @average_pool.gradient
-def average_pool_gradient(op: Op, dy: V, x: V, kernel_shape: Ints, auto_pad: str, count_include_pad: int, dilations: Ints | None, pads: Ints | None,
-      strides: Ints | None) -> V:  # fmt: skip
+def average_pool_gradient(
+    op: Op,
+    dy: V,
+    x: V,
+    kernel_shape: Ints,
+    auto_pad: str,
+    count_include_pad: int,
+    dilations: Ints | None,
+    pads: Ints | None,
+    strides: Ints | None,
+) -> V:
     """Each cell gets its share from every window that averages it."""
     over = _Over(op, x, dy, kernel_shape, auto_pad, dilations, pads, strides)
     return over.back(op.Div(dy, over.sizes(count_include_pad)))
@@ -79,8 +97,9 @@ def average_pool_gradient(op: Op, dy: V, x: V, kernel_shape: Ints, auto_pad: str
 class _Over:
     """Windows over x in ONNX's vocabulary; each channel is a sample of its own."""
 
-    def __init__(self, op: Op, x: V, y: V, kernel: Ints, auto_pad: str, dilations: Ints | None, pads: Ints | None,
-                 strides: Ints | None) -> None:  # fmt: skip
+    def __init__(
+        self, op: Op, x: V, y: V, kernel: Ints, auto_pad: str, dilations: Ints | None, pads: Ints | None, strides: Ints | None
+    ) -> None:
         rank = len(kernel)
         self.op, self.x, self.y, self.rank = op, x, y, rank
         self.strides, self.dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
@@ -190,9 +209,19 @@ def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
 
 
 @operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first",))
-def max_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
-             pads: Ints | None = None, storage_order: int = 0, strides: Ints | None = None,
-             wanted: Wanted = (True,)) -> Array | tuple[Array, Array]:  # fmt: skip
+def max_pool(
+    xp: Xp,
+    x: Array,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    storage_order: int = 0,
+    strides: Ints | None = None,
+    wanted: Wanted = (True,),
+) -> Array | tuple[Array, Array]:
     """The largest cell of each window (NaN where there is one); the padding never wins.
 
     Indices number the cells of the whole tensor, one plane after another; storage_order 1 numbers each plane by columns.
@@ -209,14 +238,36 @@ def max_pool(xp: Xp, x: Array, *, kernel_shape: Ints, auto_pad: str = "NOTSET", 
 
 
 @max_pool.gradient
-def max_pool_gradient(op: Op, dys: list[V], ys: list[V], x: V, kernel_shape: Ints, auto_pad: str, ceil_mode: int, dilations: Ints | None,
-      pads: Ints | None, storage_order: int, strides: Ints | None) -> V:  # fmt: skip
+def max_pool_gradient(
+    op: Op,
+    dys: list[V],
+    ys: list[V],
+    x: V,
+    kernel_shape: Ints,
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Ints | None,
+    pads: Ints | None,
+    storage_order: int,
+    strides: Ints | None,
+) -> V:
     """To the largest cell of each window; of equals, to the first."""
     if dys[0] is None:
         return None
-    index = ys[1] if len(ys) > 1 and ys[1] is not None and not storage_order else op.MaxPool(
-        x, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations, pads=pads, strides=strides,
-        outputs=2)[1]  # fmt: skip
+    index = (
+        ys[1]
+        if len(ys) > 1 and ys[1] is not None and not storage_order
+        else op.MaxPool(
+            x,
+            kernel_shape=kernel_shape,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            dilations=dilations,
+            pads=pads,
+            strides=strides,
+            outputs=2,
+        )[1]
+    )
     dy, rank = dys[0], len(kernel_shape)
     strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
     close = max(dilations) == 1  # no cell lies between those of a window
@@ -245,8 +296,16 @@ def global_max_pool_gradient(op: Op, dy: V, x: V) -> V:
 
 
 @operator("MaxUnpool", 9, 11, 22)
-def max_unpool(xp: Xp, x: Array, index: Array, output_shape: Host[Ints] | None = None, *, kernel_shape: Ints,
-               pads: Ints | None = None, strides: Ints | None = None) -> Array:  # fmt: skip
+def max_unpool(
+    xp: Xp,
+    x: Array,
+    index: Array,
+    output_shape: Host[Ints] | None = None,
+    *,
+    kernel_shape: Ints,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     """Each cell goes back to where MaxPool found it; all else is 0.
 
     The indices number the cells of the tensor that kernel, strides and pads lead back to.  `output_shape` makes the pads
@@ -303,9 +362,18 @@ def root(xp: Xp, total: Array, p: float) -> Array:
 
 
 @operator("LpPool", 1, 2, 11, 18, 22, traits=("rank_of_first",))
-def lp_pool(xp: Xp, x: Array, *, kernel_shape: Ints | None = None, auto_pad: str = "NOTSET", ceil_mode: int = 0,
-            dilations: Ints | None = None, p: float = 2, pads: Ints | None = None,
-            strides: Ints | None = None) -> Array:  # fmt: skip
+def lp_pool(
+    xp: Xp,
+    x: Array,
+    *,
+    kernel_shape: Ints | None = None,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    p: float = 2,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     """The p-norm of each window, the padding being 0.  Version 1 lets kernel_shape be absent and does not say what that means."""
     if not kernel_shape:
         raise OperatorError("LpPool needs a kernel_shape", code="SX404")
@@ -314,8 +382,18 @@ def lp_pool(xp: Xp, x: Array, *, kernel_shape: Ints | None = None, auto_pad: str
 
 
 @lp_pool.gradient
-def lp_pool_gradient(op: Op, dy: V, y: V, x: V, kernel_shape: Ints, auto_pad: str, dilations: Ints | None, p: float, pads: Ints | None,
-      strides: Ints | None) -> V:  # fmt: skip
+def lp_pool_gradient(
+    op: Op,
+    dy: V,
+    y: V,
+    x: V,
+    kernel_shape: Ints,
+    auto_pad: str,
+    dilations: Ints | None,
+    p: float,
+    pads: Ints | None,
+    strides: Ints | None,
+) -> V:
     """Where the norm is 0, so is the gradient."""
     over = _Over(op, x, dy, kernel_shape, auto_pad, dilations, pads, strides)
     return _norm_back(op, over.back(_norm_share(op, dy, y, p)), x, p)

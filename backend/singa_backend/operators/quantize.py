@@ -66,9 +66,18 @@ def _quotient(x: Array, scale: Array, precision: np.dtype[Any]) -> Array:
 
 @operator("QuantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False)
 def quantize_linear(
-    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *, axis: int = 1, saturate: int = 1,
-    block_size: int = 0, output_dtype: int = 0, precision: int = 0, version: Version = 28,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    y_scale: Array,
+    y_zero_point: Array | None = None,
+    *,
+    axis: int = 1,
+    saturate: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    version: Version = 28,
+) -> Array:
     target = np.dtype(np.uint8) if y_zero_point is None else np.dtype(y_zero_point.dtype)
     if output_dtype:
         asked = dtypes.numpy_dtype(output_dtype)
@@ -108,9 +117,15 @@ def quantize_linear_10_decomposition(op: Op, x: V, y_scale: V, y_zero_point: V) 
 
 @operator("DequantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False)
 def dequantize_linear(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *, axis: int = 1, block_size: int = 0,
+    xp: Xp,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
     output_dtype: int = 0,
-) -> Array:  # fmt: skip
+) -> Array:
     """y = (x - zero_point) * scale: the difference exact, the product in float32, rounded once to the output's type."""
     target = dtypes.numpy_dtype(output_dtype) if output_dtype else np.dtype(x_scale.dtype)
     if target not in (np.float32, *dtypes.HALVES):

@@ -85,9 +85,19 @@ class _Layer:
     """What RNN, GRU and LSTM share: the directions, the layout, the lengths of the sequences."""
 
     def __init__(
-        self, xp: Xp, x: Array, w: Array, r: Array, b: Array | None, lengths: np.ndarray | None, gates: int, *,
-        direction: str, hidden_size: int | None, layout: int,
-    ) -> None:  # fmt: skip
+        self,
+        xp: Xp,
+        x: Array,
+        w: Array,
+        r: Array,
+        b: Array | None,
+        lengths: np.ndarray | None,
+        gates: int,
+        *,
+        direction: str,
+        hidden_size: int | None,
+        layout: int,
+    ) -> None:
         if direction not in DIRECTIONS:
             raise OperatorError(f"direction {direction!r} is not forward, reverse or bidirectional", code="SX404")
         if layout not in (0, 1):
@@ -219,9 +229,21 @@ def rnn(
 
 
 @rnn.decomposition
-def rnn_decomposition(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
-      activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str,
-      layout: int) -> tuple[V, ...]:  # fmt: skip
+def rnn_decomposition(
+    op: Op,
+    x: V,
+    w: V,
+    r: V,
+    b: V,
+    sequence_lens: V,
+    initial_h: V,
+    activation_alpha: Floats | None,
+    activation_beta: Floats | None,
+    activations: Strings | None,
+    clip: float | None,
+    direction: str,
+    layout: int,
+) -> tuple[V, ...]:
     functions = _composed(activations, ("Tanh",), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:
@@ -232,8 +254,9 @@ def rnn_decomposition(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_
     return recurrence(op, x, w, r, sequence_lens, [initial_h], direction, layout, cell)
 
 
-def _composed(names: Strings | None, defaults: Strings, direction: str, alphas: Floats | None, betas: Floats | None,
-              clip: float | None) -> list[list[Activation]]:  # fmt: skip
+def _composed(
+    names: Strings | None, defaults: Strings, direction: str, alphas: Floats | None, betas: Floats | None, clip: float | None
+) -> list[list[Activation]]:
     """The activations of each direction, in ONNX's vocabulary."""
     n, directions = len(defaults), len(DIRECTIONS[direction])
     chosen = [name.lower() for name in (names if names is not None else defaults * directions)[: n * directions]]
@@ -290,9 +313,22 @@ def gru(
 
 
 @gru.decomposition
-def gru_decomposition(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
-      activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, layout: int,
-      linear_before_reset: int) -> tuple[V, ...]:  # fmt: skip
+def gru_decomposition(
+    op: Op,
+    x: V,
+    w: V,
+    r: V,
+    b: V,
+    sequence_lens: V,
+    initial_h: V,
+    activation_alpha: Floats | None,
+    activation_beta: Floats | None,
+    activations: Strings | None,
+    clip: float | None,
+    direction: str,
+    layout: int,
+    linear_before_reset: int,
+) -> tuple[V, ...]:
     functions = _composed(activations, ("Sigmoid", "Tanh"), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:
@@ -340,16 +376,40 @@ def gru_1(
 ) -> tuple[Array, ...]:
     """Before opset 3 the reset gate always came before the projection."""
     result: tuple[Array, ...] = gru(
-        xp, x, w, r, b, sequence_lens, initial_h, activation_alpha=activation_alpha, activation_beta=activation_beta,
-        activations=activations, clip=clip, direction=direction, hidden_size=hidden_size,
-    )  # fmt: skip
+        xp,
+        x,
+        w,
+        r,
+        b,
+        sequence_lens,
+        initial_h,
+        activation_alpha=activation_alpha,
+        activation_beta=activation_beta,
+        activations=activations,
+        clip=clip,
+        direction=direction,
+        hidden_size=hidden_size,
+    )
     return result
 
 
 @gru_1.decomposition
-def gru_1_decomposition(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, activation_alpha: Floats | None,
-      activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, hidden_size: int | None,
-      wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
+def gru_1_decomposition(
+    op: Op,
+    x: V,
+    w: V,
+    r: V,
+    b: V,
+    sequence_lens: V,
+    initial_h: V,
+    activation_alpha: Floats | None,
+    activation_beta: Floats | None,
+    activations: Strings | None,
+    clip: float | None,
+    direction: str,
+    hidden_size: int | None,
+    wanted: tuple[bool, ...],
+) -> list[V]:
     direction = "forward" if direction == "foward" else direction
     attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations,
                   "clip": clip, "direction": direction, "hidden_size": hidden_size}  # fmt: skip
@@ -412,9 +472,24 @@ def lstm(
 
 
 @lstm.decomposition
-def lstm_decomposition(op: Op, x: V, w: V, r: V, b: V, sequence_lens: V, initial_h: V, initial_c: V, p: V, activation_alpha: Floats | None,
-      activation_beta: Floats | None, activations: Strings | None, clip: float | None, direction: str, input_forget: int,
-      layout: int) -> tuple[V, ...]:  # fmt: skip
+def lstm_decomposition(
+    op: Op,
+    x: V,
+    w: V,
+    r: V,
+    b: V,
+    sequence_lens: V,
+    initial_h: V,
+    initial_c: V,
+    p: V,
+    activation_alpha: Floats | None,
+    activation_beta: Floats | None,
+    activations: Strings | None,
+    clip: float | None,
+    direction: str,
+    input_forget: int,
+    layout: int,
+) -> tuple[V, ...]:
     functions = _composed(activations, ("Sigmoid", "Tanh", "Tanh"), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:

@@ -185,8 +185,18 @@ def _axes_as_input(old: Declaration) -> None:
         return getattr(op, old.name)(x, list(axes) if axes else None, keepdims=keepdims)
 
 
-for _old in (reduce_sum_1, reduce_mean_1, reduce_prod_1, reduce_max_1, reduce_min_1, reduce_l1_1, reduce_l2_1,
-             reduce_sum_square_1, reduce_log_sum_1, reduce_log_sum_exp_1):  # fmt: skip
+for _old in (
+    reduce_sum_1,
+    reduce_mean_1,
+    reduce_prod_1,
+    reduce_max_1,
+    reduce_min_1,
+    reduce_l1_1,
+    reduce_l2_1,
+    reduce_sum_square_1,
+    reduce_log_sum_1,
+    reduce_log_sum_exp_1,
+):
     _axes_as_input(_old)
 
 

@@ -92,9 +92,15 @@ def roi_align(
 
 
 def _pool(
-    xp: Xp, pixels: Array, batch: np.ndarray, down: tuple[np.ndarray, ...], across: tuple[np.ndarray, ...],
-    rows: int, columns: int, mode: str,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    pixels: Array,
+    batch: np.ndarray,
+    down: tuple[np.ndarray, ...],
+    across: tuple[np.ndarray, ...],
+    rows: int,
+    columns: int,
+    mode: str,
+) -> Array:
     """Bins of some regions: R x C x bins down x bins across.
 
     The text wants the greatest of the interpolated values; ONNX's case has held, in every release, the greatest of
@@ -120,9 +126,17 @@ def _pool(
 
 @roi_align.decomposition
 def align_in_parts(
-    op: Op, x: V, rois: V, batch_indices: V, coordinate_transformation_mode: str, mode: str, output_height: int,
-    output_width: int, sampling_ratio: int, spatial_scale: float,
-) -> V:  # fmt: skip
+    op: Op,
+    x: V,
+    rois: V,
+    batch_indices: V,
+    coordinate_transformation_mode: str,
+    mode: str,
+    output_height: int,
+    output_width: int,
+    sampling_ratio: int,
+    spatial_scale: float,
+) -> V:
     """An average is two matrix products: the weights of a place are those of its row times those of its column."""
     aligned = coordinate_transformation_mode == "half_pixel"
     boxes = op.Mul(op.cast(rois, x), spatial_scale)
@@ -218,18 +232,42 @@ def roi_align_10(
 ) -> Array:
     """Before opset 16 coordinates were not shifted by half a pixel."""
     return roi_align(
-        xp, x, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", mode=mode, output_height=output_height,
-        output_width=output_width, sampling_ratio=sampling_ratio, spatial_scale=spatial_scale,
-    )  # fmt: skip
+        xp,
+        x,
+        rois,
+        batch_indices,
+        coordinate_transformation_mode="output_half_pixel",
+        mode=mode,
+        output_height=output_height,
+        output_width=output_width,
+        sampling_ratio=sampling_ratio,
+        spatial_scale=spatial_scale,
+    )
 
 
 @roi_align_10.decomposition
-def roi_align_10_decomposition(op: Op, x: V, rois: V, batch_indices: V, mode: str, output_height: int, output_width: int, sampling_ratio: int,
-      spatial_scale: float) -> V:  # fmt: skip
+def roi_align_10_decomposition(
+    op: Op,
+    x: V,
+    rois: V,
+    batch_indices: V,
+    mode: str,
+    output_height: int,
+    output_width: int,
+    sampling_ratio: int,
+    spatial_scale: float,
+) -> V:
     return op.RoiAlign(
-        x, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", mode=mode, output_height=output_height,
-        output_width=output_width, sampling_ratio=sampling_ratio, spatial_scale=spatial_scale,
-    )  # fmt: skip
+        x,
+        rois,
+        batch_indices,
+        coordinate_transformation_mode="output_half_pixel",
+        mode=mode,
+        output_height=output_height,
+        output_width=output_width,
+        sampling_ratio=sampling_ratio,
+        spatial_scale=spatial_scale,
+    )
 
 
 # --- MaxRoiPool ------------------------------------------------------------------------------------------------------
@@ -242,8 +280,11 @@ def max_roi_pool(xp: Xp, x: Array, rois: Host[np.ndarray], *, pooled_shape: Ints
     Corners are rounded half away from zero, and a region has at least one cell.
     """
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2 or min(pooled_shape) < 1:
-        raise OperatorError(f"x must be N x C x H x W, rois R x 5, pooled_shape 2 sizes; there are {x.shape}, {rois.shape} and "
-                            f"{tuple(pooled_shape)}", code="SX404")  # fmt: skip
+        raise OperatorError(
+            f"x must be N x C x H x W, rois R x 5, pooled_shape 2 sizes; there are {x.shape}, {rois.shape} and "
+            f"{tuple(pooled_shape)}",
+            code="SX404",
+        )
     y = xp.zeros((len(rois), x.shape[1], *pooled_shape), dtype=x.dtype)
     scaled = rois[:, 1:].astype(np.float64) * spatial_scale
     if not np.isfinite(scaled).all() or not np.isfinite(rois[:, 0]).all():

@@ -144,9 +144,17 @@ def _interpolate(
 
 
 def _resize(
-    xp: Xp, x: Array, spans: Sequence[Span], mode: str, coordinates: str, rounding: Callable[[Span], Kernel],
-    a: float = -0.75, exclude: bool = False, antialias: bool = False, extrapolation: float = 0.0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    spans: Sequence[Span],
+    mode: str,
+    coordinates: str,
+    rounding: Callable[[Span], Kernel],
+    a: float = -0.75,
+    exclude: bool = False,
+    antialias: bool = False,
+    extrapolation: float = 0.0,
+) -> Array:
     """`x` resized along every span."""
     if mode not in ("nearest", "linear", "cubic"):
         raise OperatorError(f"mode {mode!r} was asked for; there are nearest, linear and cubic", code="SX404")
@@ -273,14 +281,36 @@ def resize(
     else:
         spans = _sized(along, tuple(x.shape), sizes or (), keep_aspect_ratio_policy, rois)
     return _resize(
-        xp, x, spans, mode, coordinates, lambda _: ROUND[nearest_mode],
-        cubic_coeff_a, bool(exclude_outside), bool(antialias), extrapolation_value,
-    )  # fmt: skip
+        xp,
+        x,
+        spans,
+        mode,
+        coordinates,
+        lambda _: ROUND[nearest_mode],
+        cubic_coeff_a,
+        bool(exclude_outside),
+        bool(antialias),
+        extrapolation_value,
+    )
 
 
 @resize.gradient
-def resize_gradient(op: Op, dy: V, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Ints | None, coordinate_transformation_mode: str,
-      cubic_coeff_a: float, exclude_outside: int, keep_aspect_ratio_policy: str, mode: str, nearest_mode: str) -> V:  # fmt: skip
+def resize_gradient(
+    op: Op,
+    dy: V,
+    x: V,
+    roi: V,
+    scales: V,
+    sizes: V,
+    antialias: int,
+    axes: Ints | None,
+    coordinate_transformation_mode: str,
+    cubic_coeff_a: float,
+    exclude_outside: int,
+    keep_aspect_ratio_policy: str,
+    mode: str,
+    nearest_mode: str,
+) -> V:
     """Each axis is multiplied by a matrix, which is what resizing makes of the identity; dy is multiplied by it from behind."""
     rank = op.rank(x)
     along = [a % rank for a in axes] if axes is not None else list(range(rank))
@@ -289,10 +319,19 @@ def resize_gradient(op: Op, dy: V, x: V, roi: V, scales: V, sizes: V, antialias:
 
         def resized(identity: V, axes: list[int]) -> V:
             return op.Resize(
-                identity, roi if cropped else None, None, sizes, axes=axes, antialias=antialias, cubic_coeff_a=cubic_coeff_a,
-                exclude_outside=exclude_outside, coordinate_transformation_mode=coordinate_transformation_mode,
-                keep_aspect_ratio_policy=keep_aspect_ratio_policy, mode=mode, nearest_mode=nearest_mode,
-            )  # fmt: skip
+                identity,
+                roi if cropped else None,
+                None,
+                sizes,
+                axes=axes,
+                antialias=antialias,
+                cubic_coeff_a=cubic_coeff_a,
+                exclude_outside=exclude_outside,
+                coordinate_transformation_mode=coordinate_transformation_mode,
+                keep_aspect_ratio_policy=keep_aspect_ratio_policy,
+                mode=mode,
+                nearest_mode=nearest_mode,
+            )
 
         return _by_one_matrix(op, dy, x, along, resized)
     known = op.constant_value(scales) if sizes is None else None
@@ -304,12 +343,17 @@ def resize_gradient(op: Op, dy: V, x: V, roi: V, scales: V, sizes: V, antialias:
         identity = op.EyeLike(op.Expand(op.constant(0, op.dtype(x)), op.Concat(size, size, axis=0)))
         both = op.Gather(roi, [i, i + len(along)], axis=0) if cropped else None
         matrix = op.Resize(
-            identity, op.Concat(op.Slice(both, [0], [1]), [0.0], op.Slice(both, [1], [2]), [1.0], axis=0) if cropped else None,
+            identity,
+            op.Concat(op.Slice(both, [0], [1]), [0.0], op.Slice(both, [1], [2]), [1.0], axis=0) if cropped else None,
             None if sizes is not None else op.Concat(op.Slice(scales, [i], [i + 1], [0]), [1.0], axis=0),
-            None if sizes is None else op.Concat(op.Shape(dy, start=axis, end=axis + 1), size, axis=0), antialias=antialias,
-            coordinate_transformation_mode=coordinate_transformation_mode, cubic_coeff_a=cubic_coeff_a,
-            exclude_outside=exclude_outside, mode=mode, nearest_mode=nearest_mode,
-        )  # fmt: skip
+            None if sizes is None else op.Concat(op.Shape(dy, start=axis, end=axis + 1), size, axis=0),
+            antialias=antialias,
+            coordinate_transformation_mode=coordinate_transformation_mode,
+            cubic_coeff_a=cubic_coeff_a,
+            exclude_outside=exclude_outside,
+            mode=mode,
+            nearest_mode=nearest_mode,
+        )
         dy = op.swap(op.MatMul(op.swap(dy, axis, -1), matrix), axis, -1)
     return dy
 
@@ -359,8 +403,14 @@ def resize_10_decomposition(op: Op, x: V, scales: V, mode: str) -> V:
 
 
 def _upsampled(op: Op, x: V, scales: V, mode: str) -> V:
-    return op.Resize(x, None, scales, mode="nearest" if mode == "nearest" else "linear",
-                     coordinate_transformation_mode="asymmetric", nearest_mode="floor")  # fmt: skip
+    return op.Resize(
+        x,
+        None,
+        scales,
+        mode="nearest" if mode == "nearest" else "linear",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
 
 
 @operator("Upsample", 9, 10, widen=False, settings=("scales",))

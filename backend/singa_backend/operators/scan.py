@@ -48,28 +48,46 @@ def _length(xs: Sequence[Array], axes: Sequence[int]) -> int:
 
 @operator("Scan", 9, widen=False)
 def scan_9(
-    xp: Xp, *values: Array, body: Graph, num_scan_inputs: int, scan_input_axes: Ints | None = None,
-    scan_input_directions: Ints | None = None, scan_output_axes: Ints | None = None,
-    scan_output_directions: Ints | None = None, run: Run,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    *values: Array,
+    body: Graph,
+    num_scan_inputs: int,
+    scan_input_axes: Ints | None = None,
+    scan_input_directions: Ints | None = None,
+    scan_output_axes: Ints | None = None,
+    scan_output_directions: Ints | None = None,
+    run: Run,
+) -> tuple[Array, ...]:
     """Negative axes came with 11."""
     for axis in (*(scan_input_axes or ()), *(scan_output_axes or ())):
         if axis < 0:
             raise OperatorError(f"axis {axis}: Scan-9 counts axes from the front", code="SX408")
     outputs: tuple[Array, ...] = scan(
-        xp, *values, body=body, num_scan_inputs=num_scan_inputs, scan_input_axes=scan_input_axes,
-        scan_input_directions=scan_input_directions, scan_output_axes=scan_output_axes,
-        scan_output_directions=scan_output_directions, run=run,
-    )  # fmt: skip
+        xp,
+        *values,
+        body=body,
+        num_scan_inputs=num_scan_inputs,
+        scan_input_axes=scan_input_axes,
+        scan_input_directions=scan_input_directions,
+        scan_output_axes=scan_output_axes,
+        scan_output_directions=scan_output_directions,
+        run=run,
+    )
     return outputs
 
 
 @operator("Scan", 11, 16, 19, 21, 23, 24, 25, widen=False)
 def scan(
-    xp: Xp, *values: Array, body: Graph, num_scan_inputs: int, scan_input_axes: Ints | None = None,
-    scan_input_directions: Ints | None = None, scan_output_axes: Ints | None = None,
-    scan_output_directions: Ints | None = None, run: Run,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    *values: Array,
+    body: Graph,
+    num_scan_inputs: int,
+    scan_input_axes: Ints | None = None,
+    scan_input_directions: Ints | None = None,
+    scan_output_axes: Ints | None = None,
+    scan_output_directions: Ints | None = None,
+    run: Run,
+) -> tuple[Array, ...]:
     """The body takes (states..., elements...) and gives (states..., scan outputs...)."""
     state, xs = _parts(values, num_scan_inputs)
     n = len(state)
@@ -98,9 +116,20 @@ def scan(
 
 @scan.gradient
 @scan_9.gradient
-def scan_9_gradient(op: Op, dys: list[V], ys: list[V], values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Ints | None,
-      scan_input_directions: Ints | None, scan_output_axes: Ints | None, scan_output_directions: Ints | None,
-      captured: list[V], needs: tuple[bool, ...]) -> list[V]:  # fmt: skip
+def scan_9_gradient(
+    op: Op,
+    dys: list[V],
+    ys: list[V],
+    values: list[V],
+    body: Subgraph,
+    num_scan_inputs: int,
+    scan_input_axes: Ints | None,
+    scan_input_directions: Ints | None,
+    scan_output_axes: Ints | None,
+    scan_output_directions: Ints | None,
+    captured: list[V],
+    needs: tuple[bool, ...],
+) -> list[V]:
     """Run once more and keep the states side by side; then scan the other way."""
     n = len(values) - num_scan_inputs
     state, xs = values[:n], values[n:]
@@ -114,8 +143,16 @@ def scan_9_gradient(op: Op, dys: list[V], ys: list[V], values: list[V], body: Su
         return [*run_subgraph(inner, body, [*here, *captured])[:n], *(inner.Identity(s) for s in here[:n])]
 
     graph = op.graph(forward, [*map(op.type, state), *slices])
-    kept = op.call("Scan", values, {"body": graph, "num_scan_inputs": len(xs), "scan_input_axes": axes,
-                                    "scan_input_directions": directions}, 2 * n)[n:] if n else []  # fmt: skip
+    kept = (
+        op.call(
+            "Scan",
+            values,
+            {"body": graph, "num_scan_inputs": len(xs), "scan_input_axes": axes, "scan_input_directions": directions},
+            2 * n,
+        )[n:]
+        if n
+        else []
+    )
 
     scans = [(i, d) for i, d in enumerate(dys[n:]) if d is not None]
     out_axes, out_directions = (_flags("", a, len(dys) - n) for a in (scan_output_axes, scan_output_directions))
@@ -143,12 +180,18 @@ def scan_9_gradient(op: Op, dys: list[V], ys: list[V], values: list[V], body: Su
     elements = [*(op.type(k, drop=[0]) for k in kept), *slices, *(op.type(d, drop=[0]) for _, d in scans)]
     graph = op.graph(backward, [*map(op.type, starts), *elements])
     made = op.call(
-        "Scan", [*starts, *kept, *xs, *(d for _, d in scans)],
-        {"body": graph, "num_scan_inputs": len(elements),
-         "scan_input_axes": [*[0] * n, *axes, *(out_axes[i] for i, _ in scans)],
-         "scan_input_directions": [*[1] * n, *(1 - d for d in directions), *(1 - out_directions[i] for i, _ in scans)],
-         "scan_output_axes": [axes[i] for i in asked_xs], "scan_output_directions": [1 - directions[i] for i in asked_xs]},
-        len(starts) + len(asked_xs))  # fmt: skip
+        "Scan",
+        [*starts, *kept, *xs, *(d for _, d in scans)],
+        {
+            "body": graph,
+            "num_scan_inputs": len(elements),
+            "scan_input_axes": [*[0] * n, *axes, *(out_axes[i] for i, _ in scans)],
+            "scan_input_directions": [*[1] * n, *(1 - d for d in directions), *(1 - out_directions[i] for i, _ in scans)],
+            "scan_output_axes": [axes[i] for i in asked_xs],
+            "scan_output_directions": [1 - directions[i] for i in asked_xs],
+        },
+        len(starts) + len(asked_xs),
+    )
     grads: list[V] = [None] * len(needs)
     where = [*floats, *(len(values) + i for i in asked), *(n + i for i in asked_xs)]
     for k, g in zip(where, made, strict=True):
@@ -157,9 +200,17 @@ def scan_9_gradient(op: Op, dys: list[V], ys: list[V], values: list[V], body: Su
 
 
 @scan_9.decomposition
-def scan_9_decomposition(op: Op, values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Ints | None,
-      scan_input_directions: Ints | None, scan_output_axes: Ints | None, scan_output_directions: Ints | None,
-      wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
+def scan_9_decomposition(
+    op: Op,
+    values: list[V],
+    body: Subgraph,
+    num_scan_inputs: int,
+    scan_input_axes: Ints | None,
+    scan_input_directions: Ints | None,
+    scan_output_axes: Ints | None,
+    scan_output_directions: Ints | None,
+    wanted: tuple[bool, ...],
+) -> list[V]:
     attributes = {"body": body, "num_scan_inputs": num_scan_inputs, "scan_input_axes": scan_input_axes,
                   "scan_input_directions": scan_input_directions, "scan_output_axes": scan_output_axes,
                   "scan_output_directions": scan_output_directions}  # fmt: skip
@@ -167,8 +218,15 @@ def scan_9_decomposition(op: Op, values: list[V], body: Subgraph, num_scan_input
 
 
 @operator("Scan", 8, widen=False)
-def scan_8(xp: Xp, sequence_lens: Host[Ints] | None = None, *values: Array, body: Graph, directions: Ints | None = None,
-           num_scan_inputs: int, run: Run) -> tuple[Array, ...]:  # fmt: skip
+def scan_8(
+    xp: Xp,
+    sequence_lens: Host[Ints] | None = None,
+    *values: Array,
+    body: Graph,
+    directions: Ints | None = None,
+    num_scan_inputs: int,
+    run: Run,
+) -> tuple[Array, ...]:
     """Version 8 scans axis 1 of each sample of a batch (axis 0), each as long as `sequence_lens` says.
 
     A backward scan starts at the last element of the sample's own length; outputs beyond that length are zero.
@@ -216,8 +274,15 @@ def _padded(xp: Xp, y: Array, length: int) -> Array:
 
 
 @scan_8.decomposition
-def scan_8_decomposition(op: Op, sequence_lens: V, values: list[V], body: Subgraph, directions: Ints | None, num_scan_inputs: int,
-      wanted: tuple[bool, ...]) -> list[V]:  # fmt: skip
+def scan_8_decomposition(
+    op: Op,
+    sequence_lens: V,
+    values: list[V],
+    body: Subgraph,
+    directions: Ints | None,
+    num_scan_inputs: int,
+    wanted: tuple[bool, ...],
+) -> list[V]:
     """A Scan over the samples, whose body scans one of them; what lies behind its length is cut off, and put back as zeros."""
     states, xs = _parts(values, num_scan_inputs)
     n, scans = len(states), len(wanted) - len(states)

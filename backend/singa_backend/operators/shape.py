@@ -238,8 +238,9 @@ def _split(x: Array, sizes: Sequence[int] | None, axis: int, wanted: Sequence[bo
 
 
 @operator("Split", 18, widen=False)
-def split(xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0, num_outputs: int | None = None,
-          wanted: Wanted) -> tuple[Array, ...]:  # fmt: skip
+def split(
+    xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0, num_outputs: int | None = None, wanted: Wanted
+) -> tuple[Array, ...]:
     """Parts that cannot be equal are of the size rounded up, and the last one is smaller."""
     if num_outputs is None:
         return _split(x, split, axis, wanted)
@@ -284,8 +285,9 @@ def split_2_decomposition(op: Op, x: V, axis: int, split: Ints | None, wanted: t
 
 
 @operator("Split", 1, widen=False, settings=("split",))
-def split_1(xp: Xp, x: Array, sizes: Host[Ints] | None = None, *, axis: int = 0, split: Ints | None = None,
-            wanted: Wanted) -> tuple[Array, ...]:  # fmt: skip
+def split_1(
+    xp: Xp, x: Array, sizes: Host[Ints] | None = None, *, axis: int = 0, split: Ints | None = None, wanted: Wanted
+) -> tuple[Array, ...]:
     """The sizes may be an input, of the data's float type; ONNX names no default axis here: it is 0, as in version 2."""
     return _split(x, split if sizes is None else [int(s) for s in sizes], axis, wanted)
 

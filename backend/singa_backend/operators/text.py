@@ -42,9 +42,14 @@ def string_split(xp: Xp, x: Array, *, delimiter: str | None = None, maxsplit: in
 
 @operator("StringNormalizer", 10, host=True)
 def string_normalizer(
-    xp: Xp, x: Array, *, case_change_action: str = "NONE", is_case_sensitive: int = 0,
-    locale: str | None = None, stopwords: tuple[str, ...] | None = None,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    case_change_action: str = "NONE",
+    is_case_sensitive: int = 0,
+    locale: str | None = None,
+    stopwords: tuple[str, ...] | None = None,
+) -> Array:
     """Stop words are dropped, then the case is changed, by Unicode's rules whatever the locale."""
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
         raise OperatorError(f"x has shape {x.shape}; it must be [C] or [1, C]", code="SX404")
@@ -78,10 +83,19 @@ def regex_full_match(xp: Xp, x: Array, *, pattern: str | None = None) -> Array:
 
 @operator("TfIdfVectorizer", 9, host=True)
 def tf_idf_vectorizer(
-    xp: Xp, x: Array, *, mode: str, ngram_indexes: Ints, ngram_counts: Ints, max_skip_count: int, min_gram_length: int,
-    max_gram_length: int, weights: tuple[float, ...] | None = None, pool_int64s: Ints | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    mode: str,
+    ngram_indexes: Ints,
+    ngram_counts: Ints,
+    max_skip_count: int,
+    min_gram_length: int,
+    max_gram_length: int,
+    weights: tuple[float, ...] | None = None,
+    pool_int64s: Ints | None = None,
     pool_strings: tuple[str, ...] | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Y[ngram_indexes[i]] counts the i-th n-gram of the pool in each row, with up to max_skip_count items between its items."""
     if mode not in ("TF", "IDF", "TFIDF"):
         raise OperatorError(f"mode {mode!r} is none of TF, IDF, TFIDF", code="SX404")

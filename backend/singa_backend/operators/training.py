@@ -46,9 +46,16 @@ adagrad.no_gradient("undefined: the step of an optimizer is not differentiated")
 
 @operator("Adam", 1, domain=DOMAIN)
 def adam(
-    xp: Xp, r: Array, t: Array, *inputs: Array, alpha: float = 0.9, beta: float = 0.999, epsilon: float = 1e-6,
-    norm_coefficient: float = 0.0, norm_coefficient_post: float = 0.0,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    r: Array,
+    t: Array,
+    *inputs: Array,
+    alpha: float = 0.9,
+    beta: float = 0.999,
+    epsilon: float = 1e-6,
+    norm_coefficient: float = 0.0,
+    norm_coefficient_post: float = 0.0,
+) -> tuple[Array, ...]:
     r, t = r.reshape(()), t.reshape(()).astype(float)
     rate = xp.where(t > 0, r * xp.sqrt(1 - beta**t) / (1 - alpha**t), r)  # step 0 has no bias to correct
     results = []

@@ -81,9 +81,13 @@ def _limits(context: click.Context, parameter: click.Parameter, pairs: tuple[str
 
 
 limit_option = click.option(
-    "--limit", "limits", multiple=True, metavar="NAME=VALUE", callback=_limits,
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_limits,
     help="A bound on what the model may use: tensor_bytes=8GiB, iterations=5000000, deadline=2.5 (seconds), ...",
-)  # fmt: skip
+)
 
 
 def echo(text: str, *, style: str | None = None) -> None:

@@ -30,9 +30,17 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def gather(model: ModelProto, values: Sequence[Value], *, files: Sequence[str] = (), archive: Path | None = None,
-           data: Path | None = None, seed: int | None = None, sizes: Sequence[str] = (),
-           draw: bool = True) -> dict[str, Any]:  # fmt: skip
+def gather(
+    model: ModelProto,
+    values: Sequence[Value],
+    *,
+    files: Sequence[str] = (),
+    archive: Path | None = None,
+    data: Path | None = None,
+    seed: int | None = None,
+    sizes: Sequence[str] = (),
+    draw: bool = True,
+) -> dict[str, Any]:
     """The inputs by name.  Raises InvalidInput.
 
     values: what the model must be fed.  draw: whether to draw random inputs, of seed 0, where nothing was given.

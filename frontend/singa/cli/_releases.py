@@ -58,8 +58,9 @@ def run(names: Sequence[str], cache: Path | None, ask: Ask) -> tuple[dict[str, r
 
 
 def _run(chosen: list[releases.StoredCase], seen: releases.Seen, ask: Ask, note: Callable[[Any], None]) -> list[worker.Result]:
-    return releases.run(chosen, seen, backend=ask.backend, device=ask.device, processes=ask.processes, timeout=ask.timeout,
-                        progress=note)  # fmt: skip
+    return releases.run(
+        chosen, seen, backend=ask.backend, device=ask.device, processes=ask.processes, timeout=ask.timeout, progress=note
+    )
 
 
 def _ours(ask: Ask) -> bool:

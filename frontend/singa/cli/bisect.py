@@ -25,9 +25,24 @@ from .compare import names, sides, trusted
 @device_option
 @json_option
 @exit_codes
-def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
-           sizes: tuple[str, ...], against: str | None, pairs: tuple[str, ...], rtol: float | None, atol: float | None,
-           local: bool, budget: int, timeout: float, to: Path | None, device: str, as_json: bool) -> None:  # fmt: skip
+def command(
+    model: Path,
+    files: tuple[str, ...],
+    archive: Path | None,
+    data: Path | None,
+    seed: int | None,
+    sizes: tuple[str, ...],
+    against: str | None,
+    pairs: tuple[str, ...],
+    rtol: float | None,
+    atol: float | None,
+    local: bool,
+    budget: int,
+    timeout: float,
+    to: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
     """Find the first node of MODEL that diverges and write it as a model of its own, with inputs and expected outputs.
 
     The folder holds model.onnx and test_data_set_0; it is read back and run before it is reported.  Exits with 1 where a node
@@ -37,8 +52,20 @@ def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Pat
     source = debug.Source.of(model)
     feeds = gather(source.proto, source.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(len(source.calls), "comparing", quiet=as_json) as step:
-        found = debug.bisect(source, feeds, against=other, device=device, names=names(pairs), rtol=rtol, atol=atol, local=local,
-                             to=to, budget=budget << 20, timeout=timeout, progress=step)  # fmt: skip
+        found = debug.bisect(
+            source,
+            feeds,
+            against=other,
+            device=device,
+            names=names(pairs),
+            rtol=rtol,
+            atol=atol,
+            local=local,
+            to=to,
+            budget=budget << 20,
+            timeout=timeout,
+            progress=step,
+        )
     if as_json:
         click.echo(json.dumps(found.to_dict() if found else None))
     elif found is None:

@@ -59,8 +59,10 @@ def _show(report: CheckReport) -> None:
         echo(f"[{problem.code}] {problem}", style="red")
     opinion = report.opinion
     words = {True: "accepts the model", False: "refuses the model", None: "gave no answer"}[opinion.valid]
-    echo(f"onnx's own checker {words}" + (f": {opinion.message.splitlines()[0][:400]}" if opinion.message else ""),
-        style="dim" if opinion.valid else "yellow")  # fmt: skip
+    echo(
+        f"onnx's own checker {words}" + (f": {opinion.message.splitlines()[0][:400]}" if opinion.message else ""),
+        style="dim" if opinion.valid else "yellow",
+    )
     if report.good:
         old = sum(use.status == "deprecated" for use in report.operators)
         echo("valid, and everything in it is supported" + (f" ({old} deprecated)" if old else ""), style="green")
@@ -71,8 +73,10 @@ def _show(report: CheckReport) -> None:
 
 def _show_training(report: TrainableReport) -> None:
     count = len(report.trainable) + len(report.blocked)
-    echo(f"{len(report.trainable)} of {count} parameters get a gradient of {', '.join(report.outputs)}",
-        style="green" if report.good else "red")  # fmt: skip
+    echo(
+        f"{len(report.trainable)} of {count} parameters get a gradient of {', '.join(report.outputs)}",
+        style="green" if report.good else "red",
+    )
     for name, why in report.blocked.items():
         echo(f"no gradient: {name}: {why}", style="red")
     for problem in report.problems:

@@ -13,8 +13,15 @@ from ._common import echo, exit_codes, json_option
 
 @click.command("codegen")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--output", "-o", "target", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.py",
-              help="The program to write; its weights go beside it, to OUT.npz.")  # fmt: skip
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT.py",
+    help="The program to write; its weights go beside it, to OUT.npz.",
+)
 @click.option("--force", is_flag=True, help="Take the place of files that are there.")
 @json_option
 @exit_codes

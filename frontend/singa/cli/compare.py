@@ -63,10 +63,26 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
 @device_option
 @json_option
 @exit_codes
-def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
-            sizes: tuple[str, ...], against: str | None, pairs: tuple[str, ...], rtol: float | None, atol: float | None,
-            local: bool, budget: int, timeout: float, optimised: bool, worst: int, show_all: bool, device: str,
-            as_json: bool) -> None:  # fmt: skip
+def command(
+    model: Path,
+    files: tuple[str, ...],
+    archive: Path | None,
+    data: Path | None,
+    seed: int | None,
+    sizes: tuple[str, ...],
+    against: str | None,
+    pairs: tuple[str, ...],
+    rtol: float | None,
+    atol: float | None,
+    local: bool,
+    budget: int,
+    timeout: float,
+    optimised: bool,
+    worst: int,
+    show_all: bool,
+    device: str,
+    as_json: bool,
+) -> None:
     """Compare MODEL, node by node, with another engine, device or model; exit with 1 where they differ.
 
     Without inputs, random ones of seed 0 are used.  Memory stays at what is alive plus one chunk of results.
@@ -75,8 +91,20 @@ def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Pat
     source = debug.Source.of(model)
     feeds = gather(source.proto, source.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:
-        found = debug.compare(source, feeds, against=other, device=device, names=names(pairs), rtol=rtol, atol=atol, local=local,
-                              optimised=optimised, budget=budget << 20, timeout=timeout, progress=step)  # fmt: skip
+        found = debug.compare(
+            source,
+            feeds,
+            against=other,
+            device=device,
+            names=names(pairs),
+            rtol=rtol,
+            atol=atol,
+            local=local,
+            optimised=optimised,
+            budget=budget << 20,
+            timeout=timeout,
+            progress=step,
+        )
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:
@@ -119,8 +147,17 @@ def _table(found: debug.Comparison, rows: list[debug.Row]) -> Table:
         kind = shapes[0] if shapes[0] == shapes[1] else f"{shapes[0]} | {shapes[1]}"
         style = "" if row.agrees else "red"
         mark = "random" if not row.judged else "ok" if d.agrees else d.verdict
-        table.add_row(row.value, f"{row.operator} {row.node}", kind, *(_number(v) for v in (d.max_abs, d.max_rel, d.ulps)),
-                      _both(d.nan), _both(d.inf), _number(d.excess), mark, style=style)  # fmt: skip
+        table.add_row(
+            row.value,
+            f"{row.operator} {row.node}",
+            kind,
+            *(_number(v) for v in (d.max_abs, d.max_rel, d.ulps)),
+            _both(d.nan),
+            _both(d.inf),
+            _number(d.excess),
+            mark,
+            style=style,
+        )
     table.title = f"{found.mine} | {found.theirs}"
     return table
 

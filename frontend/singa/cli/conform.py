@@ -43,9 +43,21 @@ from ._common import NO, device_option, err, exit_codes, expression, json_option
 @device_option
 @json_option
 @exit_codes
-def command(select: str, kinds: tuple[str, ...], processes: int | None, timeout: float, backend: str, target: Path | None,
-            junit: Path | None, folder: Path | None, renew_manifest: bool, older: tuple[str, ...], cache: Path | None,
-            device: str, as_json: bool) -> None:  # fmt: skip
+def command(
+    select: str,
+    kinds: tuple[str, ...],
+    processes: int | None,
+    timeout: float,
+    backend: str,
+    target: Path | None,
+    junit: Path | None,
+    folder: Path | None,
+    renew_manifest: bool,
+    older: tuple[str, ...],
+    cache: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
     """Run ONNX's own suite; every failure must stand in gaps.txt with its reason."""
     if folder and (select or kinds or older):
         raise click.UsageError("--report needs the whole suite: leave out --select, --kind and --release")
@@ -91,8 +103,9 @@ def command(select: str, kinds: tuple[str, ...], processes: int | None, timeout:
     sys.exit(0 if judged.good and found else NO)
 
 
-def _older(names: tuple[str, ...], cache: Path | None, ask: _releases.Ask, target: Path | None, junit: Path | None,
-           renew_manifest: bool) -> None:  # fmt: skip
+def _older(
+    names: tuple[str, ...], cache: Path | None, ask: _releases.Ask, target: Path | None, junit: Path | None, renew_manifest: bool
+) -> None:
     chosen = list(releases.manifest()) if "all" in names else list(dict.fromkeys(names))
     if junit and len(chosen) > 1:
         raise click.UsageError("--junit takes one --release")

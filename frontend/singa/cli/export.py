@@ -27,10 +27,20 @@ from ._writing import given, write_options
 
 @click.command("export")
 @click.argument("target", metavar="PROGRAM:NAME")
-@click.option("--inputs", "archive", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Inputs like those to come, by name and in order, from a .npz file.")  # fmt: skip
-@click.option("--input", "-i", "drawn", multiple=True, metavar="NAME=DTYPE[SIZE,...]",
-              help="An input like those to come, drawn at random: x=float32[2,3,8,8].")  # fmt: skip
+@click.option(
+    "--inputs",
+    "archive",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Inputs like those to come, by name and in order, from a .npz file.",
+)
+@click.option(
+    "--input",
+    "-i",
+    "drawn",
+    multiple=True,
+    metavar="NAME=DTYPE[SIZE,...]",
+    help="An input like those to come, drawn at random: x=float32[2,3,8,8].",
+)
 @click.option(
     "--compare",
     "compared",
@@ -40,8 +50,9 @@ from ._writing import given, write_options
 @write_options(values=True)
 @json_option
 @exit_codes
-def command(target: str, archive: Path | None, drawn: tuple[str, ...], compared: bool, path: Path, as_json: bool,
-            **options: Any) -> None:  # fmt: skip
+def command(
+    target: str, archive: Path | None, drawn: tuple[str, ...], compared: bool, path: Path, as_json: bool, **options: Any
+) -> None:
     """Write a model that a Python program builds as an ONNX file.
 
     PROGRAM is a file (net.py) or a module; NAME is a Model in it, a class of them, or a function that gives a Model, or a Model

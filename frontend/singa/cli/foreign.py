@@ -48,6 +48,8 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
         for c in found:
             value, operator, worst = c.worst
             output = max(c.outputs.values())
-            echo(f"{'ok  ' if c.good else 'OFF '} {c.model:24} {c.peer:12} outputs {output:.1e}  "
-                f"{len(c.values):4} values, worst {worst:.1e} {value} {operator}")  # fmt: skip
+            echo(
+                f"{'ok  ' if c.good else 'OFF '} {c.model:24} {c.peer:12} outputs {output:.1e}  "
+                f"{len(c.values):4} values, worst {worst:.1e} {value} {operator}"
+            )
     sys.exit(0 if found and all(c.good for c in found) else NO)

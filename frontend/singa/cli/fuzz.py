@@ -20,22 +20,42 @@ from ._common import NO, echo, exit_codes, expression, json_option, out, progres
 @click.command("fuzz")
 @click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="How many cases.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Case i of a seed is always the same.")
-@click.option("--select", "-k", default="", callback=expression,
-              help="Only operator versions that match this expression: '^Conv', 'Softmax-13'.")  # fmt: skip
+@click.option(
+    "--select",
+    "-k",
+    default="",
+    callback=expression,
+    help="Only operator versions that match this expression: '^Conv', 'Softmax-13'.",
+)
 @click.option("--only", type=click.IntRange(0), help="Only the case of this index, in detail.")
-@click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path),
-              help="With --only: write the case as model.onnx and test_data_set_0, with a witness's outputs.")  # fmt: skip
+@click.option(
+    "--write",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --only: write the case as model.onnx and test_data_set_0, with a witness's outputs.",
+)
 @click.option("--processes", "-n", type=click.IntRange(1), help="Pairs of child processes (default: one per core).")
 @click.option(
     "--ledger", "book", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Another ledger than sonnx's own."
 )
 @click.option("--results", "target", type=click.Path(path_type=Path), help="Write everything to this JSON file.")
-@click.option("--report", "reports", type=click.Path(file_okay=False, path_type=Path),
-              help="Write fuzz.json and fuzz.md into this folder.")  # fmt: skip
+@click.option(
+    "--report", "reports", type=click.Path(file_okay=False, path_type=Path), help="Write fuzz.json and fuzz.md into this folder."
+)
 @json_option
 @exit_codes
-def command(count: int, seed: int, select: str, only: int | None, folder: Path | None, processes: int | None, book: Path | None,
-         target: Path | None, reports: Path | None, as_json: bool) -> None:  # fmt: skip
+def command(
+    count: int,
+    seed: int,
+    select: str,
+    only: int | None,
+    folder: Path | None,
+    processes: int | None,
+    book: Path | None,
+    target: Path | None,
+    reports: Path | None,
+    as_json: bool,
+) -> None:
     """Draw valid models of one node and hold the results to independent witnesses.
 
     Every difference must stand in ledger.toml with whose it is and why; otherwise, and when a process of ours dies, hangs or
@@ -73,9 +93,11 @@ def _show(document: dict[str, Any]) -> None:
     for state in summary.STATES:
         table.add_row(state, f"{t[state]:,}")
     out.print(table)
-    echo(f"{len(document['cells']):,} dtype cells judged; differences by class: "
+    echo(
+        f"{len(document['cells']):,} dtype cells judged; differences by class: "
         + (", ".join(f"{c} {n}" for c, n in t["by_class"].items()) or "none")
-        + f"; deaths of witnesses: {t['deaths_of_witnesses']}")  # fmt: skip
+        + f"; deaths of witnesses: {t['deaths_of_witnesses']}"
+    )
     if document["environment"]["onnxruntime"] == "absent":
         echo("onnxruntime is not installed, so the other witnesses judged alone: pip install 'sonnx[oracle]'", style="yellow")
     for b in document["bad"][:30]:
@@ -96,18 +118,34 @@ def _one(index: int, seed: int, select: str, entries: list[ledger.Entry], folder
     judged, answer, seen = run.one(index, seed, entries, select)
     case = answer.case if answer else None
     differences = [
-        {"witness": d.witness, "kind": d.kind, "says": d.says, "class": d.entry.blame if d.entry else None,
-         "why": d.entry.why if d.entry else None}
+        {
+            "witness": d.witness,
+            "kind": d.kind,
+            "says": d.says,
+            "class": d.entry.blame if d.entry else None,
+            "why": d.entry.why if d.entry else None,
+        }
         for d in judged.differences
-    ]  # fmt: skip
+    ]
     if folder and case is not None and answer is not None:
         generate.write(case, next(iter(seen.values()), answer.ours or []), folder)
     if as_json:
-        click.echo(json.dumps({
-            "index": index, "seed": seed, "status": judged.status, "case": judged.describe, "says": judged.says,
-            "witnesses": judged.witnesses, "differences": differences, "deaths": judged.deaths, "max_ulp": judged.ulps,
-            "written": str(folder) if folder and case is not None else None,
-        }))  # fmt: skip
+        click.echo(
+            json.dumps(
+                {
+                    "index": index,
+                    "seed": seed,
+                    "status": judged.status,
+                    "case": judged.describe,
+                    "says": judged.says,
+                    "witnesses": judged.witnesses,
+                    "differences": differences,
+                    "deaths": judged.deaths,
+                    "max_ulp": judged.ulps,
+                    "written": str(folder) if folder and case is not None else None,
+                }
+            )
+        )
         return judged.good
     echo(f"{judged.status}: {judged.describe or 'no valid node of the types that were drawn'}")
     if judged.says:

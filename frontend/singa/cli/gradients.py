@@ -20,17 +20,35 @@ from ._common import NO, check_matrix, echo, exit_codes, expression, json_option
 @click.argument("select", default="", callback=expression)
 @click.option("--points", default=20, show_default=True, type=click.IntRange(1), help="Points per operator version.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The points of a seed are always the same.")
-@click.option("--oracle", default="onnxruntime", show_default=True, type=click.Choice(["onnxruntime", "none"]),
-              help="Who runs the same graph in float32.")  # fmt: skip
+@click.option(
+    "--oracle",
+    default="onnxruntime",
+    show_default=True,
+    type=click.Choice(["onnxruntime", "none"]),
+    help="Who runs the same graph in float32.",
+)
 @click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds that one operator version may take.")
-@click.option("--to", "folder", type=click.Path(file_okay=False, path_type=Path),
-              help="Write gradients.json and gradients.md into this folder; rows that were not selected are kept.")  # fmt: skip
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write gradients.json and gradients.md into this folder; rows that were not selected are kept.",
+)
 @click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
 @json_option
 @exit_codes
-def command(select: str, points: int, seed: int, oracle: str, jobs: int | None, timeout: float, folder: Path | None,
-              check: bool, as_json: bool) -> None:  # fmt: skip
+def command(
+    select: str,
+    points: int,
+    seed: int,
+    oracle: str,
+    jobs: int | None,
+    timeout: float,
+    folder: Path | None,
+    check: bool,
+    as_json: bool,
+) -> None:
     """Hold the gradients of operator versions that match SELECT ('Softmax-13', '^Reduce') to central differences in float64.
 
     Leaves with 1 when one is wrong, or is missing, drawn too rarely or contradicted by onnxruntime without a reason in
@@ -71,15 +89,25 @@ def _show(document: dict[str, Any], each: bool) -> None:
         for r in document["rows"]:
             witness = ", ".join(f"{w} {n}" for w, n in r["witness"].items())
             graph = {True: "agrees", False: "differs", None: ""}[r["graph"]]
-            table.add_row(f"{r['operator']}-{r['version']}", r["verdict"], r["how"], str(r["agreed"]), str(r["kinks"]),
-                          f"{r['worst']:.0e}", graph, witness)  # fmt: skip
+            table.add_row(
+                f"{r['operator']}-{r['version']}",
+                r["verdict"],
+                r["how"],
+                str(r["agreed"]),
+                str(r["kinks"]),
+                f"{r['worst']:.0e}",
+                graph,
+                witness,
+            )
     else:
         table = Table("verdict", "operator versions", title="gradients")
         for verdict, count in t["verdicts"].items():
             table.add_row(verdict, str(count))
     out.print(table)
-    echo(f"{t['points_agreed']:,} points agree, {t['points_at_kinks']:,} at kinks; checked without the second witness:"
-        f" {t['checked_without_witness']}; missing: {', '.join(t['operators_missing']) or 'none'}")  # fmt: skip
+    echo(
+        f"{t['points_agreed']:,} points agree, {t['points_at_kinks']:,} at kinks; checked without the second witness:"
+        f" {t['checked_without_witness']}; missing: {', '.join(t['operators_missing']) or 'none'}"
+    )
     for r in document["rows"]:
         if r["operator"] and r["says"]:
             echo(f"{r['operator']}-{r['version']}: {r['verdict']}", style="red" if r["verdict"] == "wrong" else "yellow")

@@ -27,8 +27,12 @@ WIDE = 200
 @click.option("--nodes", is_flag=True, help="List every node, those of subgraphs and functions included.")
 @click.option("--states", is_flag=True, help=f"List every state (initializer), not only the {FEW} largest.")
 @click.option("--stats", is_flag=True, help="Read the states and give their min, max and number of NaN and Inf.")
-@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write a picture of the graph to this file, a page that needs no network.")  # fmt: skip
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a picture of the graph to this file, a page that needs no network.",
+)
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's shape inference may take.")
 @json_option
 @exit_codes
@@ -69,20 +73,36 @@ def _show(seen: Inspection, every_state: bool) -> None:
             echo(f"{len(shown)} of {len(states)} states, the largest; --states shows all", style="dim")
     _table(["operator", "nodes"], [[name, count] for name, count in seen.operators().most_common()])
     if len(seen.graphs) > 1:
-        _table(["graph", "nodes", "inputs", "outputs"], [
-            ["  " * g.depth + g.title, len(g.nodes), ", ".join(v.name for v in g.inputs), ", ".join(v.name for v in g.outputs)]
-            for g in seen.graphs
-        ])  # fmt: skip
+        _table(
+            ["graph", "nodes", "inputs", "outputs"],
+            [
+                [
+                    "  " * g.depth + g.title,
+                    len(g.nodes),
+                    ", ".join(v.name for v in g.inputs),
+                    ", ".join(v.name for v in g.outputs),
+                ]
+                for g in seen.graphs
+            ],
+        )
     if seen.opinion.inference:
         echo(f"types are incomplete, shape inference says: {seen.opinion.inference.splitlines()[0][:300]}", style="yellow")
 
 
 def _show_nodes(graph: GraphTable) -> None:
-    _table(["#", graph.title, "operator", "inputs", "outputs"], [
-        [call.index, "  " * graph.depth + call.name, call.title + ("" if call.status == "supported" else f" ({call.status})"),
-         "\n".join(call.inputs), "\n".join(f"{n} {graph.shown(n)}".rstrip() for n in call.outputs)]
-        for call in graph.nodes
-    ])  # fmt: skip
+    _table(
+        ["#", graph.title, "operator", "inputs", "outputs"],
+        [
+            [
+                call.index,
+                "  " * graph.depth + call.name,
+                call.title + ("" if call.status == "supported" else f" ({call.status})"),
+                "\n".join(call.inputs),
+                "\n".join(f"{n} {graph.shown(n)}".rstrip() for n in call.outputs),
+            ]
+            for call in graph.nodes
+        ],
+    )
 
 
 def _state(graph: GraphTable, state: State, stats: bool) -> list[Any]:

@@ -17,8 +17,15 @@ from ._common import echo, exit_codes, json_option, out
 @click.command("layout")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--to", required=True, type=click.Choice(LAYOUTS), help="What inputs and outputs shall be.")
-@click.option("--output", "-o", "target", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
-              help="The file to write.")  # fmt: skip
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT",
+    help="The file to write.",
+)
 @click.option(
     "--name", "names", multiple=True, metavar="NAME", help="An input or output to change; those of 4 or 5 axes if absent."
 )

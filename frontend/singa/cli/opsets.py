@@ -17,11 +17,20 @@ from ._common import NO, check_matrix, echo, exit_codes, expression, json_option
 
 @click.command("opsets")
 @click.argument("select", default="", callback=expression)
-@click.option("--oracle", default="onnxruntime", show_default=True, type=click.Choice(["onnxruntime", "none"]),
-              help="Who runs what was written, too.")  # fmt: skip
+@click.option(
+    "--oracle",
+    default="onnxruntime",
+    show_default=True,
+    type=click.Choice(["onnxruntime", "none"]),
+    help="Who runs what was written, too.",
+)
 @click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
-@click.option("--to", "folder", type=click.Path(file_okay=False, path_type=Path),
-              help="Write opsets.json and opsets.md into this folder; all operators must be selected.")  # fmt: skip
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write opsets.json and opsets.md into this folder; all operators must be selected.",
+)
 @click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
 @json_option
 @exit_codes

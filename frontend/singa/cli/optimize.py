@@ -20,10 +20,22 @@ from ._common import NO, echo, exit_codes, json_option, out, progress
 
 @click.command("optimize")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path), required=False)
-@click.option("--output", "-o", "target", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
-              help="The file to write; external data go beside it, to OUT.data.")  # fmt: skip
-@click.option("--pass", "names", multiple=True, metavar="NAME", type=click.Choice(list(PASSES)),
-              help="Run only this pass; more than one, in the order given.")  # fmt: skip
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT",
+    help="The file to write; external data go beside it, to OUT.data.",
+)
+@click.option(
+    "--pass",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    type=click.Choice(list(PASSES)),
+    help="Run only this pass; more than one, in the order given.",
+)
 @click.option("--list", "listed", is_flag=True, help="List the passes, in the order in which they run.")
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="How often all passes may run.")
 @json_option
@@ -73,8 +85,10 @@ def _show(report: Report) -> None:
         changed = ", ".join(f"{n} {b - a:+d} ({a} -> {b})" for n, (a, b) in did.operators.items())
         table.add_row(did.name, str(did.changes), changed)
     out.print(table, width=None if out.is_terminal else 160)
-    echo(f"{report.before.total()} -> {report.after.total()} nodes in {report.rounds} rounds"
-        + ("" if report.settled else "; the last one still changed something"))  # fmt: skip
+    echo(
+        f"{report.before.total()} -> {report.after.total()} nodes in {report.rounds} rounds"
+        + ("" if report.settled else "; the last one still changed something")
+    )
     for failure in report.failures:
         echo(str(failure), style="red")
     for note in report.notes:

@@ -28,9 +28,24 @@ from ._inputs import gather, input_options
 @device_option
 @json_option
 @exit_codes
-def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
-           sizes: tuple[str, ...], against: str | None, raises: str | None, command: str | None, rtol: float | None,
-           atol: float | None, timeout: float, tries: int, to: Path | None, device: str, as_json: bool) -> None:  # fmt: skip
+def command(
+    model: Path,
+    files: tuple[str, ...],
+    archive: Path | None,
+    data: Path | None,
+    seed: int | None,
+    sizes: tuple[str, ...],
+    against: str | None,
+    raises: str | None,
+    command: str | None,
+    rtol: float | None,
+    atol: float | None,
+    timeout: float,
+    tries: int,
+    to: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
     """Shrink MODEL to the nodes, outputs and rows that still fail, and write them with their inputs.
 
     What failing means is said by one of --against, --raises and --command; without any, by --against onnxruntime (with

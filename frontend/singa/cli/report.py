@@ -40,8 +40,17 @@ def command(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) ->
     else:
         written = [*report.keep(documents, folder), *report.write(built, folder)]
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "stale": why, "versions": built["versions"], "totals": built["totals"],
-                               "written": [str(p) for p in written]}))  # fmt: skip
+        click.echo(
+            json.dumps(
+                {
+                    "folder": str(folder),
+                    "stale": why,
+                    "versions": built["versions"],
+                    "totals": built["totals"],
+                    "written": [str(p) for p in written],
+                }
+            )
+        )
     elif check:
         out.print(f"[red]stale[/red] {why}" if why else "the report is up to date", highlight=False, soft_wrap=True)
     else:

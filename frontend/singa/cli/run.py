@@ -33,9 +33,21 @@ from ._inputs import gather, input_options
 @limit_option
 @json_option
 @exit_codes
-def command(model: Path, files: tuple[str, ...], archive: Path | None, data: Path | None, seed: int | None,
-            sizes: tuple[str, ...], target: Path | None, aux: tuple[str, ...], rtol: float, atol: float, device: str, limits: Limits,
-            as_json: bool) -> None:  # fmt: skip
+def command(
+    model: Path,
+    files: tuple[str, ...],
+    archive: Path | None,
+    data: Path | None,
+    seed: int | None,
+    sizes: tuple[str, ...],
+    target: Path | None,
+    aux: tuple[str, ...],
+    rtol: float,
+    atol: float,
+    device: str,
+    limits: Limits,
+    as_json: bool,
+) -> None:
     """Run MODEL once and show or save its outputs; with --data, compare them with those in the folder."""
     rep = SingaBackend.prepare(model, device, limits=limits)
     proto = load_model(model)[0] if data else ModelProto()

@@ -54,9 +54,26 @@ LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_en
 @device_option
 @json_option
 @exit_codes
-def command(model: Path, data: Path, validation: Path | None, target: str, loss: str, optimizer: str, lr: float, momentum: float,
-          weight_decay: float, epochs: int, batch_size: int, freeze: tuple[str, ...], seed: int, target_file: Path | None,
-          plot: Path | None, no_graph: bool, device: str, as_json: bool) -> None:  # fmt: skip
+def command(
+    model: Path,
+    data: Path,
+    validation: Path | None,
+    target: str,
+    loss: str,
+    optimizer: str,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    epochs: int,
+    batch_size: int,
+    freeze: tuple[str, ...],
+    seed: int,
+    target_file: Path | None,
+    plot: Path | None,
+    no_graph: bool,
+    device: str,
+    as_json: bool,
+) -> None:
     """Fine-tune MODEL on the arrays of an .npz file, and write it back with its new weights.
 
     Names, structure and opset of the file stay as they are; only the values of its float initializers change.
@@ -101,8 +118,17 @@ def command(model: Path, data: Path, validation: Path | None, target: str, loss:
         return found
 
     with progress(batches(len(y), batch_size, epochs), "training", quiet=as_json) as step:
-        history = fit(tuned, xs, y, epochs=epochs, batch_size=batch_size, seed=seed, validation=held_out, evaluate=measure,
-                      progress=lambda text: step(text))  # fmt: skip
+        history = fit(
+            tuned,
+            xs,
+            y,
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=seed,
+            validation=held_out,
+            evaluate=measure,
+            progress=lambda text: step(text),
+        )
     if target_file:
         onnx.save(updated(load_model(model)[0], tuned), target_file)
     if plot:
@@ -190,7 +216,7 @@ def page(losses: list[float], title: str) -> str:
         f'<text x="{left - 8}" y="{float(at(0, v).split(",")[1]) + 4:.1f}" text-anchor="end">{v:.4g}</text>'
         f'<line x1="{left}" x2="{width - 12}" y1="{at(0, v).split(",")[1]}" y2="{at(0, v).split(",")[1]}" class="grid"/>'
         for v in (low + span * k / 4 for k in range(5))
-    )  # fmt: skip
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>

@@ -211,16 +211,18 @@ def type_of(value: Any, shape: bool = True) -> TypeProto:
     return helper.make_tensor_type_proto(dtypes.onnx_code(value.dtype), value.shape if shape else None)
 
 
-def model(case: Case, nodes: Sequence[NodeProto] | None = None, outputs: Sequence[str] | None = None,
-          held: frozenset[str] | None = None) -> ModelProto:  # fmt: skip
+def model(
+    case: Case, nodes: Sequence[NodeProto] | None = None, outputs: Sequence[str] | None = None, held: frozenset[str] | None = None
+) -> ModelProto:
     """The case as a model: its node (or these nodes), its outputs (or these), typed by ONNX's shape inference."""
     held = case.held if held is None else held
     graph = helper.make_graph(
-        list(nodes or [case.node]), case.name,
+        list(nodes or [case.node]),
+        case.name,
         [helper.make_value_info(n, type_of(v)) for n, v in case.inputs.items() if n not in held],
         [onnx.ValueInfoProto(name=n) for n in (outputs if outputs is not None else case.node.output) if n],
         [tensor(v, n) for n, v in case.inputs.items() if n in held],
-    )  # fmt: skip
+    )
     made = helper.make_model(graph, opset_imports=imports(case), ir_version=ir_version(case))
     try:
         inferred = shape_inference.infer_shapes(made, data_prop=True)

@@ -87,9 +87,15 @@ def read(path: Path) -> list[Entry]:
 
 def _entry(raw: dict[str, Any]) -> Entry:
     return Entry(
-        raw["operator"], raw["class"], raw["why"], raw.get("domain", ""), tuple(raw.get("versions", ())),
-        raw.get("witness", ".*"), tuple(raw.get("when", ())), float(raw.get("bound", 1.0)),
-    )  # fmt: skip
+        raw["operator"],
+        raw["class"],
+        raw["why"],
+        raw.get("domain", ""),
+        tuple(raw.get("versions", ())),
+        raw.get("witness", ".*"),
+        tuple(raw.get("when", ())),
+        float(raw.get("bound", 1.0)),
+    )
 
 
 _FLAG = re.compile(r"(nan|inf|minus_zero|huge|subnormal|int_min|int_max|beyond_float|beyond_single|(absent|scalar|empty)\d*)")

@@ -68,8 +68,9 @@ SMOOTH: dict[tuple[str, str], Callable[[Smooth], None]] = {
 }  # fmt: skip
 
 
-def drawn(rng: np.random.Generator, domain: str, name: str, version: int, types: dict[str, np.dtype[Any]], seed: int = 0,
-          index: int = 0) -> tuple[Case, Smooth] | None:  # fmt: skip
+def drawn(
+    rng: np.random.Generator, domain: str, name: str, version: int, types: dict[str, np.dtype[Any]], seed: int = 0, index: int = 0
+) -> tuple[Case, Smooth] | None:
     """A case of a schema version in these element types, and its draw; None where they have no valid node."""
     tie(types)
     d = Smooth(rng, schemas[domain, name][version], draw_opset(rng, domain, name, version), types)

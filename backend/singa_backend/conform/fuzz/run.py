@@ -96,8 +96,10 @@ def answer(seed: int, index: int, select: str) -> Answer:
     for name, ask in (("function body", witnesses.body), ("decomposition", witnesses.decomposition), ("formula", formulas.value)):
         with suppress(NotImplementedError, SonnxError, FloatingPointError):
             outputs = ask(case)
-            found.witnesses[name] = [witnesses.cast(v if isinstance(v, (list, np.ndarray)) else np.asarray(v), t)
-                                     for v, t in zip(outputs, targets, strict=False)]  # fmt: skip
+            found.witnesses[name] = [
+                witnesses.cast(v if isinstance(v, (list, np.ndarray)) else np.asarray(v), t)
+                for v, t in zip(outputs, targets, strict=False)
+            ]
     return found
 
 
@@ -143,8 +145,13 @@ def _ask(child: Child, index: int) -> Answer | str:
 class Judge:
     """Holds our answers to the witnesses' and the ledger.  oracle: None where onnxruntime is not installed."""
 
-    def __init__(self, entries: Sequence[ledger.Entry], oracle: Oracle | None, reference: Oracle | None = None,
-                 lacking: dict[Any, str] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        entries: Sequence[ledger.Entry],
+        oracle: Oracle | None,
+        reference: Oracle | None = None,
+        lacking: dict[Any, str] | None = None,
+    ) -> None:
         self.entries = entries
         self.oracle = oracle
         self.reference = reference
@@ -269,9 +276,10 @@ def _inferred(case: Case, ours: list[Any]) -> Finding:
             continue
         if known.dtype is not None and value.dtype != known.dtype:
             return Finding(f"output {i}: {value.dtype}, inferred {known.dtype}", "dtype")
-        if known.shape is not None and (len(known.shape) != value.ndim or any(
-            isinstance(n, int) and n != m for n, m in zip(known.shape, value.shape, strict=True)
-        )):  # fmt: skip
+        if known.shape is not None and (
+            len(known.shape) != value.ndim
+            or any(isinstance(n, int) and n != m for n, m in zip(known.shape, value.shape, strict=True))
+        ):
             return Finding(f"output {i}: shape {list(value.shape)}, inferred {list(known.shape)}", "shape")
     return Finding()
 
@@ -279,8 +287,15 @@ def _inferred(case: Case, ours: list[Any]) -> Finding:
 # --- many -------------------------------------------------------------------------------------------------------------
 
 
-def run(indices: Sequence[int], seed: int, entries: Sequence[ledger.Entry], *, select: str = "", processes: int | None = None,
-        progress: Callable[[Judged], None] | None = None) -> list[Judged]:  # fmt: skip
+def run(
+    indices: Sequence[int],
+    seed: int,
+    entries: Sequence[ledger.Entry],
+    *,
+    select: str = "",
+    processes: int | None = None,
+    progress: Callable[[Judged], None] | None = None,
+) -> list[Judged]:
     """Judge these cases with `processes` pairs of children (one per core by default); results in the order of `indices`.
 
     Without onnxruntime the other witnesses judge alone.

@@ -58,13 +58,20 @@ def _versions(results: Sequence[Judged]) -> list[dict[str, Any]]:
     for (domain, name, version), found in sorted(rows.items()):
         count = Counter(r.status for r in found)
         judged = [r for r in found if r.status in ("agree", "explained")]
-        out.append({
-            "domain": domain, "operator": name, "version": version, "cases": len(found), "judged": len(judged),
-            **{s: count[s] for s in ("agree", "explained", *BAD) if count[s]},
-            "witnesses": dict(sorted(Counter(_short(w) for r in found for w in r.witnesses).items())),
-            "cells_executed": len({p for r in found for p in r.pairs}), "cells_judged": len({p for r in judged for p in r.pairs}),
-            "max_ulp": max((r.ulps for r in judged if r.ulps is not None and r.status == "agree"), default=None),
-        })  # fmt: skip
+        out.append(
+            {
+                "domain": domain,
+                "operator": name,
+                "version": version,
+                "cases": len(found),
+                "judged": len(judged),
+                **{s: count[s] for s in ("agree", "explained", *BAD) if count[s]},
+                "witnesses": dict(sorted(Counter(_short(w) for r in found for w in r.witnesses).items())),
+                "cells_executed": len({p for r in found for p in r.pairs}),
+                "cells_judged": len({p for r in judged for p in r.pairs}),
+                "max_ulp": max((r.ulps for r in judged if r.ulps is not None and r.status == "agree"), default=None),
+            }
+        )
     return out
 
 
@@ -120,8 +127,10 @@ def markdown(document: dict[str, Any]) -> str:
         domain = "" if r["domain"] == "" else f"{DOMAINS.get(r['domain'], r['domain'])} "
         ulp = "" if r["max_ulp"] is None else f"{r['max_ulp']:g}"
         who = ", ".join(f"{w} {n}" for w, n in r["witnesses"].items())
-        lines.append(f"| {domain}{r['operator']} | {r['version']} | {r['cases']} | {r['judged']} | {r['cells_executed']} |"
-                     f" {r['cells_judged']} | {ulp} | {who} |")  # fmt: skip
+        lines.append(
+            f"| {domain}{r['operator']} | {r['version']} | {r['cases']} | {r['judged']} | {r['cells_executed']} |"
+            f" {r['cells_judged']} | {ulp} | {who} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -169,8 +169,10 @@ def _other_versions(case: Case) -> Iterator[Case]:
     known = schemas[case.domain, case.operator]
     limit = generate.ORT_OPSET if not case.domain else max(known)
     changes = CHANGED.get(case.operator, ())
-    for version in sorted((v for v in known if v != case.version and 7 * (not case.domain) <= max(v, 7) <= limit),
-                          key=lambda v: (v < case.version, abs(v - case.version)))[:3]:  # fmt: skip
+    for version in sorted(
+        (v for v in known if v != case.version and 7 * (not case.domain) <= max(v, 7) <= limit),
+        key=lambda v: (v < case.version, abs(v - case.version)),
+    )[:3]:
         low, high = sorted((version, case.version))
         if any(low < c <= high for c in changes) and not _untouched(case, low):
             continue

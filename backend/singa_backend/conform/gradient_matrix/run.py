@@ -14,8 +14,14 @@ from .row import Row, asks, judged
 TIMEOUT = 120.0
 
 
-def run(rows: Sequence[Row], count: int = POINTS, seed: int = 0, oracle: str | None = "onnxruntime", jobs: int | None = None,
-        timeout: float = TIMEOUT) -> Iterator[Row]:  # fmt: skip
+def run(
+    rows: Sequence[Row],
+    count: int = POINTS,
+    seed: int = 0,
+    oracle: str | None = "onnxruntime",
+    jobs: int | None = None,
+    timeout: float = TIMEOUT,
+) -> Iterator[Row]:
     """The rows with their verdicts, as they come.  timeout: seconds that one may take."""
     yield from (judged(row) for row in rows if not asks(row))
     todo = [row for row in rows if asks(row)]

@@ -165,9 +165,11 @@ def _of_a_map(name: str) -> Problem:
     keys, attributes, value, length = _OF_MAPS["ai.onnx.ml", name]
     kind = helper.make_map_type_proto(keys, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     graph = helper.make_graph(
-        [helper.make_node(name, ["x"], ["y"], domain="ai.onnx.ml", **attributes)], name, [helper.make_value_info("x", kind)],
+        [helper.make_node(name, ["x"], ["y"], domain="ai.onnx.ml", **attributes)],
+        name,
+        [helper.make_value_info("x", kind)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, length])],
-    )  # fmt: skip
+    )
     imports = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     return Problem(f"{name} of a map", "drawn", model.SerializeToString(), [value], None, 0, 0, operators_of(model))

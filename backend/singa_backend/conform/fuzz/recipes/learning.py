@@ -192,9 +192,19 @@ MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRA
 
 def _trees(d: Draw, features: int) -> tuple[dict[str, list[Any]], list[tuple[int, int]]]:
     """Node attributes of a few random trees, and (tree, node) of each leaf."""
-    nodes: dict[str, list[Any]] = {k: [] for k in (
-        "treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids", "missing_value_tracks_true"
-    )}  # fmt: skip
+    nodes: dict[str, list[Any]] = {
+        k: []
+        for k in (
+            "treeids",
+            "nodeids",
+            "featureids",
+            "values",
+            "modes",
+            "truenodeids",
+            "falsenodeids",
+            "missing_value_tracks_true",
+        )
+    }
     leaves = []
     one = d.pick(MODES) if d.chance(0.7) else None
     for tree in range(d.whole(1, 3)):
