@@ -21,8 +21,7 @@ from singa_backend.errors import InvalidInput
 
 from ._autograd import formulas, handles, losses
 from ._core import random, tape, trace
-from ._core.ops import op
-from ._core.tensor import Tensor
+from ._core.tensor import Tensor, op
 from ._layers.base import Layer
 from ._layers.norm import GroupNorm, LayerNorm, RMSNorm
 from ._layers.recurrent import LSTM, RNN, CudnnRNN, RNN_Base
@@ -80,9 +79,9 @@ class Linear(Layer):
         self._check(x)
         self._follow(x)
         if len(x.shape) == 2:
-            return op.Gemm(x, self.W, self.b)  # type: ignore[no-any-return]
+            return op.Gemm(x, self.W, self.b)
         y = op.MatMul(x, self.W)
-        return y if self.b is None else op.Add(y, self.b)  # type: ignore[no-any-return]
+        return y if self.b is None else op.Add(y, self.b)
 
 
 class Gemm(Layer):
@@ -229,7 +228,7 @@ class Conv2d(Layer):
             x, self.W, self.b, kernel_shape=list(self.kernel_size), strides=list(self.stride), dilations=list(self.dilation),
             group=self.group, **self.attributes,
         )  # fmt: skip
-        return op.Relu(y) if self.activation == "RELU" else y  # type: ignore[no-any-return]
+        return op.Relu(y) if self.activation == "RELU" else y
 
 
 def _images(layer: Layer, x: Tensor) -> Any:
@@ -394,17 +393,17 @@ class AvgPool1d(_Pooling1d):
 
 class ReLU(Layer):
     def forward(self, x: Tensor) -> Tensor:
-        return op.Relu(x)  # type: ignore[no-any-return]
+        return op.Relu(x)
 
 
 class Sigmoid(Layer):
     def forward(self, x: Tensor) -> Tensor:
-        return op.Sigmoid(x)  # type: ignore[no-any-return]
+        return op.Sigmoid(x)
 
 
 class Add(Layer):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return op.Add(a, b)  # type: ignore[no-any-return]
+        return op.Add(a, b)
 
 
 class Flatten(Layer):
@@ -415,7 +414,7 @@ class Flatten(Layer):
         self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        return op.Flatten(x, axis=self.axis)  # type: ignore[no-any-return]
+        return op.Flatten(x, axis=self.axis)
 
 
 class SoftMax(Layer):
@@ -463,14 +462,14 @@ class Cat(Layer):
         self.axis = axis
 
     def forward(self, xs: Sequence[Tensor]) -> Tensor:
-        return op.Concat(*xs, axis=self.axis)  # type: ignore[no-any-return]
+        return op.Concat(*xs, axis=self.axis)
 
 
 class Reshape(Layer):
     """To a shape in which 0 keeps a size and -1 stands for what is left."""
 
     def forward(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        return op.Reshape(x, list(shape))  # type: ignore[no-any-return]
+        return op.Reshape(x, list(shape))
 
 
 __all__ = [

@@ -21,8 +21,7 @@ from singa_backend.errors import InvalidInput
 from ._core import coverage, tape, trace
 from ._core.backward import backward
 from ._core.coverage import nothing_trains
-from ._core.ops import op
-from ._core.tensor import Tensor, dtype_of, float32
+from ._core.tensor import Tensor, dtype_of, float32, op
 from ._training.nan import first_nan, refuse_nan
 from .device import Device
 
@@ -505,7 +504,7 @@ def _schedule(name: str, value: Any) -> DecayScheduler:
 
 
 def _double(t: Tensor) -> Tensor:
-    return op.Cast(t, to=dtypes.onnx_code(np.float64))  # type: ignore[no-any-return]
+    return op.Cast(t, to=dtypes.onnx_code(np.float64))
 
 
 def _wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -22,8 +22,7 @@ from singa_backend.interpreters.eager import Eager
 from singa_backend.operators.cast import limits
 
 from ._core import provenance, tape, trace
-from ._core.ops import op
-from ._core.tensor import Tensor, dtype_of
+from ._core.tensor import Tensor, dtype_of, op
 from ._layers.base import Layer
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -171,7 +170,7 @@ class MinMaxObserver(Observer):
     """The least and the greatest value ever seen."""
 
     def _merged(self, old: Tensor, new: Tensor) -> Tensor:
-        return op.Min(old, new) if old is self.low else op.Max(old, new)  # type: ignore[no-any-return]
+        return op.Min(old, new) if old is self.low else op.Max(old, new)
 
 
 class MovingAverageMinMaxObserver(Observer):
@@ -186,7 +185,7 @@ class MovingAverageMinMaxObserver(Observer):
     def _merged(self, old: Tensor, new: Tensor) -> Tensor:
         trace.depends(self, lambda: self.momentum)
         kept = op.Mul(self.seen, self.momentum)  # the first range counts as a whole
-        return op.Add(op.Mul(old, kept), op.Mul(new, op.Sub(1.0, kept)))  # type: ignore[no-any-return]
+        return op.Add(op.Mul(old, kept), op.Mul(new, op.Sub(1.0, kept)))
 
 
 class FakeQuantize(Layer):

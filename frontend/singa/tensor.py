@@ -13,7 +13,6 @@ import numpy as np
 from singa_backend.errors import InvalidInput
 
 from ._core import tape
-from ._core.ops import op
 from ._core.tensor import (
     Tensor,
     _binary,
@@ -27,6 +26,7 @@ from ._core.tensor import (
     float32,
     int32,
     int64,
+    op,
     to_numpy,
     uchar,
 )
@@ -148,7 +148,7 @@ tanh = _unary("Tanh", "The hyperbolic tangent.")
 
 def square(t: Tensor) -> Tensor:
     """Each element times itself."""
-    return op.Mul(t, t)  # type: ignore[no-any-return]
+    return op.Mul(t, t)
 
 
 def _into(value: Tensor, out: Tensor | None) -> Tensor:
@@ -223,13 +223,13 @@ def mult(A: Tensor, B: Tensor, C: Tensor | None = None, alpha: float = 1.0, beta
     if alpha != 1.0:
         product_ = op.Mul(product_, alpha)
     if C is None:
-        return product_  # type: ignore[no-any-return]
+        return product_
     return C._with(op.Add(product_, op.Mul(C, beta)) if beta else product_)
 
 
 def einsum(ops: str, *args: Tensor) -> Tensor:
     """An Einstein sum, as NumPy's."""
-    return op.Einsum(*args, equation=ops)  # type: ignore[no-any-return]
+    return op.Einsum(*args, equation=ops)
 
 
 def tensordot(A: Tensor, B: Tensor, axes: Any = 2) -> Tensor:
@@ -259,7 +259,7 @@ def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
 
 def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Tensors side by side along an axis."""
-    return op.Concat(*tensors, axis=axis)  # type: ignore[no-any-return]
+    return op.Concat(*tensors, axis=axis)
 
 
 def bernoulli(p: float, t: Tensor) -> Tensor:
@@ -286,9 +286,9 @@ def add_row(alpha: float, v: Tensor, beta: float, M: Tensor) -> Tensor:
 
 def sum_columns(M: Tensor) -> Tensor:
     """The sum of the columns: one value a row."""
-    return op.ReduceSum(M, [1], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(M, [1], keepdims=0)
 
 
 def sum_rows(M: Tensor) -> Tensor:
     """The sum of the rows: one value a column."""
-    return op.ReduceSum(M, [0], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(M, [0], keepdims=0)

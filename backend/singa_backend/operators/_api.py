@@ -5,6 +5,20 @@ from ..interpreters.base import BOOL, INT, Op, Subgraph, V
 from ..ir.declaration import Declaration, Derived, ForwardGraph, Host, Ints, Run, Version, Wanted, operator
 
 __all__ = [
-    "BOOL", "INT", "Array", "ForwardGraph", "Subgraph", "Declaration", "Derived", "Host", "Ints", "Op", "Run", "V", "Version", "Wanted",
-    "Xp", "operator",
+    "BOOL",
+    "INT",
+    "Array",
+    "Declaration",
+    "Derived",
+    "ForwardGraph",
+    "Host",
+    "Ints",
+    "Op",
+    "Run",
+    "Subgraph",
+    "V",
+    "Version",
+    "Wanted",
+    "Xp",
+    "operator",
 ]  # fmt: skip

@@ -22,9 +22,9 @@ from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.eager import Eager
 
-from .._core.ops import op as recorder
 from .._core.tape import Operator
 from .._core.tensor import Tensor
+from .._core.tensor import op as recorder
 
 
 class Formula(Operator):

@@ -12,9 +12,9 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core import random, tape
-from .._core.ops import op as recorder
 from .._core.tape import Operator
 from .._core.tensor import Tensor, dtype_of
+from .._core.tensor import op as recorder
 from .formula import formula, true, whole
 
 __all__: list[str] = ["Dropout", "add_all", "cat", "dropout"]

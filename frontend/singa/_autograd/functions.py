@@ -15,8 +15,8 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core import random, tape
-from .._core.ops import op as recorder
 from .._core.tensor import Tensor
+from .._core.tensor import op as recorder
 from .formula import formula, true
 
 __all__: list[str] = ["fused_bias_add_scale_mask_softmax_dropout"]

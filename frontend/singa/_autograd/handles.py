@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._core import tape, trace
-from .._core.ops import op
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 
 __all__ = ["BatchNormHandle", "ConvHandle", "PoolingHandle", "batchnorm_2d", "conv2d", "pooling_2d"]
 

@@ -16,9 +16,13 @@ from singa_backend.interpreters.builder import Symbol
 from .. import device as devices
 from ..device import Device
 from . import provenance, random, tape, trace
-from .ops import op
+from .ops import TensorInterpreter
+from .ops import op as _op
 from .tape import Dummy, Operator, creator_of
 from .variable import Variable, made_by_operators
+
+op: TensorInterpreter[Tensor] = _op
+"""ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
 
 float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
 
@@ -188,11 +192,11 @@ class Tensor(Variable):
     # --- new tensors
 
     def reshape(self, shape: Any) -> Tensor:
-        return op.Reshape(self, [shape] if isinstance(shape, int) else list(shape))  # type: ignore[no-any-return]
+        return op.Reshape(self, [shape] if isinstance(shape, int) else list(shape))
 
     def transpose(self, axes: Sequence[int] | None = None) -> Tensor:
         """The axes in another order; backwards where none is given."""
-        return op.Transpose(self, perm=None if axes is None else list(axes))  # type: ignore[no-any-return]
+        return op.Transpose(self, perm=None if axes is None else list(axes))
 
     def T(self) -> Tensor:
         """The transpose."""
@@ -210,7 +214,7 @@ class Tensor(Variable):
         """Each element (or each slice along an axis) so many times, as NumPy's repeat."""
         t, axis = (self.reshape([-1]), 0) if axis is None else (self, axis)
         places = np.repeat(np.arange(t.shape[axis]), repeats)
-        return op.Gather(t, places, axis=axis)  # type: ignore[no-any-return]
+        return op.Gather(t, places, axis=axis)
 
     def _on_tape(self) -> bool:
         """Whether gradients flow through this tensor to what made it."""
@@ -222,7 +226,7 @@ class Tensor(Variable):
             same = op.Identity(self)
             if trace.current() is None:
                 same._data = same._data.copy(order="C")
-            return same  # type: ignore[no-any-return]
+            return same
         made = Tensor(data=self.data.copy(), device=self.device, requires_grad=self.requires_grad, stores_grad=self.stores_grad)
         made.name, made._origin = self.name, self._origin
         return made
@@ -232,14 +236,14 @@ class Tensor(Variable):
     def copy(self) -> Tensor:
         """A tensor that shares this one's storage; gradients flow back through it."""
         if self._on_tape():
-            return op.Identity(self)  # type: ignore[no-any-return]
+            return op.Identity(self)
         made = Tensor._of(self.data, self.device, self.requires_grad)
         made.stores_grad, made.name, made._origin = self.stores_grad, self.name, self._origin
         return made
 
     def as_type(self, dtype: Any) -> Tensor:
         """The values in another dtype."""
-        return op.Cast(self, to=dtypes.onnx_code(dtype_of(dtype)))  # type: ignore[no-any-return]
+        return op.Cast(self, to=dtypes.onnx_code(dtype_of(dtype)))
 
     def l1(self) -> float:
         """The mean of the absolute values."""
@@ -401,7 +405,7 @@ class Tensor(Variable):
             ends.append(stop if stop >= 0 else -n - 1)
             axes.append(axis)
             steps.append(step)
-        return op.Slice(self, starts, ends, axes, steps) if axes else op.Identity(self)  # type: ignore[no-any-return]
+        return op.Slice(self, starts, ends, axes, steps) if axes else op.Identity(self)
 
     def __add__(self, x: Any) -> Tensor:
         return _binary("Add", self, x)
@@ -416,19 +420,19 @@ class Tensor(Variable):
         return _binary("Div", _float(self), _float(x))
 
     def __floordiv__(self, x: Any) -> Tensor:
-        return op.Cast(op.Floor(self.__truediv__(x)), to=dtypes.onnx_code(op.dtype(self)))  # type: ignore[no-any-return]
+        return op.Cast(op.Floor(self.__truediv__(x)), to=dtypes.onnx_code(op.dtype(self)))
 
     def __pow__(self, x: Any) -> Tensor:
-        return op.Pow(self, x)  # type: ignore[no-any-return]
+        return op.Pow(self, x)
 
     def __matmul__(self, x: Any) -> Tensor:
-        return op.MatMul(self, x)  # type: ignore[no-any-return]
+        return op.MatMul(self, x)
 
     def __neg__(self) -> Tensor:
-        return op.Neg(self)  # type: ignore[no-any-return]
+        return op.Neg(self)
 
     def __abs__(self) -> Tensor:
-        return op.Abs(self)  # type: ignore[no-any-return]
+        return op.Abs(self)
 
     def __radd__(self, x: Any) -> Tensor:
         return _binary("Add", x, self)
@@ -506,7 +510,7 @@ def _operand(x: Any) -> Any:
 
 def _compared(name: str, a: Tensor, b: Any) -> Tensor:
     """1 where it holds, 0 elsewhere, in the dtype of the first tensor; nothing flows back."""
-    return op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))  # type: ignore[no-any-return]
+    return op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))
 
 
 _CODES: dict[int, Any] = {

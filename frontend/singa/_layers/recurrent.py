@@ -12,8 +12,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core import random, tape, trace
-from .._core.ops import op
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from .base import Layer
 
 
@@ -58,7 +57,7 @@ class RNN_Base(Layer):
         if isinstance(joined.shape[-1], int) and joined.shape[-1] != self.input_size:
             what = f"{self._path() or type(self).__name__} takes inputs of {self.input_size} features, not {joined.shape[-1]}"
             raise InvalidInput(what, code="SX325")
-        return joined  # type: ignore[no-any-return]
+        return joined
 
     def _given_back(self, y: Tensor, xs: Any) -> Any:
         if isinstance(xs, Tensor):
@@ -93,7 +92,7 @@ class RNN_Base(Layer):
 def _beside(parts: Sequence[Tensor]) -> Tensor:
     """What the directions have, along a new first axis."""
     wide = [op.Unsqueeze(p, [0]) for p in parts]
-    return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=0)  # type: ignore[no-any-return]
+    return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=0)
 
 
 class RNN(RNN_Base):
@@ -138,7 +137,7 @@ class RNN(RNN_Base):
         """One time step."""
         y = op.Add(op.MatMul(h, Wh), op.MatMul(x, Wx))
         y = y if b is None else op.Add(y, b)
-        return op.Tanh(y) if self.nonlinearity == "tanh" else op.Relu(y)  # type: ignore[no-any-return]
+        return op.Tanh(y) if self.nonlinearity == "tanh" else op.Relu(y)
 
 
 class LSTM(RNN_Base):
@@ -178,7 +177,7 @@ class LSTM(RNN_Base):
         ends = self._suffixes()[i]
 
         def gates(kind: str, end: str) -> Tensor:
-            return op.Concat(*(getattr(self, f"{kind}_{gate}{end}") for gate in "iofg"), axis=-1)  # type: ignore[no-any-return]
+            return op.Concat(*(getattr(self, f"{kind}_{gate}{end}") for gate in "iofg"), axis=-1)
 
         w, r = (_beside([op.Transpose(gates(kind, end), perm=[1, 0]) for end in ends]) for kind in ("Wx", "Wh"))
         b = _beside([op.Concat(gates("Bx", end), gates("Bh", end), axis=0) for end in ends]) if self.bias else None
@@ -274,6 +273,6 @@ class CudnnRNN(RNN_Base):
         if self.return_sequences:
             return op.Transpose(y, perm=[1, 0, 2]) if self.batch_first else y
         if lengths is None:
-            return op.Gather(y, -1, axis=0)  # type: ignore[no-any-return]
+            return op.Gather(y, -1, axis=0)
         last = op.Unsqueeze(op.Sub(op.Cast(lengths, to=dtypes.onnx_code(np.int64)), 1), [1])
-        return op.GatherND(op.Transpose(y, perm=[1, 0, 2]), last, batch_dims=1)  # type: ignore[no-any-return]
+        return op.GatherND(op.Transpose(y, perm=[1, 0, 2]), last, batch_dims=1)

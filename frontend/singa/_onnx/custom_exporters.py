@@ -20,9 +20,8 @@ from singa_backend.errors import InvalidInput
 from singa_backend.opsets.writer import OpsetWriter
 
 from .._core import trace
-from .._core.ops import op
 from .._core.tape import Operator
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from ..device import default_device
 

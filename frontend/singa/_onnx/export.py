@@ -33,9 +33,8 @@ from singa_backend.proto.messages import reads
 from singa_backend.proto.schemas import newest, schemas
 
 from .._core import provenance, tape, trace
-from .._core.ops import op
 from .._core.provenance import CHANGED, Origin
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from ..device import default_device
 from . import custom_exporters

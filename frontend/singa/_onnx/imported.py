@@ -18,8 +18,7 @@ from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
 
 from .._core import provenance, random, tape, trace
-from .._core.ops import op
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from ..device import Device
 from ..device import resolve as resolve_device
 

@@ -11,8 +11,7 @@ from singa_backend.backend import Outputs
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
 
-from .._core.ops import op
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from ..device import Device
 from ..device import resolve as resolve_device
 from .imported import Imported

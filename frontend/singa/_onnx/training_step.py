@@ -22,8 +22,7 @@ from singa_backend.opsets.model import to_model
 from .._autograd import losses
 from .._core import tape, trace
 from .._core.coverage import watch_gradients
-from .._core.ops import op
-from .._core.tensor import Tensor, dtype_of
+from .._core.tensor import Tensor, dtype_of, op
 from .._core.trace import Trace
 from ..model import Model
 from ..opt import SGD
