@@ -111,8 +111,9 @@ class Gemm(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._follow(x)
-        attributes = {"alpha": self.alpha, "beta": self.beta, "transA": self.transA, "transB": self.transB}
-        return op.Gemm(x, self.W, self.b, **attributes)  # type: ignore[no-any-return]
+        attributes: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta, "transA": self.transA, "transB": self.transB}
+        y: Tensor = op.Gemm(x, self.W, self.b, **attributes)
+        return y
 
 
 class Embedding(Layer):
@@ -147,7 +148,7 @@ class Embedding(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._follow(x)
-        return formulas.embedding(x, self.W)  # type: ignore[no-any-return]
+        return formulas.embedding(x, self.W)
 
 
 def _pair(name: str, value: Any) -> tuple[int, ...]:
@@ -269,7 +270,8 @@ class SeparableConv2d(Layer):
         self.point_conv = Conv2d(self.nb_kernels, 1, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.point_conv(self.depthwise_conv(x))  # type: ignore[no-any-return]
+        y: Tensor = self.point_conv(self.depthwise_conv(x))
+        return y
 
 
 class BatchNorm2d(Layer):
@@ -311,7 +313,7 @@ class BatchNorm2d(Layer):
         _channels(self, self._shape(x), self.channels)
         self._follow(x)
         trace.depends(self, lambda: astuple(self.handle))
-        return handles.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)  # type: ignore[no-any-return]
+        return handles.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------
@@ -341,7 +343,8 @@ class Pooling2d(Layer):
 
     def _pool(self, x: Tensor, kernel: list[int], strides: list[int], window: dict[str, Any]) -> Tensor:
         pool = op.MaxPool if self.is_max else op.AveragePool
-        return pool(x, kernel_shape=kernel, strides=strides, **window)  # type: ignore[no-any-return]
+        y: Tensor = pool(x, kernel_shape=kernel, strides=strides, **window)
+        return y
 
 
 class MaxPool2d(Pooling2d):
@@ -421,27 +424,27 @@ class SoftMax(Layer):
     """Along the axes from 1 on, taken as one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return formulas.softmax(x)  # type: ignore[no-any-return]
+        return formulas.softmax(x)
 
 
 class SoftMaxCrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return losses.softmax_cross_entropy(x, t)  # type: ignore[no-any-return]
+        return losses.softmax_cross_entropy(x, t)
 
 
 class MeanSquareError(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return losses.mse_loss(x, t)  # type: ignore[no-any-return]
+        return losses.mse_loss(x, t)
 
 
 class CrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return losses.cross_entropy(x, t)  # type: ignore[no-any-return]
+        return losses.cross_entropy(x, t)
 
 
 class BinaryCrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return losses.binary_cross_entropy(x, t)  # type: ignore[no-any-return]
+        return losses.binary_cross_entropy(x, t)
 
 
 class Dropout(Layer):

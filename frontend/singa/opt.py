@@ -287,7 +287,8 @@ class Optimizer:
         Raises InvalidInput for a name that this optimizer does not know, states that are lacking, or another shape: then
         nothing is changed.
         """
-        counter, groups = None, {kind: {} for kind in self.kinds}  # type: ignore[var-annotated]
+        counter: np.ndarray | None = None
+        groups: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in self.kinds}
         for key, value in states.items():
             kind, _, name = key.partition(_SEP)
             if key == "step_counter":

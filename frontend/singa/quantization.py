@@ -38,7 +38,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, *, axis: int = 1
     The gradient of x is that of the result where nothing was saturated, else 0; scale and zero_point have none.
     """
     with tape.no_tape():
-        y = _there_and_back(op, x, scale, zero_point, axis)
+        y: Tensor = _there_and_back(op, x, scale, zero_point, axis)
     if tape.training and x.requires_grad:
         # What follows is 0 in numbers, and 1 or 0 in gradients.
         with tape.no_tape():
@@ -51,7 +51,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, *, axis: int = 1
         return [_there_and_back(op, xs[0], xs[1], xs[2], axis)]
 
     provenance.record([y], "FakeQuantize", replay, [x, scale, zero_point])
-    return y  # type: ignore[no-any-return]
+    return y
 
 
 def _there_and_back(op: Any, x: Any, scale: Any, zero_point: Any, axis: int) -> Any:

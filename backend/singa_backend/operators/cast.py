@@ -24,13 +24,13 @@ _NUMBER = re.compile(r"([+-]?)(?:(\d+)|\d+\.\d*(?:e[+-]?\d+)?|\.?\d+(?:e[+-]?\d+
 
 def limits(dtype: Any) -> tuple[int, int]:
     """The least and the greatest value of an integer type, sub-byte ones included."""
-    info = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    info = dtypes.integer_info(dtype)
     return int(info.min), int(info.max)
 
 
 def _largest(dtype: Any) -> float:
     """The greatest finite value of a narrow float type."""
-    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    return float(dtypes.float_info(dtype).max)
 
 
 # --- to narrow floats

@@ -125,9 +125,10 @@ def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: st
 
     def replay(xs: list[Any], train: bool) -> Sequence[Any]:
         if op_type == "BatchNormalization" and not domain and train != bool(attributes.get("training_mode")):
-            how = {"epsilon": attributes.get("epsilon", 1e-5)}
+            how: dict[str, Any] = {"epsilon": attributes.get("epsilon", 1e-5)}
             if train:
-                return op.BatchNormalization(*xs, **how, training_mode=1, outputs=3)  # type: ignore[no-any-return]
+                ys: tuple[Any, ...] = op.BatchNormalization(*xs, **how, training_mode=1, outputs=3)
+                return ys
             return [op.BatchNormalization(*xs, **how), *xs[3:5]]
         own, rest = dict(attributes), iter(xs[count:])
         for name, value in attributes.items():

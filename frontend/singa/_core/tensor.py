@@ -139,7 +139,7 @@ class Tensor(Variable):
     def __repr__(self) -> str:
         return f"<Tensor {self.name!r} {op.dtype(self)}{list(self.shape)} on {self.device.backend}>"
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # tensors compare element by element
 
     # --- copies and pickles: the values and what is said of them, never the tape
 

@@ -101,7 +101,8 @@ def _loss(loss: str | Callable[..., Tensor]) -> Callable[..., Tensor]:
     known = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
     if loss not in known:
         raise InvalidInput(f"there is no loss {loss!r}", code="SX322", hint=f"there are {', '.join(known)}, or give a function")
-    return getattr(losses, loss)  # type: ignore[no-any-return]
+    function: Callable[..., Tensor] = getattr(losses, loss)
+    return function
 
 
 def _checked(opset: int) -> int:
