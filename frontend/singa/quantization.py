@@ -22,7 +22,7 @@ from singa_backend.interpreters.eager import Eager
 from singa_backend.operators.cast import limits
 
 from ._core import provenance, tape, trace
-from ._core.tensor import Tensor, dtype_of, op
+from ._core.tensor import DTypeLike, Tensor, dtype_of, op
 from ._layers.base import Layer
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -90,7 +90,7 @@ class Observer(Layer):
     high: Tensor
     seen: Tensor
 
-    def __init__(self, dtype: Any = np.int8, symmetric: bool = False, axis: int | None = None) -> None:
+    def __init__(self, dtype: DTypeLike = np.int8, symmetric: bool = False, axis: int | None = None) -> None:
         super().__init__()
         self.dtype = dtype_of(dtype)
         if self.dtype not in _INTEGERS:
@@ -176,7 +176,9 @@ class MinMaxObserver(Observer):
 class MovingAverageMinMaxObserver(Observer):
     """Moving averages of the least and the greatest value of each batch: momentum old + (1 - momentum) new."""
 
-    def __init__(self, dtype: Any = np.int8, symmetric: bool = False, axis: int | None = None, momentum: float = 0.95) -> None:
+    def __init__(
+        self, dtype: DTypeLike = np.int8, symmetric: bool = False, axis: int | None = None, momentum: float = 0.95
+    ) -> None:
         super().__init__(dtype, symmetric, axis)
         if not 0 <= momentum < 1:
             raise InvalidInput(f"the momentum of an observer lies in [0, 1); it is {momentum}", code="SX365")

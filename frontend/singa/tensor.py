@@ -14,6 +14,7 @@ from singa_backend.errors import InvalidInput
 
 from ._core import tape
 from ._core.tensor import (
+    DTypeLike,
     Tensor,
     _binary,
     _float,
@@ -30,7 +31,7 @@ from ._core.tensor import (
     to_numpy,
     uchar,
 )
-from .device import Device
+from .device import DeviceLike
 
 __all__ = [
     "PlaceHolder", "Tensor", "abs", "add", "add_column", "add_row", "average", "axpy", "bernoulli", "bool_", "ceil", "char",
@@ -44,7 +45,7 @@ __all__ = [
 PlaceHolder = Tensor
 
 
-def from_numpy(array: Any, dev: Device | None = None) -> Tensor:
+def from_numpy(array: Any, dev: DeviceLike | None = None) -> Tensor:
     """A tensor that holds a copy of an array, in its dtype."""
     return Tensor(data=np.array(array), device=dev)
 
@@ -59,11 +60,11 @@ def to_host(t: Tensor) -> Tensor:
     return Tensor(data=to_numpy(t), requires_grad=t.requires_grad)
 
 
-def zeros(shape: Any, device: Device | None = None, dtype: Any = float32) -> Tensor:
+def zeros(shape: Any, device: DeviceLike | None = None, dtype: DTypeLike = float32) -> Tensor:
     return Tensor(shape, device, dtype)
 
 
-def ones(shape: Any, device: Device | None = None, dtype: Any = float32) -> Tensor:
+def ones(shape: Any, device: DeviceLike | None = None, dtype: DTypeLike = float32) -> Tensor:
     return Tensor(shape, device, dtype).set_value(1)
 
 
@@ -82,7 +83,7 @@ def _filled_like(t: Tensor, value: float) -> Tensor:
     return made
 
 
-def random(shape: Any, device: Device | None = None) -> Tensor:
+def random(shape: Any, device: DeviceLike | None = None) -> Tensor:
     """float32 numbers of [0, 1)."""
     return Tensor(shape, device).uniform(0.0, 1.0)
 
@@ -92,7 +93,7 @@ def product(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def sizeof(dtype: Any) -> int:
+def sizeof(dtype: DTypeLike) -> int:
     """Bytes of an element."""
     return int(dtype_of(dtype).itemsize)
 

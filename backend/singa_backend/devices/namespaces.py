@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..dtypes import DTypeLike
 from ..errors import OperatorError
 from .special import erf, erfc, in_pieces
 
@@ -43,7 +44,7 @@ class Namespace(ABC):
         self.__dict__.update((n, limits.guarded(n, v)) for n, v in names.items() if not hasattr(type(self), n))
         self.module = module
 
-    def cast(self, x: Array, dtype: Any) -> Array:
+    def cast(self, x: Array, dtype: DTypeLike) -> Array:
         """`x.astype(dtype)`; a float that int64 cannot hold becomes its minimum, then wraps into narrower integers.
 
         ONNX leaves these casts undefined; NumPy's answer depends on the processor and CuPy saturates.
@@ -116,7 +117,7 @@ class NumpyNamespace(Namespace):
     def isarray(self, x: Any) -> bool:
         return isinstance(x, np.ndarray)
 
-    def cast(self, x: Array, dtype: Any) -> Array:
+    def cast(self, x: Array, dtype: DTypeLike) -> Array:
         """As above; where all values fit, `astype` alone."""
         dtype = np.dtype(dtype)
         if dtype.kind in "iu" and x.dtype.kind == "f" and x.size:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import HOST_ONLY
+from ..dtypes import HOST_ONLY, DTypeLike
 from .namespaces import Array, Namespace, numpy
 
 
@@ -192,11 +192,11 @@ class StrictNamespace(Namespace):
     def from_host(self, a: np.ndarray) -> Array:
         return StrictArray(a)
 
-    def asarray(self, a: Any, dtype: Any = None) -> Array:
+    def asarray(self, a: Any, dtype: DTypeLike | None = None) -> Array:
         """Like cupy.asarray, this one may be given host data."""
         return StrictArray(np.asarray(a._a if isinstance(a, StrictArray) else _unwrap_list(a), dtype))
 
-    def array(self, a: Any, dtype: Any = None) -> Array:
+    def array(self, a: Any, dtype: DTypeLike | None = None) -> Array:
         """Like cupy.array, this one may be given host data."""
         return StrictArray(np.array(a._a if isinstance(a, StrictArray) else _unwrap_list(a), dtype))
 

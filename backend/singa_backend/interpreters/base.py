@@ -89,7 +89,7 @@ class Interpreter(ABC, Generic[T]):
         """The outputs of an operator; the inputs may be values, None (absent), numbers and lists."""
 
     @abstractmethod
-    def constant(self, value: Any, dtype: Any = None) -> T:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> T:
         """A value that is known, from a number, a list or an array."""
 
     @abstractmethod

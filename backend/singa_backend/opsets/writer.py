@@ -108,7 +108,7 @@ class OpsetWriter(Interpreter[Symbol]):
             made.append(value)
         return made
 
-    def constant(self, value: Any, dtype: Any = None) -> Symbol:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         return self.builder.constant(value, dtype)
 
     def is_value(self, x: Any) -> bool:

@@ -90,7 +90,7 @@ class TensorInterpreter(Interpreter[T]):
         )
         return ys
 
-    def constant(self, value: Any, dtype: Any = None) -> Any:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Any:
         tensor = of(np.asarray(value, dtype), default_device, False)
         tensor._is_constant = tensor._follows_device = True
         return tensor

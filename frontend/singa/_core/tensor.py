@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.builder import Symbol
 
 from .. import device as devices
-from ..device import Device
+from ..device import DeviceLike
 from . import provenance, random, tape, trace
 from .ops import TensorInterpreter
 from .ops import op as _op
@@ -25,6 +25,9 @@ op: TensorInterpreter[Tensor] = _op
 """ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
 
 float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
+
+DTypeLike: TypeAlias = dtypes.DTypeLike | int
+"""One of the constants above, "int" or "float", or what NumPy makes a dtype of."""
 
 _dummies = itertools.count()
 
@@ -43,7 +46,7 @@ class Tensor(Variable):
     __array_priority__ = 1000
     """NumPy leaves `array * tensor` to the tensor, where it would make an array that no tape knows."""
 
-    def __init__(self, shape: Any = (), device: Device | None = None, dtype: Any = float32, data: Any = None,
+    def __init__(self, shape: Any = (), device: DeviceLike | None = None, dtype: DTypeLike = float32, data: Any = None,
                  requires_grad: bool = True, stores_grad: bool = False, creator: Operator | None = None,
                  name: str | None = None) -> None:  # fmt: skip
         self.device = devices.resolve(device)
@@ -165,7 +168,7 @@ class Tensor(Variable):
 
     # --- NumPy, DLPack
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: dtypes.DTypeLike | None = None, copy: bool | None = None) -> Any:
         array = self.device.backend.get(self.data)
         return np.array(array, dtype) if copy or dtype is not None else array
 
@@ -241,7 +244,7 @@ class Tensor(Variable):
         made.stores_grad, made.name, made._origin = self.stores_grad, self.name, self._origin
         return made
 
-    def as_type(self, dtype: Any) -> Tensor:
+    def as_type(self, dtype: DTypeLike) -> Tensor:
         """The values in another dtype."""
         return op.Cast(self, to=dtypes.onnx_code(dtype_of(dtype)))
 
@@ -255,12 +258,12 @@ class Tensor(Variable):
 
     # --- in place
 
-    def to_type(self, dtype: Any) -> Tensor:
+    def to_type(self, dtype: DTypeLike) -> Tensor:
         """Change the dtype of this tensor."""
         self.data = self.device.backend.put(self.device.backend.get(self.data).astype(dtype_of(dtype)))
         return self
 
-    def to_device(self, device: Device) -> Tensor:
+    def to_device(self, device: DeviceLike) -> Tensor:
         """Move this tensor to a device."""
         value = self.device.backend.get(self.data)
         self.device = devices.resolve(device)
@@ -519,7 +522,7 @@ _CODES: dict[int, Any] = {
 }  # fmt: skip
 
 
-def dtype_of(dtype: Any) -> np.dtype[Any]:
+def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
     """The NumPy dtype of a constant of this module, of 'int' or 'float', or of a NumPy dtype.
 
     Raises InvalidInput for what is none of these.
@@ -527,10 +530,11 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     if isinstance(dtype, int) and not isinstance(dtype, bool) and dtype in _CODES:
         found: np.dtype[Any] = np.dtype(_CODES[dtype])
         return found
+    kind: Any = dtype
     if isinstance(dtype, str) and dtype in ("int", "float"):
-        dtype = np.int32 if dtype == "int" else np.float32
+        kind = np.int32 if dtype == "int" else np.float32
     try:
-        found = np.dtype(dtype)
+        found = np.dtype(kind)
     except TypeError:
         raise InvalidInput(f"{dtype!r} is no dtype", code="SX316", hint="write tensor.float32, or a NumPy dtype") from None
     if not dtypes.known(found):

@@ -179,7 +179,7 @@ class Draw:
                 self.fixed.add(len(self.inputs))
             self.inputs.append(value)
 
-    def ints(self, values: Any, dtype: Any = np.int64) -> np.ndarray:
+    def ints(self, values: Any, dtype: dtypes.DTypeLike = np.int64) -> np.ndarray:
         return np.array(values, dtype)
 
     def has(self, name: str) -> bool:
