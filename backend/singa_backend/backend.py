@@ -13,11 +13,12 @@ from onnx import NodeProto, helper
 from onnx.backend.base import Backend, BackendRep
 
 from .devices import device as devices
+from .devices.device import DeviceLike
 from .errors import DeviceUnavailable, InvalidInput, SonnxError, did_you_mean
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .limits import Budget, Flag, Limits, spend
-from .proto.load import load_model
+from .proto.load import ModelSource, load_model
 from .proto.schemas import newest, plain_domain
 from .proto.values import Value
 from .runtime.executor import Executor
@@ -188,7 +189,7 @@ class SingaBackend(Backend):
     """ONNX's backend interface.  Every method raises members of the SonnxError family and nothing else."""
 
     @classmethod
-    def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
+    def is_compatible(cls, model: ModelSource, device: DeviceLike = "CPU", **kwargs: Any) -> bool:
         """Whether `prepare` would take this model on this device."""
         try:
             cls.prepare(model, device, **kwargs)
@@ -197,7 +198,7 @@ class SingaBackend(Backend):
         return True
 
     @classmethod
-    def prepare(cls, model: Any, device: Any = "CPU", *, limits: Limits | None = None, cancel: Flag | None = None,
+    def prepare(cls, model: ModelSource, device: DeviceLike = "CPU", *, limits: Limits | None = None, cancel: Flag | None = None,
                 **kwargs: Any) -> SingaRep:  # fmt: skip
         """Read a model (ModelProto, bytes or path), check it, and place it on a device ("CPU", "CUDA", "CUDA:1").
 
@@ -214,12 +215,13 @@ class SingaBackend(Backend):
             return SingaRep(read(proto, folder), place, allowed)
 
     @classmethod
-    def run_model(cls, model: Any, inputs: Any, device: Any = "CPU", **kwargs: Any) -> Outputs:
+    def run_model(cls, model: ModelSource, inputs: Any, device: DeviceLike = "CPU", **kwargs: Any) -> Outputs:
         """`prepare` and `run` in one call, `limits` and `cancel` for both."""
         return cls.prepare(model, device, **kwargs).run(inputs, cancel=kwargs.get("cancel"))
 
     @classmethod
-    def run_node(cls, node: NodeProto, inputs: Any, device: Any = "CPU", outputs_info: Any = None, **kwargs: Any) -> Outputs:
+    def run_node(cls, node: NodeProto, inputs: Any, device: DeviceLike = "CPU", outputs_info: Any = None,
+                 **kwargs: Any) -> Outputs:  # fmt: skip
         """Run one node.
 
         inputs: a list in the order of the node's inputs (an absent one is skipped), a dict by name, or one array.
@@ -259,7 +261,7 @@ class SingaBackend(Backend):
         return outputs
 
     @classmethod
-    def supports_device(cls, device: Any) -> bool:
+    def supports_device(cls, device: DeviceLike) -> bool:
         """Whether this machine has the device."""
         try:
             devices.resolve(device)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
 from .errors import InvalidModel
+
+DTypeLike: TypeAlias = np.dtype[Any] | type[Any] | str
+"""What NumPy makes a dtype of: a dtype, a type such as `np.float32` or `ml_dtypes.bfloat16`, or a name."""
 
 STRING = np.dtype(object)
 
@@ -50,18 +53,18 @@ def is_known(code: int) -> bool:
     return code in _NUMPY
 
 
-def onnx_code(dtype: Any) -> int:
+def onnx_code(dtype: DTypeLike) -> int:
     """The ONNX element type code of a NumPy dtype; raises KeyError where ONNX has none."""
     dtype = np.dtype(dtype)
     return _ONNX[STRING if dtype.kind in "US" else dtype]
 
 
-def known(dtype: Any) -> bool:
+def known(dtype: DTypeLike) -> bool:
     """Whether ONNX has this NumPy dtype."""
     return np.dtype(dtype) in _ONNX or np.dtype(dtype).kind in "US"
 
 
-def onnx_name(dtype: Any) -> str:
+def onnx_name(dtype: DTypeLike) -> str:
     """ONNX's name of a NumPy dtype ('float', 'int64', 'string', ...); NumPy's own where ONNX has none."""
     try:
         return _NAMES[onnx_code(dtype)]
@@ -76,6 +79,16 @@ def from_type_string(text: str) -> np.dtype[Any] | None:
     return None
 
 
-def is_float(dtype: Any) -> bool:
+def integer_info(dtype: DTypeLike) -> ml_dtypes.iinfo:
+    """The bounds of an integer dtype, of 4 and 2 bits included."""
+    return ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes does not annotate it
+
+
+def float_info(dtype: DTypeLike) -> Any:
+    """The limits of a float dtype that NumPy's finfo does not know."""
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes does not annotate it
+
+
+def is_float(dtype: DTypeLike) -> bool:
     """Whether ONNX counts the dtype as a float (bfloat16 and the 8-, 6- and 4-bit floats included)."""
     return np.dtype(dtype) in FLOATS

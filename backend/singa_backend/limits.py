@@ -318,7 +318,7 @@ def spend(budget: Budget) -> Iterator[Budget]:
         _current.reset(token)
 
 
-def admit(shape: Sequence[int], dtype: Any) -> None:
+def admit(shape: Sequence[int], dtype: np.dtype[Any] | type[Any] | str) -> None:
     """Raise unless a tensor of this shape and dtype may be made."""
     current().admit(shape, np.dtype(dtype).itemsize)
 

@@ -10,13 +10,12 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from singa_backend.errors import InvalidInput
 from singa_backend.ir.reader import read
-from singa_backend.proto.load import load_model
+from singa_backend.proto.load import ModelSource, load_model
 
 from ._codegen import program
 from ._codegen.lowering import lower
@@ -76,7 +75,7 @@ def _place(pairs: list[tuple[Path, Path]], stage: Path, force: bool) -> None:
         raise
 
 
-def generate(model: Any, name: str = "") -> Program:
+def generate(model: ModelSource, name: str = "") -> Program:
     """The program of a model: a ModelProto, bytes or a path.  The same model gives the same text.
 
     name: of the program's file, for the lines that say how to call it; that of the model's file when absent.

@@ -177,7 +177,7 @@ class _Work:
 
     def __init__(self, samples: _Samples, batch_size: int, capacity: int) -> None:
         self.stop = threading.Event()
-        self.waiting: queue.Queue[Any] = queue.Queue(capacity)
+        self.waiting: queue.Queue[tuple[np.ndarray, np.ndarray] | BaseException] = queue.Queue(capacity)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=_make, args=(samples, batch_size, self.waiting, self.stop), daemon=True)
         self.thread.start()
@@ -195,7 +195,7 @@ class _Work:
                                        hint="image_transform takes long, or hangs; timeout= allows more") from None  # fmt: skip
                 continue
             if not isinstance(made, BaseException):
-                return made  # type: ignore[no-any-return]
+                return made
             self.error = made
         raise self.error
 

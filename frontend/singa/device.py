@@ -7,7 +7,7 @@ dev.SetRandSeed(1)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -91,6 +91,9 @@ class Device:
         return default_device
 
 
+DeviceLike: TypeAlias = Device | backend.DeviceLike
+"""A Device, or what names one: "CPU", "CUDA", "CUDA:1", "STRICT", or a device of `singa_backend` or `onnx.backend.base`."""
+
 default_device = Device("CPU")
 """The CPU; tensors that name no device live here."""
 
@@ -168,7 +171,7 @@ def get_num_opencl_devices() -> int:
     raise DeviceUnavailable("OpenCL devices are not offered", hint="use create_cpu_device() or create_cuda_gpu()")
 
 
-def resolve(device: Any) -> Device:
+def resolve(device: DeviceLike | None) -> Device:
     """A Device from a Device, a name such as "CPU" or "CUDA:1", or None for the CPU."""
     if device is None:
         return default_device

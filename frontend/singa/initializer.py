@@ -13,8 +13,7 @@ import numpy as np
 from singa_backend.errors import InvalidInput
 
 from ._core import tape, trace
-from ._core.ops import op
-from ._core.tensor import Tensor, to_numpy
+from ._core.tensor import Tensor, op, to_numpy
 
 
 def _fans(t: Tensor) -> tuple[float, float]:

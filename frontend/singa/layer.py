@@ -21,8 +21,7 @@ from singa_backend.errors import InvalidInput
 
 from ._autograd import formulas, handles, losses
 from ._core import random, tape, trace
-from ._core.ops import op
-from ._core.tensor import Tensor
+from ._core.tensor import Tensor, op
 from ._layers.base import Layer
 from ._layers.norm import GroupNorm, LayerNorm, RMSNorm
 from ._layers.recurrent import LSTM, RNN, CudnnRNN, RNN_Base
@@ -80,9 +79,9 @@ class Linear(Layer):
         self._check(x)
         self._follow(x)
         if len(x.shape) == 2:
-            return op.Gemm(x, self.W, self.b)  # type: ignore[no-any-return]
+            return op.Gemm(x, self.W, self.b)
         y = op.MatMul(x, self.W)
-        return y if self.b is None else op.Add(y, self.b)  # type: ignore[no-any-return]
+        return y if self.b is None else op.Add(y, self.b)
 
 
 class Gemm(Layer):
@@ -112,8 +111,9 @@ class Gemm(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._follow(x)
-        attributes = {"alpha": self.alpha, "beta": self.beta, "transA": self.transA, "transB": self.transB}
-        return op.Gemm(x, self.W, self.b, **attributes)  # type: ignore[no-any-return]
+        attributes: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta, "transA": self.transA, "transB": self.transB}
+        y: Tensor = op.Gemm(x, self.W, self.b, **attributes)
+        return y
 
 
 class Embedding(Layer):
@@ -148,7 +148,7 @@ class Embedding(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._follow(x)
-        return formulas.embedding(x, self.W)  # type: ignore[no-any-return]
+        return formulas.embedding(x, self.W)
 
 
 def _pair(name: str, value: Any) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ class Conv2d(Layer):
             x, self.W, self.b, kernel_shape=list(self.kernel_size), strides=list(self.stride), dilations=list(self.dilation),
             group=self.group, **self.attributes,
         )  # fmt: skip
-        return op.Relu(y) if self.activation == "RELU" else y  # type: ignore[no-any-return]
+        return op.Relu(y) if self.activation == "RELU" else y
 
 
 def _images(layer: Layer, x: Tensor) -> Any:
@@ -270,7 +270,8 @@ class SeparableConv2d(Layer):
         self.point_conv = Conv2d(self.nb_kernels, 1, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.point_conv(self.depthwise_conv(x))  # type: ignore[no-any-return]
+        y: Tensor = self.point_conv(self.depthwise_conv(x))
+        return y
 
 
 class BatchNorm2d(Layer):
@@ -312,7 +313,7 @@ class BatchNorm2d(Layer):
         _channels(self, self._shape(x), self.channels)
         self._follow(x)
         trace.depends(self, lambda: astuple(self.handle))
-        return handles.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)  # type: ignore[no-any-return]
+        return handles.batchnorm_2d(self.handle, x, self.scale, self.bias, self.running_mean, self.running_var)
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------
@@ -342,7 +343,8 @@ class Pooling2d(Layer):
 
     def _pool(self, x: Tensor, kernel: list[int], strides: list[int], window: dict[str, Any]) -> Tensor:
         pool = op.MaxPool if self.is_max else op.AveragePool
-        return pool(x, kernel_shape=kernel, strides=strides, **window)  # type: ignore[no-any-return]
+        y: Tensor = pool(x, kernel_shape=kernel, strides=strides, **window)
+        return y
 
 
 class MaxPool2d(Pooling2d):
@@ -394,17 +396,17 @@ class AvgPool1d(_Pooling1d):
 
 class ReLU(Layer):
     def forward(self, x: Tensor) -> Tensor:
-        return op.Relu(x)  # type: ignore[no-any-return]
+        return op.Relu(x)
 
 
 class Sigmoid(Layer):
     def forward(self, x: Tensor) -> Tensor:
-        return op.Sigmoid(x)  # type: ignore[no-any-return]
+        return op.Sigmoid(x)
 
 
 class Add(Layer):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return op.Add(a, b)  # type: ignore[no-any-return]
+        return op.Add(a, b)
 
 
 class Flatten(Layer):
@@ -415,34 +417,34 @@ class Flatten(Layer):
         self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        return op.Flatten(x, axis=self.axis)  # type: ignore[no-any-return]
+        return op.Flatten(x, axis=self.axis)
 
 
 class SoftMax(Layer):
     """Along the axes from 1 on, taken as one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return formulas.softmax(x)  # type: ignore[no-any-return]
+        return formulas.softmax(x)
 
 
 class SoftMaxCrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return losses.softmax_cross_entropy(x, t)  # type: ignore[no-any-return]
+        return losses.softmax_cross_entropy(x, t)
 
 
 class MeanSquareError(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return losses.mse_loss(x, t)  # type: ignore[no-any-return]
+        return losses.mse_loss(x, t)
 
 
 class CrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return losses.cross_entropy(x, t)  # type: ignore[no-any-return]
+        return losses.cross_entropy(x, t)
 
 
 class BinaryCrossEntropy(Layer):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return losses.binary_cross_entropy(x, t)  # type: ignore[no-any-return]
+        return losses.binary_cross_entropy(x, t)
 
 
 class Dropout(Layer):
@@ -463,14 +465,14 @@ class Cat(Layer):
         self.axis = axis
 
     def forward(self, xs: Sequence[Tensor]) -> Tensor:
-        return op.Concat(*xs, axis=self.axis)  # type: ignore[no-any-return]
+        return op.Concat(*xs, axis=self.axis)
 
 
 class Reshape(Layer):
     """To a shape in which 0 keeps a size and -1 stands for what is left."""
 
     def forward(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        return op.Reshape(x, list(shape))  # type: ignore[no-any-return]
+        return op.Reshape(x, list(shape))
 
 
 __all__ = [

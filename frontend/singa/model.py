@@ -25,8 +25,7 @@ from singa_backend.runtime.executor import Executor
 
 from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
-from ._core.ops import op
-from ._core.tensor import Tensor, code_of, dtype_of
+from ._core.tensor import Tensor, code_of, dtype_of, op
 from ._core.trace import NotTraceable, Trace
 from ._core.variable import Variable
 from ._layers.base import Layer

@@ -22,8 +22,7 @@ from singa_backend.proto.messages import FreshNames
 from ._core import coverage, tape, trace
 from ._core.backward import backward
 from ._core.coverage import nothing_trains
-from ._core.ops import op
-from ._core.tensor import Tensor, dtype_of, float32
+from ._core.tensor import DTypeLike, Tensor, dtype_of, float32, op
 from ._training.nan import first_nan, refuse_nan
 from .device import Device
 
@@ -83,7 +82,7 @@ class Optimizer:
 
     kinds: tuple[str, ...] = ()
 
-    def __init__(self, lr: Any, dtype: Any = float32, check_nan: bool = False) -> None:
+    def __init__(self, lr: Any, dtype: DTypeLike = float32, check_nan: bool = False) -> None:
         self.dtype = dtype_of(dtype)
         self.check_nan = check_nan
         self.step_counter = Tensor(data=np.zeros(1, np.int64), requires_grad=False, name="step_counter")
@@ -289,7 +288,8 @@ class Optimizer:
         Raises InvalidInput for a name that this optimizer does not know, states that are lacking, or another shape: then
         nothing is changed.
         """
-        counter, groups = None, {kind: {} for kind in self.kinds}  # type: ignore[var-annotated]
+        counter: np.ndarray | None = None
+        groups: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in self.kinds}
         for key, value in states.items():
             kind, _, name = key.partition(_SEP)
             if key == "step_counter":
@@ -378,7 +378,7 @@ class SGD(Optimizer):
     """
 
     def __init__(self, lr: Any = 0.1, momentum: Any = 0, dampening: Any = 0, weight_decay: Any = 0, nesterov: bool = False,
-                 dtype: Any = float32, check_nan: bool = False) -> None:  # fmt: skip
+                 dtype: DTypeLike = float32, check_nan: bool = False) -> None:  # fmt: skip
         plain = isinstance(_schedule("momentum", momentum), Constant) and _schedule("momentum", momentum).init_value == 0
         self.kinds = () if plain else ("moments",)
         super().__init__(lr, dtype, check_nan)
@@ -417,7 +417,7 @@ class RMSProp(Optimizer):
 
     kinds = ("running_average",)
 
-    def __init__(self, lr: Any = 0.1, rho: Any = 0.9, epsilon: Any = 1e-8, weight_decay: Any = 0, dtype: Any = float32,
+    def __init__(self, lr: Any = 0.1, rho: Any = 0.9, epsilon: Any = 1e-8, weight_decay: Any = 0, dtype: DTypeLike = float32,
                  check_nan: bool = False) -> None:  # fmt: skip
         super().__init__(lr, dtype, check_nan)
         self.rho = self._hyper("rho", rho)
@@ -438,7 +438,7 @@ class AdaGrad(Optimizer):
 
     kinds = ("history",)
 
-    def __init__(self, lr: Any = 0.1, epsilon: Any = 1e-8, weight_decay: Any = 0, dtype: Any = float32,
+    def __init__(self, lr: Any = 0.1, epsilon: Any = 1e-8, weight_decay: Any = 0, dtype: DTypeLike = float32,
                  check_nan: bool = False) -> None:  # fmt: skip
         super().__init__(lr, dtype, check_nan)
         self.epsilon = self._hyper("epsilon", epsilon)
@@ -461,7 +461,7 @@ class Adam(Optimizer):
     kinds = ("m", "v")
 
     def __init__(self, lr: Any = 0.1, beta_1: Any = 0.9, beta_2: Any = 0.999, epsilon: Any = 1e-8, weight_decay: Any = 0,
-                 dtype: Any = float32, check_nan: bool = False) -> None:  # fmt: skip
+                 dtype: DTypeLike = float32, check_nan: bool = False) -> None:  # fmt: skip
         super().__init__(lr, dtype, check_nan)
         self.beta_1 = self._hyper("beta_1", beta_1)
         self.beta_2 = self._hyper("beta_2", beta_2)
@@ -503,7 +503,7 @@ def _schedule(name: str, value: Any) -> DecayScheduler:
 
 
 def _double(t: Tensor) -> Tensor:
-    return op.Cast(t, to=dtypes.onnx_code(np.float64))  # type: ignore[no-any-return]
+    return op.Cast(t, to=dtypes.onnx_code(np.float64))
 
 
 def _wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -22,8 +22,7 @@ from singa_backend.interpreters.eager import Eager
 from singa_backend.operators.cast import limits
 
 from ._core import provenance, tape, trace
-from ._core.ops import op
-from ._core.tensor import Tensor, dtype_of
+from ._core.tensor import DTypeLike, Tensor, dtype_of, op
 from ._layers.base import Layer
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -39,7 +38,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, *, axis: int = 1
     The gradient of x is that of the result where nothing was saturated, else 0; scale and zero_point have none.
     """
     with tape.no_tape():
-        y = _there_and_back(op, x, scale, zero_point, axis)
+        y: Tensor = _there_and_back(op, x, scale, zero_point, axis)
     if tape.training and x.requires_grad:
         # What follows is 0 in numbers, and 1 or 0 in gradients.
         with tape.no_tape():
@@ -52,7 +51,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, *, axis: int = 1
         return [_there_and_back(op, xs[0], xs[1], xs[2], axis)]
 
     provenance.record([y], "FakeQuantize", replay, [x, scale, zero_point])
-    return y  # type: ignore[no-any-return]
+    return y
 
 
 def _there_and_back(op: Any, x: Any, scale: Any, zero_point: Any, axis: int) -> Any:
@@ -91,7 +90,7 @@ class Observer(Layer):
     high: Tensor
     seen: Tensor
 
-    def __init__(self, dtype: Any = np.int8, symmetric: bool = False, axis: int | None = None) -> None:
+    def __init__(self, dtype: DTypeLike = np.int8, symmetric: bool = False, axis: int | None = None) -> None:
         super().__init__()
         self.dtype = dtype_of(dtype)
         if self.dtype not in _INTEGERS:
@@ -171,13 +170,15 @@ class MinMaxObserver(Observer):
     """The least and the greatest value ever seen."""
 
     def _merged(self, old: Tensor, new: Tensor) -> Tensor:
-        return op.Min(old, new) if old is self.low else op.Max(old, new)  # type: ignore[no-any-return]
+        return op.Min(old, new) if old is self.low else op.Max(old, new)
 
 
 class MovingAverageMinMaxObserver(Observer):
     """Moving averages of the least and the greatest value of each batch: momentum old + (1 - momentum) new."""
 
-    def __init__(self, dtype: Any = np.int8, symmetric: bool = False, axis: int | None = None, momentum: float = 0.95) -> None:
+    def __init__(
+        self, dtype: DTypeLike = np.int8, symmetric: bool = False, axis: int | None = None, momentum: float = 0.95
+    ) -> None:
         super().__init__(dtype, symmetric, axis)
         if not 0 <= momentum < 1:
             raise InvalidInput(f"the momentum of an observer lies in [0, 1); it is {momentum}", code="SX365")
@@ -186,7 +187,7 @@ class MovingAverageMinMaxObserver(Observer):
     def _merged(self, old: Tensor, new: Tensor) -> Tensor:
         trace.depends(self, lambda: self.momentum)
         kept = op.Mul(self.seen, self.momentum)  # the first range counts as a whole
-        return op.Add(op.Mul(old, kept), op.Mul(new, op.Sub(1.0, kept)))  # type: ignore[no-any-return]
+        return op.Add(op.Mul(old, kept), op.Mul(new, op.Sub(1.0, kept)))
 
 
 class FakeQuantize(Layer):

@@ -13,8 +13,8 @@ import numpy as np
 from singa_backend.errors import InvalidInput
 
 from ._core import tape
-from ._core.ops import op
 from ._core.tensor import (
+    DTypeLike,
     Tensor,
     _binary,
     _float,
@@ -27,10 +27,11 @@ from ._core.tensor import (
     float32,
     int32,
     int64,
+    op,
     to_numpy,
     uchar,
 )
-from .device import Device
+from .device import DeviceLike
 
 __all__ = [
     "PlaceHolder", "Tensor", "abs", "add", "add_column", "add_row", "average", "axpy", "bernoulli", "bool_", "ceil", "char",
@@ -44,7 +45,7 @@ __all__ = [
 PlaceHolder = Tensor
 
 
-def from_numpy(array: Any, dev: Device | None = None) -> Tensor:
+def from_numpy(array: Any, dev: DeviceLike | None = None) -> Tensor:
     """A tensor that holds a copy of an array, in its dtype."""
     return Tensor(data=np.array(array), device=dev)
 
@@ -59,11 +60,11 @@ def to_host(t: Tensor) -> Tensor:
     return Tensor(data=to_numpy(t), requires_grad=t.requires_grad)
 
 
-def zeros(shape: Any, device: Device | None = None, dtype: Any = float32) -> Tensor:
+def zeros(shape: Any, device: DeviceLike | None = None, dtype: DTypeLike = float32) -> Tensor:
     return Tensor(shape, device, dtype)
 
 
-def ones(shape: Any, device: Device | None = None, dtype: Any = float32) -> Tensor:
+def ones(shape: Any, device: DeviceLike | None = None, dtype: DTypeLike = float32) -> Tensor:
     return Tensor(shape, device, dtype).set_value(1)
 
 
@@ -82,7 +83,7 @@ def _filled_like(t: Tensor, value: float) -> Tensor:
     return made
 
 
-def random(shape: Any, device: Device | None = None) -> Tensor:
+def random(shape: Any, device: DeviceLike | None = None) -> Tensor:
     """float32 numbers of [0, 1)."""
     return Tensor(shape, device).uniform(0.0, 1.0)
 
@@ -92,7 +93,7 @@ def product(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def sizeof(dtype: Any) -> int:
+def sizeof(dtype: DTypeLike) -> int:
     """Bytes of an element."""
     return int(dtype_of(dtype).itemsize)
 
@@ -148,7 +149,7 @@ tanh = _unary("Tanh", "The hyperbolic tangent.")
 
 def square(t: Tensor) -> Tensor:
     """Each element times itself."""
-    return op.Mul(t, t)  # type: ignore[no-any-return]
+    return op.Mul(t, t)
 
 
 def _into(value: Tensor, out: Tensor | None) -> Tensor:
@@ -223,13 +224,13 @@ def mult(A: Tensor, B: Tensor, C: Tensor | None = None, alpha: float = 1.0, beta
     if alpha != 1.0:
         product_ = op.Mul(product_, alpha)
     if C is None:
-        return product_  # type: ignore[no-any-return]
+        return product_
     return C._with(op.Add(product_, op.Mul(C, beta)) if beta else product_)
 
 
 def einsum(ops: str, *args: Tensor) -> Tensor:
     """An Einstein sum, as NumPy's."""
-    return op.Einsum(*args, equation=ops)  # type: ignore[no-any-return]
+    return op.Einsum(*args, equation=ops)
 
 
 def tensordot(A: Tensor, B: Tensor, axes: Any = 2) -> Tensor:
@@ -259,7 +260,7 @@ def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
 
 def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Tensors side by side along an axis."""
-    return op.Concat(*tensors, axis=axis)  # type: ignore[no-any-return]
+    return op.Concat(*tensors, axis=axis)
 
 
 def bernoulli(p: float, t: Tensor) -> Tensor:
@@ -286,9 +287,9 @@ def add_row(alpha: float, v: Tensor, beta: float, M: Tensor) -> Tensor:
 
 def sum_columns(M: Tensor) -> Tensor:
     """The sum of the columns: one value a row."""
-    return op.ReduceSum(M, [1], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(M, [1], keepdims=0)
 
 
 def sum_rows(M: Tensor) -> Tensor:
     """The sum of the rows: one value a column."""
-    return op.ReduceSum(M, [0], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(M, [0], keepdims=0)

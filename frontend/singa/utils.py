@@ -13,9 +13,8 @@ from singa_backend.proto.messages import FreshNames
 
 from . import device as devices
 from ._core import tape
-from ._core.ops import op
 from ._core.tape import Dummy, Operator
-from ._core.tensor import Tensor
+from ._core.tensor import Tensor, op
 
 if TYPE_CHECKING:
     from typing import TextIO

@@ -205,7 +205,7 @@ class Tape(Interpreter[Var]):
                     found[id(v)] = op.add(found.get(id(v)), g)
         return [None if v is None else found.get(id(v)) for v in by]
 
-    def constant(self, value: Any, dtype: Any = None) -> Var:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Var:
         return Var(self.op.constant(value, dtype), False)
 
     def is_value(self, x: Any) -> bool:

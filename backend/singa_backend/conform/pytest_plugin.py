@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,11 @@ def _suite(kind: str) -> list[tuple[str, Callable[[], cases.Case]]]:
     else:
         others = {name for other in cases.KINDS if other != "node" for name in _loaded(other)}
         names = [name for name in manifest["cases"] if name not in others]
-    return [(name, lambda name=name: _loaded(kind)[name]) for name in names]  # type: ignore[misc]
+    return [(name, partial(_load, kind, name)) for name in names]
+
+
+def _load(kind: str, name: str) -> cases.Case:
+    return _loaded(kind)[name]
 
 
 def _read(place: Path, name: str, rtol: float, atol: float) -> Callable[[], cases.Case]:

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ..comparison.difference import Difference, difference
+from ..devices.device import DeviceLike
 from ..engines.local import Failure
 from ..errors import SonnxError
+from ..proto.load import ModelSource
 from . import repro
 from .compare import BUDGET, Divergence, Judge, Setting
 from .lockstep import Values, Visit
+from .submodel import Source
 
 
 @dataclass
@@ -51,9 +54,9 @@ class Reproduction:
         }  # fmt: skip
 
 
-def bisect(model: Any, inputs: Any, *, against: Any = "onnxruntime", device: str = "CPU", names: Mapping[str, str] | None = None,
-           rtol: float | None = None, atol: float | None = None, local: bool = False, to: str | Path | None = None,
-           budget: int = BUDGET, timeout: float = 60.0,
+def bisect(model: ModelSource | Source, inputs: Any, *, against: ModelSource | Source = "onnxruntime", device: DeviceLike = "CPU",
+           names: Mapping[str, str] | None = None, rtol: float | None = None, atol: float | None = None,
+           local: bool = False, to: str | Path | None = None, budget: int = BUDGET, timeout: float = 60.0,
            progress: Callable[..., None] | None = None) -> Reproduction | None:  # fmt: skip
     """Find the first diverging node and write it to the folder `to` (by default named after the model and the node).
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..comparison.difference import Difference, Tolerance, difference, same_bits
+from ..devices.device import DeviceLike
 from ..engines.local import Engine, Failure, Foreign, Ours
 from ..engines.oracle import ENGINES
 from ..errors import InvalidInput
+from ..proto.load import ModelSource
 from .lockstep import Values, Visit, attempt, walk, walk_models
 from .submodel import Call, Source
 
@@ -136,9 +138,9 @@ class Setting(AbstractContextManager["Setting"]):
     is another model, this package on the CPU.  Raises SonnxError.
     """
 
-    def __init__(self, model: Any, inputs: Any, *, against: Any = "onnxruntime", device: str = "CPU",
-                 names: Mapping[str, str] | None = None, rtol: float | None = None, atol: float | None = None,
-                 budget: int = BUDGET, timeout: float = 60.0, optimised: bool = False) -> None:  # fmt: skip
+    def __init__(self, model: ModelSource | Source, inputs: Any, *, against: ModelSource | Source = "onnxruntime",
+                 device: DeviceLike = "CPU", names: Mapping[str, str] | None = None, rtol: float | None = None,
+                 atol: float | None = None, budget: int = BUDGET, timeout: float = 60.0, optimised: bool = False) -> None:  # fmt: skip
         self.source = Source.of(model)
         self.other: Source | None = None
         self.names = dict(names or {})
@@ -271,9 +273,10 @@ def _notes(setting: Setting, call: Call, values: list[str]) -> list[str]:
     return notes
 
 
-def compare(model: Any, inputs: Any, *, against: Any = "onnxruntime", device: str = "CPU", names: Mapping[str, str] | None = None,
-            rtol: float | None = None, atol: float | None = None, local: bool = False, optimised: bool = False,
-            budget: int = BUDGET, timeout: float = 60.0, progress: Callable[..., None] | None = None) -> Comparison:  # fmt: skip
+def compare(model: ModelSource | Source, inputs: Any, *, against: ModelSource | Source = "onnxruntime",
+            device: DeviceLike = "CPU", names: Mapping[str, str] | None = None, rtol: float | None = None,
+            atol: float | None = None, local: bool = False, optimised: bool = False, budget: int = BUDGET,
+            timeout: float = 60.0, progress: Callable[..., None] | None = None) -> Comparison:  # fmt: skip
     """Compare a model's values, node by node, with those of a trusted side; no more than a chunk is held at once.
 
     model: a path (then long weights stay in the file), a ModelProto, bytes, or a Source.  inputs: as `SingaRep.run` takes.

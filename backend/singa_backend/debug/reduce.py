@@ -24,6 +24,7 @@ from onnx import ModelProto, TensorProto, helper
 from ..comparison.difference import Tolerance, difference
 from ..engines.local import Engine, Failure, Foreign, Ours
 from ..errors import InvalidInput, SonnxError
+from ..proto.load import ModelSource
 from . import repro
 from .compare import BUDGET
 from .lockstep import Values, walk
@@ -152,7 +153,7 @@ class Reduction:
         return vars(self) | {"folder": str(self.folder)}
 
 
-def reduce(model: Any, inputs: Any, predicate: Predicate, *, to: str | Path | None = None, tries: int = 1000,
+def reduce(model: ModelSource | Source, inputs: Any, predicate: Predicate, *, to: str | Path | None = None, tries: int = 1000,
            budget: int = BUDGET, progress: Callable[..., None] | None = None) -> Reduction:  # fmt: skip
     """The smallest model found that still fails, written to the folder `to` (by default the model's name and "-reduced").
 

@@ -18,7 +18,7 @@ from ..backend import SingaBackend
 from ..errors import InvalidModel
 from ..ir.declaration import has_trait
 from ..proto import tensor_data
-from ..proto.load import open_light
+from ..proto.load import ModelSource, open_light
 from ..proto.schemas import plain_domain
 from ..proto.values import Value
 
@@ -53,7 +53,7 @@ class Source:
     Raises InvalidModel.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: ModelSource) -> None:
         self.path = Path(model) if isinstance(model, (str, Path)) else None
         self.proto, self.folder = open_light(model)
         graph = self.proto.graph
@@ -80,7 +80,7 @@ class Source:
         self._functions = {(f.domain, f.name) for f in self.proto.functions}
 
     @classmethod
-    def of(cls, model: Any) -> Source:
+    def of(cls, model: ModelSource | Source) -> Source:
         """The model as a Source; a Source is given back as it is."""
         return model if isinstance(model, Source) else cls(model)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from functools import cache
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,10 +18,17 @@ from ..errors import DeviceUnavailable
 from ..limits import physical_memory
 from . import namespaces, strict
 
-DeviceLike: TypeAlias = Any
-"""A Device, its name ("CPU", "CUDA", "CUDA:1", "STRICT"), or a device of `onnx.backend.base`."""
-
 _Kind: TypeAlias = type[namespaces.Namespace]
+
+
+class OnnxDevice(Protocol):
+    """A device of `onnx.backend.base`.  type: a number of its `DeviceType`, or a name.  device_id: the ordinal of a GPU."""
+
+    @property
+    def type(self) -> int | str: ...
+
+    @property
+    def device_id(self) -> int: ...
 
 
 class Device(ABC):
@@ -164,6 +171,10 @@ def _gpus() -> tuple[int, str]:
 def device_count(type: str) -> int:
     """How many devices of a kind this machine has."""
     return _gpus()[0] if type == "CUDA" else int(type in DEVICES)
+
+
+DeviceLike: TypeAlias = Device | OnnxDevice | str
+"""A Device, its name ("CPU", "CUDA", "CUDA:1", "STRICT"), or a device of `onnx.backend.base`."""
 
 
 def resolve(device: DeviceLike, device_id: int | None = None) -> Device:

@@ -17,11 +17,13 @@ The functions that make much of little (zeros, tile, take, ...) ask the limits o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .. import limits
+from ..dtypes import DTypeLike
 from ..errors import OperatorError
 from .special import erf, erfc, in_pieces
 
@@ -34,11 +36,15 @@ _REDUCTIONS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimu
 class Namespace(ABC):
     """What is common to the namespaces; names that are not here are the array module's own."""
 
+    lib: Any
+    trunc: Callable[..., Array]
+    where: Callable[..., Array]
+
     def __init__(self, module: Any, names: dict[str, Any]) -> None:
         self.__dict__.update((n, limits.guarded(n, v)) for n, v in names.items() if not hasattr(type(self), n))
         self.module = module
 
-    def cast(self, x: Array, dtype: Any) -> Array:
+    def cast(self, x: Array, dtype: DTypeLike) -> Array:
         """`x.astype(dtype)`; a float that int64 cannot hold becomes its minimum, then wraps into narrower integers.
 
         ONNX leaves these casts undefined; NumPy's answer depends on the processor and CuPy saturates.
@@ -48,11 +54,11 @@ class Namespace(ABC):
             return x.astype(dtype)
         wide = np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
         low, high = (0.0, 2.0**64) if wide == np.uint64 else (-(2.0**63), 2.0**63)
-        whole = self.trunc(x.astype(np.float64))  # type: ignore[attr-defined]
+        whole = self.trunc(x.astype(np.float64))
         inside = (whole >= low) & (whole < high)
-        held = self.where(inside, whole, 0).astype(wide)  # type: ignore[attr-defined]
+        held = self.where(inside, whole, 0).astype(wide)
         outside = wide.type(0 if wide == np.uint64 else -(2**63))
-        return self.where(inside, held, outside).astype(dtype)  # type: ignore[attr-defined]
+        return self.where(inside, held, outside).astype(dtype)
 
     def indices(self, i: Array, size: int, *, negative: bool = True) -> Array:
         """`i` with negative indices counted from the end; raises OperatorError for one outside [-size, size)."""
@@ -64,7 +70,7 @@ class Namespace(ABC):
             at = self.to_host(i)
             wrong = at[(at < low) | (at >= size)].flat[0]
             raise OperatorError(f"index {wrong} is outside [{low}, {size})", code="SX401")
-        return self.where(i < 0, i + size, i) if least < 0 else i  # type: ignore[attr-defined]
+        return self.where(i < 0, i + size, i) if least < 0 else i
 
     def erf(self, x: Array) -> Array:
         """The error function, to about 1 unit in the last place of float32 or float64."""
@@ -76,11 +82,11 @@ class Namespace(ABC):
 
     def windows(self, x: Array, shape: Any, axis: Any) -> Array:
         """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
-        return self.lib.stride_tricks.sliding_window_view(x, shape, axis)  # type: ignore[attr-defined]
+        return self.lib.stride_tricks.sliding_window_view(x, shape, axis)
 
     def as_strided(self, x: Array, shape: Any, strides: Any) -> Array:
         """A view of `x` with this shape and these strides in bytes."""
-        return self.lib.stride_tricks.as_strided(x, shape, strides)  # type: ignore[attr-defined]
+        return self.lib.stride_tricks.as_strided(x, shape, strides)
 
     def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
         """Whether sums of `count` products of x and w may exceed 2**24, above which float32 does not hold every integer.
@@ -123,7 +129,7 @@ class NumpyNamespace(Namespace):
     def isarray(self, x: Any) -> bool:
         return isinstance(x, np.ndarray)
 
-    def cast(self, x: Array, dtype: Any) -> Array:
+    def cast(self, x: Array, dtype: DTypeLike) -> Array:
         """As above; where all values fit, `astype` alone."""
         dtype = np.dtype(dtype)
         if dtype.kind in "iu" and x.dtype.kind == "f" and x.size:

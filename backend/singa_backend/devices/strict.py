@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import HOST_ONLY
+from ..dtypes import HOST_ONLY, DTypeLike
 from .namespaces import Array, Namespace, numpy
 
 
@@ -38,7 +38,7 @@ class StrictArray:
 
     __slots__ = ("_a",)
     __array_ufunc__ = None
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # arrays compare element by element
 
     def __init__(self, a: Any) -> None:
         self._a = np.asarray(a)
@@ -181,8 +181,8 @@ class StrictNamespace(Namespace):
         for part in ("linalg", "fft"):
             names[part] = _StrictModule(getattr(np, part), known[part], f"cupy.{part}", _cupy_parameters(part))
         tricks = frozenset({"as_strided", "sliding_window_view"})
-        lib = ModuleType("cupy.lib")
-        lib.stride_tricks = _StrictModule(np.lib.stride_tricks, tricks, "cupy.lib.stride_tricks", {})  # type: ignore[attr-defined]
+        lib: Any = ModuleType("cupy.lib")
+        lib.stride_tricks = _StrictModule(np.lib.stride_tricks, tricks, "cupy.lib.stride_tricks", {})
         names["lib"] = lib
         names["ndarray"] = StrictArray
         names["where"] = _strict_call(_where)
@@ -192,11 +192,11 @@ class StrictNamespace(Namespace):
     def from_host(self, a: np.ndarray) -> Array:
         return StrictArray(a)
 
-    def asarray(self, a: Any, dtype: Any = None) -> Array:
+    def asarray(self, a: Any, dtype: DTypeLike | None = None) -> Array:
         """Like cupy.asarray, this one may be given host data."""
         return StrictArray(np.asarray(a._a if isinstance(a, StrictArray) else _unwrap_list(a), dtype))
 
-    def array(self, a: Any, dtype: Any = None) -> Array:
+    def array(self, a: Any, dtype: DTypeLike | None = None) -> Array:
         """Like cupy.array, this one may be given host data."""
         return StrictArray(np.array(a._a if isinstance(a, StrictArray) else _unwrap_list(a), dtype))
 

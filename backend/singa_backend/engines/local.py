@@ -31,7 +31,7 @@ class Engine(Protocol):
 class Ours:
     """This package, in this process.  device: "CPU", "CUDA", "CUDA:1", "STRICT"; raises DeviceUnavailable."""
 
-    def __init__(self, device: str = "CPU") -> None:
+    def __init__(self, device: devices.DeviceLike = "CPU") -> None:
         self.device = devices.resolve(device)
         self.name = "sonnx" if str(self.device) == "CPU" else f"sonnx on {self.device}"
 

@@ -7,6 +7,15 @@ from .tables import Inspection, inspect
 from .trainable import TrainableReport, trainable_report
 
 __all__ = [
-    "Call", "CheckReport", "CheckerResult", "Inspection", "OperatorUse", "State", "Table", "TrainableReport", "check", "inspect",
+    "Call",
+    "CheckReport",
+    "CheckerResult",
+    "Inspection",
+    "OperatorUse",
+    "State",
+    "Table",
+    "TrainableReport",
+    "check",
+    "inspect",
     "trainable_report",
-]  # fmt: skip
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ..errors import Problem, SonnxError
 from ..ir.reader import read
 from ..limits import Budget, Limits, spend
 from ..proto.checker import CheckerResult, check_and_infer
-from ..proto.load import load_model
+from ..proto.load import ModelSource, load_model
 from ..proto.schemas import plain_domain, schemas, type_strings
 from .table import Call, Table
 from .tables import Inspection, readable, tables
@@ -75,14 +76,14 @@ class CheckReport:
         }  # fmt: skip
 
 
-def check(model: Any, *, timeout: float = 60.0) -> CheckReport:
+def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
     """Hold a model (a ModelProto, bytes or a path) to ONNX's rules and to what is implemented; nothing is executed.
 
     timeout: seconds that reading it may take, and that onnx's shape inference and checker may, in a child process.
     Raises InvalidModel only when this is no ONNX file at all; everything else is a problem in the report.
     """
     proto, folder = load_model(model)
-    path = Path(model) if folder is not None else None
+    path = Path(model) if isinstance(model, (str, os.PathLike)) else None
     problems: list[Problem] = []
     try:
         with spend(Budget(Limits(deadline=timeout))):

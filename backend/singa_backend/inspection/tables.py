@@ -6,6 +6,7 @@ Made from the file itself, so that a model that would be refused can be looked a
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..errors import SonnxError
 from ..ir.declaration import declarations
 from ..proto import tensor_data
 from ..proto.checker import CheckerResult, check_and_infer, value_of
-from ..proto.load import load_model
+from ..proto.load import ModelSource, load_model
 from ..proto.messages import imported
 from ..proto.schemas import DOMAINS, plain_domain, schema_version, schemas
 from ..proto.values import Value
@@ -86,7 +87,7 @@ class Inspection:
         return page(self.graphs, details)
 
 
-def inspect(model: Any, *, stats: bool = False, timeout: float = 60.0) -> Inspection:
+def inspect(model: ModelSource, *, stats: bool = False, timeout: float = 60.0) -> Inspection:
     """What is in a model (a ModelProto, bytes or a path); nothing is executed.
 
     stats: read every state and give its min, max and number of NaN and Inf.  timeout: seconds that onnx's shape inference
@@ -94,7 +95,7 @@ def inspect(model: Any, *, stats: bool = False, timeout: float = 60.0) -> Inspec
     """
     proto, folder = load_model(model)
     proto = readable(proto)
-    path = Path(model) if folder is not None else None
+    path = Path(model) if isinstance(model, (str, os.PathLike)) else None
     return tables(proto, path, check_and_infer(proto, path, timeout), folder if stats else None, stats)
 
 

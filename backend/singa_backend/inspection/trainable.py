@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..errors import InvalidInput, Problem
 from ..interpreters.base import LEAST_OPSET
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
-from ..proto.load import load_model
+from ..proto.load import ModelSource, load_model
 from ..proto.schemas import DOMAINS, schemas
 
 Key = tuple[int, int]
@@ -70,7 +71,9 @@ class TrainableReport:
         return "\n".join(lines)
 
 
-def trainable_report(model: Any, by: Sequence[str] | None = None, outputs: Sequence[str] | None = None) -> TrainableReport:
+def trainable_report(
+    model: ModelSource | Graph, by: Sequence[str] | None = None, outputs: Sequence[str] | None = None
+) -> TrainableReport:
     """What blocks the gradients of a model (a ModelProto, bytes, a path or a Graph), all at once; nothing is executed.
 
     by: the float initializers or inputs to differentiate by; all float initializers when absent, or where there are none,
@@ -82,7 +85,8 @@ def trainable_report(model: Any, by: Sequence[str] | None = None, outputs: Seque
         graph, file = model, model.name
     else:
         proto, folder = load_model(model)
-        graph, file = read(proto, folder).with_weights(), Path(model).name if folder is not None else proto.graph.name
+        graph = read(proto, folder).with_weights()
+        file = Path(model).name if isinstance(model, (str, os.PathLike)) else proto.graph.name
     ends = list(outputs) if outputs is not None else [v.name for v in graph.outputs]
     for name in (*(by or ()), *ends):
         if name not in graph.slots:

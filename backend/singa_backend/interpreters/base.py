@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 from onnx import GraphProto, TypeProto, helper
@@ -27,6 +27,7 @@ from ..ir.versioned import VersionedOperator
 from ..proto.schemas import schema_version, schemas, type_strings
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 LEAST_OPSET = 18
 """The least opset in which rules are written: before it the reductions took their axes as an attribute."""
@@ -49,6 +50,16 @@ class Subgraph:
 INT = helper.make_tensor_type_proto(dtypes.onnx_code(np.int64), [])
 BOOL = helper.make_tensor_type_proto(dtypes.onnx_code(np.bool_), [])
 """The types of what a Loop gives its body."""
+
+
+class OperatorFunction(Protocol[T_co]):
+    """An ONNX operator as a function: it returns one value, or with `outputs` greater than 1 a tuple of that many."""
+
+    @overload
+    def __call__(self, *inputs: Any, outputs: int, domain: str = "", **attributes: Any) -> tuple[T_co, ...]: ...
+
+    @overload
+    def __call__(self, *inputs: Any, domain: str = "", **attributes: Any) -> T_co: ...
 
 
 class Interpreter(ABC, Generic[T]):
@@ -78,7 +89,7 @@ class Interpreter(ABC, Generic[T]):
         """The outputs of an operator; the inputs may be values, None (absent), numbers and lists."""
 
     @abstractmethod
-    def constant(self, value: Any, dtype: Any = None) -> T:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> T:
         """A value that is known, from a number, a list or an array."""
 
     @abstractmethod
@@ -100,7 +111,7 @@ class Interpreter(ABC, Generic[T]):
     def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
         """A graph for If, Loop or Scan: `make(op, *inputs)` gives its outputs; values from outside may be used in it."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> OperatorFunction[T]:
         if not name[:1].isupper():
             raise AttributeError(name)
 
@@ -182,13 +193,11 @@ class Interpreter(ABC, Generic[T]):
                 if len(shape) < len(spread):
                     dy = self.call("Squeeze", (dy, list(range(len(spread) - len(shape)))), {}, 1)[0]
                 return dy
-        op: Any = self
-        mine, theirs = op.Shape(like), op.Shape(dy)
-        padded = op.Concat(op.Expand([1], op.Sub(op.Shape(theirs), op.Shape(mine))), mine, axis=0)
-        spreads = op.Not(op.Equal(padded, theirs))
-        axes = op.Squeeze(op.NonZero(spreads), [0])
-        summed = op.ReduceSum(dy, axes, keepdims=1, noop_with_empty_axes=1)
-        return op.Reshape(summed, mine, allowzero=1)  # type: ignore[no-any-return]
+        mine, theirs = self.Shape(like), self.Shape(dy)
+        padded = self.Concat(self.Expand([1], self.Sub(self.Shape(theirs), self.Shape(mine))), mine, axis=0)
+        spreads = self.Not(self.Equal(padded, theirs))
+        summed = self.ReduceSum(dy, self.Squeeze(self.NonZero(spreads), [0]), keepdims=1, noop_with_empty_axes=1)
+        return self.Reshape(summed, mine, allowzero=1)
 
 
 def _element(op: Interpreter[Any], x: Any) -> TypeProto:

@@ -120,7 +120,7 @@ class GraphBuilder(Interpreter[Symbol]):
         self.initializers[symbol.name] = save.defer_data(value, symbol.name, self.arrays)
         return symbol
 
-    def constant(self, value: Any, dtype: Any = None) -> Symbol:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         array = np.asarray(value, dtype)
         key = (array.dtype, array.shape, array.tobytes() if array.dtype != dtypes.STRING else tuple(array.reshape(-1)))
         known = self.root._known
@@ -378,7 +378,7 @@ def _draws(domain: str, op_type: str) -> bool:
     return has_trait(domain, op_type, "random") or has_trait(domain, op_type, "random_in_training")
 
 
-def _tensor_type(dtype: Any, shape: Sequence[Any] | None) -> TypeProto:
+def _tensor_type(dtype: dtypes.DTypeLike, shape: Sequence[Any] | None) -> TypeProto:
     return helper.make_tensor_type_proto(dtypes.onnx_code(dtype), shape)
 
 

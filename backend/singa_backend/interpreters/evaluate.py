@@ -65,7 +65,7 @@ class Evaluator(Interpreter[Any]):
             made = operator.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
         return [self.device.put(v) for v in made[:outputs]]
 
-    def constant(self, value: Any, dtype: Any = None) -> Any:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Any:
         return self.device.put(np.asarray(value, dtype))
 
     def is_value(self, x: Any) -> bool:

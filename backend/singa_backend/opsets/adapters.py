@@ -8,7 +8,7 @@ A rule raises Unwritable where its version cannot say what is asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from .. import dtypes
 from ..interpreters.base import Subgraph, V
+from ..interpreters.builder import Symbol
 from .writer import OpsetWriter, Unwritable, adapter
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -87,10 +88,10 @@ def split_13(op: OpsetWriter, x: V, split: V, axis: int, num_outputs: int | None
             each = -(-size // parts)
             split = op.constant([max(0, min(each, size - i * each)) for i in range(parts)], np.int64)
         elif not isinstance(size, int) and num_outputs:
-            each = op.Div(op.Add(op.Gather(op.Shape(x), axis), parts - 1), parts)
-            begins = op.Mul(op.constant(list(range(parts)), np.int64), each)
+            rounded_up = op.Div(op.Add(op.Gather(op.Shape(x), axis), parts - 1), parts)
+            begins = op.Mul(op.constant(list(range(parts)), np.int64), rounded_up)
             left = op.Sub(op.Gather(op.Shape(x), axis), begins)
-            split = op.Max(op.Min(each, left), op.constant([0], np.int64))
+            split = op.Max(op.Min(rounded_up, left), op.constant([0], np.int64))
     if split is not None and op.target < 13:
         return op.at_target("Split", [x], {"axis": axis, "split": op.value(split, "split of Split").tolist()}, outputs=outputs)
     return op.at_target("Split", [x, split], {"axis": axis}, outputs=outputs)
@@ -286,7 +287,12 @@ def _reduction(name: str) -> None:
     def adapter_rule_3(op: OpsetWriter, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> Any:
         named = _axes(op, axes, name)
         if not named and noop_with_empty_axes:
-            whole = {"ReduceL1": op.Abs, "ReduceL2": op.Abs, "ReduceLogSum": op.Log, "ReduceSumSquare": lambda v: op.Mul(v, v)}
+            whole: dict[str, Callable[..., Symbol]] = {
+                "ReduceL1": op.Abs,
+                "ReduceL2": op.Abs,
+                "ReduceLogSum": op.Log,
+                "ReduceSumSquare": lambda v: op.Mul(v, v),
+            }
             return whole.get(name, op.Identity)(x)
         return op.at_target(name, [x], {"axes": _from_front(op, x, named or (), name) or None, "keepdims": keepdims})
 

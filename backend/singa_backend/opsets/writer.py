@@ -108,7 +108,7 @@ class OpsetWriter(Interpreter[Symbol]):
             made.append(value)
         return made
 
-    def constant(self, value: Any, dtype: Any = None) -> Symbol:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         return self.builder.constant(value, dtype)
 
     def is_value(self, x: Any) -> bool:
@@ -248,7 +248,7 @@ class OpsetWriter(Interpreter[Symbol]):
         finally:
             self._depth -= 1
 
-    def _plain_cast(self, values: list[Any], given: dict[str, Any]) -> Symbol | None:
+    def _plain_cast(self, values: list[Symbol], given: dict[str, Any]) -> Symbol | None:
         """Within a composition: the value itself where it has the type already, and a constant in the type of another value.
 
         Bodies cast between the element types that they serve, and mostly there is one: float32 to float32.
@@ -258,7 +258,7 @@ class OpsetWriter(Interpreter[Symbol]):
             return None
         code = given["to"] if len(values) == 1 else dtypes.onnx_code(self.dtype(values[1]))
         if dtypes.onnx_code(self.dtype(values[0])) == code:
-            return values[0]  # type: ignore[no-any-return]
+            return values[0]
         if len(values) == 1 or self.constant_value(values[0]) is None:
             return None
         return self.call("Cast", [values[0]], {"to": code}, 1)[0]

@@ -4,4 +4,4 @@ from .graph import GraphEditor, Node
 from .model import ModelEditor
 from .pipeline import PASSES, Failure, Pass, PassReport, Report, optimize
 
-__all__ = ["PASSES", "ModelEditor", "Failure", "GraphEditor", "Node", "Pass", "PassReport", "Report", "optimize"]
+__all__ = ["PASSES", "Failure", "GraphEditor", "ModelEditor", "Node", "Pass", "PassReport", "Report", "optimize"]

@@ -443,7 +443,8 @@ class GraphEditor:
     def static(self, name: str) -> tuple[int, ...] | None:
         """The shape of a value where all of it is known."""
         shape = self.shape(name)
-        return None if shape is None or not all(isinstance(d, int) for d in shape) else tuple(map(int, shape))  # type: ignore[arg-type]
+        sizes = None if shape is None else [int(d) for d in shape if isinstance(d, int)]
+        return None if shape is None or sizes is None or len(sizes) < len(shape) else tuple(sizes)
 
     def rank(self, name: str) -> int | None:
         shape = self.shape(name)

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
@@ -26,6 +26,9 @@ LONG = 1024
 SMALL = 1 << 20
 """Bytes up to which a model file is simply read."""
 
+ModelSource: TypeAlias = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]
+"""A model, its bytes, or the path of its file."""
+
 Rules = dict[int, Any]
 
 # Field numbers of onnx.proto: where tensors lie, down from ModelProto.  An empty dict marks a TensorProto.
@@ -37,7 +40,7 @@ _RAW_DATA = 9 << 3 | 2
 """The tag of TensorProto.raw_data."""
 
 
-def open_light(model: Any, *, small: int = SMALL) -> tuple[ModelProto, Path | None]:
+def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, Path | None]:
     """A ModelProto and the folder of its external data, as `load_model`; long tensors of a file stay in the file.
 
     small: bytes up to which a file is read whole.  Raises InvalidModel.
@@ -137,7 +140,7 @@ def embed(model: ModelProto, folder: Path | None) -> None:
             tensor.CopyFrom(numpy_helper.from_array(tensor_data.tensor(tensor, folder), tensor.name))
 
 
-def load_model(model: Any) -> tuple[ModelProto, Path | None]:
+def load_model(model: ModelSource) -> tuple[ModelProto, Path | None]:
     """A ModelProto and the folder of its external data, from a ModelProto, bytes or a path.
 
     Raises InvalidModel, and ResourceExhausted for a file that is larger than the limits of the call allow.

@@ -111,18 +111,20 @@ class _Run:
             raise _located(OperatorError(message, code=code), node, inputs) from error
 
     def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
-        operator: Any = node.operator
+        operator = node.operator
+        assert operator is not None
         attributes, device = node.attributes, self.device
         if operator.declaration.services:
             attributes = self._served(node, frame)
         if self.host or not runs_on_host(operator.declaration, attributes, inputs):
-            return operator.compute(device.xp, inputs, attributes, len(node.outputs))  # type: ignore[no-any-return]
+            return operator.compute(device.xp, inputs, attributes, len(node.outputs))
         outputs = operator.compute(namespaces.numpy, [device.get(v) for v in inputs], attributes, len(node.outputs))
         return [device.put(v) for v in outputs]
 
     def _served(self, node: Node, frame: list[Any]) -> dict[str, Any]:
         """The node's attributes, and the services that the body asks for."""
-        operator: Any = node.operator
+        operator = node.operator
+        assert operator is not None
         services = {
             "run": lambda graph, *values: self._body(graph, values, frame),
             "wanted": tuple(slot >= 0 for slot in node.outputs),

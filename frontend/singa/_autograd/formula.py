@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,17 @@ from singa_backend import dtypes
 from singa_backend.autodiff.tape import Tape
 from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
+from singa_backend.interpreters.base import Interpreter
 from singa_backend.interpreters.eager import Eager
 
-from .._core.ops import op as recorder
 from .._core.tape import Operator
 from .._core.tensor import Tensor
+from .._core.tensor import op as recorder
+
+R = TypeVar("R")
+
+TensorOp: TypeAlias = Interpreter[Tensor]
+"""ONNX's operators as a formula takes them."""
 
 
 class Formula(Operator):
@@ -78,13 +84,13 @@ class Formula(Operator):
         return found[0] if len(found) == 1 else tuple(found)
 
 
-def formula(name: str, *order: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def formula(name: str, *order: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Declare an operator: `f(op, <tensors>, *, <options>)` makes the class `name` and gives the public function.
 
     The function takes the tensors and then the options, or its arguments in the `order` given.
     """
 
-    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+    def declare(function: Callable[..., R]) -> Callable[..., R]:
         parameters = list(inspect.signature(function).parameters.values())[1:]
         variadic = any(p.kind == p.VAR_POSITIONAL for p in parameters)
         tensors = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
@@ -119,12 +125,19 @@ def _one(results: tuple[Any, ...]) -> Any:
 # --- what several of them need ----------------------------------------------------------------------------------------
 
 
-def true(op: Any, x: Any) -> Any:
+def true(op: TensorOp, x: Any) -> Tensor:
     """Truth values, of numbers whether they are not zero."""
     return x if op.dtype(x) == np.bool_ else op.Cast(x, to=dtypes.onnx_code(np.bool_))
 
 
-def whole(op: Any, x: Any) -> Any:
+def known_shape(op: TensorOp, x: Any) -> tuple[Any, ...]:
+    """The shape of a tensor whose rank is known."""
+    shape = op.shape(x)
+    assert shape is not None
+    return shape
+
+
+def whole(op: TensorOp, x: Any) -> Tensor:
     """Indices as int64: SINGA's programs have them as floats too."""
     if not op.is_value(x):
         return op.constant(x, np.int64)

@@ -15,9 +15,9 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core import random, tape
-from .._core.ops import op as recorder
 from .._core.tensor import Tensor
-from .formula import formula, true
+from .._core.tensor import op as recorder
+from .formula import TensorOp, formula, known_shape, true
 
 __all__: list[str] = ["fused_bias_add_scale_mask_softmax_dropout"]
 
@@ -25,38 +25,38 @@ __all__: list[str] = ["fused_bias_add_scale_mask_softmax_dropout"]
 
 
 @formula("Square")
-def square(op: Any, x: Any) -> Any:
+def square(op: TensorOp, x: Any) -> Tensor:
     """x x"""
     return op.Mul(x, x)
 
 
 @formula("Rsqrt")
-def rsqrt(op: Any, x: Any) -> Any:
+def rsqrt(op: TensorOp, x: Any) -> Tensor:
     """1 / sqrt(x)"""
     return op.Reciprocal(op.Sqrt(x))
 
 
 @formula("QuickGelu")
-def quick_gelu(op: Any, x: Any) -> Any:
+def quick_gelu(op: TensorOp, x: Any) -> Tensor:
     """x sigmoid(1.702 x), the fast stand-in for `Gelu`; from opset 24 on one Swish."""
     return op.Swish(x, alpha=1.702)
 
 
 @formula("NotEqual")
-def not_equal(op: Any, a: Any, b: Any) -> Any:
+def not_equal(op: TensorOp, a: Any, b: Any) -> Tensor:
     """Whether two elements differ; NaN differs from everything."""
     return op.Not(op.Equal(a, b))
 
 
 @formula("SquaredDifference")
-def squared_difference(op: Any, a: Any, b: Any) -> Any:
+def squared_difference(op: TensorOp, a: Any, b: Any) -> Tensor:
     """(a - b)^2"""
     d = op.Sub(a, b)
     return op.Mul(d, d)
 
 
 @formula("FloorMod")
-def floor_mod(op: Any, a: Any, b: Any) -> Any:
+def floor_mod(op: TensorOp, a: Any, b: Any) -> Tensor:
     """What is left of a after whole b's, with the sign of b, as Python's %: -7 by 3 leaves 2.
 
     Integers are exact.  Floats are a - floor(a / b) b: where a / b rounds to a whole number, nothing is left.
@@ -67,13 +67,13 @@ def floor_mod(op: Any, a: Any, b: Any) -> Any:
 
 
 @formula("BiasAdd")
-def bias_add(op: Any, x: Any, b: Any, *, axis: int = 1) -> Any:
+def bias_add(op: TensorOp, x: Any, b: Any, *, axis: int = 1) -> Tensor:
     """x plus one number for each place along an axis; b: (size of the axis,)."""
     behind = op.rank(x) - 1 - _axis(op, x, axis)
     return op.Add(x, op.Unsqueeze(b, list(range(1, 1 + behind))) if behind else b)
 
 
-def _axis(op: Any, x: Any, axis: int) -> int:
+def _axis(op: TensorOp, x: Any, axis: int) -> int:
     rank: int = op.rank(x)
     if not -rank <= axis < rank:
         raise InvalidInput(f"axis {axis} of a tensor of shape {op.shape(x)}", code="SX333")
@@ -84,14 +84,14 @@ def _axis(op: Any, x: Any, axis: int) -> int:
 
 
 @formula("Narrow")
-def narrow(op: Any, x: Any, *, axis: int, start: int, length: int) -> Any:
+def narrow(op: TensorOp, x: Any, *, axis: int, start: int, length: int) -> Tensor:
     """`length` places along an axis, from `start` on; a negative start counts from the end."""
     end = start + length
     return op.Slice(x, [start], [end if start >= 0 or end < 0 else np.iinfo(np.int64).max], [axis])
 
 
 @formula("Var")
-def var(op: Any, x: Any, *, axes: Sequence[int] | None = None, unbiased: bool = True, keepdims: int = 1) -> Any:
+def var(op: TensorOp, x: Any, *, axes: Sequence[int] | None = None, unbiased: bool = True, keepdims: int = 1) -> Tensor:
     """The variance over axes, or over all: the mean of the squares about the mean, with n - 1 for n where it is `unbiased`.
 
     NaN of no numbers, and of a single one where it is unbiased.
@@ -100,12 +100,12 @@ def var(op: Any, x: Any, *, axes: Sequence[int] | None = None, unbiased: bool = 
 
 
 @formula("Std")
-def std(op: Any, x: Any, *, axes: Sequence[int] | None = None, unbiased: bool = True, keepdims: int = 1) -> Any:
+def std(op: TensorOp, x: Any, *, axes: Sequence[int] | None = None, unbiased: bool = True, keepdims: int = 1) -> Tensor:
     """The square root of `var`."""
     return op.Sqrt(_variance(op, x, axes, unbiased, keepdims))
 
 
-def _variance(op: Any, x: Any, axes: Sequence[int] | None, unbiased: bool, keepdims: int) -> Any:
+def _variance(op: TensorOp, x: Any, axes: Sequence[int] | None, unbiased: bool, keepdims: int) -> Tensor:
     named = None if axes is None else list(axes)
     d = op.Sub(x, op.ReduceMean(x, named, keepdims=1))
     squares = op.ReduceSum(op.Mul(d, d), named, keepdims=keepdims)
@@ -118,7 +118,7 @@ def _variance(op: Any, x: Any, axes: Sequence[int] | None, unbiased: bool, keepd
 
 
 @formula("AdaptiveAvgPool")
-def adaptive_avg_pool(op: Any, x: Any, *, output_size: int | Sequence[int]) -> Any:
+def adaptive_avg_pool(op: TensorOp, x: Any, *, output_size: int | Sequence[int]) -> Tensor:
     """The mean of windows that divide each spatial axis of x (N, C, ...) as evenly as can be into `output_size` parts.
 
     Window i of m along n places goes from floor(i n / m) to ceil((i + 1) n / m).  Raises InvalidInput for sizes that are open,
@@ -128,14 +128,14 @@ def adaptive_avg_pool(op: Any, x: Any, *, output_size: int | Sequence[int]) -> A
 
 
 @formula("AdaptiveMaxPool")
-def adaptive_max_pool(op: Any, x: Any, *, output_size: int | Sequence[int]) -> Any:
+def adaptive_max_pool(op: TensorOp, x: Any, *, output_size: int | Sequence[int]) -> Tensor:
     """The greatest of the windows of `adaptive_avg_pool`."""
     return _adaptive(op, x, output_size, "Max")
 
 
-def _adaptive(op: Any, x: Any, output_size: int | Sequence[int], kind: str) -> Any:
+def _adaptive(op: TensorOp, x: Tensor, output_size: int | Sequence[int], kind: str) -> Tensor:
     """One pooling where the sizes divide; else, axis by axis, each window is reduced by itself."""
-    sizes = op.shape(x)[2:]
+    sizes = known_shape(op, x)[2:]
     parts = [output_size] * len(sizes) if isinstance(output_size, int) else list(output_size)
     if len(parts) != len(sizes) or not sizes or any(m < 1 for m in parts):
         raise InvalidInput(f"parts {parts} for the spatial axes of a tensor of shape {op.shape(x)}", code="SX333")
@@ -158,7 +158,9 @@ def _adaptive(op: Any, x: Any, output_size: int | Sequence[int], kind: str) -> A
 
 
 @formula("FusedSelfAttention")
-def fused_self_attention_query_mul_key_and_value(op: Any, x: Any, *, head_size: int, alpha: float = 1.0) -> Any:
+def fused_self_attention_query_mul_key_and_value(
+    op: TensorOp, x: Any, *, head_size: int, alpha: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """alpha Q K' and V of a self-attention, from one projection.
 
     x: (S, B, heads 3 head_size): for each head its query, key and value side by side.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .._core import tape, trace
-from .._core.ops import op
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 
 __all__ = ["BatchNormHandle", "ConvHandle", "PoolingHandle", "batchnorm_2d", "conv2d", "pooling_2d"]
 
@@ -45,13 +43,15 @@ class PoolingHandle:
     is_max: bool = True
 
 
-def conv2d(handle: ConvHandle, x: Tensor, W: Tensor, b: Tensor | None = None, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
+def conv2d(
+    handle: ConvHandle, x: Tensor, W: Tensor, b: Tensor | None = None, odd_padding: Sequence[int] = (0, 0, 0, 0)
+) -> Tensor:
     """x (N, C, H, W) convolved with filters (M, C / group, kh, kw), plus b (M,); odd_padding is top, bottom, left, right."""
     pads = _odd(handle.pads, odd_padding)
     return op.Conv(x, W, b, strides=handle.strides, pads=pads, dilations=handle.dilations, group=handle.group)
 
 
-def pooling_2d(handle: PoolingHandle, x: Tensor, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
+def pooling_2d(handle: PoolingHandle, x: Tensor, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Tensor:
     """The maximum or the mean of windows of x (N, C, H, W); padding never wins and never counts."""
     pool = op.MaxPool if handle.is_max else op.AveragePool
     return pool(x, kernel_shape=handle.kernel, strides=handle.strides, pads=_odd(handle.pads, odd_padding))
@@ -64,7 +64,7 @@ def _odd(pads: Sequence[int], odd: Sequence[int]) -> list[int]:
 
 def batchnorm_2d(
     handle: BatchNormHandle, x: Tensor, scale: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor
-) -> Any:
+) -> Tensor:
     """x normalized by channel: in training with the statistics of the batch, which then enter the running ones.
 
     running = (1 - factor) running + factor batch, with the variance that the handle asks for.

@@ -14,20 +14,20 @@ from singa_backend.errors import InvalidInput
 
 from .._core import trace
 from .._core.tensor import Tensor
-from .formula import formula, whole
+from .formula import TensorOp, formula, known_shape, whole
 
 __all__: list[str] = []
 
 
 @formula("SoftMaxCrossEntropy")
-def softmax_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
+def softmax_cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
     """The mean over rows of -sum (t / sum t) log softmax(x).
 
     x: (N, C) scores.  t: class numbers (N,), or one-hot or soft labels (N, C).
     Raises InvalidInput for labels of another shape, or class numbers outside [0, C).
     """
     _matrix(op, x, "the scores")
-    if op.rank(t) == 1 or (op.rank(t) == 2 and op.shape(t)[1] == 1 != op.shape(x)[1]):
+    if op.rank(t) == 1 or (op.rank(t) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]):
         _check_classes(op, x, t)
         ids = op.Reshape(whole(op, t), [-1])
         return op.Reshape(op.SoftmaxCrossEntropyLoss(x, ids), [1])
@@ -38,7 +38,7 @@ def softmax_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
 
 
 @formula("MeanSquareError")
-def mse_loss(op: Any, x: Any, *, t: Any) -> Any:
+def mse_loss(op: TensorOp, x: Any, *, t: Any) -> Tensor:
     """The mean of (x - t)^2 over all elements; equal shapes."""
     _same_shape(op, x, t)
     d = op.Sub(x, op.cast(t, x))
@@ -46,14 +46,14 @@ def mse_loss(op: Any, x: Any, *, t: Any) -> Any:
 
 
 @formula("CrossEntropy")
-def cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
+def cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
     """-sum t log x over rows; x: (N, C) probabilities, t: labels of the same shape."""
     _same_shape(op, x, t)
     return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), op.Log(x))), x)
 
 
 @formula("BinaryCrossEntropy")
-def binary_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
+def binary_cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
     """-sum [t log(x + 1e-4) + (1 - t) log(1.0001 - x)] over rows; x: probabilities, t: labels of the same shape."""
     _same_shape(op, x, t)
     t = op.cast(t, x)
@@ -62,31 +62,31 @@ def binary_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
 
 
 @formula("RankingLoss")
-def ranking_loss(op: Any, pos: Any, neg: Any, *, M: float = 0.2) -> Any:
+def ranking_loss(op: TensorOp, pos: Any, neg: Any, *, M: float = 0.2) -> Tensor:
     """The mean of max(0, M - pos + neg)."""
     return op.Reshape(op.ReduceMean(op.Relu(op.Add(op.Sub(neg, pos), M)), keepdims=0), [1])
 
 
-def _mean_over_rows(op: Any, each: Any, x: Any) -> Any:
+def _mean_over_rows(op: TensorOp, each: Any, x: Any) -> Tensor:
     rows = op.cast(op.Shape(x, start=0, end=1), x)
     return op.Div(op.Reshape(op.ReduceSum(each, keepdims=0), [1]), rows)
 
 
-def _matrix(op: Any, x: Any, what: str) -> None:
+def _matrix(op: TensorOp, x: Any, what: str) -> None:
     if op.rank(x) != 2:
         raise InvalidInput(f"{what} have shape {op.shape(x)}; a row for each sample is needed, (N, C)", code="SX334")
 
 
-def _same_shape(op: Any, x: Any, t: Any) -> None:
+def _same_shape(op: TensorOp, x: Any, t: Any) -> None:
     """Raises InvalidInput where sizes that are known differ."""
     a, b = op.shape(x), op.shape(t)
     if a is not None and b is not None and not trace.alike(a, b):
         raise InvalidInput(f"the outputs have shape {a} and the targets {b}; they must be equal", code="SX334")
 
 
-def _check_classes(op: Any, x: Any, t: Any) -> None:
-    rows, classes = op.shape(x)
-    count = op.shape(t)[0]
+def _check_classes(op: TensorOp, x: Any, t: Any) -> None:
+    rows, classes = known_shape(op, x)
+    count = known_shape(op, t)[0]
     if isinstance(rows, int) and isinstance(count, int) and rows != count:
         raise InvalidInput(f"there are {rows} rows of scores and {count} labels", code="SX334")
     if trace.current() is not None or not isinstance(t, Tensor):

@@ -121,7 +121,7 @@ def shortened(text: str, most: int = 80) -> str:
     return quoted(text if len(text) <= most else text[: most - 3] + "...")
 
 
-def number(value: Any, dtype: Any = np.float64) -> str:
+def number(value: Any, dtype: dtypes.DTypeLike = np.float64) -> str:
     """A number as Python writes it: the shortest text that gives the same value in its dtype."""
     kind = np.dtype(dtype)
     if kind == np.bool_:
@@ -136,7 +136,7 @@ def number(value: Any, dtype: Any = np.float64) -> str:
     return shortest.replace("e+", "e")
 
 
-def nested(value: Any, dtype: Any) -> str:
+def nested(value: Any, dtype: dtypes.DTypeLike) -> str:
     """A number, or lists of numbers."""
     return f"[{', '.join(nested(v, dtype) for v in value)}]" if isinstance(value, list) else number(value, dtype)
 
@@ -150,7 +150,7 @@ def array_text(array: np.ndarray) -> str | None:
     return nested(array.tolist(), kind)
 
 
-def dtype_text(dtype: Any) -> str:
+def dtype_text(dtype: dtypes.DTypeLike) -> str:
     """A dtype as an expression: `np.float32`, `ml_dtypes.bfloat16`."""
     kind = np.dtype(dtype)
     if kind == dtypes.STRING:

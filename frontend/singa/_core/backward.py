@@ -12,9 +12,8 @@ from singa_backend.interpreters.base import Interpreter
 
 from . import coverage, tape, trace
 from .coverage import nothing_trains
-from .ops import op
 from .tape import Dummy, Operator, vocabulary
-from .tensor import Tensor
+from .tensor import Tensor, op
 
 
 def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:

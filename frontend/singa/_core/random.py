@@ -42,7 +42,7 @@ def _bits(shape: Any, device: Device) -> Any:
     return of(drawn, device, False)
 
 
-def uniform(shape: Any, device: Device | None = None, dtype: Any = np.float32) -> Any:
+def uniform(shape: Any, device: Device | None = None, dtype: dtypes.DTypeLike = np.float32) -> Any:
     """Numbers of [0, 1): multiples of 2**-24 in float32 and narrower types, of 2**-53 in float64.
 
     shape: sizes, or a Tensor of int64.
@@ -59,13 +59,15 @@ def uniform(shape: Any, device: Device | None = None, dtype: Any = np.float32) -
         return op.Mul(op.Cast(whole, to=_code(np.float64)), 2.0**-53)
 
 
-def bernoulli(p: float, shape: Any, device: Device | None = None, dtype: Any = np.float32) -> Any:
+def bernoulli(p: float, shape: Any, device: Device | None = None, dtype: dtypes.DTypeLike = np.float32) -> Any:
     """Ones with probability p, and zeros."""
     with tape.no_tape():
         return op.Cast(op.Less(uniform(shape, device), np.float32(p)), to=_code(dtype))
 
 
-def normal(mean: float, std: float, shape: Sequence[int], device: Device | None = None, dtype: Any = np.float32) -> Any:
+def normal(
+    mean: float, std: float, shape: Sequence[int], device: Device | None = None, dtype: dtypes.DTypeLike = np.float32
+) -> Any:
     """Normally distributed numbers, by Box and Muller's method in float64, rounded once to the dtype.
 
     r = sqrt(-2 log(1 - u)) cos(2 pi v), from two uniform float64 numbers each.
@@ -107,5 +109,5 @@ def _dropout_again(xs: list[Any], training: bool) -> Any:
     return op.Dropout(x, share, True, outputs=2)
 
 
-def _code(dtype: Any) -> int:
+def _code(dtype: dtypes.DTypeLike) -> int:
     return dtypes.onnx_code(dtype)

@@ -17,6 +17,7 @@ from singa_backend.errors import InvalidInput, MissingDependency, SonnxError
 from .._core import tape
 from .._core.tensor import Tensor
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import rename
 from ._onnx import from_onnx
 
@@ -149,7 +150,7 @@ def name_values(proto: ModelProto, names: Sequence[str], output_names: Sequence[
     rename(proto, [*inner, *found], [*(names[int(n.removeprefix("input_"))] for n in inner), *wanted])
 
 
-def made(proto: ModelProto, device: Any, model_class: type[SONNXModel] | None, train: bool) -> SONNXModel:
+def made(proto: ModelProto, device: DeviceLike | None, model_class: type[SONNXModel] | None, train: bool) -> SONNXModel:
     """The exported file as a model, in the mode that it was exported for."""
     model = from_onnx(proto, device, model_class=model_class)
     model.training = train

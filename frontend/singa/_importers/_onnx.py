@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from onnx import TensorProto
 
-from onnx import ModelProto, TensorProto
-
-from singa_backend.proto.load import embed, load_model
+from singa_backend.proto.load import ModelSource, embed, load_model
 from singa_backend.proto.save import tensors
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import cleaned
 
 
 def from_onnx(
-    source: ModelProto | bytes | str | os.PathLike[str], device: Any = None, *, model_class: type[SONNXModel] | None = None
+    source: ModelSource, device: DeviceLike | None = None, *, model_class: type[SONNXModel] | None = None
 ) -> SONNXModel:
     """A trainable model of an ONNX file, a path, bytes or a ModelProto; no framework is needed.
 

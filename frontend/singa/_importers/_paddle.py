@@ -24,6 +24,7 @@ from singa_backend.proto.messages import FreshNames
 from singa_backend.proto.messages import names as names_of
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import dropout_inputs, rename, separate
 from ._common import (
     ExporterFailure,
@@ -63,8 +64,8 @@ paddle2onnx.export(model, weights, save_file=file, opset_version=int(opset), **{
 
 def from_paddle(layer: Any, inputs: Any, *, train: bool = False, opset: int | None = None,
                 dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-                output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4, device: Any = None,
-                model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+                output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4,
+                device: DeviceLike | None = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
     """A layer of PaddlePaddle as a trainable model, whose parameters have the names of its `state_dict`.
 
     inputs: what the layer is called with: a tensor (its own, an array, or a Tensor), a tuple of arguments, or a dict by name.

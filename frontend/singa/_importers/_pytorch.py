@@ -16,6 +16,7 @@ import onnx
 from onnx import ModelProto
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._common import (
     as_array,
     beside,
@@ -34,8 +35,8 @@ from ._common import (
 
 def from_pytorch(module: Any, inputs: Any, *, train: bool = False, opset: int | None = None, dynamo: bool | None = None,
                  dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-                 output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4, device: Any = None,
-                 model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+                 output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4,
+                 device: DeviceLike | None = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
     """A PyTorch module as a trainable model.
 
     inputs: what the module is called with: a tensor (PyTorch's, an array, or a Tensor), a tuple of arguments, or a dict of them

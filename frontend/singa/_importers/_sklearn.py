@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 from singa_backend.errors import InvalidInput
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import rename
 from ._common import as_array, beside, check_names, exporting, made, needed, outputs
 
@@ -20,7 +21,7 @@ _TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType", "int64": 
 
 def from_sklearn(estimator: Any, inputs: Any, *, opset: int | None = None, input_names: Sequence[str] | None = None,
                  output_names: Sequence[str] | None = None, options: Any = None, check: bool = True, tolerance: float = 1e-4,
-                 device: Any = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+                 device: DeviceLike | None = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
     """A fitted estimator or pipeline of scikit-learn; the number of samples stays open.
 
     inputs: an array of samples by features; or a dict, or pandas.DataFrame, of columns by name.  float32 gives the fastest file.

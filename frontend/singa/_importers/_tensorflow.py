@@ -15,6 +15,7 @@ from singa_backend.proto.messages import FreshNames
 from singa_backend.proto.messages import names as names_of
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import dropout_inputs, rename
 from ._common import (
     as_array,
@@ -40,8 +41,8 @@ _DOMAIN = "sonnx.layer"
 
 def from_tensorflow(model: Any, inputs: Any = None, *, train: bool = False, opset: int | None = None,
                     dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-                    output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4, device: Any = None,
-                    model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+                    output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4,
+                    device: DeviceLike | None = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
     """A Keras model, or a function of TensorFlow, as a trainable model.
 
     inputs: what it is called with: a tensor (TensorFlow's, an array, or a Tensor), a tuple, or a dict by name; None takes the

@@ -13,9 +13,8 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core import random, tape, trace
-from .._core.ops import op
 from .._core.tape import Dummy
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 
 
 class Layer:

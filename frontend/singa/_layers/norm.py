@@ -6,8 +6,7 @@ from typing import Any
 
 from singa_backend.errors import InvalidInput
 
-from .._core.ops import op
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from .base import Layer
 
 
@@ -34,7 +33,7 @@ class LayerNorm(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._follow(x)
-        return op.LayerNormalization(x, self.scale, self.bias, axis=self.axis, epsilon=self.epsilon)  # type: ignore[no-any-return]
+        return op.LayerNormalization(x, self.scale, self.bias, axis=self.axis, epsilon=self.epsilon)
 
 
 class RMSNorm(LayerNorm):
@@ -48,7 +47,7 @@ class RMSNorm(LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         self._follow(x)
-        return op.RMSNormalization(x, self.scale, axis=self.axis, epsilon=self.epsilon)  # type: ignore[no-any-return]
+        return op.RMSNormalization(x, self.scale, axis=self.axis, epsilon=self.epsilon)
 
 
 class GroupNorm(Layer):

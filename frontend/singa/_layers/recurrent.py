@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
+from singa_backend.interpreters.base import OperatorFunction
 
 from .._core import random, tape, trace
-from .._core.ops import op
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from .base import Layer
+
+
+class _Common(TypedDict):
+    """The attributes that all recurrent operators take from a layer."""
+
+    hidden_size: int
+    direction: str
 
 
 class RNN_Base(Layer):
@@ -58,7 +65,7 @@ class RNN_Base(Layer):
         if isinstance(joined.shape[-1], int) and joined.shape[-1] != self.input_size:
             what = f"{self._path() or type(self).__name__} takes inputs of {self.input_size} features, not {joined.shape[-1]}"
             raise InvalidInput(what, code="SX325")
-        return joined  # type: ignore[no-any-return]
+        return joined
 
     def _given_back(self, y: Tensor, xs: Any) -> Any:
         if isinstance(xs, Tensor):
@@ -86,14 +93,14 @@ class RNN_Base(Layer):
         joined = [g[0] if len(g) == 1 else op.Concat(*g, axis=0) for g in last]
         return x, [op.Squeeze(s, [0]) if flat else s for s in joined]
 
-    def _common(self) -> dict[str, Any]:
+    def _common(self) -> _Common:
         return {"hidden_size": self.hidden_size, "direction": "bidirectional" if self.bidirectional else "forward"}
 
 
 def _beside(parts: Sequence[Tensor]) -> Tensor:
     """What the directions have, along a new first axis."""
     wide = [op.Unsqueeze(p, [0]) for p in parts]
-    return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=0)  # type: ignore[no-any-return]
+    return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=0)
 
 
 class RNN(RNN_Base):
@@ -132,13 +139,13 @@ class RNN(RNN_Base):
             ones = [getattr(self, f"b{end}") for end in ends]
             b = _beside([op.Concat(v, op.full_like(v, 0), axis=0) for v in ones])
         activations = [self.nonlinearity.capitalize()] * self.directions
-        return op.RNN(x, w, r, b, None, h, outputs=2, activations=activations, **self._common())  # type: ignore[no-any-return]
+        return op.RNN(x, w, r, b, None, h, outputs=2, activations=activations, **self._common())
 
     def step_forward(self, x: Tensor, h: Tensor, Wx: Tensor, Wh: Tensor, b: Tensor | None) -> Tensor:
         """One time step."""
         y = op.Add(op.MatMul(h, Wh), op.MatMul(x, Wx))
         y = y if b is None else op.Add(y, b)
-        return op.Tanh(y) if self.nonlinearity == "tanh" else op.Relu(y)  # type: ignore[no-any-return]
+        return op.Tanh(y) if self.nonlinearity == "tanh" else op.Relu(y)
 
 
 class LSTM(RNN_Base):
@@ -178,11 +185,11 @@ class LSTM(RNN_Base):
         ends = self._suffixes()[i]
 
         def gates(kind: str, end: str) -> Tensor:
-            return op.Concat(*(getattr(self, f"{kind}_{gate}{end}") for gate in "iofg"), axis=-1)  # type: ignore[no-any-return]
+            return op.Concat(*(getattr(self, f"{kind}_{gate}{end}") for gate in "iofg"), axis=-1)
 
         w, r = (_beside([op.Transpose(gates(kind, end), perm=[1, 0]) for end in ends]) for kind in ("Wx", "Wh"))
         b = _beside([op.Concat(gates("Bx", end), gates("Bh", end), axis=0) for end in ends]) if self.bias else None
-        return op.LSTM(x, w, r, b, None, h, c, outputs=3, **self._common())  # type: ignore[no-any-return]
+        return op.LSTM(x, w, r, b, None, h, c, outputs=3, **self._common())
 
     def step_forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """One time step of the first layer."""
@@ -267,13 +274,14 @@ class CudnnRNN(RNN_Base):
                 more["linear_before_reset"] = 1
             if self.rnn_mode == "relu":
                 more["activations"] = ["Relu"] * d
-            call = getattr(op, name)
-            return call(x, w, r, b, lengths, *states, outputs=1 + len(states), **self._common(), **more)  # type: ignore[no-any-return]
+            call: OperatorFunction[Tensor] = getattr(op, name)
+            made: tuple[Tensor, ...] = call(x, w, r, b, lengths, *states, outputs=1 + len(states), **self._common(), **more)
+            return made
 
         y, _ = self._stacked(self._joined(x), [hx, cx] if name == "LSTM" else [hx], run)
         if self.return_sequences:
             return op.Transpose(y, perm=[1, 0, 2]) if self.batch_first else y
         if lengths is None:
-            return op.Gather(y, -1, axis=0)  # type: ignore[no-any-return]
+            return op.Gather(y, -1, axis=0)
         last = op.Unsqueeze(op.Sub(op.Cast(lengths, to=dtypes.onnx_code(np.int64)), 1), [1])
-        return op.GatherND(op.Transpose(y, perm=[1, 0, 2]), last, batch_dims=1)  # type: ignore[no-any-return]
+        return op.GatherND(op.Transpose(y, perm=[1, 0, 2]), last, batch_dims=1)

@@ -21,9 +21,8 @@ from singa_backend.opsets.writer import OpsetWriter
 from singa_backend.proto.messages import FreshNames
 
 from .._core import trace
-from .._core.ops import op
 from .._core.tape import Operator
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from ..device import default_device
 

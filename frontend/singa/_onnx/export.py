@@ -28,16 +28,16 @@ from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
 from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter, Unwritable
 from singa_backend.proto import save
-from singa_backend.proto.load import load_model
+from singa_backend.proto.load import ModelSource, load_model
 from singa_backend.proto.messages import reads
 from singa_backend.proto.schemas import newest, schemas
 
 from .._core import provenance, tape, trace
-from .._core.ops import op
 from .._core.provenance import CHANGED, Origin
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from .._core.trace import Trace
-from ..device import default_device
+from ..device import Device, default_device
+from ..model import Model
 from . import custom_exporters
 
 USUAL = 18
@@ -138,7 +138,7 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
     return (proto, report) if with_report else proto
 
 
-def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.PathLike[str] | None = None, *,
+def export(model: Model, inputs: Sequence[Tensor] | None = None, path: str | os.PathLike[str] | None = None, *,
            model_name: str | None = None, with_report: bool = False, **options: Any) -> Any:  # fmt: skip
     """Write a model as it infers now, as ONNX: parameters under their names as initializers.
 
@@ -328,8 +328,8 @@ class _Played:
         return self.proto, self.report
 
 
-def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] | None = None, *, with_report: bool = False,
-            **options: Any) -> Any:  # fmt: skip
+def convert(source: ModelSource, opset: int | None = None, path: str | os.PathLike[str] | None = None, *,
+            with_report: bool = False, **options: Any) -> Any:  # fmt: skip
     """An ONNX model at another opset, older or newer: names kept, nothing trained, nothing run.
 
     source: a path, bytes or a ModelProto.  opset: 7 to the newest; its own where absent.  path: a file to write.
@@ -511,12 +511,12 @@ def _opened(name: str, type: TypeProto, options: Options) -> TypeProto:
     return made
 
 
-def model_device(model: Any) -> Any:
+def model_device(model: Model) -> Device:
     """Where a model's parameters live."""
     return next((t.device for t in model.get_states().values()), None) or default_device
 
 
-def declared(model: Any, inputs: Sequence[Tensor] | None) -> list[tuple[str, TypeProto]]:
+def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, TypeProto]]:
     """Names and types of a model's inputs: those of the file it came from, or those of example tensors."""
     graph = getattr(getattr(model, "imported", None), "graph", None)
     if inputs is not None:

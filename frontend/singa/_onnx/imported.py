@@ -14,13 +14,13 @@ from singa_backend.backend import SingaRep, _select
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.ir.graph import Graph, Node
+from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
 
 from .._core import provenance, random, tape, trace
-from .._core.ops import op
-from .._core.tensor import Tensor
-from ..device import Device
+from .._core.tensor import Tensor, op
+from ..device import Device, DeviceLike
 from ..device import resolve as resolve_device
 
 _STATISTICS = (3, 4)
@@ -37,7 +37,7 @@ class Imported:
     Raises what `SingaBackend.prepare` raises.
     """
 
-    def __init__(self, model: Any, device: Any = None, **kwargs: Any) -> None:
+    def __init__(self, model: ModelSource, device: DeviceLike | None = None, **kwargs: Any) -> None:
         self.device: Device = resolve_device(device)
         self.rep = SingaBackend.prepare(model, self.device.backend, **kwargs)
         graph = self.graph.with_weights()

@@ -19,6 +19,7 @@ from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import SonnxError
 
 from .._core.tensor import Tensor
+from ..model import Model
 from . import export
 
 TOLERANCES: dict[Any, tuple[float, float]] = {
@@ -70,7 +71,7 @@ class Check:
         return "\n".join(map(str, self.comparisons))
 
 
-def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLike[str] | None = None, *,
+def export_and_check(model: Model, inputs: Sequence[Tensor], path: str | os.PathLike[str] | None = None, *,
                      seeds: Sequence[int] = (0, 1), batch_sizes: Sequence[int] | None = None,
                      input_range: tuple[float, float] = (-1.0, 1.0), rtol: float | None = None, atol: float | None = None,
                      engines: Sequence[str] = ("onnxruntime", "sonnx"), ort_optimize: bool = True, timeout: float = 60.0,
@@ -144,7 +145,7 @@ def _drawn(t: Tensor, seed: int, batch: int | None, within: tuple[float, float])
     return np.resize(array, shape)
 
 
-def _computed(model: Any, arrays: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
+def _computed(model: Model, arrays: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
     """What the model itself gives, in inference."""
     with model._in_mode(training=False):
         made = model.forward(*(Tensor(data=a, device=t.device, requires_grad=False) for a, t in zip(arrays, like, strict=True)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -17,6 +17,9 @@ from singa_backend.errors import InvalidInput, MissingDependency
 from singa_backend.proto.load import load_model
 
 from ._common import device_option, echo, exit_codes, json_option, out, progress
+
+if TYPE_CHECKING:
+    from .._onnx.model import SONNXModel
 
 LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 
@@ -145,7 +148,7 @@ def command(
         echo(f"wrote {target_file}")
 
 
-def _arrays(path: Path, model: Any, target: str) -> tuple[list[np.ndarray], np.ndarray]:
+def _arrays(path: Path, model: SONNXModel, target: str) -> tuple[list[np.ndarray], np.ndarray]:
     """The inputs in the model's order, and the targets, from an .npz file."""
     with np.load(path, allow_pickle=False) as stored:
         arrays = dict(stored)
@@ -161,7 +164,7 @@ def _arrays(path: Path, model: Any, target: str) -> tuple[list[np.ndarray], np.n
     return found, arrays[target]
 
 
-def updated(proto: ModelProto, model: Any) -> ModelProto:
+def updated(proto: ModelProto, model: SONNXModel) -> ModelProto:
     """The file with the values that the parameters and running statistics have now."""
     states = model.get_states()
     result = ModelProto()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import ml_dtypes
 import numpy as np
 from onnx import defs
 
@@ -180,7 +179,7 @@ class Draw:
                 self.fixed.add(len(self.inputs))
             self.inputs.append(value)
 
-    def ints(self, values: Any, dtype: Any = np.int64) -> np.ndarray:
+    def ints(self, values: Any, dtype: dtypes.DTypeLike = np.int64) -> np.ndarray:
         return np.array(values, dtype)
 
     def has(self, name: str) -> bool:
@@ -204,13 +203,13 @@ class Draw:
 
 def bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
     """The least and the greatest value of an integer dtype."""
-    info: Any = ml_dtypes.iinfo(dtype) if dtype in dtypes.SUB_BYTE_INTS else np.iinfo(dtype)  # type: ignore[no-untyped-call]
+    info: Any = dtypes.integer_info(dtype) if dtype in dtypes.SUB_BYTE_INTS else np.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
 def float_info(dtype: np.dtype[Any]) -> Any:
     """finfo of any float dtype."""
-    return np.finfo(dtype) if dtype.type.__module__ == "numpy" else ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return np.finfo(dtype) if dtype.type.__module__ == "numpy" else dtypes.float_info(dtype)
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
