@@ -72,8 +72,10 @@ def page(document: dict[str, Any]) -> str:
     ]  # fmt: skip
     for r in document["rows"]:
         ratio = r["run"] / r["run_onnxruntime"]
-        lines.append(f"| {r['framework']} | {r['model']} | {r['nodes']} | {r['read']:.1f} | {r['read_onnxruntime']:.1f} | "
-                     f"{r['run']:.2f} | {r['run_onnxruntime']:.2f} | {ratio:.1f} | {r['write']:.0f} |")  # fmt: skip
+        lines.append(
+            f"| {r['framework']} | {r['model']} | {r['nodes']} | {r['read']:.1f} | {r['read_onnxruntime']:.1f} | "
+            f"{r['run']:.2f} | {r['run_onnxruntime']:.2f} | {ratio:.1f} | {r['write']:.0f} |"
+        )
     return "\n".join([*lines, ""])
 
 

@@ -128,15 +128,67 @@ class Case:
 def elementwise() -> list[Case]:
     x, y = normal(1000, 1000), normal(1000, 1000)
     i, j = integers(-1000, 1000, 1000, 1000), integers(1, 100, 1000, 1000)
-    cases = [Case(op, [x]) for op in (
-        "Abs", "Neg", "Sign", "Ceil", "Floor", "Round", "Exp", "Reciprocal", "Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Tanh",
-        "Asinh", "Erf", "IsNaN", "IsInf", "Relu", "LeakyRelu", "ThresholdedRelu", "Shrink", "HardSigmoid", "HardSwish", "Elu",
-        "Celu", "Selu", "Sigmoid", "Softplus", "Softsign", "Mish", "Gelu", "Swish", "Identity",
-    )]  # fmt: skip
+    cases = [
+        Case(op, [x])
+        for op in (
+            "Abs",
+            "Neg",
+            "Sign",
+            "Ceil",
+            "Floor",
+            "Round",
+            "Exp",
+            "Reciprocal",
+            "Sin",
+            "Cos",
+            "Tan",
+            "Atan",
+            "Sinh",
+            "Cosh",
+            "Tanh",
+            "Asinh",
+            "Erf",
+            "IsNaN",
+            "IsInf",
+            "Relu",
+            "LeakyRelu",
+            "ThresholdedRelu",
+            "Shrink",
+            "HardSigmoid",
+            "HardSwish",
+            "Elu",
+            "Celu",
+            "Selu",
+            "Sigmoid",
+            "Softplus",
+            "Softsign",
+            "Mish",
+            "Gelu",
+            "Swish",
+            "Identity",
+        )
+    ]
     cases += [Case(op, [uniform(0.01, 0.99, 1000, 1000)]) for op in ("Sqrt", "Log", "Asin", "Acos", "Atanh")]
     cases += [Case("Acosh", [uniform(1, 9, 1000, 1000)]), Case("Gelu", [x], {"approximate": "tanh"}, note="tanh")]
-    cases += [Case(op, [x, y]) for op in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "Greater", "Less", "Equal",
-                                          "GreaterOrEqual", "LessOrEqual", "PRelu")]  # fmt: skip
+    cases += [
+        Case(op, [x, y])
+        for op in (
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Max",
+            "Min",
+            "Sum",
+            "Mean",
+            "Greater",
+            "Less",
+            "Equal",
+            "GreaterOrEqual",
+            "LessOrEqual",
+            "PRelu",
+        )
+    ]
     cases += [Case(op, [booleans(1000, 1000), booleans(1000, 1000)]) for op in ("And", "Or", "Xor")]
     cases += [Case(op, [i, j], note="int64") for op in ("Add", "Div", "Mod", "BitwiseAnd", "BitwiseOr", "BitwiseXor")]
     cases += [
@@ -167,8 +219,18 @@ def along_an_axis() -> list[Case]:
     cases += [Case(op, [normal(64, 128, 100)], {"axis": 1}, note="axis 1") for op in ("Softmax", "LogSoftmax", "Hardmax")]
     cases += [Case(op, [x], version=11) for op in ("Softmax", "LogSoftmax", "Hardmax")]
     cases += [Case("Softmax", [normal(1000, 1000, dtype=np.float16)], note="float16")]
-    for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
-               "ReduceLogSum", "ReduceLogSumExp"):  # fmt: skip
+    for op in (
+        "ReduceSum",
+        "ReduceMean",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceSumSquare",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+    ):
         cases += [Case(op, [uniform(0.9, 1.1, 100, 100, 100), ints(1)])]
         cases += [Case(op, [uniform(0.9, 1.1, 1000, 1000)], {"axes": [1]}, version=11)]
     cases += [Case("ReduceMean", [integers(0, 99, 1000, 1000), ints(1)], note="int64")]
@@ -363,15 +425,19 @@ def control_flow() -> list[Case]:
         nodes = [("Identity", ["c"], "d"), ("Add", ["s", "one"], "u"), ("Mul", ["u", "one"], "t")]
         return helper.make_graph(
             [helper.make_node(op, given, [made]) for op, given, made in nodes],
-            "body", [value("i", 7, []), value("c", 9, []), value("s", 1, [4])], [value("d", 9, []), value("t", 1, [4])],
+            "body",
+            [value("i", 7, []), value("c", 9, []), value("s", 1, [4])],
+            [value("d", 9, []), value("t", 1, [4])],
             [helper.make_tensor("one", 1, [4], [1.0] * 4)],
-        )  # fmt: skip
+        )
 
     def step() -> GraphProto:
         return helper.make_graph(
             [helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Identity", ["t"], ["y"])],
-            "step", [value("s", 1, [16]), value("x", 1, [16])], [value("t", 1, [16]), value("y", 1, [16])],
-        )  # fmt: skip
+            "step",
+            [value("s", 1, [16]), value("x", 1, [16])],
+            [value("t", 1, [16]), value("y", 1, [16])],
+        )
 
     def branch(x: float) -> GraphProto:
         return helper.make_graph([helper.make_node("Constant", [], ["z"], value_float=x)], "branch", [], [value("z", 1, [])])
@@ -557,8 +623,10 @@ def main() -> None:
         return
     mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
     least = min(ratios, key=lambda label: ratios[label])
-    print(f"{len(rows)} cases, geometric mean {mean:.2f}x, least {ratios[least]:.2f}x ({least}), "
-          f"{sum(r < 0.9 for r in ratios.values())} below 0.9x")  # fmt: skip
+    print(
+        f"{len(rows)} cases, geometric mean {mean:.2f}x, least {ratios[least]:.2f}x ({least}), "
+        f"{sum(r < 0.9 for r in ratios.values())} below 0.9x"
+    )
     if options.json:
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "numpy": np.__version__, "onnx": onnx.__version__}
         document = {"machine": machine, "geometric_mean": mean, "least": ratios[least], "operators": rows}

@@ -95,8 +95,16 @@ class SingaRep(BackendRep):
         made._fixed = self._fixed | {id(a) for a in values.values()}
         return made
 
-    def run(self, inputs: Any, *, last_layers: int = -1, aux_output: Sequence[str] = (), limits: Limits | None = None,
-            cancel: Flag | None = None, **kwargs: Any) -> Outputs:  # fmt: skip
+    def run(
+        self,
+        inputs: Any,
+        *,
+        last_layers: int = -1,
+        aux_output: Sequence[str] = (),
+        limits: Limits | None = None,
+        cancel: Flag | None = None,
+        **kwargs: Any,
+    ) -> Outputs:
         """Run the model.
 
         inputs: a list in the order of `self.inputs`, a dict by name, or one array.  Arrays must have the declared dtype
@@ -136,9 +144,13 @@ class SingaRep(BackendRep):
                 hint = did_you_mean(str(unknown[0]), [v.name for v in graph.inputs]) if unknown else ""
                 raise InvalidInput(
                     f"the model takes {_names(graph.inputs)}; "
-                    + "; ".join([f"not among them: {', '.join(map(repr, unknown))}"] * bool(unknown)
-                                + [f"missing: {', '.join(map(repr, missing))}"] * bool(missing)) + hint,
-                    code="SX301")  # fmt: skip
+                    + "; ".join(
+                        [f"not among them: {', '.join(map(repr, unknown))}"] * bool(unknown)
+                        + [f"missing: {', '.join(map(repr, missing))}"] * bool(missing)
+                    )
+                    + hint,
+                    code="SX301",
+                )
         else:
             values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(values) != len(graph.inputs):
@@ -162,8 +174,11 @@ def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Grap
         n = len(layers)
         keep = n + 1 + last_layers if last_layers < 0 else last_layers + 1
         if not 1 <= keep <= n:
-            raise InvalidInput(f"last_layers={last_layers} leaves {keep} operators; the model has {n}", code="SX304",
-                               hint=f"-1 keeps all {n}, -2 drops the last, {-n} keeps one")  # fmt: skip
+            raise InvalidInput(
+                f"last_layers={last_layers} leaves {keep} operators; the model has {n}",
+                code="SX304",
+                hint=f"-1 keeps all {n}, -2 drops the last, {-n} keeps one",
+            )
         nodes = nodes[: layers[keep - 1] + 1]
         outputs = [name for name in nodes[-1].output_names if name] if keep < n else outputs
     made = {name for node in nodes for name in node.output_names if name}
@@ -198,8 +213,15 @@ class SingaBackend(Backend):
         return True
 
     @classmethod
-    def prepare(cls, model: ModelSource, device: DeviceLike = "CPU", *, limits: Limits | None = None, cancel: Flag | None = None,
-                **kwargs: Any) -> SingaRep:  # fmt: skip
+    def prepare(
+        cls,
+        model: ModelSource,
+        device: DeviceLike = "CPU",
+        *,
+        limits: Limits | None = None,
+        cancel: Flag | None = None,
+        **kwargs: Any,
+    ) -> SingaRep:
         """Read a model (ModelProto, bytes or path), check it, and place it on a device ("CPU", "CUDA", "CUDA:1").
 
         limits: what reading it, and each run, may use of the machine; `Limits()` when absent.
@@ -220,8 +242,9 @@ class SingaBackend(Backend):
         return cls.prepare(model, device, **kwargs).run(inputs, cancel=kwargs.get("cancel"))
 
     @classmethod
-    def run_node(cls, node: NodeProto, inputs: Any, device: DeviceLike = "CPU", outputs_info: Any = None,
-                 **kwargs: Any) -> Outputs:  # fmt: skip
+    def run_node(
+        cls, node: NodeProto, inputs: Any, device: DeviceLike = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> Outputs:
         """Run one node.
 
         inputs: a list in the order of the node's inputs (an absent one is skipped), a dict by name, or one array.
@@ -243,10 +266,11 @@ class SingaBackend(Backend):
                 )
             given = dict(zip(names, values, strict=True))
         graph = helper.make_graph(
-            [node], node.name or node.op_type,
+            [node],
+            node.name or node.op_type,
             [helper.make_empty_tensor_value_info(n) for n in names],
             [helper.make_empty_tensor_value_info(n) for n in node.output if n],
-        )  # fmt: skip
+        )
         domain = plain_domain(node.domain)
         imports = [helper.make_opsetid(domain, opset or newest(domain) or 1)]
         if domain:

@@ -251,8 +251,12 @@ class Budget:
         """Count what is alive; raise when that and `more` are too much."""
         live = self.kept + size_of(self.roots)
         if live + more > self.live_bytes:
-            raise exhausted("live_bytes", "SX604", f"{format_bytes(more)} more are needed where {format_bytes(live)} are alive; "
-                                                   f"all tensors together may have {format_bytes(self.live_bytes)}")  # fmt: skip
+            raise exhausted(
+                "live_bytes",
+                "SX604",
+                f"{format_bytes(more)} more are needed where {format_bytes(live)} are alive; "
+                f"all tensors together may have {format_bytes(self.live_bytes)}",
+            )
         self.room, self.made = self.live_bytes - live, more
 
 

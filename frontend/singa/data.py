@@ -124,8 +124,11 @@ def _listed(path: Path, delimiter: str, folder: Any) -> list[tuple[str, int]]:
         except ValueError:
             found = ""
         if not found:
-            raise InvalidInput(f"{path}:{number} is not `path{delimiter}class number`: {line!r}", code="SX349",
-                               hint="the delimiter is the fifth argument")  # fmt: skip
+            raise InvalidInput(
+                f"{path}:{number} is not `path{delimiter}class number`: {line!r}",
+                code="SX349",
+                hint="the delimiter is the fifth argument",
+            )
     if not items:
         raise InvalidInput(f"the list of images {path} is empty", code="SX349")
     return items
@@ -159,8 +162,11 @@ def _pixels(img: Any, path: str) -> np.ndarray:
         return np.asarray(img.convert("RGB"), np.float32).transpose(2, 0, 1)
     if isinstance(img, np.ndarray):
         return img.astype(np.float32)
-    raise InvalidInput(f"image_transform gave a {type(img).__name__} for {path}", code="SX349",
-                       hint="it gives a list of Pillow images, or of arrays (3, H, W)")  # fmt: skip
+    raise InvalidInput(
+        f"image_transform gave a {type(img).__name__} for {path}",
+        code="SX349",
+        hint="it gives a list of Pillow images, or of arrays (3, H, W)",
+    )
 
 
 def _batch(samples: Sequence[tuple[np.ndarray, int, str]]) -> tuple[np.ndarray, np.ndarray]:
@@ -191,8 +197,11 @@ class _Work:
                 if self.stop.is_set() or not self.thread.is_alive():
                     raise InvalidInput("batches are no longer being made", code="SX349", hint="call start() again") from None
                 if time.monotonic() > deadline:
-                    raise InvalidInput(f"no batch came within {timeout:g} seconds", code="SX349",
-                                       hint="image_transform takes long, or hangs; timeout= allows more") from None  # fmt: skip
+                    raise InvalidInput(
+                        f"no batch came within {timeout:g} seconds",
+                        code="SX349",
+                        hint="image_transform takes long, or hangs; timeout= allows more",
+                    ) from None
                 continue
             if not isinstance(made, BaseException):
                 return made

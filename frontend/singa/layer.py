@@ -92,8 +92,16 @@ class Gemm(Layer):
 
     W: Tensor
 
-    def __init__(self, nb_kernels: int, alpha: float = 1.0, beta: float = 1.0, transA: bool = False, transB: bool = True,
-                 bias: bool = True, bias_shape: Sequence[int] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        nb_kernels: int,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        transA: bool = False,
+        transB: bool = True,
+        bias: bool = True,
+        bias_shape: Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
         self.nb_kernels = nb_kernels
         self.alpha, self.beta = alpha, beta
@@ -182,9 +190,20 @@ class Conv2d(Layer):
 
     W: Tensor
 
-    def __init__(self, nb_kernels: int, kernel_size: Pair, *args: Any, stride: Pair = 1, padding: Any = 0, dilation: Pair = 1,
-                 group: int = 1, bias: bool = True, pad_mode: str = "NOTSET", activation: str = "NOTSET",
-                 **kwargs: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        nb_kernels: int,
+        kernel_size: Pair,
+        *args: Any,
+        stride: Pair = 1,
+        padding: Any = 0,
+        dilation: Pair = 1,
+        group: int = 1,
+        bias: bool = True,
+        pad_mode: str = "NOTSET",
+        activation: str = "NOTSET",
+        **kwargs: Any,
+    ) -> None:
         super().__init__()
         if args:
             given: Any = kernel_size
@@ -226,9 +245,15 @@ class Conv2d(Layer):
         _channels(self, _images(self, x), self.W.shape[1] * self.group)
         self._follow(x)
         y = op.Conv(
-            x, self.W, self.b, kernel_shape=list(self.kernel_size), strides=list(self.stride), dilations=list(self.dilation),
-            group=self.group, **self.attributes,
-        )  # fmt: skip
+            x,
+            self.W,
+            self.b,
+            kernel_shape=list(self.kernel_size),
+            strides=list(self.stride),
+            dilations=list(self.dilation),
+            group=self.group,
+            **self.attributes,
+        )
         return op.Relu(y) if self.activation == "RELU" else y
 
 
@@ -252,8 +277,9 @@ class SeparableConv2d(Layer):
 
     depthwise_conv: Conv2d
 
-    def __init__(self, nb_kernels: int, kernel_size: Pair, *args: Any, stride: Pair = 1, padding: Any = 0,
-                 bias: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self, nb_kernels: int, kernel_size: Pair, *args: Any, stride: Pair = 1, padding: Any = 0, bias: bool = False
+    ) -> None:
         super().__init__()
         if args:
             given: Any = kernel_size
@@ -325,8 +351,15 @@ class Pooling2d(Layer):
     stride: as the kernel where None.  padding and pad_mode: as Conv2d's.  ceil_mode: a last window may stick out at the end.
     """
 
-    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, is_max: bool = True,
-                 pad_mode: str = "NOTSET", ceil_mode: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        kernel_size: Pair,
+        stride: Pair | None = None,
+        padding: Any = 0,
+        is_max: bool = True,
+        pad_mode: str = "NOTSET",
+        ceil_mode: bool = False,
+    ) -> None:
         super().__init__()
         self.kernel_size = _pair("kernel_size", kernel_size)
         self.stride = self.kernel_size if stride is None else _pair("stride", stride)
@@ -350,16 +383,18 @@ class Pooling2d(Layer):
 class MaxPool2d(Pooling2d):
     """The greatest value of each window; see Pooling2d."""
 
-    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, pad_mode: str = "NOTSET",
-                 ceil_mode: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, pad_mode: str = "NOTSET", ceil_mode: bool = False
+    ) -> None:
         super().__init__(kernel_size, stride, padding, True, pad_mode, ceil_mode)
 
 
 class AvgPool2d(Pooling2d):
     """The mean of each window without its padding; see Pooling2d."""
 
-    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, pad_mode: str = "NOTSET",
-                 ceil_mode: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self, kernel_size: Pair, stride: Pair | None = None, padding: Any = 0, pad_mode: str = "NOTSET", ceil_mode: bool = False
+    ) -> None:
         super().__init__(kernel_size, stride, padding, False, pad_mode, ceil_mode)
 
 

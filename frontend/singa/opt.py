@@ -377,8 +377,16 @@ class SGD(Optimizer):
     Raises ValueError for negative momentum or weight decay, and for nesterov without momentum or with dampening.
     """
 
-    def __init__(self, lr: Any = 0.1, momentum: Any = 0, dampening: Any = 0, weight_decay: Any = 0, nesterov: bool = False,
-                 dtype: DTypeLike = float32, check_nan: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        lr: Any = 0.1,
+        momentum: Any = 0,
+        dampening: Any = 0,
+        weight_decay: Any = 0,
+        nesterov: bool = False,
+        dtype: DTypeLike = float32,
+        check_nan: bool = False,
+    ) -> None:
         plain = isinstance(_schedule("momentum", momentum), Constant) and _schedule("momentum", momentum).init_value == 0
         self.kinds = () if plain else ("moments",)
         super().__init__(lr, dtype, check_nan)
@@ -417,8 +425,15 @@ class RMSProp(Optimizer):
 
     kinds = ("running_average",)
 
-    def __init__(self, lr: Any = 0.1, rho: Any = 0.9, epsilon: Any = 1e-8, weight_decay: Any = 0, dtype: DTypeLike = float32,
-                 check_nan: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        lr: Any = 0.1,
+        rho: Any = 0.9,
+        epsilon: Any = 1e-8,
+        weight_decay: Any = 0,
+        dtype: DTypeLike = float32,
+        check_nan: bool = False,
+    ) -> None:
         super().__init__(lr, dtype, check_nan)
         self.rho = self._hyper("rho", rho)
         self.epsilon = self._hyper("epsilon", epsilon)
@@ -438,8 +453,9 @@ class AdaGrad(Optimizer):
 
     kinds = ("history",)
 
-    def __init__(self, lr: Any = 0.1, epsilon: Any = 1e-8, weight_decay: Any = 0, dtype: DTypeLike = float32,
-                 check_nan: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self, lr: Any = 0.1, epsilon: Any = 1e-8, weight_decay: Any = 0, dtype: DTypeLike = float32, check_nan: bool = False
+    ) -> None:
         super().__init__(lr, dtype, check_nan)
         self.epsilon = self._hyper("epsilon", epsilon)
         self.weight_decay = self._hyper("weight_decay", weight_decay)
@@ -460,8 +476,16 @@ class Adam(Optimizer):
 
     kinds = ("m", "v")
 
-    def __init__(self, lr: Any = 0.1, beta_1: Any = 0.9, beta_2: Any = 0.999, epsilon: Any = 1e-8, weight_decay: Any = 0,
-                 dtype: DTypeLike = float32, check_nan: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        lr: Any = 0.1,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-8,
+        weight_decay: Any = 0,
+        dtype: DTypeLike = float32,
+        check_nan: bool = False,
+    ) -> None:
         super().__init__(lr, dtype, check_nan)
         self.beta_1 = self._hyper("beta_1", beta_1)
         self.beta_2 = self._hyper("beta_2", beta_2)

@@ -124,8 +124,9 @@ class Observer(Layer):
         """The range with that of x, which is not noted."""
         count = x.shape[self.axis] if self.axis is not None else None
         if isinstance(count, int) and count != self.low.shape[0]:
-            raise InvalidInput(f"{self._path() or type(self).__name__} knows {self.low.shape[0]} channels; {count} were given",
-                               code="SX365")  # fmt: skip
+            raise InvalidInput(
+                f"{self._path() or type(self).__name__} knows {self.low.shape[0]} channels; {count} were given", code="SX365"
+            )
         wide = op.Cast(x, to=dtypes.onnx_code(np.float32))
         known = op.Where(op.Or(op.IsNaN(wide), op.IsInf(wide)), 0, wide)  # 0 is in every range
         axes = None if self.axis is None else op.axes_but(x, self.axis)
@@ -147,8 +148,11 @@ class Observer(Layer):
         Raises InvalidInput where nothing was seen.
         """
         if not self.knows:
-            raise InvalidInput(f"{self._path() or type(self).__name__} has seen no values", code="SX366",
-                               hint="run the model on some data in training mode: model.train()")  # fmt: skip
+            raise InvalidInput(
+                f"{self._path() or type(self).__name__} has seen no values",
+                code="SX366",
+                hint="run the model on some data in training mode: model.train()",
+            )
         low, high = (t.device.backend.get(t._data) for t in (self.low, self.high))
         return self.by_range(Eager(), low, high)
 

@@ -53,8 +53,9 @@ def update_progress(progress: float, info: str = "") -> None:
 # --- padding ----------------------------------------------------------------------------------------------------------
 
 
-def get_output_shape(auto_pad: str, input_spatial_shape: Sequence[int], kernel_spatial_shape: Sequence[int],
-                     strides_spatial: Sequence[int]) -> list[int]:  # fmt: skip
+def get_output_shape(
+    auto_pad: str, input_spatial_shape: Sequence[int], kernel_spatial_shape: Sequence[int], strides_spatial: Sequence[int]
+) -> list[int]:
     """The spatial sizes of a convolution or pooling: ceil(in / stride) for SAME_*, ceil((in - kernel + 1) / stride) for VALID.
 
     Raises InvalidInput for another `auto_pad`, strides below 1, or lengths that differ.
@@ -64,13 +65,17 @@ def get_output_shape(auto_pad: str, input_spatial_shape: Sequence[int], kernel_s
     if not len(input_spatial_shape) == len(kernel_spatial_shape) == len(strides_spatial) or min(strides_spatial, default=1) < 1:
         raise InvalidInput(
             f"sizes {list(input_spatial_shape)}, kernel {list(kernel_spatial_shape)} and strides {list(strides_spatial)} do not "
-            "go together", code="SX347", hint="one of each for each spatial axis; strides are 1 or more")  # fmt: skip
+            "go together",
+            code="SX347",
+            hint="one of each for each spatial axis; strides are 1 or more",
+        )
     taken = [k - 1 if auto_pad == "VALID" else 0 for k in kernel_spatial_shape]
     return [max(0, -((t - n) // s)) for n, t, s in zip(input_spatial_shape, taken, strides_spatial, strict=True)]
 
 
-def get_padding_shape(pad_mode: str, input_spatial_shape: Sequence[int], kernel_spatial_shape: Sequence[int],
-                      strides_spatial: Sequence[int]) -> tuple[list[int], list[int]]:  # fmt: skip
+def get_padding_shape(
+    pad_mode: str, input_spatial_shape: Sequence[int], kernel_spatial_shape: Sequence[int], strides_spatial: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """The padding of a convolution or pooling, axis by axis as (before, behind): what is even, and the odd rest.
 
     Where the whole padding of an axis is odd, one is left over: it stands behind for SAME_UPPER, before for SAME_LOWER.
@@ -106,8 +111,11 @@ def _by_axis(x: Any, odd: Sequence[int]) -> tuple[list[int], list[int]]:
     """Of each axis of x, how much stands before and behind; raises InvalidInput where that does not fit."""
     rank = len(x.shape)
     if len(odd) % 2 or 2 + len(odd) // 2 > rank or min(odd, default=0) < 0:
-        raise InvalidInput(f"a padding {tuple(odd)} does not fit a shape of {tuple(x.shape)}", code="SX347",
-                           hint="two numbers, 0 or more, for each spatial axis")  # fmt: skip
+        raise InvalidInput(
+            f"a padding {tuple(odd)} does not fit a shape of {tuple(x.shape)}",
+            code="SX347",
+            hint="two numbers, 0 or more, for each spatial axis",
+        )
     more = [0] * (rank - 2 - len(odd) // 2)
     return [0, 0, *odd[::2], *more], [0, 0, *odd[1::2], *more]
 

@@ -20,8 +20,14 @@ from .tape import Tape, Var
 Visitor: TypeAlias = Callable[[Interpreter[Any], Node, list[Any], list[Any]], list[Any]]
 
 
-def replay(op: Interpreter[Any], graph: Graph, inputs: Sequence[Any], states: dict[str, Any] | None = None,
-           captured: Sequence[Any] = (), visitor: Visitor | None = None) -> list[Any]:  # fmt: skip
+def replay(
+    op: Interpreter[Any],
+    graph: Graph,
+    inputs: Sequence[Any],
+    states: dict[str, Any] | None = None,
+    captured: Sequence[Any] = (),
+    visitor: Visitor | None = None,
+) -> list[Any]:
     """Do what a graph does, in a vocabulary: its outputs for these inputs.
 
     states: values in place of initializers, by name; the others become constants.  captured: of an inner graph, in order.
@@ -74,8 +80,14 @@ def gradient_of(op: Interpreter[Any], graph: Graph, inputs: Sequence[Any], count
     return [op.zeros_like(v.raw) if g is None else g for v, g in zip(values, grads, strict=False)]
 
 
-def apply(op: Interpreter[Any], operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int,
-          wanted: tuple[bool, ...] = ()) -> list[Any]:  # fmt: skip
+def apply(
+    op: Interpreter[Any],
+    operator: VersionedOperator,
+    inputs: Sequence[Any],
+    attributes: dict[str, Any],
+    outputs: int,
+    wanted: tuple[bool, ...] = (),
+) -> list[Any]:
     """Do what an operator of some version does, at the vocabulary's opset."""
     declaration = operator.declaration
     domain, name = declaration.domain, declaration.name

@@ -30,9 +30,16 @@ from ..proto.schemas import version_at
 from .support import REASONS, no_gradient_reason
 
 
-def gradients(op: Interpreter[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
-              attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool],
-              version: int | None = None) -> list[Any]:  # fmt: skip
+def gradients(
+    op: Interpreter[Any],
+    declaration: Declaration,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    attributes: dict[str, Any],
+    dys: Sequence[Any],
+    needs: Sequence[bool],
+    version: int | None = None,
+) -> list[Any]:
     """The gradients of a call's inputs (and of what its graphs capture), None where there is none.
 
     inputs: one value per input of the node, None where absent, then the captured ones.  needs: as many.
@@ -65,8 +72,16 @@ def _widened(op: Interpreter[Any], value: Any) -> Any:
     return op.call("Cast", (value,), {"to": dtypes.onnx_code(np.float32)}, 1)[0] if narrow else value
 
 
-def _rule(op: Interpreter[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
-          attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool], version: int | None) -> list[Any]:  # fmt: skip
+def _rule(
+    op: Interpreter[Any],
+    declaration: Declaration,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    attributes: dict[str, Any],
+    dys: Sequence[Any],
+    needs: Sequence[bool],
+    version: int | None,
+) -> list[Any]:
     """The gradients by the rule of a declaration, or by its composition."""
     bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     count = len(inputs) - sum(len(b.captured) for b in bodies)
@@ -87,13 +102,23 @@ def _rule(op: Interpreter[Any], declaration: Declaration, inputs: Sequence[Any],
     return [g if n else None for g, n in zip(found, needs, strict=True)]
 
 
-def _through_decomposition(op: Interpreter[Any], declaration: Declaration, version: int, inputs: Sequence[Any], outputs: int,
-                         attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:  # fmt: skip
+def _through_decomposition(
+    op: Interpreter[Any],
+    declaration: Declaration,
+    version: int,
+    inputs: Sequence[Any],
+    outputs: int,
+    attributes: dict[str, Any],
+    dys: Sequence[Any],
+    needs: Sequence[bool],
+) -> list[Any]:
     tape = Tape(op)
     values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, needs, strict=True)]
     captured = iter(values[len(inputs) - sum(len(v.captured) for v in attributes.values() if isinstance(v, Subgraph)) :])
-    own = {n: Subgraph(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Subgraph) else v
-           for n, v in attributes.items()}  # fmt: skip
+    own = {
+        n: Subgraph(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Subgraph) else v
+        for n, v in attributes.items()
+    }
     made = declaration.decompose(tape, version, values, own, outputs)
     return tape.gradients([v if isinstance(v, Var) else tape.variable(v, False) for v in made], dys, values)
 
@@ -159,8 +184,14 @@ class Tape(Interpreter[Var]):
         captured = {n: v if (own := self._own(v)) is None else own.raw for n, v in body.captured.items()}
         return Subgraph(body.proto, body.opset, captured)
 
-    def _note(self, declaration: Declaration, version: int | None, attributes: dict[str, Any], inputs: list[Var | None],
-              made: Sequence[Any]) -> list[Var]:  # fmt: skip
+    def _note(
+        self,
+        declaration: Declaration,
+        version: int | None,
+        attributes: dict[str, Any],
+        inputs: list[Var | None],
+        made: Sequence[Any],
+    ) -> list[Var]:
         """The results as variables; what depends on an active one is remembered."""
         if not any(v is not None and v.active for v in inputs):
             return [Var(y, False) for y in made]
@@ -198,8 +229,9 @@ class Tape(Interpreter[Var]):
                 continue
             needs = [v is not None and v.active for v in entry.inputs]
             inputs = [None if v is None else v.raw for v in entry.inputs]
-            grads = gradients(op, entry.declaration, inputs, [y.raw for y in entry.outputs], entry.attributes, here, needs,
-                              entry.version)  # fmt: skip
+            grads = gradients(
+                op, entry.declaration, inputs, [y.raw for y in entry.outputs], entry.attributes, here, needs, entry.version
+            )
             for v, g in zip(entry.inputs, grads, strict=True):
                 if v is not None and g is not None:
                     found[id(v)] = op.add(found.get(id(v)), g)

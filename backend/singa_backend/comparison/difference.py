@@ -137,8 +137,17 @@ def _together(parts: list[Difference], names: tuple[str, str], shapes: Any) -> D
         figures[f] = max((v for p in parts if (v := getattr(p, f)) is not None), default=None)
     counts: dict[str, Any] = {f: sum(getattr(p, f) for p in parts) for f in ("outside", "size")}
     counts |= {f: (sum(getattr(p, f)[0] for p in parts), sum(getattr(p, f)[1] for p in parts)) for f in ("nan", "inf")}
-    return Difference(worst.verdict, names, shapes, **figures, **counts, excess=worst.excess, at=(parts.index(worst), *worst.at),
-                      mine=worst.mine, theirs=worst.theirs)  # fmt: skip
+    return Difference(
+        worst.verdict,
+        names,
+        shapes,
+        **figures,
+        **counts,
+        excess=worst.excess,
+        at=(parts.index(worst), *worst.at),
+        mine=worst.mine,
+        theirs=worst.theirs,
+    )
 
 
 def _arrays(mine: np.ndarray, theirs: np.ndarray, tolerance: Tolerance) -> Difference:
@@ -159,11 +168,21 @@ def _arrays(mine: np.ndarray, theirs: np.ndarray, tolerance: Tolerance) -> Diffe
     shown = (str(a[total.at]), str(b[total.at])) if mine.size else ("", "")
     has = numeric and mine.size > 0
     return Difference(
-        "differs" if total.outside else "agrees", names, shapes,
-        max_abs=total.max_abs if has else None, max_rel=total.max_rel if has else None, ulps=total.ulps,
-        excess=total.excess, outside=total.outside, size=mine.size,
-        nan=(total.nan[0], total.nan[1]), inf=(total.inf[0], total.inf[1]), at=at, mine=shown[0], theirs=shown[1],
-    )  # fmt: skip
+        "differs" if total.outside else "agrees",
+        names,
+        shapes,
+        max_abs=total.max_abs if has else None,
+        max_rel=total.max_rel if has else None,
+        ulps=total.ulps,
+        excess=total.excess,
+        outside=total.outside,
+        size=mine.size,
+        nan=(total.nan[0], total.nan[1]),
+        inf=(total.inf[0], total.inf[1]),
+        at=at,
+        mine=shown[0],
+        theirs=shown[1],
+    )
 
 
 class _Total:

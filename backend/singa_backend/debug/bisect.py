@@ -54,10 +54,21 @@ class Reproduction:
         }  # fmt: skip
 
 
-def bisect(model: ModelSource | Source, inputs: Any, *, against: ModelSource | Source = "onnxruntime", device: DeviceLike = "CPU",
-           names: Mapping[str, str] | None = None, rtol: float | None = None, atol: float | None = None,
-           local: bool = False, to: str | Path | None = None, budget: int = BUDGET, timeout: float = 60.0,
-           progress: Callable[..., None] | None = None) -> Reproduction | None:  # fmt: skip
+def bisect(
+    model: ModelSource | Source,
+    inputs: Any,
+    *,
+    against: ModelSource | Source = "onnxruntime",
+    device: DeviceLike = "CPU",
+    names: Mapping[str, str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    local: bool = False,
+    to: str | Path | None = None,
+    budget: int = BUDGET,
+    timeout: float = 60.0,
+    progress: Callable[..., None] | None = None,
+) -> Reproduction | None:
     """Find the first diverging node and write it to the folder `to` (by default named after the model and the node).
 
     Arguments as for `compare`.  Without `local` the two sides run freely to the first node that diverges; when that node does
@@ -66,8 +77,9 @@ def bisect(model: ModelSource | Source, inputs: Any, *, against: ModelSource | S
     A node that this side refuses is a divergence; one that the trusted side refuses is given when there is nothing else.
     Returns None where both sides agree.  Raises SonnxError.
     """
-    with Setting(model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget,
-                 timeout=timeout) as setting:  # fmt: skip
+    with Setting(
+        model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget, timeout=timeout
+    ) as setting:
         found = _first(setting, local, progress)
         if found is None:
             return None

@@ -138,9 +138,20 @@ class Setting(AbstractContextManager["Setting"]):
     is another model, this package on the CPU.  Raises SonnxError.
     """
 
-    def __init__(self, model: ModelSource | Source, inputs: Any, *, against: ModelSource | Source = "onnxruntime",
-                 device: DeviceLike = "CPU", names: Mapping[str, str] | None = None, rtol: float | None = None,
-                 atol: float | None = None, budget: int = BUDGET, timeout: float = 60.0, optimised: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: ModelSource | Source,
+        inputs: Any,
+        *,
+        against: ModelSource | Source = "onnxruntime",
+        device: DeviceLike = "CPU",
+        names: Mapping[str, str] | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        budget: int = BUDGET,
+        timeout: float = 60.0,
+        optimised: bool = False,
+    ) -> None:
         self.source = Source.of(model)
         self.other: Source | None = None
         self.names = dict(names or {})
@@ -231,8 +242,9 @@ class Judge:
         """What this side makes of the other's inputs; None where they are its own to the last bit."""
         if all(same_bits(visit.my_inputs[n], v) for n, v in visit.their_inputs.items() if n in visit.my_inputs):
             return None
-        return attempt(self.setting.mine, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs,
-                       visit.call.outputs)  # fmt: skip
+        return attempt(
+            self.setting.mine, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs, visit.call.outputs
+        )
 
     def _fails(self, call: Call, side: str, failure: Failure, also: bool = False) -> Divergence | None:
         """Note a failure; only one of the judged side alone is a divergence."""
@@ -273,10 +285,21 @@ def _notes(setting: Setting, call: Call, values: list[str]) -> list[str]:
     return notes
 
 
-def compare(model: ModelSource | Source, inputs: Any, *, against: ModelSource | Source = "onnxruntime",
-            device: DeviceLike = "CPU", names: Mapping[str, str] | None = None, rtol: float | None = None,
-            atol: float | None = None, local: bool = False, optimised: bool = False, budget: int = BUDGET,
-            timeout: float = 60.0, progress: Callable[..., None] | None = None) -> Comparison:  # fmt: skip
+def compare(
+    model: ModelSource | Source,
+    inputs: Any,
+    *,
+    against: ModelSource | Source = "onnxruntime",
+    device: DeviceLike = "CPU",
+    names: Mapping[str, str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    local: bool = False,
+    optimised: bool = False,
+    budget: int = BUDGET,
+    timeout: float = 60.0,
+    progress: Callable[..., None] | None = None,
+) -> Comparison:
     """Compare a model's values, node by node, with those of a trusted side; no more than a chunk is held at once.
 
     model: a path (then long weights stay in the file), a ModelProto, bytes, or a Source.  inputs: as `SingaRep.run` takes.
@@ -288,8 +311,18 @@ def compare(model: ModelSource | Source, inputs: Any, *, against: ModelSource | 
     budget: bytes for the results of a chunk.  timeout: seconds that another engine may take for one.
     Raises SonnxError when the model or the inputs are not acceptable; what an engine refuses is part of the result.
     """
-    with Setting(model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget,
-                 timeout=timeout, optimised=optimised) as setting:  # fmt: skip
+    with Setting(
+        model,
+        inputs,
+        against=against,
+        device=device,
+        names=names,
+        rtol=rtol,
+        atol=atol,
+        budget=budget,
+        timeout=timeout,
+        optimised=optimised,
+    ) as setting:
         judge = Judge(setting, local)
         for visit in setting.visits():
             judge.judge(visit)

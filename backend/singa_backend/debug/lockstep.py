@@ -166,10 +166,12 @@ def walk_models(
                 my_values |= found
             absent = Failure(theirs.name, "absent", "the other model has no value of these names")
             yield Visit(
-                call, result, found or failure or absent,
+                call,
+                result,
+                found or failure or absent,
                 {n: my_values[n] for n in call.uses if n in my_values},
                 {n: their_values[n] for n in call.uses if n in their_values},
-            )  # fmt: skip
+            )
             for name in source.dies.get(i, ()):
                 my_values.pop(name, None)
                 their_values.pop(name, None)
@@ -206,8 +208,11 @@ class _Partner:
     def check(self) -> None:
         missing = [v.name for v in self.source.inputs if v.name not in self.values]
         if missing:
-            raise InvalidInput(f"the other model also takes {', '.join(map(repr, missing))}", code="SX320",
-                               hint="pair the inputs by name: --map A=B")  # fmt: skip
+            raise InvalidInput(
+                f"the other model also takes {', '.join(map(repr, missing))}",
+                code="SX320",
+                hint="pair the inputs by name: --map A=B",
+            )
 
     def take(self, name: str) -> Any:
         """A value of the other model, or the Failure that took it."""

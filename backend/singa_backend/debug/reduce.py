@@ -82,8 +82,15 @@ class differs(Predicate):
     against: "onnxruntime", "reference" or "sonnx" (the CPU).  rtol, atol, timeout: as for `compare`.
     """
 
-    def __init__(self, against: str = "onnxruntime", *, device: str = "CPU", rtol: float | None = None,
-                 atol: float | None = None, timeout: float = 60.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        against: str = "onnxruntime",
+        *,
+        device: str = "CPU",
+        rtol: float | None = None,
+        atol: float | None = None,
+        timeout: float = 60.0,
+    ) -> None:
         self.engine = Ours(device)
         self.trusted: Engine = Ours() if against == "sonnx" else Foreign(against, timeout=timeout)
         self.tolerance = Tolerance(rtol, atol)
@@ -153,8 +160,16 @@ class Reduction:
         return vars(self) | {"folder": str(self.folder)}
 
 
-def reduce(model: ModelSource | Source, inputs: Any, predicate: Predicate, *, to: str | Path | None = None, tries: int = 1000,
-           budget: int = BUDGET, progress: Callable[..., None] | None = None) -> Reduction:  # fmt: skip
+def reduce(
+    model: ModelSource | Source,
+    inputs: Any,
+    predicate: Predicate,
+    *,
+    to: str | Path | None = None,
+    tries: int = 1000,
+    budget: int = BUDGET,
+    progress: Callable[..., None] | None = None,
+) -> Reduction:
     """The smallest model found that still fails, written to the folder `to` (by default the model's name and "-reduced").
 
     model, inputs: as for `compare`.  predicate: `raises(code)`, `differs(engine)` or `command(text)`.
@@ -209,8 +224,11 @@ class _Search:
         calls = self.source.calls
         found = self._try(calls, tuple(n for n in self.source.outputs if n in self.source.makers))
         if found is None:
-            raise InvalidInput(f"there is nothing to reduce: it is not so that {self.predicate}", code="SX321",
-                               hint="give the inputs and the tolerance with which the whole model fails")  # fmt: skip
+            raise InvalidInput(
+                f"there is nothing to reduce: it is not so that {self.predicate}",
+                code="SX321",
+                hint="give the inputs and the tolerance with which the whole model fails",
+            )
         found = self._cut(found)
         found = self._delta(found)
         found = self._drop_outputs(found)

@@ -17,8 +17,14 @@ from ..proto.load import embed
 from .submodel import Call, Source
 
 
-def write(folder: Path, source: Source, calls: Sequence[Call], values: Mapping[str, Any], outputs: Sequence[str],
-          results: Mapping[str, Any]) -> ModelProto:  # fmt: skip
+def write(
+    folder: Path,
+    source: Source,
+    calls: Sequence[Call],
+    values: Mapping[str, Any],
+    outputs: Sequence[str],
+    results: Mapping[str, Any],
+) -> ModelProto:
     """Write model.onnx and test_data_set_0 into `folder`; gives the model, weights included.
 
     values: the inputs by name; weights that are not among them stay initializers.  outputs: what the model gives.

@@ -111,8 +111,10 @@ class CudaDevice(Device):
     def _check(self) -> None:
         count, why = _gpus()
         if self.device_id >= count:
-            raise DeviceUnavailable(f"CUDA:{self.device_id} was requested; there are {count} CUDA devices{why}",
-                                    hint="use device='CPU', or install the [gpu] extra on a machine with a GPU")  # fmt: skip
+            raise DeviceUnavailable(
+                f"CUDA:{self.device_id} was requested; there are {count} CUDA devices{why}",
+                hint="use device='CPU', or install the [gpu] extra on a machine with a GPU",
+            )
 
     @classmethod
     def current(cls) -> Device:
@@ -146,8 +148,9 @@ DEVICES: dict[str, type[Device]] = {kind.type: kind for kind in (CpuDevice, Cuda
 
 
 def _unknown(type: str, device_id: int) -> DeviceUnavailable:
-    return DeviceUnavailable(f"device {type!r} (ordinal {device_id}) was requested; there are CPU and CUDA",
-                             hint="write 'CPU', 'CUDA' or 'CUDA:1'")  # fmt: skip
+    return DeviceUnavailable(
+        f"device {type!r} (ordinal {device_id}) was requested; there are CPU and CUDA", hint="write 'CPU', 'CUDA' or 'CUDA:1'"
+    )
 
 
 @cache

@@ -25,9 +25,14 @@ _FAMILIES = {
 def page(tables: Sequence[Table], details: dict[str, Any]) -> str:
     """The page of an inspected model: its graphs, and the details of the model as a whole."""
     index = {table.path: i for i, table in enumerate(tables)}
-    return fill(TEMPLATE, {
-        **details, "layer": LAYER, "graphs": [_graph(table, index, _captured(tables, table)) for table in tables],
-    })  # fmt: skip
+    return fill(
+        TEMPLATE,
+        {
+            **details,
+            "layer": LAYER,
+            "graphs": [_graph(table, index, _captured(tables, table)) for table in tables],
+        },
+    )
 
 
 def _captured(tables: Sequence[Table], table: Table) -> dict[int, set[str]]:
@@ -75,8 +80,10 @@ def _graph(table: Table, index: dict[str, int], captured: dict[int, set[str]]) -
     found = layered([_width(v) for v in vertices], list(pairs), frozenset(outputs))
     for vertex, x, row in zip(vertices, found.x, found.layer, strict=True):
         vertex["p"] = [x, row, _width(vertex)]
-    edges = [[a, b, found.routes.get((a, b)), names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"]
-             for (a, b), names in pairs.items()]  # fmt: skip
+    edges = [
+        [a, b, found.routes.get((a, b)), names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"]
+        for (a, b), names in pairs.items()
+    ]
     states = {s.value.name: [table.shown(s.value.name), s.bytes] for s in table.states}
     used = {n for v in vertices for n in (*v.get("i", ()), *v.get("o", ()))}
     types = {n: t for n in used if (t := table.shown(n))}

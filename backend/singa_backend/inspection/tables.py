@@ -135,8 +135,9 @@ def tables(proto: ModelProto, path: Path | None, opinion: CheckerResult, folder:
     metadata = {p.key: p.value for p in proto.metadata_props}
     producer = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
     opsets = {DOMAINS.get(d, d): v for d, v in reader.opsets.items()}
-    return Inspection(str(path or ""), proto.ir_version, producer, opsets, metadata, list(reader.functions.values()),
-                      reader.found, opinion)  # fmt: skip
+    return Inspection(
+        str(path or ""), proto.ir_version, producer, opsets, metadata, list(reader.functions.values()), reader.found, opinion
+    )
 
 
 class _Reader:
@@ -193,8 +194,16 @@ class _Reader:
             status = "unsupported"
         else:
             status = "deprecated" if schemas[domain, proto.op_type][version].deprecated else "supported"
-        call = Call(index, proto.name or f"{proto.op_type}_{index}", proto.op_type, DOMAINS.get(domain, domain), version,
-                    status, list(proto.input), list(proto.output))  # fmt: skip
+        call = Call(
+            index,
+            proto.name or f"{proto.op_type}_{index}",
+            proto.op_type,
+            DOMAINS.get(domain, domain),
+            version,
+            status,
+            list(proto.input),
+            list(proto.output),
+        )
         call.attributes = {a.name: _words(a) for a in proto.attribute}
         if name is not None:
             call.graphs.append(f"function:{name}")

@@ -94,9 +94,12 @@ def trainable_report(
     report = TrainableReport(file or "the model", ends)
     flow = _Flow(graph)
     running = {
-        n.input_names[i] for n in graph.all_nodes() if (n.domain, n.op_type) == ("", "BatchNormalization")
-        for i in _STATISTICS if i < len(n.input_names)
-    }  # fmt: skip
+        n.input_names[i]
+        for n in graph.all_nodes()
+        if (n.domain, n.op_type) == ("", "BatchNormalization")
+        for i in _STATISTICS
+        if i < len(n.input_names)
+    }
     names = list(by) if by is not None else [n for n, x in graph.states.items() if dtypes.is_float(x.dtype) and n not in running]
     report.statistics = [] if by is not None else [n for n in graph.states if n in running]
     asked = {name: (0, graph.slots[name]) for name in names}
@@ -191,8 +194,14 @@ class _Flow:
         self._typed(node, ins, outs)
         title = f"{where}{node.name or node.op_type}"
         if node.function is not None:
-            self._within(scope, node, node.function, title, list(zip(ins, node.function.input_slots, strict=False)),
-                         list(zip(node.function.output_slots, outs, strict=False)))  # fmt: skip
+            self._within(
+                scope,
+                node,
+                node.function,
+                title,
+                list(zip(ins, node.function.input_slots, strict=False)),
+                list(zip(node.function.output_slots, outs, strict=False)),
+            )
             return
         captured = [(scope, outer) for g in node.graphs for outer, _ in g.captured]
         ends = {o for o in outs if o is not None}
@@ -294,8 +303,16 @@ class _Flow:
             return False
         return True
 
-    def _within(self, scope: int, node: Node, graph: Graph, title: str, fed: Sequence[tuple[Key | None, int]],
-                made: Sequence[tuple[int, Key | None]], back: Sequence[tuple[int, int]] = ()) -> None:  # fmt: skip
+    def _within(
+        self,
+        scope: int,
+        node: Node,
+        graph: Graph,
+        title: str,
+        fed: Sequence[tuple[Key | None, int]],
+        made: Sequence[tuple[int, Key | None]],
+        back: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """A scope for a graph of a node, joined to the values around it."""
         known = {slot: self.types.get(key) for key, slot in fed if key is not None}
         inner = self._enter_known(graph, f"{title}/", known, scope)

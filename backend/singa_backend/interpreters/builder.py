@@ -361,13 +361,19 @@ class GraphBuilder(Interpreter[Symbol]):
         """The graph, without the nodes that nothing needs; `deferred` leaves the data of large initializers in `arrays`."""
         nodes = _needed(self.nodes, [s.name for s in outputs])
         used = {n for node in nodes for n in reads(node)} | {s.name for s in outputs}
-        marked = [helper.make_node("Constant", [], [n], name=node, value=self.initializers[n])
-                  for n, node in self._marked.items() if n in used]  # fmt: skip
+        marked = [
+            helper.make_node("Constant", [], [n], name=node, value=self.initializers[n])
+            for n, node in self._marked.items()
+            if n in used
+        ]
         used -= set(self._marked)
         graph = helper.make_graph(
-            [*marked, *nodes], name, [_info(s) for s in self.inputs], [_info(s) for s in outputs],
+            [*marked, *nodes],
+            name,
+            [_info(s) for s in self.inputs],
+            [_info(s) for s in outputs],
             [t for n, t in self.initializers.items() if n in used],
-        )  # fmt: skip
+        )
         if not deferred:
             save.attach_data(graph, self.arrays)
         return graph

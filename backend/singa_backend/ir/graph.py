@@ -141,14 +141,19 @@ class Graph:
         if any(dtypes.is_float(x.dtype) for x in self.states.values()):
             return self
         settings = {
-            name for n in self.nodes if n.operator and (declared := n.operator.declaration.inputs)
-            for i, name in enumerate(n.input_names) if declared[min(i, len(declared) - 1)].host is not None
-        }  # fmt: skip
+            name
+            for n in self.nodes
+            if n.operator and (declared := n.operator.declaration.inputs)
+            for i, name in enumerate(n.input_names)
+            if declared[min(i, len(declared) - 1)].host is not None
+        }
         weights = {
-            n.output_names[0]: value for n in self.nodes if (n.domain, n.op_type) == ("", "Constant")
+            n.output_names[0]: value
+            for n in self.nodes
+            if (n.domain, n.op_type) == ("", "Constant")
             if isinstance(value := n.attributes.get("value"), np.ndarray) and value.ndim and dtypes.is_float(value.dtype)
             if n.output_names[0] not in settings
-        }  # fmt: skip
+        }
         kept = tuple(n for n in self.nodes if not set(n.output_names) & set(weights))
         return replace(self, nodes=kept, states={**self.states, **weights}) if weights else self
 

@@ -120,8 +120,15 @@ class _Reader:
         one = problems[0]
         if len(problems) > 1:
             raise error(f"{verdict}: {len(problems)} problems", code=one.code, problems=problems)
-        raise error(f"{verdict}: {one.message}", code=one.code, node=one.node, operator=one.operator, opset=one.opset,
-                    version=one.version, problems=problems)  # fmt: skip
+        raise error(
+            f"{verdict}: {one.message}",
+            code=one.code,
+            node=one.node,
+            operator=one.operator,
+            opset=one.opset,
+            version=one.version,
+            problems=problems,
+        )
 
 
 def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
@@ -196,8 +203,15 @@ class _Scope:
         optional = tuple(v for v in inputs if v.name in states)
         return self._graph(proto.name, required, outputs, nodes, states, optional)
 
-    def _graph(self, name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], nodes: list[Node],
-               states: dict[str, np.ndarray], optional: tuple[Value, ...] = ()) -> Graph:  # fmt: skip
+    def _graph(
+        self,
+        name: str,
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        nodes: list[Node],
+        states: dict[str, np.ndarray],
+        optional: tuple[Value, ...] = (),
+    ) -> Graph:
         captured = tuple((outer, self.slots[n]) for n, outer in self.captured.items())
         return Graph(name, inputs, outputs, tuple(nodes), states, self.slots, captured, optional, self.opsets)
 
@@ -349,8 +363,12 @@ class _Scope:
         declared = declarations.get((domain, proto.op_type), {})
         if version not in declared:
             there = ", ".join(map(str, sorted(declared))) or "none"
-            reader.lacks("SX201", f"{proto.op_type}-{version}, which opset {node.opset} asks for, is not declared "
-                                  f"(declared: {there})", **where, version=version)  # fmt: skip
+            reader.lacks(
+                "SX201",
+                f"{proto.op_type}-{version}, which opset {node.opset} asks for, is not declared (declared: {there})",
+                **where,
+                version=version,
+            )
             self._attributes(proto, None, where)
             return
         declaration = declared[version]
@@ -471,8 +489,12 @@ class _Scope:
             reader.wrong("SX103", f"function calls itself: {chain}", **where)
             return None
         if len(call.input) > len(proto.input) or len(call.output) > len(proto.output):
-            reader.wrong("SX107", f"function {proto.name} has {len(proto.input)} inputs and {len(proto.output)} outputs; "
-                                  f"the node has {len(call.input)} and {len(call.output)}", **where)  # fmt: skip
+            reader.wrong(
+                "SX107",
+                f"function {proto.name} has {len(proto.input)} inputs and {len(proto.output)} outputs; "
+                f"the node has {len(call.input)} and {len(call.output)}",
+                **where,
+            )
         bindings: Bindings = {**dict.fromkeys(proto.attribute), **{a.name: a for a in proto.attribute_proto}}
         for attribute in call.attribute:
             if attribute.name not in bindings:

@@ -390,17 +390,41 @@ def _plain(version: int, coordinates: str, mode: str, nearest_mode: str, others:
 
 
 @adapter("Resize", 10)
-def resize_10(op: OpsetWriter, x: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str, exclude_outside: int,
-      keep_aspect_ratio_policy: str, mode: str, nearest_mode: str) -> Any:  # fmt: skip
+def resize_10(
+    op: OpsetWriter,
+    x: V,
+    scales: V,
+    sizes: V,
+    antialias: int,
+    axes: Any,
+    coordinate_transformation_mode: str,
+    exclude_outside: int,
+    keep_aspect_ratio_policy: str,
+    mode: str,
+    nearest_mode: str,
+) -> Any:
     others = {"antialias": antialias, "exclude_outside": exclude_outside, "keep_aspect_ratio_policy": keep_aspect_ratio_policy}
     _plain(10, coordinate_transformation_mode, mode, nearest_mode, others)
     return op.at_target("Resize", [x, _scales(op, x, scales, sizes, axes)], {"mode": mode})
 
 
 @adapter("Resize", 11, 13, 18)
-def resize_18(op: OpsetWriter, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str,
-      cubic_coeff_a: float, exclude_outside: int, extrapolation_value: float, keep_aspect_ratio_policy: str, mode: str,
-      nearest_mode: str) -> Any:  # fmt: skip
+def resize_18(
+    op: OpsetWriter,
+    x: V,
+    roi: V,
+    scales: V,
+    sizes: V,
+    antialias: int,
+    axes: Any,
+    coordinate_transformation_mode: str,
+    cubic_coeff_a: float,
+    exclude_outside: int,
+    extrapolation_value: float,
+    keep_aspect_ratio_policy: str,
+    mode: str,
+    nearest_mode: str,
+) -> Any:
     """Version 11 wants a region and scales always, empty where there are none."""
     if coordinate_transformation_mode == "half_pixel_symmetric":
         raise Unwritable("half_pixel_symmetric came with opset 19")
@@ -420,8 +444,18 @@ def resize_18(op: OpsetWriter, x: V, roi: V, scales: V, sizes: V, antialias: int
 
 
 @adapter("RoiAlign", 10)
-def roi_align_10(op: OpsetWriter, x: V, rois: V, batch_indices: V, coordinate_transformation_mode: str, mode: str, output_height: int,
-      output_width: int, sampling_ratio: int, spatial_scale: float) -> Any:  # fmt: skip
+def roi_align_10(
+    op: OpsetWriter,
+    x: V,
+    rois: V,
+    batch_indices: V,
+    coordinate_transformation_mode: str,
+    mode: str,
+    output_height: int,
+    output_width: int,
+    sampling_ratio: int,
+    spatial_scale: float,
+) -> Any:
     if coordinate_transformation_mode != "output_half_pixel":
         raise Unwritable("before opset 16 regions were not moved by half a pixel")
     attributes = {"mode": mode, "output_height": output_height, "output_width": output_width, "sampling_ratio": sampling_ratio,
@@ -441,8 +475,18 @@ def grid_sample_16(op: OpsetWriter, x: V, grid: V, align_corners: int, mode: str
 
 
 @adapter("BatchNormalization", 7, 9)
-def batch_normalization_9(op: OpsetWriter, x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float, training_mode: int,
-      outputs: int) -> Any:  # fmt: skip
+def batch_normalization_9(
+    op: OpsetWriter,
+    x: V,
+    scale: V,
+    b: V,
+    input_mean: V,
+    input_var: V,
+    epsilon: float,
+    momentum: float,
+    training_mode: int,
+    outputs: int,
+) -> Any:
     if training_mode or outputs > 1:
         raise Unwritable("before opset 14 the statistics of a batch were other outputs")
     return op.at_target("BatchNormalization", [x, scale, b, input_mean, input_var], {"epsilon": epsilon, "momentum": momentum})
@@ -468,8 +512,17 @@ def dropout_10(op: OpsetWriter, x: V, ratio: V, training_mode: V, outputs: int) 
 
 
 @adapter("Scan", 9)
-def scan_9(op: OpsetWriter, values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Any, scan_input_directions: Any,
-      scan_output_axes: Any, scan_output_directions: Any, outputs: int) -> Any:  # fmt: skip
+def scan_9(
+    op: OpsetWriter,
+    values: list[V],
+    body: Subgraph,
+    num_scan_inputs: int,
+    scan_input_axes: Any,
+    scan_input_directions: Any,
+    scan_output_axes: Any,
+    scan_output_directions: Any,
+    outputs: int,
+) -> Any:
     """Axes were counted from the front."""
     xs, made = values[len(values) - num_scan_inputs :], body.proto.output[len(values) - num_scan_inputs :]
     ranks = [op.rank_of(x, "a scanned value") for x in xs] if min(scan_input_axes or (0,)) < 0 else []
@@ -528,8 +581,17 @@ def quantize_linear_10(
 
 
 @adapter("QuantizeLinear", 19, 21)
-def quantize_linear_21(op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, axis: int, block_size: int, output_dtype: int, saturate: int,
-      precision: int) -> Any:  # fmt: skip
+def quantize_linear_21(
+    op: OpsetWriter,
+    x: V,
+    y_scale: V,
+    y_zero_point: V,
+    axis: int,
+    block_size: int,
+    output_dtype: int,
+    saturate: int,
+    precision: int,
+) -> Any:
     """These two take data and scales of one type only; before and after whole numbers have scales of floats."""
     if precision or (op.target < 21 and (block_size or output_dtype)):
         raise Unwritable("block_size and output_dtype came with opset 21, precision with 23")

@@ -14,8 +14,14 @@ from .functions import functions
 from .writer import OpsetWriter
 
 
-def to_model(graph: GraphBuilder | OpsetWriter, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None, *,
-             deferred: bool = False) -> ModelProto:  # fmt: skip
+def to_model(
+    graph: GraphBuilder | OpsetWriter,
+    name: str,
+    outputs: Sequence[Any],
+    names: Sequence[str] | None = None,
+    *,
+    deferred: bool = False,
+) -> ModelProto:
     """The model of a graph, with the opsets that its nodes need, and the function bodies of custom operators.
 
     deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.fill`.

@@ -177,8 +177,9 @@ class OpsetWriter(Interpreter[Symbol]):
             if there != operator.version:
                 raise Unwritable(
                     f"the model asks for {domain}:{name} in the versions {operator.version} and {there}, and a file imports one",
-                    operator=name, version=operator.version,
-                )  # fmt: skip
+                    operator=name,
+                    version=operator.version,
+                )
         if domain and _written_in_place(declaration, operator.version):
             return declaration.decompose(self, operator.version, inputs, given, len(wanted))
         if domain:
@@ -226,9 +227,14 @@ class OpsetWriter(Interpreter[Symbol]):
         return self._attempt(op_type, write, values, given, outputs, self.opset)
 
     def _attempt(
-        self, name: str, write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
-        outputs: int, opset: int,
-    ) -> list[Symbol]:  # fmt: skip
+        self,
+        name: str,
+        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
+        values: list[Any],
+        given: dict[str, Any],
+        outputs: int,
+        opset: int,
+    ) -> list[Symbol]:
         """What `write` makes; an outermost call that cannot be written is raised, or noted, with the least opset that can.
 
         opset: one that means the call in the form that it has.
@@ -454,9 +460,13 @@ class OpsetWriter(Interpreter[Symbol]):
         return None if version is None or (domain == "" and _deprecated(name, version)) else version
 
     def _refusal(
-        self, name: str, write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
+        self,
+        name: str,
+        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
+        values: list[Any],
+        given: dict[str, Any],
         error: Unwritable,
-    ) -> Unwritable:  # fmt: skip
+    ) -> Unwritable:
         """The error that names the operator and the least opset in which this very call can be written."""
         least = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, write, values, given)), None)
         hint = f"opset {least} is the least that can" if least else "no opset can"
@@ -481,9 +491,13 @@ def _copy(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
 
 
 def _fits(
-    opset: int, writer: OpsetWriter, name: str, write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]], values: list[Any],
+    opset: int,
+    writer: OpsetWriter,
+    name: str,
+    write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
+    values: list[Any],
     given: dict[str, Any],
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether a call can be written in another opset."""
     scratch = OpsetWriter(opset)
     scratch._depth = 1  # no search within the search

@@ -76,8 +76,12 @@ def _affine(net: GraphEditor, node: Node, slot: int, weight: np.ndarray, channel
         return None
     value = np.broadcast_to(constant.astype(np.float64).reshape(-1), (channels,))
     with np.errstate(all="ignore"):
-        return {"Add": _Affine(None, value), "Sub": _Affine(None, -value), "Mul": _Affine(value, None),
-                "Div": _Affine(1 / value, None)}[node.op_type]  # fmt: skip
+        return {
+            "Add": _Affine(None, value),
+            "Sub": _Affine(None, -value),
+            "Mul": _Affine(value, None),
+            "Div": _Affine(1 / value, None),
+        }[node.op_type]
 
 
 def _normalization(net: GraphEditor, node: Node, channels: int) -> _Affine | None:

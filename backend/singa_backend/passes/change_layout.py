@@ -30,8 +30,9 @@ def transpose_layout(array: Any, source: str, target: str) -> Any:
     return array.transpose([source.index(letter) for letter in target])
 
 
-def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None, *, optimize: bool = True,
-                  folder: str | Path | None = None) -> Report | None:  # fmt: skip
+def change_layout(
+    model: ModelProto, to: str, names: Sequence[str] | None = None, *, optimize: bool = True, folder: str | Path | None = None
+) -> Report | None:
     """Have inputs and outputs of a model come and go in the other layout, **in place**; their names stay.
 
     to: "channels_last", where they are (N, C, ...) now, or "channels_first", where they are (N, ..., C).

@@ -97,9 +97,11 @@ def compute(net: GraphEditor, node: Node, inputs: Sequence[np.ndarray | None]) -
     proto = node_proto(node)
     feeds = {n: a for n, a in zip(node.inputs, inputs, strict=True) if n and a is not None}
     graph = helper.make_graph(
-        [proto], "fold", [helper.make_empty_tensor_value_info(n) for n in feeds],
+        [proto],
+        "fold",
+        [helper.make_empty_tensor_value_info(n) for n in feeds],
         [helper.make_empty_tensor_value_info(o) for o in node.outputs if o],
-    )  # fmt: skip
+    )
     model: ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in net.opsets.items()])
     try:
         with spend(Budget(BOUNDS)):

@@ -313,8 +313,19 @@ class GraphEditor:
         self.replace(source, out)
         return True
 
-    def add(self, op_type: str, inputs: Sequence[str], *, before: Node | None = None, after: Node | None = None,
-            like: str = "", name: str = "", outputs: int = 1, type: Type | None = None, **attributes: Any) -> Node:  # fmt: skip
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        *,
+        before: Node | None = None,
+        after: Node | None = None,
+        like: str = "",
+        name: str = "",
+        outputs: int = 1,
+        type: Type | None = None,
+        **attributes: Any,
+    ) -> Node:
         """A new node of ONNX's own domain.  name: of its first output; else a fresh one, near `like`.  type: of that output."""
         made = [
             name or self.context.fresh(like or op_type.lower()),

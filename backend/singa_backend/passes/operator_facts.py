@@ -116,5 +116,6 @@ def holds_only(array: np.ndarray | None, value: float) -> bool:
     if array is None or not array.size or array.dtype == dtypes.STRING or array.dtype.kind == "c":
         return False
     wide = array.astype(np.float64) if array.dtype.kind not in "iub" else array
-    return bool((wide == value).all()) and (value != 0 or array.dtype.kind in "iub" or
-                                            bool((np.signbit(wide) == np.signbit(value)).all()))  # fmt: skip
+    return bool((wide == value).all()) and (
+        value != 0 or array.dtype.kind in "iub" or bool((np.signbit(wide) == np.signbit(value)).all())
+    )

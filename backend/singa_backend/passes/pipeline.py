@@ -62,13 +62,19 @@ PASSES: dict[str, Pass] = {
         Pass("move_out_of_loops", "compute once what is the same in every round", _each(move_out_of_loops)),
         Pass("remove_back_to_back", "join two nodes in a row that one can do, or none", _each(remove_back_to_back)),
         Pass("optimize_transpose", "push Transposes down until they vanish", _each(optimize_transpose)),
-        Pass("fold_batch_normalization", "put what scales and shifts channels into the weights before it",
-             _each(fold_batch_normalization)),
+        Pass(
+            "fold_batch_normalization",
+            "put what scales and shifts channels into the weights before it",
+            _each(fold_batch_normalization),
+        ),
         Pass("merge_duplicates", "compute once what is computed twice", _each(merge_duplicates)),
-        Pass("remove_dead", "drop nodes, initializers and functions that nobody needs",
-             lambda edit: _each(remove_dead)(edit) + remove_dead_functions(edit)),
+        Pass(
+            "remove_dead",
+            "drop nodes, initializers and functions that nobody needs",
+            lambda edit: _each(remove_dead)(edit) + remove_dead_functions(edit),
+        ),
     )
-}  # fmt: skip
+}
 """All passes, in the order in which they run."""
 
 
@@ -152,8 +158,14 @@ class Report:
         }  # fmt: skip
 
 
-def optimize(model: ModelProto, passes: Sequence[str] | None = None, *, rounds: int = 20, folder: str | Path | None = None,
-             progress: Callable[..., None] | None = None) -> Report:  # fmt: skip
+def optimize(
+    model: ModelProto,
+    passes: Sequence[str] | None = None,
+    *,
+    rounds: int = 20,
+    folder: str | Path | None = None,
+    progress: Callable[..., None] | None = None,
+) -> Report:
     """Rewrite a model **in place** until no pass finds anything more to do.
 
     passes: names from `PASSES`, run in the order given; all of them, in their own order, when absent.

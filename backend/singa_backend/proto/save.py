@@ -59,8 +59,15 @@ def _is_deferred(tensor: TensorProto, arrays: Mapping[str, np.ndarray]) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL and not tensor.external_data and tensor.name in arrays
 
 
-def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bool = True, external: bool | None = None,
-         arrays: Mapping[str, np.ndarray] | None = None) -> list[Path]:  # fmt: skip
+def save(
+    model: ModelProto,
+    path: Path,
+    *,
+    folder: Path | None = None,
+    check: bool = True,
+    external: bool | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
+) -> list[Path]:
     """Write a model to `path`, and its external data, where it has any, to one file beside it; gives what was written.
 
     folder: where the external data of `model` lie.  The message is changed: its external tensors are those of the new file.

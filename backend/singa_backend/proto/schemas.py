@@ -64,9 +64,17 @@ SINGA_DOMAIN = "ai.singa"
 """The domain of operators that ONNX lacks."""
 
 
-def declare_schema(name: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any] | None = None, *,
-                   types: dict[str, Sequence[str]], doc: str = "", domain: str = SINGA_DOMAIN,
-                   version: int = 1) -> defs.OpSchema:  # fmt: skip
+def declare_schema(
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attributes: dict[str, Any] | None = None,
+    *,
+    types: dict[str, Sequence[str]],
+    doc: str = "",
+    domain: str = SINGA_DOMAIN,
+    version: int = 1,
+) -> defs.OpSchema:
     """Declare the schema of an operator that ONNX lacks; `operator(name, version, domain=domain)` declares what it computes.
 
     inputs, outputs: "name: type", with "?" after the name of an optional one; types: what a type parameter may be.
@@ -76,11 +84,15 @@ def declare_schema(name: str, inputs: Sequence[str], outputs: Sequence[str], att
     if not is_custom(domain):
         raise ValueError(f"the domain of a declared schema must be a custom one, got {DOMAINS.get(domain, domain)!r}")
     made = defs.OpSchema(
-        name, domain, version, doc,
-        inputs=[_parameter(p) for p in inputs], outputs=[_parameter(p) for p in outputs],
+        name,
+        domain,
+        version,
+        doc,
+        inputs=[_parameter(p) for p in inputs],
+        outputs=[_parameter(p) for p in outputs],
         type_constraints=[(n, [f"tensor({t})" for t in ts], "") for n, ts in types.items()],
         attributes=[_attribute(n, v) for n, v in (attributes or {}).items()],
-    )  # fmt: skip
+    )
     schemas.setdefault((domain, name), {})[version] = made
     return made
 

@@ -93,16 +93,20 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) ->
     if proto.HasField("raw_data"):
         need = byte_size(dtype, dims)
         if dtype == dtypes.STRING or len(proto.raw_data) != need:
-            raise InvalidModel(f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} needs {need} bytes; "
-                               f"the file has {len(proto.raw_data)}", code="SX104")  # fmt: skip
+            raise InvalidModel(
+                f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} needs {need} bytes; the file has {len(proto.raw_data)}",
+                code="SX104",
+            )
         return _unpack(proto.raw_data, dtype, dims)
     field, per_value = _FIELDS.get(proto.data_type, ("int32_data", 1))
     have, need = len(getattr(proto, field)), math.prod(dims) * per_value
     if dtype in _BITS and dtype not in dtypes.FLOAT6:  # which are packed in raw_data only
         need = byte_size(dtype, dims)
     if have != need:
-        raise InvalidModel(f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} needs {need} values in {field}; "
-                           f"the file has {have}", code="SX104")  # fmt: skip
+        raise InvalidModel(
+            f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} needs {need} values in {field}; the file has {have}",
+            code="SX104",
+        )
     return _strings(proto, dims) if dtype == dtypes.STRING else np.asarray(numpy_helper.to_array(proto))
 
 
@@ -143,8 +147,9 @@ def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
     limits.admit(dims, values.dtype)
     flat = np.zeros(math.prod(dims), values.dtype)
     if values.ndim != 1 or at.shape[:1] != values.shape or at.ndim not in (1, 2) or (at.ndim == 2 and at.shape[1] != len(dims)):
-        raise InvalidModel(f"sparse tensor {name!r}: values {values.shape} and indices {at.shape} do not fit dims {dims}",
-                           code="SX104")  # fmt: skip
+        raise InvalidModel(
+            f"sparse tensor {name!r}: values {values.shape} and indices {at.shape} do not fit dims {dims}", code="SX104"
+        )
     try:
         linear = at if at.ndim == 1 else np.ravel_multi_index(tuple(at.T), dims)
         if linear.size and linear.min() < 0:
@@ -187,15 +192,19 @@ def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[Binar
     if not all(isinstance(text, str) for pair in entries.items() for text in pair):  # protobuf gives bytes then
         raise InvalidModel(f"tensor {name!r}: the entries of its external data are not UTF-8", code="SX105")
     if folder is None:
-        raise InvalidModel(f"tensor {name!r} lies in the file {location!r}, and this model was given without its folder",
-                           code="SX105", hint="prepare the model by its path")  # fmt: skip
+        raise InvalidModel(
+            f"tensor {name!r} lies in the file {location!r}, and this model was given without its folder",
+            code="SX105",
+            hint="prepare the model by its path",
+        )
     numbers = [entries.get("offset", "0"), entries.get("length", str(size))]
     if not all(re.fullmatch("[0-9]{1,19}", n) for n in numbers):
         raise InvalidModel(f"tensor {name!r}: external data: offset and length {numbers} are no sizes", code="SX105")
     offset, length = map(int, numbers)
     if length != size:
-        raise InvalidModel(f"tensor {name!r}: external data at offset {offset}, {length} bytes, where {size} are needed",
-                           code="SX105")  # fmt: skip
+        raise InvalidModel(
+            f"tensor {name!r}: external data at offset {offset}, {length} bytes, where {size} are needed", code="SX105"
+        )
     parts = location.split("/")
     if len(parts) > 64:
         raise InvalidModel(f"tensor {name!r}: external data location of {len(parts)} parts", code="SX105")
@@ -216,8 +225,9 @@ def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[Binar
                     f"tensor {name!r}: {location!r} is not a plain file of its own (a link, a device?)", code="SX105"
                 )
             if offset + length > status.st_size:
-                raise InvalidModel(f"tensor {name!r}: {location!r} has {status.st_size} bytes; {offset + length} are needed",
-                                   code="SX105")  # fmt: skip
+                raise InvalidModel(
+                    f"tensor {name!r}: {location!r} has {status.st_size} bytes; {offset + length} are needed", code="SX105"
+                )
             with os.fdopen(os.dup(handle), "rb") as file:
                 file.seek(offset)
                 yield file

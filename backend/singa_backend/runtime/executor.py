@@ -51,8 +51,9 @@ class Executor:
         made._states = {**self._states, id(self.graph): [(slot, values.get(names[slot], array)) for slot, array in mine]}
         return made
 
-    def run(self, graph: Graph, inputs: Sequence[Any], overrides: dict[str, Any] | None = None,
-            budget: limits.Budget | None = None) -> list[Any]:  # fmt: skip
+    def run(
+        self, graph: Graph, inputs: Sequence[Any], overrides: dict[str, Any] | None = None, budget: limits.Budget | None = None
+    ) -> list[Any]:
         """The outputs of `graph` (this executor's, or a selection of it) for device values in input order.
 
         overrides: values by name that replace initializers.  budget: of this run; one with the default limits when absent.
@@ -156,9 +157,13 @@ class _Run:
 def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError:
     known = [v for v in inputs if v is not None]
     return error.locate(
-        node=node.name, operator=node.op_type, opset=node.opset, version=node.version,
-        dtypes=tuple(_dtype(v) for v in known), shapes=tuple(getattr(v, "shape", None) for v in known),
-    )  # fmt: skip
+        node=node.name,
+        operator=node.op_type,
+        opset=node.opset,
+        version=node.version,
+        dtypes=tuple(_dtype(v) for v in known),
+        shapes=tuple(getattr(v, "shape", None) for v in known),
+    )
 
 
 def _dtype(value: Any) -> str:

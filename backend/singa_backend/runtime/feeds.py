@@ -57,8 +57,11 @@ def _array(declared: Value, x: Any) -> np.ndarray:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if want is not None and array.dtype != want:
-        raise InvalidInput(f"input {declared} was given an array of {dtypes.onnx_name(array.dtype)}", code="SX302",
-                           hint=f"write x.astype({_spelt(want)}) if that is what you mean")  # fmt: skip
+        raise InvalidInput(
+            f"input {declared} was given an array of {dtypes.onnx_name(array.dtype)}",
+            code="SX302",
+            hint=f"write x.astype({_spelt(want)}) if that is what you mean",
+        )
     if want is None and not dtypes.known(array.dtype):
         raise InvalidInput(f"input {declared} was given an array of {array.dtype}, which is no type of ONNX", code="SX302")
     if array.dtype == dtypes.STRING:

@@ -96,8 +96,11 @@ def formula(name: str, *order: str) -> Callable[[Callable[..., R]], Callable[...
         tensors = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
         options = tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY)
         names = list(order) or [*tensors, *options]
-        made = type(name, (Formula,), {"formula": staticmethod(function), "options": options, "__doc__": function.__doc__,
-                                       "__module__": "singa.autograd"})  # fmt: skip
+        made = type(
+            name,
+            (Formula,),
+            {"formula": staticmethod(function), "options": options, "__doc__": function.__doc__, "__module__": "singa.autograd"},
+        )
         home: Any = sys.modules[function.__module__]
         setattr(home, name, made)
 

@@ -245,8 +245,15 @@ def split(
 
 
 @formula("Slice")
-def slice(op: TensorOp, x: Any, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None,
-          steps: Sequence[int] | None = None) -> Tensor:  # fmt: skip
+def slice(
+    op: TensorOp,
+    x: Any,
+    *,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+) -> Tensor:
     """A part of x, as ONNX's Slice."""
     return op.Slice(x, list(starts), list(ends), None if axes is None else list(axes), None if steps is None else list(steps))
 

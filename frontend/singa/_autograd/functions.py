@@ -142,8 +142,11 @@ def _adaptive(op: TensorOp, x: Tensor, output_size: int | Sequence[int], kind: s
     if all(m == 1 for m in parts):
         return op.call(f"Global{kind}Pool", (x,), {}, 1)[0]
     if not all(isinstance(n, int) and n for n in sizes):
-        raise InvalidInput(f"windows by parts {parts} need sizes that are known and not 0; there are {sizes}", code="SX333",
-                           hint="fix them: leave only the batch in dynamic_axes")  # fmt: skip
+        raise InvalidInput(
+            f"windows by parts {parts} need sizes that are known and not 0; there are {sizes}",
+            code="SX333",
+            hint="fix them: leave only the batch in dynamic_axes",
+        )
     if all(n % m == 0 for n, m in zip(sizes, parts, strict=True)):
         window = [n // m for n, m in zip(sizes, parts, strict=True)]
         return op.call(f"{kind}Pool", (x,), {"kernel_shape": window, "strides": window}, 1)[0]
@@ -172,8 +175,9 @@ def fused_self_attention_query_mul_key_and_value(
     return op.Mul(scores, alpha), op.Transpose(v, perm=[1, 2, 0, 3])
 
 
-def fused_bias_add_scale_mask_softmax_dropout(x: Tensor, bias: Tensor, mask: Tensor, fill: float = -10000.0,
-                                              scale: float = 1.0, p: float = 0.1) -> Any:  # fmt: skip
+def fused_bias_add_scale_mask_softmax_dropout(
+    x: Tensor, bias: Tensor, mask: Tensor, fill: float = -10000.0, scale: float = 1.0, p: float = 0.1
+) -> Any:
     """dropout(softmax(scale (x + bias) where the mask holds, else fill)) over the last axis; in inference without dropout.
 
     bias, mask: broadcast to x; a mask of numbers holds where they are not zero.  p: the share that is dropped.

@@ -32,7 +32,7 @@ from .text import (
     sequence,
     shortened,
     statement,
-)  # fmt: skip
+)
 
 _CODES = {"to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision"}
 """Attributes that are element types."""

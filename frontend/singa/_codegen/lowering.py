@@ -87,9 +87,14 @@ def _check(graph: Graph) -> None:
                 what = f"{node.op_type}-{node.version} of {node.domain} means something else than {node.op_type}-{version}"
                 problems.append(Problem(what, "SX207", node=node.name, operator=node.op_type, version=node.version))
     if problems:
-        raise UnsupportedModel(f"a program calls operators in their newest version: {problems[0].message}", code="SX207",
-                               node=problems[0].node, operator=problems[0].operator, problems=problems,
-                               hint="write the model anew with the newest operators of that domain")  # fmt: skip
+        raise UnsupportedModel(
+            f"a program calls operators in their newest version: {problems[0].message}",
+            code="SX207",
+            node=problems[0].node,
+            operator=problems[0].operator,
+            problems=problems,
+            hint="write the model anew with the newest operators of that domain",
+        )
 
 
 class _Lowering:
@@ -118,11 +123,18 @@ class _Lowering:
         types = _types(proto, [states[n] for n in held])
         del proto.input[len(graph.inputs) :]
         return Lowered(
-            graph.name, graph.inputs, graph.outputs, proto, [s.name for s in finished],
-            {n: a for n, a in held.items() if n not in moving}, {n: a for n, a in held.items() if n in moving},
+            graph.name,
+            graph.inputs,
+            graph.outputs,
+            proto,
+            [s.name for s in finished],
+            {n: a for n, a in held.items() if n not in moving},
+            {n: a for n, a in held.items() if n in moving},
             {t.name: tensor_data.tensor(t, None) for t in proto.initializer},
-            {p.output[0]: node for p, node in self.made.values() if p.output}, {s.name for s in self.modal}, types,
-        )  # fmt: skip
+            {p.output[0]: node for p, node in self.made.values() if p.output},
+            {s.name for s in self.modal},
+            types,
+        )
 
     def visit(self, op: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Do what a node of the main graph does: some by the model's mode, the others as `inner` does."""

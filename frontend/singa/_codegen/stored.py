@@ -73,8 +73,9 @@ class Stored:
 
 def refused(why: str, node: NodeProto | None = None) -> UnsupportedModel:
     """The error that says what cannot be written."""
-    return UnsupportedModel(f"no program can be written: {why}", code="SX207", node=node.name if node else "",
-                            operator=node.op_type if node else "")  # fmt: skip
+    return UnsupportedModel(
+        f"no program can be written: {why}", code="SX207", node=node.name if node else "", operator=node.op_type if node else ""
+    )
 
 
 def _usable(name: str) -> bool:

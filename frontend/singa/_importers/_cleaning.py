@@ -25,8 +25,13 @@ def cleaned(model: ModelProto) -> ModelProto:
     copy.CopyFrom(model)
     graph = copy.graph
     known = {t.name: (tuple(t.dims), t.data_type) for t in graph.initializer}
-    known |= {n.output[0]: (tuple(a.t.dims), a.t.data_type) for n in graph.node if n.op_type == "Constant" and not n.domain
-              for a in n.attribute if a.name == "value"}  # fmt: skip
+    known |= {
+        n.output[0]: (tuple(a.t.dims), a.t.data_type)
+        for n in graph.node
+        if n.op_type == "Constant" and not n.domain
+        for a in n.attribute
+        if a.name == "value"
+    }
     fresh = FreshNames(names(graph))
     for i, node in enumerate(graph.node):
         like = next((known[n] for n in node.input[1:] if n in known), None)
@@ -48,8 +53,9 @@ def _lacking(node: NodeProto) -> list[int]:
     return [slot for slot in (1, 2) if not node.input[slot]]
 
 
-def dropout_inputs(graph: GraphProto, prefix: str, ratio: float, opset: int,
-                   fresh: FreshNames) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
+def dropout_inputs(
+    graph: GraphProto, prefix: str, ratio: float, opset: int, fresh: FreshNames
+) -> tuple[list[str], dict[str, Any]]:
     """What a Dropout that follows the mode of its model takes besides x, as initializers of the graph, and its attributes.
 
     Before opset 12 the ratio was an attribute, and whether it drops was not said.

@@ -62,10 +62,20 @@ paddle2onnx.export(model, weights, save_file=file, opset_version=int(opset), **{
 """What the child runs: paddle2onnx ends the process by SIGABRT where it meets an operator that it does not know."""
 
 
-def from_paddle(layer: Any, inputs: Any, *, train: bool = False, opset: int | None = None,
-                dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-                output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4,
-                device: DeviceLike | None = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+def from_paddle(
+    layer: Any,
+    inputs: Any,
+    *,
+    train: bool = False,
+    opset: int | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    check: bool = True,
+    tolerance: float = 1e-4,
+    device: DeviceLike | None = None,
+    model_class: type[SONNXModel] | None = None,
+) -> SONNXModel:
     """A layer of PaddlePaddle as a trainable model, whose parameters have the names of its `state_dict`.
 
     inputs: what the layer is called with: a tensor (its own, an array, or a Tensor), a tuple of arguments, or a dict by name.
@@ -192,8 +202,9 @@ def _mode(paddle: Any, layer: Any, train: bool, marks: dict[str, Any]) -> Iterat
         for part in parts:
             part.training = False
             if train and type(part).__name__ == "Dropout" and part.axis is None and part.mode == "upscale_in_train":
-                zero = paddle.create_parameter([1], "float32", name=f"{_MARK}_{next(_marks)}",
-                                               default_initializer=paddle.nn.initializer.Constant(0.0))  # fmt: skip
+                zero = paddle.create_parameter(
+                    [1], "float32", name=f"{_MARK}_{next(_marks)}", default_initializer=paddle.nn.initializer.Constant(0.0)
+                )
                 part.add_parameter(_MARK, zero)
                 part.forward = _mark(part)
                 marks[zero.name] = part.p

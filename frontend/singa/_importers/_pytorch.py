@@ -33,10 +33,21 @@ from ._common import (
 )
 
 
-def from_pytorch(module: Any, inputs: Any, *, train: bool = False, opset: int | None = None, dynamo: bool | None = None,
-                 dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-                 output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4,
-                 device: DeviceLike | None = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+def from_pytorch(
+    module: Any,
+    inputs: Any,
+    *,
+    train: bool = False,
+    opset: int | None = None,
+    dynamo: bool | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    check: bool = True,
+    tolerance: float = 1e-4,
+    device: DeviceLike | None = None,
+    model_class: type[SONNXModel] | None = None,
+) -> SONNXModel:
     """A PyTorch module as a trainable model.
 
     inputs: what the module is called with: a tensor (PyTorch's, an array, or a Tensor), a tuple of arguments, or a dict of them
@@ -78,8 +89,16 @@ def from_pytorch(module: Any, inputs: Any, *, train: bool = False, opset: int | 
     return model
 
 
-def _export(torch: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any], train: bool,
-            dynamo: bool, newer: bool) -> ModelProto:  # fmt: skip
+def _export(
+    torch: Any,
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: dict[str, Any],
+    train: bool,
+    dynamo: bool,
+    newer: bool,
+) -> ModelProto:
     """The module as a ModelProto.  For training nothing is optimised: the optimisers fold batch norms even there."""
     if dynamo:
         program = torch.onnx.export(

@@ -19,9 +19,19 @@ _TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType", "int64": 
           "bool": "BooleanTensorType"}  # fmt: skip
 
 
-def from_sklearn(estimator: Any, inputs: Any, *, opset: int | None = None, input_names: Sequence[str] | None = None,
-                 output_names: Sequence[str] | None = None, options: Any = None, check: bool = True, tolerance: float = 1e-4,
-                 device: DeviceLike | None = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+def from_sklearn(
+    estimator: Any,
+    inputs: Any,
+    *,
+    opset: int | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    options: Any = None,
+    check: bool = True,
+    tolerance: float = 1e-4,
+    device: DeviceLike | None = None,
+    model_class: type[SONNXModel] | None = None,
+) -> SONNXModel:
     """A fitted estimator or pipeline of scikit-learn; the number of samples stays open.
 
     inputs: an array of samples by features; or a dict, or pandas.DataFrame, of columns by name.  float32 gives the fastest file.

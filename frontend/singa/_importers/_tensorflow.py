@@ -39,10 +39,20 @@ _MARK = "sonnx layer "
 _DOMAIN = "sonnx.layer"
 
 
-def from_tensorflow(model: Any, inputs: Any = None, *, train: bool = False, opset: int | None = None,
-                    dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-                    output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4,
-                    device: DeviceLike | None = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
+def from_tensorflow(
+    model: Any,
+    inputs: Any = None,
+    *,
+    train: bool = False,
+    opset: int | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    check: bool = True,
+    tolerance: float = 1e-4,
+    device: DeviceLike | None = None,
+    model_class: type[SONNXModel] | None = None,
+) -> SONNXModel:
     """A Keras model, or a function of TensorFlow, as a trainable model.
 
     inputs: what it is called with: a tensor (TensorFlow's, an array, or a Tensor), a tuple, or a dict by name; None takes the
@@ -102,8 +112,10 @@ def _export(tf: Any, tf2onnx: Any, flat: Callable[..., Any], signature: list[Any
         return node
 
     function = tf.function(flat)
-    compiled = any("_XlaMustCompile" in op.node_def.attr and op.node_def.attr["_XlaMustCompile"].b
-                   for op in function.get_concrete_function(*signature).graph.get_operations())  # fmt: skip
+    compiled = any(
+        "_XlaMustCompile" in op.node_def.attr and op.node_def.attr["_XlaMustCompile"].b
+        for op in function.get_concrete_function(*signature).graph.get_operations()
+    )
     before = tf.config.functions_run_eagerly()
     try:
         if compiled:
@@ -192,8 +204,9 @@ def _drawn(tf: Any, spec: Any) -> Any:
 # --- for training: weights that stay weights, layers that stay layers
 
 
-def _for_training(tf: Any, tf2onnx: Any, model: Any, flat: Callable[..., Any], signature: list[Any],
-                  opset: int | None) -> tuple[ModelProto, set[str]]:  # fmt: skip
+def _for_training(
+    tf: Any, tf2onnx: Any, model: Any, flat: Callable[..., Any], signature: list[Any], opset: int | None
+) -> tuple[ModelProto, set[str]]:
     """A file with each trainable weight as an initializer, each Dropout and BatchNormalization as a node; the weights' names.
 
     The weights are arguments while TensorFlow traces: as constants they would be folded, those of equal values merged into one,
@@ -264,8 +277,11 @@ def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, st
         layer = layers[key]
         norm = hasattr(layer, "moving_mean")
         if key not in kept:
-            kept[key] = (_norm_inputs(graph, layer, names, fresh) if norm
-                         else dropout_inputs(graph, f"{layer.name}/", float(layer.rate), version, fresh))  # fmt: skip
+            kept[key] = (
+                _norm_inputs(graph, layer, names, fresh)
+                if norm
+                else dropout_inputs(graph, f"{layer.name}/", float(layer.rate), version, fresh)
+            )
         held, options = kept[key]
         if norm:
             nodes += _norm(node, layer, int(rank), held, options, fresh)
@@ -275,8 +291,7 @@ def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, st
     graph.node.extend(nodes)
 
 
-def _norm_inputs(graph: GraphProto, layer: Any, names: Mapping[int, str],
-                 fresh: FreshNames) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
+def _norm_inputs(graph: GraphProto, layer: Any, names: Mapping[int, str], fresh: FreshNames) -> tuple[list[str], dict[str, Any]]:
     """What a BatchNormalization takes besides x, as initializers of the graph, and its attributes: Keras' momentum is ONNX's."""
     values = {"gamma": layer.gamma if layer.scale else np.ones_like(layer.moving_mean),
               "beta": layer.beta if layer.center else np.zeros_like(layer.moving_mean),
@@ -286,8 +301,9 @@ def _norm_inputs(graph: GraphProto, layer: Any, names: Mapping[int, str],
     return made, {"epsilon": float(layer.epsilon), "momentum": float(layer.momentum)}
 
 
-def _norm(node: NodeProto, layer: Any, rank: int, names: Sequence[str], options: Mapping[str, Any],
-          fresh: FreshNames) -> list[NodeProto]:  # fmt: skip
+def _norm(
+    node: NodeProto, layer: Any, rank: int, names: Sequence[str], options: Mapping[str, Any], fresh: FreshNames
+) -> list[NodeProto]:
     """BatchNormalization of ONNX is over axis 1; Keras counts channels last."""
     axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
     axis %= rank

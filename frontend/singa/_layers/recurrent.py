@@ -33,8 +33,16 @@ class RNN_Base(Layer):
     Parameters of further layers and of the backward direction end in `_l1`, `_reverse`, `_l1_reverse`.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int, bias: bool, batch_first: bool, dropout: float,
-                 bidirectional: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+    ) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout, self.bidirectional = bias, batch_first, dropout, bidirectional
@@ -74,8 +82,9 @@ class RNN_Base(Layer):
         parts = op.Split(y, axis=0, num_outputs=n, outputs=n)
         return [op.Squeeze(p, [0]) for p in (parts if n > 1 else [parts])]
 
-    def _stacked(self, x: Tensor, states: Sequence[Tensor | None],
-                 run: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    def _stacked(
+        self, x: Tensor, states: Sequence[Tensor | None], run: Callable[..., tuple[Tensor, ...]]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Run the layers: `run(layer, x, *states)` gives outputs (time, directions, N, hidden) and the last states."""
         flat = all(s is None or len(s.shape) == 2 for s in states) and self.num_layers * self.directions == 1
         wide = [None if s is None else op.Unsqueeze(s, [0]) if len(s.shape) == 2 else s for s in states]
@@ -109,8 +118,17 @@ class RNN(RNN_Base):
     Wx: (input, hidden), Wh: (hidden, hidden) ~ N(0, 1).  b: (hidden,), zeros.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
-                 batch_first: bool = False, dropout: float = 0, bidirectional: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0,
+        bidirectional: bool = False,
+    ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f"nonlinearity is 'tanh' or 'relu', not {nonlinearity!r}")
@@ -155,8 +173,17 @@ class LSTM(RNN_Base):
     Bx_*, Bh_*: (hidden,), zeros; each for i, f, o, g.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, nonlinearity: str = "tanh", num_layers: int = 1, bias: bool = True,
-                 batch_first: bool = False, dropout: float = 0, bidirectional: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        nonlinearity: str = "tanh",
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0,
+        bidirectional: bool = False,
+    ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         if nonlinearity != "tanh":
             raise ValueError(f"an LSTM's nonlinearity is 'tanh', not {nonlinearity!r}")
@@ -221,9 +248,19 @@ class CudnnRNN(RNN_Base):
 
     W: Tensor
 
-    def __init__(self, hidden_size: int, activation: str = "tanh", num_layers: int = 1, bias: bool = True,
-                 batch_first: bool = True, dropout: float = 0, bidirectional: bool = False, rnn_mode: str = "lstm",
-                 use_mask: bool = False, return_sequences: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        hidden_size: int,
+        activation: str = "tanh",
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0,
+        bidirectional: bool = False,
+        rnn_mode: str = "lstm",
+        use_mask: bool = False,
+        return_sequences: bool = True,
+    ) -> None:
         super().__init__(0, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         if rnn_mode not in _MODES:
             raise ValueError(f"rnn_mode is one of {', '.join(_MODES)}, not {rnn_mode!r}")
@@ -253,8 +290,7 @@ class CudnnRNN(RNN_Base):
             found.append(op.Reshape(op.Gather(matrix, wanted, axis=0), [rows, columns]))
         return found
 
-    def forward(self, x: Tensor, hx: Tensor | None = None, cx: Tensor | None = None,
-                seq_lengths: Tensor | None = None) -> Tensor:  # fmt: skip
+    def forward(self, x: Tensor, hx: Tensor | None = None, cx: Tensor | None = None, seq_lengths: Tensor | None = None) -> Tensor:
         if self.use_mask and seq_lengths is None:
             raise InvalidInput("with use_mask, seq_lengths is a Tensor of each sequence's length", code="SX325")
         self._follow(x)
