@@ -1,6 +1,7 @@
 """What is in a model, and would it run: `inspect` makes tables and a picture, `check` lists all problems; nothing is executed."""
 
 from ..proto.checker import CheckerResult
+from ._old_names import __getattr__ as __getattr__
 from .checking import CheckReport, OperatorUse, check
 from .table import Call, State, Table
 from .tables import Inspection, inspect

@@ -37,6 +37,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -156,6 +157,11 @@ class Declaration:
             raise ValueError(f"{self} is composed twice")
         self.decomposition_rule = Rule(body)
         return body
+
+    def composed(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """Deprecated: use `decomposition`."""
+        warnings.warn("composed is now decomposition", DeprecationWarning, stacklevel=2)
+        return self.decomposition(body)
 
     def no_gradient(self, reason: str) -> None:
         """Say why there is no gradient: one of `differentiate.REASONS`, and ": ..." where more is to be said."""

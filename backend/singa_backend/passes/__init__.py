@@ -1,5 +1,6 @@
 """Rewrites of ONNX models that leave every result unchanged."""
 
+from ._old_names import __getattr__ as __getattr__
 from .graph import GraphEditor, Node
 from .model import ModelEditor
 from .pipeline import PASSES, Failure, Pass, PassReport, Report, optimize
