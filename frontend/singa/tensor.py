@@ -235,8 +235,11 @@ def einsum(ops: str, *args: Tensor) -> Tensor:
 
 def tensordot(A: Tensor, B: Tensor, axes: Any = 2) -> Tensor:
     """The sum of products over the last `axes` axes of A and the first of B, or over the axes listed for each."""
-    a, b = (list(range(A.ndim() - axes, A.ndim())), list(range(axes))) if isinstance(axes, int) else (
-        [v] if isinstance(v, int) else list(v) for v in axes)  # fmt: skip
+    a, b = (
+        (list(range(A.ndim() - axes, A.ndim())), list(range(axes)))
+        if isinstance(axes, int)
+        else ([v] if isinstance(v, int) else list(v) for v in axes)
+    )
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     first = [next(letters) for _ in range(A.ndim())]
     second = [next(letters) for _ in range(B.ndim())]
