@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 import pytest
@@ -77,7 +78,9 @@ def test_export_check_and_inspect_as_processes(program: Path, tmp_path: Path) ->
 @pytest.mark.row("E1", "E21")
 def test_every_option_of_python_is_one_of_the_command() -> None:
     names = {f.name for f in dataclasses.fields(Options)}
-    export, convert = ({p.name for p in main.commands[c].params} for c in ("export", "convert"))
+    context = click.Context(main)
+    commands = [main.get_command(context, name) for name in ("export", "convert")]
+    export, convert = ({p.name for p in command.params} for command in commands if command is not None)
     assert names <= export
     assert names - convert == {"training", "input_names", "output_names", "dynamic_axes"}
 
