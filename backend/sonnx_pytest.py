@@ -13,6 +13,7 @@ DEFAULT = "singa_backend:SingaBackend"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
     group = parser.getgroup("onnx", "an ONNX backend against ONNX's suite or test data (sonnx)")
     group.addoption("--onnx-suite", nargs="?", const="all", metavar="KIND,...",
                     help="run the suite of the installed onnx, or only these kinds: node, real, simple, pytorch-converted, "
@@ -28,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the plugin if one of its options is used."""
     if config.option.onnx_suite or config.option.onnx_data:
         from singa_backend.conform.pytest_plugin import Plugin
 
