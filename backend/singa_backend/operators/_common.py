@@ -46,9 +46,7 @@ def aligned(a: Any, b: Any, broadcast: int, axis: int | None) -> Any:
     if b.ndim == 0:  # with or without `broadcast`: a test case of onnx 1.13 omits it
         return b
     if not broadcast:
-        raise OperatorError(
-            f"without broadcast=1, shapes must be equal before opset 7, got {a.shape} and {b.shape}", code="SX404"
-        )
+        raise OperatorError(f"before opset 7, shapes must be equal or broadcast=1, got {a.shape} and {b.shape}", code="SX404")
     if math.prod(b.shape) == 1 and b.ndim <= a.ndim:
         return b.reshape(())
     start = a.ndim - b.ndim if axis in (None, -1) else axis + a.ndim if axis < 0 else axis

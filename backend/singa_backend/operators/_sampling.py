@@ -97,9 +97,7 @@ def grid_taps(op: Op, x: V, size: V, mode: str, padding: str, align: bool) -> li
         x = op.Round(x)
     outside = op.Or(op.Less(x, low), op.Greater(x, high))
     if padding == "zeros":
-        x = op.Min(
-            op.Max(x, -3), op.Add(top, 3)
-        )  # nothing is read beyond these either; the weights of infinite coordinates stay finite
+        x = op.Min(op.Max(x, -3), op.Add(top, 3))  # nothing is read beyond; the weights of infinity stay finite
     elif padding == "border":
         x = op.Where(outside, op.Min(op.Max(x, 0), top), x)
     else:

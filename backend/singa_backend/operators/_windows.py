@@ -104,7 +104,7 @@ def windows(
             count = min(-(-room // s) + 1, -(-(size + begin) // s))
         if count < 0:
             raise OperatorError(
-                f"a window must fit the padded axis, got {r} cells for {size} cells with padding {begin} and {end}", code="SX404"
+                f"a window of {r} cells must fit the padded axis, got {begin} + {size} + {end} cells", code="SX404"
             )
         counts += (count,)
     return Windows(tuple(sizes), kernel, strides, dilations, begins, ends, counts)
