@@ -101,7 +101,7 @@ class Trees:
         low, high = self.features
         if low < 0 or high >= x.shape[1]:
             raise OperatorError(
-                f"features of nodes must be below the {x.shape[1]} features of x and not negative, got {low if low < 0 else high}",
+                f"features of nodes must be in [0, {x.shape[1]}), got {low if low < 0 else high}",
                 code="SX401",
             )
         row = xp.arange(x.shape[0])[:, None]
