@@ -1,4 +1,4 @@
-"""What an operator family imports to declare operators and their gradients."""
+"""Names that an operator family imports to declare operators and their gradients."""
 
 from ..devices.namespaces import Array, Xp
 from ..interpreters.base import BOOL, INT, Op, Subgraph, V

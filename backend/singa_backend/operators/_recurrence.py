@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM as Scans over their time steps, in ONNX's vocabulary: what they mean, and so how they are differentiated."""
+"""RNN, GRU and LSTM as Scans over their time steps, in ONNX operators: their decompositions, which define their gradients."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from ..interpreters.base import Op, V
 
 Activation = Callable[[Op, V], V]
 Step = Callable[[Op, V, list[V]], list[V]]
-"""A step in the graph of a Scan: (projected input, states) -> new states."""
+"""One step in the body of a Scan: (projected input, states) -> new states."""
 
 DIRECTIONS = {"forward": (False,), "foward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-"""For each direction of a layer, whether it goes backward; GRU-1's default is misspelt."""
+"""Value of the attribute `direction` -> for each direction of the layer, whether it is reversed.
+
+The schema of GRU-1 misspells its default: "foward".
+"""
 
 
 def activation(name: str, alpha: float, beta: float, clip: float | None) -> Activation:
-    """An activation by its name in small letters."""
+    """Return the activation with this lower-case name."""
     functions: dict[str, Activation] = {
         "relu": lambda op, x: op.Relu(x),
         "tanh": lambda op, x: op.Tanh(x),
@@ -35,12 +38,12 @@ def activation(name: str, alpha: float, beta: float, clip: float | None) -> Acti
 
 
 def parts(op: Op, x: V, count: int, axis: int) -> list[V]:
-    """x cut into equal parts."""
+    """Split x into equal parts."""
     return [x] if count == 1 else list(op.call("Split", [x, None], {"axis": axis, "num_outputs": count}, count))
 
 
 def biases(op: Op, b: V, d: int) -> tuple[V, V]:
-    """The biases of the input's and of the state's projection in a direction; None where there are none."""
+    """Return the biases of the input's and of the state's projection in direction `d`; None if the node has none."""
     if b is None:
         return None, None
     wb, rb = parts(op, op.Gather(b, d, axis=0), 2, 0)
@@ -50,7 +53,7 @@ def biases(op: Op, b: V, d: int) -> tuple[V, V]:
 def recurrence(
     op: Op, x: V, w: V, r: V, lengths: V, initial: Sequence[V], direction: str, layout: int, cell: Callable[[int], tuple[V, Step]]
 ) -> tuple[V, ...]:
-    """Y and the last states.  `cell` gives a direction's bias of the projected input (or None), and its step."""
+    """Return Y and the last states; `cell` returns a direction's bias of the projected input (or None) and its step."""
     x = op.swap(x, 0, 1) if layout else x
     zero = op.Expand(op.constant(0, op.dtype(x)), op.Concat(op.Shape(x, start=1, end=2), op.Shape(r, start=2, end=3), axis=0))
     starts = [None if s is None else op.swap(s, 0, 1) if layout else s for s in initial]
@@ -74,7 +77,7 @@ def recurrence(
 
 
 def _scan(op: Op, projected: V, states: list[V], lengths: V, step: Step, turned: list[int]) -> tuple[V, list[V]]:
-    """All steps of a direction; a sequence that has ended keeps its states and gives zeros."""
+    """Run all steps of one direction; a sequence that has ended keeps its states and outputs zeros."""
     n = len(states)
     xs = [projected]
     if lengths is not None:

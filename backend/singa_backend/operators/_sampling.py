@@ -1,4 +1,4 @@
-"""Reading between the pixels, in ONNX's operators: what GridSample and DeformConv are made of."""
+"""Sampling between pixels, in ONNX operators: shared by the decompositions of GridSample and DeformConv."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from ._common import length
 
 
 class Tap(NamedTuple):
-    """What places read along an axis: pixel numbers (whole floats), whether they count (None: all do), weights (None: 1)."""
+    """One pixel that each place reads along an axis.
+
+    Attributes:
+        index: Pixel numbers, as floats with integer values.
+        inside: Whether the pixel counts; None if all do.
+        weight: Weights; None for 1.
+    """
 
     index: V
     inside: V | None
@@ -21,13 +27,19 @@ class Tap(NamedTuple):
 
 
 def read(op: Op, pixels: V, axes: Sequence[Sequence[Tap]], sizes: Sequence[V]) -> V:
-    """Each place as a weighted sum of pixels.
+    """Compute each place as a weighted sum of pixels.
 
-    pixels: N x C x S, row-major over the sizes.  axes: the taps of each axis, N x P.  sizes: int64 scalars.
-    Gives N x C x P.
+    Args:
+        op: Interpreter of the operators.
+        pixels: N x C x S, row-major over the sizes.
+        axes: Taps of each axis, N x P.
+        sizes: Size of each axis, int64 scalars.
+
+    Returns:
+        N x C x P values.
     """
     nothing = op.Expand(op.constant(0, op.dtype(pixels)), op.Concat(op.Shape(pixels, end=2), [1], axis=0))
-    pixels = op.swap(op.Concat(pixels, nothing, axis=2))  # of an image without pixels this one is read, and does not count
+    pixels = op.swap(op.Concat(pixels, nothing, axis=2))  # read instead of a pixel of an empty image; it does not count
     last = op.Sub(length(op, pixels, 1), 1)
     y: V | None = None
     for taps in itertools.product(*axes):
@@ -54,7 +66,7 @@ def read(op: Op, pixels: V, axes: Sequence[Sequence[Tap]], sizes: Sequence[V]) -
 
 
 def linear_taps(op: Op, place: V, size: V) -> list[Tap]:
-    """The two neighbours of each place; what lies outside counts as 0."""
+    """Return the two neighbours of each place; a neighbour outside the image counts as 0."""
     low = op.Floor(place)
     share = op.Sub(place, low)
     top = op.cast(op.Sub(size, 1), place)
@@ -66,7 +78,7 @@ def _within(op: Op, i: V, top: V) -> V:
 
 
 def _reflected(op: Op, x: V, low: V, high: V) -> V:
-    """`x` reflected at the borders until it lies between them."""
+    """Reflect `x` at the borders until it is between them."""
     span = op.Sub(high, low)
     point = op.Equal(span, 0)
     twice = op.Where(point, 1, op.Mul(span, 2))
@@ -77,7 +89,7 @@ def _reflected(op: Op, x: V, low: V, high: V) -> V:
 
 
 def grid_taps(op: Op, x: V, size: V, mode: str, padding: str, align: bool) -> list[Tap]:
-    """What an axis reads at the coordinates `x` of a grid, as GridSample defines it."""
+    """Return the taps of an axis at the coordinates `x` of a grid, as GridSample defines them."""
     top = op.cast(op.Sub(size, 1), x)
     low: V = op.constant(0 if align else -0.5, op.dtype(x))
     high = top if align else op.Add(top, 0.5)
@@ -85,7 +97,7 @@ def grid_taps(op: Op, x: V, size: V, mode: str, padding: str, align: bool) -> li
         x = op.Round(x)
     outside = op.Or(op.Less(x, low), op.Greater(x, high))
     if padding == "zeros":
-        x = op.Min(op.Max(x, -3), op.Add(top, 3))  # further off nothing is read either, and infinity keeps its weights finite
+        x = op.Min(op.Max(x, -3), op.Add(top, 3))  # nothing is read beyond; the weights of infinity stay finite
     elif padding == "border":
         x = op.Where(outside, op.Min(op.Max(x, 0), top), x)
     else:
@@ -109,14 +121,14 @@ def grid_taps(op: Op, x: V, size: V, mode: str, padding: str, align: bool) -> li
 
 
 _A = -0.75
-"""The cubic kernel's parameter, as in PyTorch."""
+"""Parameter of the cubic kernel, as in PyTorch."""
 
 
 def _near(op: Op, t: V) -> V:
-    """(a + 2) t^3 - (a + 3) t^2 + 1, the kernel up to a distance of 1."""
+    """Compute (a + 2) t^3 - (a + 3) t^2 + 1, the cubic kernel up to distance 1."""
     return op.Add(op.Mul(op.Sub(op.Mul(t, _A + 2), _A + 3), op.Mul(t, t)), 1)
 
 
 def _far(op: Op, t: V) -> V:
-    """a t^3 - 5 a t^2 + 8 a t - 4 a, the kernel between 1 and 2."""
+    """Compute a t^3 - 5 a t^2 + 8 a t - 4 a, the cubic kernel at distances from 1 to 2."""
     return op.Sub(op.Mul(op.Add(op.Mul(op.Sub(op.Mul(t, _A), 5 * _A), t), 8 * _A), t), 4 * _A)

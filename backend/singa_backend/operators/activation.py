@@ -1,4 +1,4 @@
-"""Activations: what a network puts between its linear layers."""
+"""Activation functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._common import axis_of, rows
 
 @operator("Softmax", 13, widen=False)
 def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
-    """Halves round at each step, as in ONNX's function body, but for a sum that they cannot hold: float16 ends at 65,504."""
+    """Round float16 and bfloat16 after each step, as ONNX's function body does, except a sum above float16's 65,504."""
     axis = axis_of(axis, x.ndim)
     if x.size == 0:
         return x
@@ -45,7 +45,7 @@ def softmax_gradient(op: Op, dy: V, y: V, axis: int) -> V:
 
 @operator("Softmax", 1, 11, widen=False)
 def softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
-    """Before opset 13 the axes from `axis` on were one: rows of a matrix."""
+    """Before opset 13, `axis` and all later axes are flattened: softmax over the rows of a matrix."""
     return softmax(xp, rows(x, axis), axis=-1).reshape(x.shape)
 
 
@@ -80,7 +80,7 @@ def log_softmax_1_decomposition(op: Op, x: V, axis: int) -> V:
 
 @operator("Hardmax", 13)
 def hardmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
-    """1 at the first maximum, 0 elsewhere."""
+    """Return 1 at the first maximum and 0 elsewhere."""
     axis = axis_of(axis, x.ndim)
     if x.size == 0:
         return x
@@ -102,7 +102,7 @@ def hardmax_1_decomposition(op: Op, x: V, axis: int) -> V:
     return op.Reshape(op.Hardmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
 
-# --- bent lines -------------------------------------------------------------------------------------------------------
+# --- piecewise linear -------------------------------------------------------------------------------------------------
 
 
 @operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
@@ -112,40 +112,40 @@ def relu(xp: Xp, x: Array) -> Array:
 
 @relu.gradient
 def relu_gradient(op: Op, dy: V, y: V) -> V:
-    """At 0 it is 0."""
+    """The gradient at 0 is 0."""
     return op.Where(op.Greater(y, 0), dy, 0)
 
 
 @operator("LeakyRelu", 1, 6, 16, traits=("unary", "cannot_fail"))
 def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
     if 0 < alpha <= 1:
-        return xp.maximum(x, alpha * x)  # the same, and without a choice several times as fast
+        return xp.maximum(x, alpha * x)  # equal to the selection below and several times as fast
     return xp.where(x < 0, alpha * x, x)
 
 
 @leaky_relu.gradient
 def leaky_relu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
-    """At 0 it is alpha."""
+    """The gradient at 0 is alpha."""
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, alpha))
 
 
 @operator("PRelu", 7, 9, 16, traits=("broadcasting",))
 def prelu(xp: Xp, x: Array, slope: Array) -> Array:
     if slope.ndim > x.ndim or any(s not in (1, n) for s, n in zip(slope.shape[::-1], x.shape[::-1], strict=False)):
-        raise OperatorError(f"a slope of shape {slope.shape} does not broadcast to {x.shape}", code="SX404")
+        raise OperatorError(f"slope of shape {slope.shape} does not broadcast to x of shape {x.shape}", code="SX404")
     return xp.where(x < 0, slope * x, x)
 
 
 @prelu.gradient
 def prelu_gradient(op: Op, dy: V, x: V, slope: V) -> tuple[V, V]:
-    """At 0 it is the slope."""
+    """The gradient at 0 is the slope."""
     above = op.Greater(x, 0)
     return op.Where(above, dy, op.Mul(dy, slope)), op.sum_to(op.Where(above, 0, op.Mul(dy, x)), slope)
 
 
 @operator("PRelu", 1, 6)
 def prelu_1(xp: Xp, x: Array, slope: Array) -> Array:
-    """Before opset 7 there was one slope, or one for each channel."""
+    """Before opset 7 there is one slope, or one for each channel."""
     if slope.size == 1:
         slope = slope.reshape(())
     elif x.ndim > 1 and slope.size == x.shape[1] and slope.shape != x.shape:
@@ -155,7 +155,7 @@ def prelu_1(xp: Xp, x: Array, slope: Array) -> Array:
 
 @prelu_1.decomposition
 def prelu_1_decomposition(op: Op, x: V, slope: V) -> V:
-    """One slope, one for each channel, or as many as elements: which of them, the sizes say."""
+    """There is one slope, one for each channel, or one for each element; the sizes decide."""
     if op.rank(x) < 2 or op.rank(slope) == op.rank(x):
         return op.PRelu(x, slope)
     channels = op.Concat([-1], op.Expand([1], [op.rank(x) - 2]), axis=0)
@@ -164,22 +164,25 @@ def prelu_1_decomposition(op: Op, x: V, slope: V) -> V:
 
 @operator("ThresholdedRelu", 10, 22, traits=("unary", "cannot_fail"))
 def thresholded_relu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
-    """NaN is not above the threshold: 0."""
+    """NaN is not above the threshold: the result is 0."""
     return xp.where(x > alpha, x, 0)
 
 
 @thresholded_relu.gradient
 def thresholded_relu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
-    """At alpha it is 0."""
+    """The gradient at alpha is 0."""
     return op.Where(op.Greater(x, alpha), dy, 0)
 
 
 @operator("Shrink", 9, traits=("unary", "cannot_fail"))
 def shrink(xp: Xp, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
-    """NaN is on neither side: 0.  Integers stay exact under a whole bias; under another they are truncated at the end."""
+    """Return 0 for NaN.
+
+    Integers stay exact if the bias is an integer; otherwise the result is truncated.
+    """
     below, above = x < -lambd, x > lambd
     if x.dtype.kind in "iu" and float(bias).is_integer() and abs(bias) < 2**63:
-        b = xp.asarray(int(bias), np.int64).astype(x.dtype)  # wraps, as the sum itself may
+        b = xp.asarray(int(bias), np.int64).astype(x.dtype)  # wraps around, as the sum may
         return xp.where(below, x + b, xp.where(above, x - b, 0)).astype(x.dtype)
     y = xp.where(below, x + bias, xp.where(above, x - bias, 0))
     return y if x.dtype.kind == "f" else xp.cast(y, x.dtype)
@@ -187,7 +190,7 @@ def shrink(xp: Xp, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
 
 @shrink.gradient
 def shrink_gradient(op: Op, dy: V, x: V, lambd: float) -> V:
-    """At the bounds it is 0."""
+    """The gradient at the bounds is 0."""
     return op.Where(op.Or(op.Less(x, -lambd), op.Greater(x, lambd)), dy, 0)
 
 
@@ -198,7 +201,7 @@ def hard_sigmoid(xp: Xp, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> 
 
 @hard_sigmoid.gradient
 def hard_sigmoid_gradient(op: Op, dy: V, y: V, alpha: float) -> V:
-    """At the bends it is 0."""
+    """The gradient is 0 where y is 0 or 1."""
     return op.Where(op.And(op.Greater(y, 0), op.Less(y, 1)), op.Mul(dy, alpha), 0)
 
 
@@ -209,7 +212,7 @@ def hard_swish(xp: Xp, x: Array) -> Array:
 
 @hard_swish.gradient
 def hard_swish_gradient(op: Op, dy: V, x: V) -> V:
-    """At -3 it is 0, and at 3 it is 1."""
+    """The gradient at -3 is 0, and at 3 it is 1."""
     inside = op.Mul(dy, op.Add(op.Div(x, 3), 0.5))
     return op.Where(op.LessOrEqual(x, -3), 0, op.Where(op.GreaterOrEqual(x, 3), dy, inside))
 
@@ -224,7 +227,7 @@ def elu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 
 @elu.gradient
 def elu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
-    """At 0 it is alpha."""
+    """The gradient at 0 is alpha."""
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Mul(op.Exp(op.Min(x, 0)), alpha)))
 
 
@@ -235,7 +238,7 @@ def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 
 @celu.gradient
 def celu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
-    """At 0 it is 1."""
+    """The gradient at 0 is 1."""
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Exp(op.Div(op.Min(x, 0), alpha))))
 
 
@@ -246,7 +249,7 @@ def selu(xp: Xp, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: f
 
 @selu.gradient
 def selu_gradient(op: Op, dy: V, x: V, alpha: float, gamma: float) -> V:
-    """At 0 it is gamma alpha."""
+    """The gradient at 0 is gamma * alpha."""
     return op.Mul(dy, op.Where(op.Greater(x, 0), gamma, op.Mul(op.Exp(op.Min(x, 0)), gamma * alpha)))
 
 
@@ -260,12 +263,12 @@ def selu_1_decomposition(op: Op, x: V, alpha: float, gamma: float) -> V:
     return op.Selu(x, alpha=alpha, gamma=gamma)
 
 
-# --- smooth: each is written so that no exponential overflows and no tail cancels ---------------------------------------
+# --- smooth: in forms without overflow of exponentials and without cancellation -----------------------------------------
 
 
 @operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail"))
 def sigmoid(xp: Xp, x: Array) -> Array:
-    """1 / (1 + exp(-x)), which is exp(x) / (1 + exp(x))."""
+    """Compute 1 / (1 + exp(-x)), which equals exp(x) / (1 + exp(x))."""
     return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.abs(x)))
 
 
@@ -276,7 +279,7 @@ def sigmoid_gradient(op: Op, dy: V, y: V) -> V:
 
 @operator("Softplus", 1, 22, traits=("unary", "cannot_fail"))
 def softplus(xp: Xp, x: Array) -> Array:
-    """log(1 + exp(x))"""
+    """Compute log(1 + exp(x))."""
     return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
@@ -298,7 +301,10 @@ def softsign_gradient(op: Op, dy: V, x: V) -> V:
 
 @operator("Mish", 18, 22, traits=("unary", "cannot_fail"))
 def mish(xp: Xp, x: Array) -> Array:
-    """x * tanh(log(1 + e)), e = exp(x); the tanh is n / (n + 2) with n = e * (e + 2), and 1 in float64 from 20 on."""
+    """Compute x * tanh(log(1 + e)) with e = exp(x).
+
+    The tanh equals n / (n + 2) with n = e * (e + 2); in float64 it is 1 for x >= 20.
+    """
     e = xp.exp(xp.minimum(x, 20))
     n = e * (e + 2)
     return x * (n / (n + 2))
@@ -312,12 +318,12 @@ def mish_gradient(op: Op, dy: V, x: V) -> V:
 
 @operator("Gelu", 20, traits=("unary", "cannot_fail"))
 def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
-    """x times the normal distribution: x / 2 * (1 + erf(x / sqrt(2)))."""
+    """Compute x times the normal distribution function: x / 2 * (1 + erf(x / sqrt(2)))."""
     if approximate == "none":
         return 0.5 * x * xp.erfc(x * -math.sqrt(0.5))
-    if approximate == "tanh":  # 1 + tanh(u) is 2 * sigmoid(2 * u)
+    if approximate == "tanh":  # 1 + tanh(u) = 2 * sigmoid(2 * u)
         return x * sigmoid(xp, math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x))
-    raise OperatorError(f"approximate {approximate!r} is neither 'none' nor 'tanh'", code="SX404")
+    raise OperatorError(f"approximate must be 'none' or 'tanh', got {approximate!r}", code="SX404")
 
 
 @gelu.gradient
@@ -348,7 +354,7 @@ def swish_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
 @operator("SwiGLU", 28)
 def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
     if a.shape != b.shape:
-        raise OperatorError(f"the gate has shape {a.shape} and the value {b.shape}; they must be equal", code="SX404")
+        raise OperatorError(f"gate and value must have equal shapes, got {a.shape} and {b.shape}", code="SX404")
     return swish(xp, a, alpha=alpha) * b
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic: the four operations and their kin, element by element."""
+"""Elementwise arithmetic: the four operations, powers, sums, extrema and clipping."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def div(xp: Xp, a: Array, b: Array) -> Array:
     _no_zero(xp, a, b)
     if a.dtype.kind == "u":
         return a // b
-    # The minimum divided by -1 has no place in its type, and on some processors it is a fault: negate, which wraps.
+    # The minimum divided by -1 overflows its type and traps on some processors: negate instead, which wraps around.
     negated = b == -1
     b = xp.where(negated, 1, b)
     q = a // b
@@ -112,36 +112,37 @@ def div_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
 
 @operator("Mod", 10, 13, 28, traits=("broadcasting",))
 def mod(xp: Xp, a: Array, b: Array, *, fmod: int = 0) -> Array:
-    """a - floor(a / b) * b, which has the sign of b; with fmod a - trunc(a / b) * b, which has the sign of a.
+    """Compute a - floor(a / b) * b, which has the sign of b; with fmod, a - trunc(a / b) * b, which has the sign of a.
 
-    Before opset 28 floats had to ask for fmod; an official case of that time does not, and means what opset 28 says."""
+    Before opset 28, floats require fmod=1; a test case of that time omits it and expects the result of opset 28.
+    """
     if fmod not in (0, 1):
-        raise OperatorError(f"fmod is {fmod}; it must be 0 or 1", code="SX404")
+        raise OperatorError(f"fmod must be 0 or 1, got {fmod}", code="SX404")
     if a.dtype.kind != "f":
         _no_zero(xp, a, b)
         if a.dtype.kind == "i":
-            b = xp.where(b == -1, 1, b)  # both leave 0, and the minimum modulo -1 is a fault on some processors
+            b = xp.where(b == -1, 1, b)  # the remainder is 0 for both, and the minimum modulo -1 traps on some processors
         r = xp.remainder(a, b)
-        # CuPy's fmod of integers passes through float64.
+        # CuPy's fmod converts integers to float64.
         return xp.where((r != 0) & ((a < 0) != (b < 0)), r - b, r) if fmod else r
     r = xp.fmod(a, b)
     if fmod:
         return r
-    # CuPy's remainder is NaN for an infinite b, where -1 mod inf is inf.  A zero takes the sign of b.
+    # CuPy's remainder is NaN for an infinite b, but -1 mod inf is inf.  A zero has the sign of b.
     return xp.where(r == 0, xp.copysign(r, b), xp.where((r < 0) != (b < 0), r + b, r))
 
 
 @mod.gradient
 def mod_gradient(op: Op, dy: V, a: V, b: V, y: V) -> tuple[V, V]:
-    """y = a - q b, where q is whole, and so almost everywhere constant."""
+    """Differentiate y = a - q b, where q is an integer and therefore constant almost everywhere."""
     q = op.Round(op.Div(op.Sub(a, y), b))
     return op.sum_to(dy, a), op.sum_to(op.Neg(op.Mul(dy, q)), b)
 
 
 def _no_zero(xp: Xp, a: Array, b: Array) -> None:
-    """Raises OperatorError where an integer would be divided by zero."""
+    """Raise OperatorError if an integer would be divided by zero."""
     if 0 not in np.broadcast_shapes(a.shape, b.shape) and xp.to_host((b == 0).any()):
-        raise OperatorError("an integer is divided by zero", code="SX403")
+        raise OperatorError("the divisor of integers must not be zero", code="SX403")
 
 
 # --- powers -----------------------------------------------------------------------------------------------------------
@@ -149,20 +150,20 @@ def _no_zero(xp: Xp, a: Array, b: Array) -> None:
 
 @operator("Pow", 7, 12, 13, 15, traits=("broadcasting",))
 def pow_(xp: Xp, x: Array, y: Array) -> Array:
-    """The result has the type of the base, and so it is an integer where the base is one."""
+    """The result has the type of the base: it is an integer if the base is one."""
     whole = y.dtype.kind in "iu"
     if x.dtype.kind in "iu":
         return _integer_pow(xp, x, y) if whole else xp.cast(xp.power(x.astype(np.float64), y.astype(np.float64)), x.dtype)
     if not whole:
         return xp.power(x, y)
-    # A float does not hold every integer, and whether y is odd decides the sign: (-1) ** (2**53 + 1) is -1.
+    # A float cannot represent every integer, and the parity of y decides the sign: (-1) ** (2**53 + 1) is -1.
     size = xp.power(xp.abs(x), y.astype(x.dtype))
     return xp.where(xp.signbit(x) & (y % 2 == 1), -size, size)
 
 
 @pow_.gradient
 def pow_gradient(op: Op, dy: V, x: V, y: V, ys: list[V], needs: tuple[bool, ...]) -> tuple[V, V]:
-    """d x^n = n x^(n-1), which is 0 for n = 0 whatever x; by the exponent it is 0 where x is 0."""
+    """The gradient by x is n x^(n-1), and 0 for n = 0 at every x; the gradient by the exponent is 0 where x is 0."""
     n = op.cast(y, x)
     dx = op.Where(op.Equal(n, 0), 0, op.Mul(dy, op.Mul(n, op.Pow(x, op.Sub(n, 1)))))
     if not needs[1]:
@@ -183,7 +184,7 @@ def pow_1_decomposition(op: Op, x: V, y: V, axis: int | None, broadcast: int) ->
 
 
 def _integer_pow(xp: Xp, x: Array, y: Array) -> Array:
-    """Exact, and modulo 2**64 beyond: two's complement makes the signed power and the unsigned one the same bits."""
+    """Compute the exact power modulo 2**64: in two's complement the signed and the unsigned power have the same bits."""
     up = y if y.dtype.kind == "u" else xp.maximum(y, 0)
     z = xp.power(x.astype(np.uint64), up.astype(np.uint64)).astype(x.dtype)
     if y.dtype.kind == "u":
@@ -192,8 +193,8 @@ def _integer_pow(xp: Xp, x: Array, y: Array) -> Array:
     if not xp.to_host(down.any()):
         return z
     if xp.to_host((down & (x == 0)).any()):
-        raise OperatorError("0 to a negative power divides an integer by zero", code="SX403")
-    # 1 / x**n truncates to 0 but for x = 1 and x = -1, which are their own inverses.
+        raise OperatorError("the exponent of an integer 0 must not be negative", code="SX403")
+    # 1 / x**n truncates to 0 except for x = 1 and x = -1, which are their own inverses.
     unit = xp.where(y % 2 == 1, x, 1)
     return xp.where(down, xp.where((x == 1) | (x == -1), unit, 0), z).astype(x.dtype)
 
@@ -218,7 +219,7 @@ def abs_(xp: Xp, x: Array) -> Array:
 
 @abs_.gradient
 def abs_gradient(op: Op, dy: V, x: V) -> V:
-    """At 0 it is 0."""
+    """The gradient at 0 is 0."""
     return op.Mul(dy, op.Sign(x))
 
 
@@ -278,7 +279,7 @@ def mean_1_decomposition(op: Op, xs: list[V]) -> V:
 
 @operator("Max", 8, 12, 13, traits=("broadcasting",))
 def max_(xp: Xp, *xs: Array) -> Array:
-    """NaN wins."""
+    """The result is NaN if an operand is NaN."""
     return reduce(xp.maximum, xs)
 
 
@@ -288,7 +289,7 @@ def max_gradient(op: Op, dy: V, xs: list[V], y: V) -> list[V]:
 
 
 def _shared(op: Op, dy: V, xs: list[V], y: V) -> list[V]:
-    """The inputs that are the result share its gradient equally."""
+    """Divide the gradient equally among the inputs that equal the result."""
     here = [op.cast(op.Equal(x, y), y) for x in xs]
     part = op.Div(dy, op.Sum(*here))
     return [op.sum_to(op.Mul(part, h), x) for x, h in zip(xs, here, strict=True)]
@@ -307,7 +308,7 @@ def max_1_decomposition(op: Op, xs: list[V]) -> V:
 
 @operator("Min", 8, 12, 13, traits=("broadcasting",))
 def min_(xp: Xp, *xs: Array) -> Array:
-    """NaN wins."""
+    """The result is NaN if an operand is NaN."""
     return reduce(xp.minimum, xs)
 
 
@@ -332,16 +333,19 @@ def min_1_decomposition(op: Op, xs: list[V]) -> V:
 
 @operator("Clip", 11, 12, 13, traits=("unary",))
 def clip(xp: Xp, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
-    """Min(high, Max(x, low)): where low > high, everything becomes high.  An absent bound does not bind."""
+    """Compute Min(high, Max(x, low)): if low > high, the result is high everywhere.  An absent bound has no effect."""
     for name, bound in (("min", low), ("max", high)):
         if bound is not None and bound.size != 1:
-            raise OperatorError(f"{name!r} must be a scalar; it has shape {bound.shape}", code="SX404")
+            raise OperatorError(f"{name!r} must be a scalar, got shape {bound.shape}", code="SX404")
     return _clip(xp, x, None if low is None else low.reshape(()), None if high is None else high.reshape(()))
 
 
 @clip.gradient
 def clip_gradient(op: Op, dy: V, x: V, low: V, high: V) -> tuple[V, V, V]:
-    """At the bounds it is 1; what was clipped belongs to its bound, and all to the upper one where they are crossed."""
+    """The gradient at the bounds is 1.
+
+    The gradient of a clipped value goes to its bound; if low > high, every gradient goes to the upper bound.
+    """
     dx, dlow, dhigh = dy, None, None
     if high is not None:
         above = op.Greater(x, high)

@@ -1,4 +1,4 @@
-"""Attention: each query takes the mean of the values, weighted by how well their keys fit it."""
+"""Attention: each query returns the mean of the values, weighted by the match of their keys with the query."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ Round = Callable[[Array], Array]
 
 
 def rounding(dtype: np.dtype[Any]) -> Round:
-    """Rounds float32 values to a narrow float and back; nothing for the others."""
+    """Return a function that rounds float32 values to a narrow float and back; the identity for other dtypes."""
     if dtype in NARROW_FLOATS:
         return lambda x: x.astype(dtype).astype(np.float32)
     return lambda x: x
 
 
 def wide(x: Array) -> Array:
-    """The same values in a dtype to compute in."""
+    """Convert narrow floats to the dtype to compute in."""
     return x.astype(np.float32) if x.dtype in NARROW_FLOATS else x
 
 
 def precision(code: int | None, default: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the attribute softmax_precision: one of ONNX's four arithmetic floats."""
+    """Return the dtype of the attribute softmax_precision: float, float16, double or bfloat16."""
     if code is None:
         return default
     if code not in (1, 10, 11, 16):
-        raise OperatorError(f"softmax_precision is 1 (float), 10 (float16), 11 (double), 16 (bfloat16), not {code}", code="SX404")
+        raise OperatorError(
+            f"softmax_precision must be 1 (float), 10 (float16), 11 (double) or 16 (bfloat16), got {code}", code="SX404"
+        )
     return numpy_dtype(code)
 
 
 def softmax(xp: Xp, x: Array, dtype: np.dtype[Any]) -> Array:
-    """Softmax over the last axis in the precision `dtype`: a narrow one is rounded to at every step."""
+    """Softmax over the last axis in the precision `dtype`; values are rounded to a narrow one after every step."""
     half = rounding(dtype)
     x = wide(x.astype(dtype))
     if x.shape[-1] == 0:
@@ -52,7 +54,7 @@ def softmax(xp: Xp, x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def by_kv_head(q: Array, kv_heads: int) -> Array:
-    """Queries with the heads that share a key head side by side: (batch, kv_heads, group * length, size)."""
+    """Reshape queries so that heads that share a key head are adjacent: (batch, kv_heads, group * length, size)."""
     batch, heads, length, size = q.shape
     if kv_heads == heads:
         return q
@@ -60,27 +62,27 @@ def by_kv_head(q: Array, kv_heads: int) -> Array:
 
 
 def check_heads(q: Array, k: Array, v: Array) -> None:
-    """Whether 4-D queries, keys and values belong together."""
+    """Raise OperatorError unless the shapes of 4-D queries, keys and values match."""
     (b, h, _, d), (bk, hk, t, dk), (bv, hv, tv, _) = q.shape, k.shape, v.shape
     if not (b == bk == bv and hk == hv and d == dk and t == tv) or (h % hk if hk else h):
         raise OperatorError(
-            f"Q {q.shape}, K {k.shape} and V {v.shape} do not fit as (batch, heads, length, size)",
+            f"Q, K and V must match as (batch, heads, length, size), got {q.shape}, {k.shape} and {v.shape}",
             code="SX404",
-            hint="K and V share heads and length, Q and K share size, and Q has a multiple of their heads",
+            hint="K and V must have equal heads and lengths, Q and K equal sizes; the heads of Q must be a multiple of theirs",
         )
 
 
 def root_of_scale(scale: float | None, size: int, dtype: np.dtype[Any]) -> tuple[float, float]:
-    """What to multiply Q and K with, so that neither overflows: the root of the scale (1 / sqrt(size) by default)."""
+    """Return the factors of Q and K: roots of the scale (default 1 / sqrt(size)), so that neither product overflows."""
     scale = (1 / math.sqrt(size) if size else 1.0) if scale is None else scale
     root = float(np.asarray(math.sqrt(abs(scale))).astype(dtype))
     return math.copysign(root, scale), root
 
 
 def _heads(x: Array, heads: int | None, name: str) -> Array:
-    """(batch, length, heads * size) as (batch, heads, length, size)."""
+    """Convert (batch, length, heads * size) to (batch, heads, length, size)."""
     if not heads or heads < 1 or x.shape[2] % heads:
-        raise OperatorError(f"3-D inputs need {name} to divide their last axis; it is {heads} for {x.shape}", code="SX404")
+        raise OperatorError(f"{name} must divide the last axis of a 3-D input, got {heads} for shape {x.shape}", code="SX404")
     return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
@@ -102,10 +104,10 @@ def attention_23(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
 ) -> tuple[Array, ...]:
-    """Version 23 has no short masks, no external cache and no windows."""
+    """Version 23 does not have short masks, an external cache or windows."""
     total = k.shape[-2] + (0 if past_key is None else past_key.shape[-2])
     if attn_mask is not None and attn_mask.ndim and attn_mask.shape[-1] not in (1, total):
-        raise OperatorError(f"attn_mask {attn_mask.shape} must have {total} keys on its last axis", code="SX404")
+        raise OperatorError(f"attn_mask must have {total} keys on its last axis, got shape {attn_mask.shape}", code="SX404")
     if attn_mask is not None and attn_mask.ndim and attn_mask.shape[-1] != total:  # one column for all keys
         attn_mask = xp.broadcast_to(attn_mask, (*attn_mask.shape[:-1], total))
     outputs: tuple[Array, ...] = attention(
@@ -145,7 +147,7 @@ def attention_23_decomposition(
     softmax_precision: int | None,
     wanted: tuple[bool, ...],
 ) -> list[V]:
-    """A mask of one column holds for all keys."""
+    """A mask with one column applies to all keys."""
     if attn_mask is not None and op.rank(attn_mask):
         keys = op.Shape(k, start=op.rank(k) - 2, end=op.rank(k) - 1)
         if past_key is not None:
@@ -181,26 +183,31 @@ def attention(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
 ) -> tuple[Array, ...]:
-    """Y, the keys and values with their past before them, and the scores after the step that the mode names.
+    """Return Y, the keys and values after their past, and the scores after the step that qk_matmul_output_mode selects.
 
-    Narrow floats are rounded after every step, as the definition by ONNX's own operators does.
+    Narrow floats are rounded after every step, as in ONNX's function body.
     """
     if not q.ndim == k.ndim == v.ndim or q.ndim not in (3, 4):
-        raise OperatorError(f"Q, K and V are all 3-D or all 4-D; they have shapes {q.shape}, {k.shape}, {v.shape}", code="SX404")
+        raise OperatorError(f"Q, K and V must be all 3-D or all 4-D, got shapes {q.shape}, {k.shape}, {v.shape}", code="SX404")
     if (past_key is None) != (past_value is None):
-        raise OperatorError("past_key and past_value go together", code="SX407")
+        raise OperatorError("past_key and past_value must be present together", code="SX407")
     if past_key is not None and nonpad_kv_seqlen is not None:
-        raise OperatorError("nonpad_kv_seqlen says that the cache is outside; past_key and past_value hold it", code="SX407")
+        raise OperatorError(
+            "nonpad_kv_seqlen (an external cache) must not be combined with past_key and past_value", code="SX407"
+        )
     if qk_matmul_output_mode not in (0, 1, 2, 3):
-        raise OperatorError(f"qk_matmul_output_mode is 0, 1, 2 or 3, not {qk_matmul_output_mode}", code="SX404")
+        raise OperatorError(f"qk_matmul_output_mode must be 0, 1, 2 or 3, got {qk_matmul_output_mode}", code="SX404")
     if min(left_window_size, right_window_size) < -1:
-        raise OperatorError(f"window sizes are -1 or more, not {left_window_size} and {right_window_size}", code="SX404")
+        raise OperatorError(f"window sizes must be at least -1, got {left_window_size} and {right_window_size}", code="SX404")
     flat = q.ndim == 3
     if flat:
         q = _heads(q, q_num_heads, "q_num_heads")
         k, v = _heads(k, kv_num_heads, "kv_num_heads"), _heads(v, kv_num_heads, "kv_num_heads")
     elif q_num_heads not in (None, q.shape[1]) or kv_num_heads not in (None, k.shape[1]):
-        raise OperatorError(f"{q_num_heads} and {kv_num_heads} heads contradict Q {q.shape} and K {k.shape}", code="SX404")
+        raise OperatorError(
+            f"q_num_heads and kv_num_heads must match Q {q.shape} and K {k.shape}, got {q_num_heads} and {kv_num_heads}",
+            code="SX404",
+        )
     past = 0
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
@@ -223,7 +230,7 @@ def attention(
     offset: Any = past
     if nonpad_kv_seqlen is not None:
         if nonpad_kv_seqlen.shape != (batch,):
-            raise OperatorError(f"nonpad_kv_seqlen has shape {nonpad_kv_seqlen.shape} for a batch of {batch}", code="SX404")
+            raise OperatorError(f"nonpad_kv_seqlen must have shape ({batch},), got {nonpad_kv_seqlen.shape}", code="SX404")
         offset = nonpad_kv_seqlen.reshape(batch, 1, 1, 1) - queries
     bias = None if attn_mask is None else _bias(xp, attn_mask, shape, q.dtype)
     position = xp.arange(queries, dtype=np.int64).reshape(queries, 1) + offset
@@ -241,7 +248,7 @@ def attention(
 
     weights = softmax(xp, scores, precision(softmax_precision, q.dtype)).astype(q.dtype)
     if bias is not None and keys:
-        # A query that may see no key gets zeros; its softmax is NaN.
+        # The result of a query without visible keys is zero; its softmax is NaN.
         weights = xp.where(bias.max(axis=-1, keepdims=True) == -xp.inf, 0, weights).astype(q.dtype)
     shown = weights if qk_matmul_output_mode == 3 else shown
     y = (by_kv_head(wide(weights), kv_heads) @ wide(v)).astype(q.dtype).reshape(batch, heads, queries, v.shape[3])
@@ -302,7 +309,7 @@ def attention_decomposition(
         scores = op.Add(scores, bias)
         nothing = op.Equal(op.ReduceMax(op.Expand(bias, op.Shape(scores)), [-1], keepdims=1), never)
     shown = scores if qk_matmul_output_mode == 2 else shown
-    # A query that may see no key gets zeros; it is kept out of the softmax, which would be NaN there.
+    # The result of a query without visible keys is zero; it is masked out of the softmax, which would be NaN.
     safe = scores if nothing is None else op.Where(nothing, 0, scores)
     weights = op.cast(op.Softmax(safe if softmax_precision is None else op.Cast(safe, to=softmax_precision), axis=-1), q)
     weights = weights if nothing is None else op.Where(nothing, 0, weights)
@@ -317,7 +324,7 @@ def attention_decomposition(
 
 
 def composed_scores(op: Op, q: V, k: V, scale: float | None) -> V:
-    """How well each query meets each key: their products, each scaled by a root of the scale."""
+    """Compute the scores: products of queries and keys, each multiplied by a root of the scale."""
     if scale is None:
         root_q: V = op.Reciprocal(op.Sqrt(op.Sqrt(op.cast(op.Squeeze(op.Shape(q, start=3), [0]), q))))
         root_k = root_q
@@ -327,13 +334,13 @@ def composed_scores(op: Op, q: V, k: V, scale: float | None) -> V:
 
 
 def _split_heads(op: Op, x: V, heads: int | None) -> V:
-    """(batch, length, heads * size) as (batch, heads, length, size)."""
+    """Convert (batch, length, heads * size) to (batch, heads, length, size)."""
     shape = op.Concat(op.Shape(x, end=2), [heads], op.Div(op.Shape(x, start=2), heads), axis=0)
     return op.Transpose(op.Reshape(x, shape, allowzero=1), perm=[0, 2, 1, 3])
 
 
 def for_each_query_head(op: Op, x: V, q: V) -> V:
-    """Keys or values with each head as often as query heads share it."""
+    """Repeat each head of keys or values for each query head that shares it."""
     mine, theirs = (op.shape(v) for v in (x, q))
     if mine is not None and theirs is not None and isinstance(mine[1], int) and mine[1] == theirs[1]:
         return x
@@ -344,7 +351,7 @@ def for_each_query_head(op: Op, x: V, q: V) -> V:
 
 
 def _composed_bias(op: Op, mask: V, keys: V, never: V) -> V:
-    """What a mask adds to the scores; the keys that a short one does not reach are forbidden."""
+    """Return the bias of a mask on the scores; keys beyond a short mask are masked out."""
     bias = op.Where(mask, op.constant(0, op.dtype(never)), never) if op.dtype(mask) == np.bool_ else op.cast(mask, never)
     rank = op.rank(mask)
     if not rank:
@@ -354,11 +361,13 @@ def _composed_bias(op: Op, mask: V, keys: V, never: V) -> V:
 
 
 def _bias(xp: Xp, mask: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """What a mask adds to the scores: -inf where a boolean one is False, and for the keys that a short one does not reach."""
+    """Return the bias of a mask on the scores: -inf where a boolean mask is False and for keys beyond a short mask."""
     missing = shape[-1] - mask.shape[-1] if mask.ndim else 0
     lead = mask.shape[:-1] if mask.ndim else ()
     if missing < 0 or mask.ndim > 4 or any(m not in (1, s) for m, s in zip(lead[::-1], shape[-2::-1], strict=False)):
-        raise OperatorError(f"attn_mask {mask.shape} does not broadcast to (batch, heads, queries, keys) = {shape}", code="SX404")
+        raise OperatorError(
+            f"attn_mask of shape {mask.shape} does not broadcast to (batch, heads, queries, keys) = {shape}", code="SX404"
+        )
     bias = xp.where(mask, 0, -xp.inf).astype(dtype) if mask.dtype == np.bool_ else mask.astype(dtype)
     bias = wide(bias)
     if missing:

@@ -1,4 +1,4 @@
-"""Blocks of an image moved to its channels and back, columns folded into an image, a centred window."""
+"""DepthToSpace and SpaceToDepth, Col2Im, CenterCropPad."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ._common import axes_of, blank, length
 
 def _image(x: Array, blocksize: int, mode: str) -> tuple[int, int, int, int]:
     if x.ndim != 4:
-        raise OperatorError(f"an image of shape (N, C, H, W) is wanted; this is {x.shape}", code="SX404")
+        raise OperatorError(f"x must have shape (N, C, H, W), got {x.shape}", code="SX404")
     if blocksize < 1:
-        raise OperatorError(f"blocksize is {blocksize}", code="SX404")
+        raise OperatorError(f"blocksize must be at least 1, got {blocksize}", code="SX404")
     if mode not in ("DCR", "CRD"):
-        raise OperatorError(f"mode {mode!r} is none of DCR, CRD", code="SX404")
+        raise OperatorError(f"mode must be DCR or CRD, got {mode!r}", code="SX404")
     n, c, h, w = x.shape
     return n, c, h, w
 
@@ -30,7 +30,7 @@ def depth_to_space(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Ar
     n, c, h, w = _image(x, blocksize, mode)
     s = blocksize
     if c % (s * s):
-        raise OperatorError(f"{c} channels do not make blocks of {s} by {s}", code="SX404")
+        raise OperatorError(f"the channels must be a multiple of blocksize ** 2 = {s * s}, got {c}", code="SX404")
     c //= s * s
     y = (
         x.reshape(n, s, s, c, h, w).transpose(0, 3, 4, 1, 5, 2)
@@ -44,7 +44,7 @@ def depth_to_space(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Ar
 def depth_to_space_gradient(op: Op, dy: V, x: V, blocksize: int, mode: str) -> V:
     if mode == "DCR":
         return op.SpaceToDepth(dy, blocksize=blocksize)
-    height, width = (op.Shape(x, start=a, end=a + 1) for a in (2, 3))  # SpaceToDepth knows no mode before opset 28
+    height, width = (op.Shape(x, start=a, end=a + 1) for a in (2, 3))  # SpaceToDepth has no attribute mode before opset 28
     shape = op.Concat(op.Shape(dy, start=0, end=2), height, [blocksize], width, [blocksize], axis=0)
     return op.Reshape(op.Transpose(op.Reshape(dy, shape, allowzero=1), perm=[0, 1, 3, 5, 2, 4]), op.Shape(x), allowzero=1)
 
@@ -54,7 +54,7 @@ def space_to_depth(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Ar
     n, c, h, w = _image(x, blocksize, mode)
     s = blocksize
     if h % s or w % s:
-        raise OperatorError(f"an image of {h} by {w} does not divide into blocks of {s} by {s}", code="SX404")
+        raise OperatorError(f"height and width must be multiples of blocksize {s}, got {h} and {w}", code="SX404")
     y = x.reshape(n, c, h // s, s, w // s, s).transpose((0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
     return y.reshape(n, c * s * s, h // s, w // s)
 
@@ -75,17 +75,19 @@ def col2im(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """Every column is a block; blocks that overlap are added."""
+    """Fold columns into an image: each column is a block, and overlapping blocks are added."""
     rank = len(image_shape)
     dilations, strides, pads = dilations or (1,) * rank, strides or (1,) * rank, pads or (0,) * 2 * rank
     if not rank == len(block_shape) == len(dilations) == len(strides) == len(pads) / 2:
         raise OperatorError(
-            f"image_shape {image_shape}, block_shape {block_shape}, dilations {dilations}, strides {strides} and "
-            f"pads {pads} are not of one rank",
+            f"image_shape, block_shape, dilations, strides and pads must have one rank, got {image_shape}, {block_shape}, "
+            f"{dilations}, {strides} and {pads}",
             code="SX404",
         )
     if min((*image_shape, *pads), default=0) < 0 or min((*block_shape, *dilations, *strides), default=1) < 1:
-        raise OperatorError("a size, a pad, a dilation or a stride of Col2Im is too small", code="SX404")
+        raise OperatorError(
+            "image_shape and pads must be at least 0; block_shape, dilations and strides must be at least 1", code="SX404"
+        )
     padded = [d + front + end for d, front, end in zip(image_shape, pads[:rank], pads[rank:], strict=True)]
     counts = [
         max(0, (d - dilation * (b - 1) - 1) // stride + 1)
@@ -94,14 +96,14 @@ def col2im(
     block = math.prod(block_shape)
     if x.ndim != 3 or x.shape[1] % block or x.shape[2] != math.prod(counts):
         raise OperatorError(
-            f"the shape {x.shape} is not (N, C * {block}, {math.prod(counts)}), which {counts} blocks of "
-            f"{block_shape} in an image of {image_shape} make",
+            f"x must have shape (N, C * {block}, {math.prod(counts)}) for {counts} blocks of {block_shape} in an image of "
+            f"{image_shape}, got {x.shape}",
             code="SX404",
         )
     n, c = x.shape[0], x.shape[1] // block
     columns = x.reshape(n, c, *block_shape, *counts)
     y = blank(xp, (n, c, *padded), x.dtype)
-    limits.check_rounds(block)  # before the ranges are written out
+    limits.check_rounds(block)  # before the ranges are enumerated
     for place, _ in zip(product(*map(range, block_shape)), limits.rounds(block), strict=True):
         there = tuple(slice(p * dilation, p * dilation + stride * count, stride)
                       for p, dilation, stride, count in zip(place, dilations, strides, counts, strict=True))  # fmt: skip
@@ -112,8 +114,7 @@ def col2im(
 
 @col2im.gradient
 def col2im_gradient(op: Op, dy: V, x: V, block_shape: V, dilations: Ints | None, pads: Ints | None, strides: Ints | None) -> V:
-    """The blocks are read from the image as they were added: along each axis, the element i of the block j stands at
-    i * dilation + j * stride."""
+    """Gather the blocks from the image: along each axis, element i of block j is at i * dilation + j * stride."""
     rank = op.rank(dy) - 2
     dilations, strides, pads = dilations or (1,) * rank, strides or (1,) * rank, pads or (0,) * 2 * rank
     y = op.Pad(dy, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
@@ -130,10 +131,10 @@ def col2im_gradient(op: Op, dy: V, x: V, block_shape: V, dilations: Ints | None,
 
 @operator("CenterCropPad", 18, widen=False)
 def center_crop_pad(xp: Xp, x: Array, shape: Host[Ints], *, axes: Ints | None = None) -> Array:
-    """An odd surplus, cropped or padded, falls to the end."""
+    """If the size to crop or pad is odd, the larger part is at the end."""
     axes = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim)
     if len(shape) != len(axes) or any(d < 0 for d in shape):
-        raise OperatorError(f"shape {shape} does not give a size, 0 or more, for each of the axes {axes}", code="SX404")
+        raise OperatorError(f"shape must have a non-negative size for each of the axes {axes}, got {shape}", code="SX404")
     target = list(x.shape)
     for axis, d in zip(axes, shape, strict=True):
         target[axis] = d
@@ -147,6 +148,6 @@ def center_crop_pad(xp: Xp, x: Array, shape: Host[Ints], *, axes: Ints | None = 
 
 @center_crop_pad.gradient
 def center_crop_pad_gradient(op: Op, dy: V, x: V, axes: Ints | None) -> V:
-    """What was cropped is padded at the same place, and the other way round."""
+    """Pad where the input was cropped, and crop where it was padded."""
     sizes = op.Shape(x)
     return op.CenterCropPad(dy, sizes if axes is None else op.Gather(sizes, list(axes)), axes=axes)

@@ -1,4 +1,4 @@
-"""Values of one element type as another: Cast, CastLike, BitCast."""
+"""Conversion between element types: Cast, CastLike, BitCast."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NUMBER = re.compile(r"([+-]?)(?:(\d+)|\d+\.\d*(?:e[+-]?\d+)?|\.?\d+(?:e[+-]?\d+
 
 
 def limits(dtype: dtypes.DTypeLike) -> tuple[int, int]:
-    """The least and the greatest value of an integer type, sub-byte ones included."""
+    """Return the minimum and the maximum of an integer type, including sub-byte types."""
     info = dtypes.integer_info(dtype)
     return int(info.min), int(info.max)
 
 
 def _largest(dtype: dtypes.DTypeLike) -> float:
-    """The greatest finite value of a narrow float type."""
+    """Return the maximum finite value of a narrow float type."""
     return float(dtypes.float_info(dtype).max)
 
 
@@ -37,14 +37,14 @@ def _largest(dtype: dtypes.DTypeLike) -> float:
 
 
 def _round_to_odd(xp: Xp, x: Array) -> Array:
-    """`x` as float32, inexact results rounded to the neighbour with an odd last bit.
+    """Convert `x` to float32; round inexact results to the neighbour with an odd last bit.
 
-    Rounding such a value once more, to a float narrower by two bits or more, gives what rounding `x` at once would:
-    1 + 2^-8 + 2^-40 must become the bfloat16 above 1, but its float32 is the tie 1 + 2^-8.
+    Rounding the result again, to a float narrower by two bits or more, returns the same as rounding `x` directly:
+    1 + 2^-8 + 2^-40 must become the bfloat16 above 1, but its nearest float32 is the tie 1 + 2^-8.
     """
     if x.dtype.itemsize <= (4 if x.dtype.kind == "f" else 2):
         return x.astype(np.float32, copy=False)
-    if x.dtype.itemsize == 8 and x.dtype.kind in "iu":  # 52 bits and one for what lies below them fit float64
+    if x.dtype.itemsize == 8 and x.dtype.kind in "iu":  # float64 holds 52 bits and a sticky bit for the rest
         low = x & 0xFFF
         x = xp.where(xp.abs(x.astype(np.float64)) < 2.0**52, x, (x - low) | xp.where(low != 0, 0x1000, 0).astype(x.dtype))
     wide = x.astype(np.float64)
@@ -56,10 +56,10 @@ def _round_to_odd(xp: Xp, x: Array) -> Array:
 
 
 def to_float8(xp: Xp, x: Array, dtype: np.dtype[Any], saturate: bool) -> Array:
-    """Numbers as float8 by Cast's two tables.
+    """Convert numbers to float8 by the two tables of Cast.
 
-    Saturating, an infinity becomes the largest value also in the FNUZ types of opsets 19 to 23.  Their table said NaN; the
-    cases of those releases and onnxruntime say the largest value, and so does the table from opset 24 on.
+    With saturate, an infinity becomes the maximum also in the FNUZ types of opsets 19 to 23.  The table of those opsets
+    specifies NaN; the test cases of those releases, onnxruntime and the table of opset 24 and later have the maximum.
     """
     y = _round_to_odd(xp, x)
     if saturate:
@@ -69,7 +69,7 @@ def to_float8(xp: Xp, x: Array, dtype: np.dtype[Any], saturate: bool) -> Array:
 
 
 def to_tiny_float(xp: Xp, x: Array, dtype: np.dtype[Any], version: int) -> Array:
-    """Numbers as float4 or float6, which always saturate.  NaN, which they lack, was the largest float4 before opset 24."""
+    """Convert numbers to float4 or float6, which saturate and lack NaN; before opset 24, NaN became the maximum float4."""
     y = _round_to_odd(xp, x)
     if version < 24:
         y = xp.where(xp.isnan(y), np.float32(_largest(dtype)), y)
@@ -77,20 +77,23 @@ def to_tiny_float(xp: Xp, x: Array, dtype: np.dtype[Any], version: int) -> Array
 
 
 def _to_tiny_int(xp: Xp, x: Array, dtype: np.dtype[Any], version: int) -> Array:
-    """Integers lose their high bits.  For floats ONNX defines no more than whole numbers in range: before opset 24 its
-    cases saturate and its reference rounds, from then on both truncate and drop the high bits."""
+    """Convert integers by dropping their high bits.
+
+    For floats, ONNX defines only integers in range.  Before opset 24, its test cases saturate and its reference rounds;
+    in opset 24 and later, both truncate and drop the high bits.
+    """
     if x.dtype.kind == "f" and version < 24:
         return xp.clip(xp.rint(xp.where(xp.isnan(x), 0, x)), *limits(dtype)).astype(np.int8).astype(dtype)
     return (xp.cast(x, np.int64) & 0xF).astype(np.int8).astype(dtype)
 
 
 def _to_e8m0(x: Array, saturate: bool, round_mode: str) -> Array:
-    """The exponent alone, for x in [2^-127, 2^127]; outside the nearest of these, or NaN when not saturating.
+    """Convert x in [2^-127, 2^127] to its exponent; other values to the nearest bound, or to NaN without saturate.
 
-    A sign, to which ONNX gives no meaning, is dropped.  Runs on the host: no device has this type.
+    The sign is dropped; ONNX does not define it.  Runs on the host: devices do not support this type.
     """
     if round_mode not in ("up", "down", "nearest"):
-        raise OperatorError(f"round_mode {round_mode!r} is none of up, down, nearest", code="SX404")
+        raise OperatorError(f"round_mode must be up, down or nearest, got {round_mode!r}", code="SX404")
     a = np.abs(x.astype(np.float64))
     finite = np.clip(np.where(np.isnan(a), 1, a), 2.0**-127, 2.0**127)
     fraction, exponent = np.frexp(finite)  # finite = fraction * 2**exponent, fraction in [0.5, 1)
@@ -107,22 +110,22 @@ def _to_e8m0(x: Array, saturate: bool, round_mode: str) -> Array:
 def _number(text: str) -> re.Match[str]:
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
-        raise OperatorError(f"the string {text!r} is no number", code="SX404")
+        raise OperatorError(f"a string must contain a number, got {text!r}", code="SX404")
     return found
 
 
 def parse_int(text: str) -> int:
-    """Whole numbers exactly; others lose their fraction."""
+    """Parse integers exactly; truncate other numbers."""
     if _number(text)[2]:
         return int(text)
     value = float(text)
     if not np.isfinite(value):
-        raise OperatorError(f"the string {text!r} is no integer", code="SX404")
+        raise OperatorError(f"a string must contain a finite number to become an integer, got {text!r}", code="SX404")
     return int(value)
 
 
 def _each(read: Any, texts: list[str]) -> list[Any] | None:
-    """`read` of each, which is int or float; None where a text needs a closer look: Python also reads 1_000 and other digits."""
+    """Apply `read` (int or float) to each text; return None if that may be wrong: Python also accepts 1_000 and other digits."""
     everything = "".join(texts)
     if not everything.isascii() or "_" in everything:
         return None
@@ -133,7 +136,7 @@ def _each(read: Any, texts: list[str]) -> list[Any] | None:
 
 
 def _from_strings(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Strings as int64, uint64, bool or float64, whichever leads to `dtype`."""
+    """Convert strings to int64, uint64, bool or float64, as a first step to `dtype`."""
     flat = x.reshape(-1).tolist()
     if dtype not in _INTEGERS:
         values = np.array(_each(float, flat) or [float(_number(s)[0]) for s in flat], np.float64).reshape(x.shape)
@@ -142,7 +145,9 @@ def _from_strings(x: Array, dtype: np.dtype[Any]) -> Array:
     low, high = limits(dtype)
     if not low <= min(numbers, default=0) <= max(numbers, default=0) <= high:
         s = next(s for s, n in zip(flat, numbers, strict=True) if not low <= n <= high)
-        raise OperatorError(f"the string {s!r} is outside {dtypes.onnx_name(dtype)}, [{low}, {high}]", code="SX405")
+        raise OperatorError(
+            f"a string must contain a number in the range of {dtypes.onnx_name(dtype)}, [{low}, {high}], got {s!r}", code="SX405"
+        )
     return np.array(numbers, np.uint64 if low == 0 else np.int64).reshape(x.shape)
 
 
@@ -150,7 +155,7 @@ _NOT_FINITE = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
 
 
 def _format(value: Any) -> str:
-    """Plain notation with the fewest digits that read back as the same value: 0.00001, never 1e-05."""
+    """Format in positional notation with the fewest digits that identify the value: 0.00001, not 1e-05."""
     text = np.format_float_positional(value, trim="0")
     return _NOT_FINITE.get(text, text)
 
@@ -172,9 +177,9 @@ def _to_strings(x: Array) -> Array:
 
 
 def convert(xp: Xp, x: Array, dtype: np.dtype[Any], *, saturate: bool = True, round_mode: str = "up", version: int = 28) -> Array:
-    """`x` as another element type by the rules of Cast."""
+    """Convert `x` to another element type by the rules of Cast."""
     if x.dtype.kind == "c" or dtype.kind == "c":
-        raise OperatorError(f"Cast knows no complex numbers: {x.dtype} to {dtype}", code="SX406")
+        raise OperatorError(f"Cast must not have complex types, got {x.dtype} to {dtype}", code="SX406")
     if dtype == dtypes.STRING:
         return x if x.dtype == dtype else _to_strings(x)
     if x.dtype == dtypes.STRING:
@@ -207,13 +212,13 @@ def cast(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up"
 
 @cast.gradient
 def cast_back(op: Op, dy: V, x: V) -> V:
-    """From float to float; what passes through another type has no gradient."""
+    """Cast the gradient from float to float; a cast from or to another type has no gradient."""
     return op.cast(dy, x) if dtypes.is_float(op.dtype(x)) else None
 
 
 @operator("Cast", 6, 9, 13, 19, 21, 23, widen=False)
 def cast_6(xp: Xp, x: Array, *, to: int, saturate: int = 1) -> Array:
-    """Before opset 24 floats were rounded, and saturated, to what is narrower than a byte."""
+    """Before opset 24, floats are rounded and saturated to types narrower than a byte."""
     return convert(xp, x, dtypes.numpy_dtype(to), saturate=bool(saturate), version=23)
 
 
@@ -226,7 +231,7 @@ def cast_6_decomposition(op: Op, x: V, to: int, saturate: int) -> V:
 
 
 def _rounded(op: Op, x: V, dtype: np.dtype[Any]) -> V:
-    """Floats as they were before a cast to this type cut them."""
+    """Round and saturate floats, and replace NaN, as a cast to this type did before opset 24."""
     if not dtypes.is_float(op.dtype(x)) or dtype not in dtypes.SUB_BYTE_INTS | dtypes.FLOAT4 | dtypes.FLOAT6:
         return x
     wide = op.Cast(x, to=int(TensorProto.FLOAT)) if op.dtype(x) in dtypes.NARROW_FLOATS else x
@@ -237,10 +242,10 @@ def _rounded(op: Op, x: V, dtype: np.dtype[Any]) -> V:
 
 @operator("Cast", 1, widen=False)
 def cast_1(xp: Xp, x: Array, *, to: str) -> Array:
-    """The type was named, not numbered: FLOAT, INT64, ..."""
+    """The attribute `to` is the name of the type instead of its number: FLOAT, INT64, ..."""
     code = dict(TensorProto.DataType.items()).get(to.upper(), 0)
     if not code:
-        raise OperatorError(f"to={to!r} is not an ONNX element type", code="SX404")
+        raise OperatorError(f"to must be the name of an ONNX element type, got {to!r}", code="SX404")
     return convert(xp, x, dtypes.numpy_dtype(code), version=1)
 
 
@@ -259,7 +264,7 @@ cast_like.gradient(cast_back)
 
 @operator("CastLike", 15, 19, 21, 23, widen=False)
 def cast_like_15(xp: Xp, x: Array, target_type: Array, *, saturate: int = 1) -> Array:
-    """As Cast before opset 24."""
+    """Cast with the rules before opset 24."""
     return convert(xp, x, np.dtype(target_type.dtype), saturate=bool(saturate), version=23)
 
 
@@ -272,7 +277,7 @@ def cast_like_15_decomposition(op: Op, x: V, target_type: V, saturate: int) -> V
 
 
 def _bits(dtype: np.dtype[Any]) -> int:
-    """The width of one element; NumPy stores the sub-byte types in a byte each."""
+    """Return the width of one element in bits; NumPy stores each element of a sub-byte type in a byte."""
     narrow = re.fullmatch(r"u?int([24])", dtype.name)
     return int(narrow[1]) if narrow else 4 if dtype in dtypes.FLOAT4 else 6 if dtype in dtypes.FLOAT6 else 8 * dtype.itemsize
 
@@ -281,10 +286,11 @@ def _bits(dtype: np.dtype[Any]) -> int:
 def bit_cast(xp: Xp, x: Array, *, to: int) -> Array:
     source, target = np.dtype(x.dtype), dtypes.numpy_dtype(to)
     if dtypes.STRING in (source, target):
-        raise OperatorError("strings have no bits to cast", code="SX406")
+        raise OperatorError("the types of BitCast must not be string", code="SX406")
     if _bits(source) != _bits(target):
         raise OperatorError(
-            f"BitCast from {dtypes.onnx_name(source)}, {_bits(source)} bits, to {dtypes.onnx_name(target)}, {_bits(target)} bits",
+            f"the types of BitCast must have equal widths, got {dtypes.onnx_name(source)} ({_bits(source)} bits) and "
+            f"{dtypes.onnx_name(target)} ({_bits(target)} bits)",
             code="SX404",
         )
     if source == target:
@@ -292,11 +298,11 @@ def bit_cast(xp: Xp, x: Array, *, to: int) -> Array:
     if _bits(source) < 8:
         mask = (1 << _bits(source)) - 1
         bits = x.view(np.uint8) & mask
-        if target.name.startswith("int"):  # a byte holds an int4 sign-extended
+        if target.name.startswith("int"):  # an int4 is stored sign-extended in a byte
             sign = (mask + 1) // 2
             return ((bits ^ sign).astype(np.int8) - np.int8(sign)).astype(target)
         return bits.view(target)
     return x.view(np.uint8) != 0 if target.kind == "b" else x.view(target)
 
 
-bit_cast.no_gradient("undefined: the bits of a number are no function that has one")
+bit_cast.no_gradient("undefined: the bits of a number are not a differentiable function of it")

@@ -1,4 +1,4 @@
-"""Control flow: If, Loop and SequenceMap run the graphs that they carry as attributes; Scan stands in scan.py."""
+"""Control flow: If, Loop and SequenceMap, which run the graphs in their attributes (Scan is in scan.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._common import axis_of
 def if_(xp: Xp, cond: Host[bool], *, then_branch: Graph, else_branch: Graph, run: Run) -> tuple[Any, ...]:
     n, m = len(then_branch.outputs), len(else_branch.outputs)
     if n != m:
-        raise OperatorError(f"then_branch has {n} outputs and else_branch {m}", code="SX407")
+        raise OperatorError(f"then_branch and else_branch must have equal numbers of outputs, got {n} and {m}", code="SX407")
     return tuple(run(then_branch if cond else else_branch))
 
 
@@ -34,7 +34,7 @@ def if_(xp: Xp, cond: Host[bool], *, then_branch: Graph, else_branch: Graph, run
 def if_gradient(
     op: Op, dys: list[V], cond: V, then_branch: Subgraph, else_branch: Subgraph, captured: list[V], needs: tuple[bool, ...]
 ) -> list[V]:
-    """Each branch computes itself once more and goes back; what it does not use has a gradient of zeros."""
+    """Each branch is recomputed and differentiated; values that it does not use have a gradient of zeros."""
     asked = [i for i, need in enumerate(needs[1:]) if need]
     first = len(then_branch.captured)
 
@@ -55,9 +55,9 @@ def if_gradient(
 def loop(
     xp: Xp, M: Host[int] | None = None, cond: Host[bool] | None = None, *v_initial: Any, body: Graph, run: Run
 ) -> tuple[Any, ...]:
-    """The body takes (iteration, condition, states...) and gives (condition, states..., scan outputs...).
+    """Run a body that takes (iteration, condition, states...) and returns (condition, states..., scan outputs...).
 
-    Where the node has no `cond`, what the body says about going on is ignored.
+    If the node does not have the input `cond`, the condition of the body is ignored.
     """
     state = list(v_initial)
     gather = Gather(xp, body, 1 + len(state))
@@ -87,11 +87,11 @@ def loop_gradient(
     captured: list[V],
     needs: tuple[bool, ...],
 ) -> list[V]:
-    """Run once more and keep the states, one entry a round; then take the rounds from the last to the first.
+    """Run the loop again and keep the states of each iteration; then differentiate from the last iteration to the first.
 
-    States of changing shapes are kept in sequences, which know no ranks: a state that leaves each round with the rank that it
-    came with is given its rank again.  A state that is a sequence itself cannot be kept in one: then each round
-    runs the loop up to there anew.
+    States whose shapes change are kept in sequences, whose elements have unknown ranks; if the rank of a state is the
+    same before and after each iteration, it is set again.  A state that is a sequence cannot be an element of a sequence:
+    then each iteration runs the loop again up to that point.
     """
     n = len(v_initial)
     floats = [i for i, s in enumerate(v_initial) if is_float(op.dtype(s))]
@@ -147,9 +147,9 @@ def loop_gradient(
 
 
 def _trips(M: int | None, going: bool, unasked: bool, body: Graph) -> int | None:
-    """How many rounds there will be at most, or None where only the rounds will tell.
+    """Return the maximum number of iterations, or None if it depends on the iterations themselves.
 
-    A loop that cannot end before its limit is known here, and so it is refused before its first round.
+    A loop that cannot end before the limit is thus rejected before its first iteration.
     """
     if not going or (M is not None and M <= 0):
         return 0
@@ -161,7 +161,7 @@ def _trips(M: int | None, going: bool, unasked: bool, body: Graph) -> int | None
 
 
 def _always(body: Graph) -> bool:
-    """Whether the condition that a loop's body gives is plainly true: a constant, or what it was given."""
+    """Return whether the output condition of the body is known to be true: a true constant, or the input condition."""
     made = {name: node for node in body.nodes for name in node.output_names}
     name = body.outputs[0].name if body.outputs else ""
     while name in made and (made[name].domain, made[name].op_type) == ("", "Identity"):
@@ -178,26 +178,26 @@ def _always(body: Graph) -> bool:
 
 def _truth(xp: Xp, value: Array) -> bool:
     if value.size != 1:
-        raise OperatorError(f"the loop's condition must hold one value; it has shape {value.shape}", code="SX402")
+        raise OperatorError(f"the loop's condition must hold one value, got shape {value.shape}", code="SX402")
     return bool(xp.to_host(value).reshape(-1)[0])
 
 
 class Gather:
-    """The scan outputs of a body: its outputs from `first` on, one value of each per iteration."""
+    """Collects the scan outputs of a body: its outputs from index `first`, one value of each per iteration."""
 
     def __init__(self, xp: Xp, body: Graph, first: int) -> None:
         if len(body.outputs) < first:
-            raise OperatorError(f"the body must give {first} outputs or more; it has {len(body.outputs)}", code="SX407")
+            raise OperatorError(f"the body must have at least {first} outputs, got {len(body.outputs)}", code="SX407")
         self.xp = xp
         self.declared: Sequence[Value] = body.outputs[first:]
         self.first = first
         self.values: list[list[Array]] = [[] for _ in self.declared]
 
     def take(self, values: Sequence[Any]) -> None:
-        """Keep the scan outputs of one iteration; views are copied, lest each keep a larger array alive."""
+        """Keep the scan outputs of one iteration; a view is copied, because it would keep a larger array alive."""
         for value, kept, declared in zip(values, self.values, self.declared, strict=True):
             if not hasattr(value, "dtype"):
-                raise OperatorError(f"scan output {declared.name!r} is no tensor", code="SX406")
+                raise OperatorError(f"scan output {declared.name!r} must be a tensor", code="SX406")
             if kept and (kept[0].shape != value.shape or kept[0].dtype != value.dtype):
                 raise OperatorError(
                     f"scan output {declared.name!r} changed from {onnx_name(kept[0].dtype)}{list(kept[0].shape)} "
@@ -209,9 +209,12 @@ class Gather:
     def outputs(
         self, dry: Callable[[], list[Any]], axes: Sequence[int] | None = None, directions: Sequence[int] = ()
     ) -> list[Array]:
-        """Each scan output, its values side by side along its axis (0 where `axes` is None), backwards where asked.
+        """Stack the values of each scan output along its axis, in reverse order if its direction is 1.
 
-        dry: runs the body once, in case there was no iteration and the file does not say a type.
+        Args:
+            dry: Runs the body once; called if there was no iteration and the model does not declare a type.
+            axes: Axis of each scan output; None for 0.
+            directions: Direction of each scan output: 0 (forward) or 1 (reverse); empty for forward.
         """
         out = []
         for k, kept in enumerate(self.values):
@@ -222,7 +225,7 @@ class Gather:
         return out
 
     def _like(self, k: int, dry: Callable[[], list[Any]]) -> Array:
-        """A value like those that scan output `k` would have had; sizes that the file leaves open are 0."""
+        """Return a value with the declared type of scan output `k`; unknown sizes are 0."""
         declared = self.declared[k]
         if declared.dtype is not None:
             shape = tuple(d if isinstance(d, int) else 0 for d in declared.shape or ())
@@ -230,7 +233,7 @@ class Gather:
         try:
             return dry()[self.first + k]
         except SonnxError as error:
-            what = f"the body ran zero times, and its output {declared.name!r} has no declared type"
+            what = f"the body ran zero times, and its output {declared.name!r} does not have a declared type"
             raise OperatorError(what, code="SX404") from error
 
 
@@ -241,16 +244,18 @@ def zeros_of(xp: Xp, shape: Ints, dtype: np.dtype[Any]) -> Array:
 
 
 def namespace_of(xp: Xp, x: Array) -> Xp:
-    """Where the value lives: strings and the like stay on the host beside a device."""
+    """Return the namespace of the value's array: strings and similar values stay on the host."""
     return namespaces.numpy if isinstance(x, np.ndarray) else xp
 
 
 @operator("SequenceMap", 17, widen=False)
 def sequence_map(xp: Xp, input_sequence: list[Array], *additional_inputs: Any, body: Graph, run: Run) -> tuple[list[Any], ...]:
-    """Sequences among the inputs are walked together, tensors are the same for every sample."""
+    """Iterate over all input sequences in parallel; pass input tensors unchanged to every iteration."""
     for other in additional_inputs:
         if isinstance(other, list) and len(other) != len(input_sequence):
-            raise OperatorError(f"sequences of {len(input_sequence)} and {len(other)} tensors do not go together", code="SX404")
+            raise OperatorError(
+                f"input sequences must have equal lengths, got {len(input_sequence)} and {len(other)}", code="SX404"
+            )
     results: list[list[Any]] = []
     with limits.holding(results):
         for i in limits.rounds(len(input_sequence)):
@@ -269,7 +274,7 @@ def sequence_map_gradient(
     captured: list[V],
     needs: tuple[bool, ...],
 ) -> list[V]:
-    """Sample by sample: the gradients of sequences are put into sequences, those of the others are summed."""
+    """Differentiate each iteration: the gradients of sequences form sequences, those of tensors are summed."""
     values = [input_sequence, *additional_inputs, *captured]
     many = [i < len(values) - len(captured) and op.is_sequence(v) for i, v in enumerate(values)]
     asked = [i for i, need in enumerate(needs) if need]

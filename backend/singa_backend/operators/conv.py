@@ -1,4 +1,4 @@
-"""Convolutions as matrix products: the windows are the columns of one matrix, the filters are the rows of the other."""
+"""Convolutions as matrix products: the filters are the rows of one matrix, the windows the columns of the other."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from ._windows import (
 )
 
 BLOCK, COLUMNS = 1 << 19, 128
-"""About how many elements of windows are copied at a time, so that large images do not exhaust memory; and the fewest windows."""
+"""Approximate number of window elements copied at a time, which bounds memory; and the minimum number of windows."""
 
 
 def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
-    """Y[n, g, m] = sum over c and the kernel of W[g, m, c] * X[n, g, c], read through the windows.
+    """Compute Y[n, g, m] = sum over c and the kernel of W[g, m, c] * X[n, g, c], for each window.
 
     Sums that may exceed 2**24 are accumulated in float64.
     """
@@ -71,28 +71,30 @@ def filter_windows(
     dilations: Ints | None,
     auto_pad: str,
 ) -> Windows:
-    """The windows of a convolution of x by filters w; raises OperatorError where the shapes do not fit."""
+    """Return the windows of a convolution of x by filters w; raise OperatorError if the shapes do not match."""
     sizes = spatial(x)
     check_filters(x, w, group, kernel_shape)
     if x.shape[1] != w.shape[1] * group or w.shape[0] % group:
-        raise OperatorError(f"x of shape {x.shape} and filters of shape {w.shape} do not make {group} groups", code="SX404")
+        raise OperatorError(f"cannot split x of shape {x.shape} and filters of shape {w.shape} into {group} groups", code="SX404")
     return windows(sizes, w.shape[2:], strides, pads, dilations, auto_pad)
 
 
 def check_filters(x: Array, w: Array, group: int, kernel_shape: Ints | None) -> None:
-    """Raises OperatorError where the rank, the groups or kernel_shape do not fit."""
+    """Raise OperatorError if the rank, the groups or kernel_shape do not match the filters."""
     if w.ndim != x.ndim:
-        raise OperatorError(f"x has shape {x.shape}, the filters {w.shape}: their ranks differ", code="SX404")
+        raise OperatorError(f"x and the filters must have equal ranks, got shapes {x.shape} and {w.shape}", code="SX404")
     if kernel_shape and tuple(kernel_shape) != tuple(w.shape[2:]):
-        raise OperatorError(f"kernel_shape {tuple(kernel_shape)} is not that of the filters, {w.shape[2:]}", code="SX404")
+        raise OperatorError(
+            f"kernel_shape must equal the filters' spatial shape {w.shape[2:]}, got {tuple(kernel_shape)}", code="SX404"
+        )
     if group < 1:
-        raise OperatorError(f"group {group} is below 1", code="SX404")
+        raise OperatorError(f"group must be at least 1, got {group}", code="SX404")
 
 
 def per_channel(b: Array, m: int, ndim: int, name: str = "bias", *, scalar: bool = False) -> Array:
-    """b, one value for each of m channels (or for all, where a scalar is allowed), shaped to meet N x M x D1 x ... x Dn."""
+    """Reshape `b`, one value for each of m channels (or, with scalar, one for all), to broadcast to N x M x D1 x ... x Dn."""
     if b.ndim > 1 or (b.size != m and not (scalar and b.size == 1)):
-        raise OperatorError(f"the {name} must hold {m} values; its shape is {b.shape}", code="SX404")
+        raise OperatorError(f"the {name} must hold {m} values, got shape {b.shape}", code="SX404")
     return b.reshape(-1, *(1,) * (ndim - 2))
 
 
@@ -131,8 +133,11 @@ def conv_gradient(
     strides: Ints | None,
     needs: tuple[bool, ...],
 ) -> tuple[V, ...]:
-    """By x, the transposed convolution.  By the filters, x convolved by dy with strides and dilations exchanged, where the
-    samples of a batch take the place of the channels."""
+    """The gradient by x is the transposed convolution of dy.
+
+    The gradient by the filters is the convolution of x by dy with strides and dilations exchanged, and with the samples
+    of the batch as channels.
+    """
     rank = op.rank(x) - 2
     strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
     kernel = cells(op, w)
@@ -151,25 +156,25 @@ def conv_gradient(
 
 
 def _by_points(op: Op, seen: V, dy: V, w: V, group: int) -> V:
-    """The same where each window is one cell: products of matrices, and several times as fast."""
+    """`_by_the_filters` for windows of one cell: matrix products, several times as fast."""
     rows, columns = (_in_groups(op, v, group, op.ReduceProd(cells(op, v), keepdims=1)) for v in (dy, seen))
     return op.Reshape(op.ReduceSum(op.MatMul(rows, op.swap(columns)), [0], keepdims=0), op.Shape(w), allowzero=1)
 
 
 def _by_the_filters(op: Op, seen: V, dy: V, group: int, strides: Ints, dilations: Ints) -> V:
-    """sum over samples and windows o of dy[n, g, m, o] * seen[n, g, c, o * strides + j * dilations], as (g m) x c x j"""
+    """Sum over n and windows o of dy[n, g, m, o] * seen[n, g, c, o * strides + j * dilations], as (g m) x c x j."""
     samples, filters = _by_samples(op, seen, group), op.swap(dy, 0, 1)
     return op.swap(op.Conv(samples, filters, group=group, strides=dilations, dilations=strides), 0, 1)
 
 
 def _in_groups(op: Op, x: V, group: int, sizes: V) -> V:
-    """N x (G c) x ... as N x G x c x sizes"""
+    """Reshape N x (G c) x ... to N x G x c x sizes."""
     channels = op.Shape(x, start=1, end=2)
     return op.Reshape(x, op.Concat(op.Shape(x, end=1), [group], op.Div(channels, group), sizes, axis=0), allowzero=1)
 
 
 def _merged(op: Op, x: V, at: int) -> V:
-    """x with its axes `at` and `at + 1` as one."""
+    """Merge the axes `at` and `at + 1` of `x`."""
     shape = op.Shape(x)
     one = op.Mul(op.Shape(x, start=at, end=at + 1), op.Shape(x, start=at + 1, end=at + 2))
     rest = op.Slice(shape, [at + 2], [op.rank(x)])
@@ -177,7 +182,7 @@ def _merged(op: Op, x: V, at: int) -> V:
 
 
 def _by_samples(op: Op, x: V, group: int) -> V:
-    """N x (G c) x ... as c x (G N) x ..."""
+    """Convert N x (G c) x ... to c x (G N) x ...."""
     spatial = range(3, op.rank(x) + 1)
     return _merged(op, op.Transpose(_in_groups(op, x, group, cells(op, x)), perm=[2, 1, 0, *spatial]), 1)
 
@@ -185,7 +190,7 @@ def _by_samples(op: Op, x: V, group: int) -> V:
 def convolve_integers(
     xp: Xp, x: Array, w: Array, x_zero_point: Array | None, w_zero_point: Array | None, at: Windows, group: int
 ) -> Array:
-    """The exact sums, as float64: each product is below 2**16, so that a sum of 2**37 of them is still exact."""
+    """Compute the exact sums in float64: each product is below 2**16, so a sum of 2**37 products is still exact."""
     x, w = x.astype(np.float64), w.astype(np.float64)
     if x_zero_point is not None:
         x -= per_channel(x_zero_point, 1, 2, "zero point of x", scalar=True)
@@ -209,7 +214,7 @@ def conv_integer(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """The padding is x's zero point, 0 once that is subtracted; what int32 cannot hold wraps."""
+    """The padding value is x's zero point, 0 after its subtraction; results wrap around in int32."""
     at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad)
     y = convolve_integers(xp, x, w, x_zero_point, w_zero_point, at, group)
     return y.astype(np.int64).astype(np.int32)
@@ -235,7 +240,7 @@ def qlinear_conv(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """The exact sum, times one float32 factor for each channel, rounded half to even, then moved to y's zero point."""
+    """Compute the exact sum, multiply by a float32 factor for each channel, round half to even, add y's zero point."""
     m = w.shape[0]
     at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad)
     y = convolve_integers(xp, x, w, x_zero_point, w_zero_point, at, group)
@@ -252,17 +257,17 @@ def qlinear_conv(
 def causal_conv_with_state(
     xp: Xp, x: Array, w: Array, b: Array | None = None, past_state: Array | None = None, *, activation: str = "none"
 ) -> tuple[Array, Array]:
-    """Each channel by its own filter, which sees the present and the k - 1 cells before it: past_state, then x."""
+    """Filter each channel of past_state followed by x over the current cell and the k - 1 cells before it."""
     if activation not in ("none", "silu", "swish"):
-        raise OperatorError(f"activation {activation!r} is none of none, silu, swish", code="SX404")
+        raise OperatorError(f"activation must be none, silu or swish, got {activation!r}", code="SX404")
     if x.ndim != 3 or w.ndim != 3 or w.shape[:2] != (x.shape[1], 1) or w.shape[2] < 1:
-        raise OperatorError(f"x must be N x C x L and the filters C x 1 x k; they are {x.shape} and {w.shape}", code="SX404")
+        raise OperatorError(f"x must have shape N x C x L and the filters C x 1 x k, got {x.shape} and {w.shape}", code="SX404")
     n, c, length = x.shape
     state = (n, c, w.shape[2] - 1)
     if past_state is None:
         past_state = xp.zeros(state, dtype=x.dtype)
     elif past_state.shape != state:
-        raise OperatorError(f"past_state must have shape {state}; it has {past_state.shape}", code="SX404")
+        raise OperatorError(f"past_state must have shape {state}, got {past_state.shape}", code="SX404")
     seen = xp.concatenate([past_state, x], axis=2)
     y = conv(xp, seen, w, b, group=c) if c else xp.zeros_like(x)
     if activation != "none":
@@ -278,7 +283,7 @@ def causal_conv_with_state_decomposition(op: Op, x: V, w: V, b: V, past_state: V
         state = op.Concat(op.Shape(x, end=1), channels, before, axis=0)
         past_state = op.Expand(op.constant(0, op.dtype(x)), state)
     seen = op.Concat(past_state, x, axis=2)
-    # Each channel is its own sample of one channel: how many groups there are need not be known.
+    # Each channel becomes a sample of one channel, so that the number of groups may be unknown.
     taps = op.Squeeze(w, [1])
     y = op.Einsum(_windows_of(op, seen, op.Squeeze(length, [0]), op.Shape(w, start=2)), taps, equation="nclk,ck->ncl")
     if b is not None:
@@ -289,12 +294,12 @@ def causal_conv_with_state_decomposition(op: Op, x: V, w: V, b: V, past_state: V
 
 
 def _windows_of(op: Op, seen: V, length: V, k: V) -> V:
-    """The windows of k cells along the last axis, as ... x l x k."""
+    """Return the windows of k cells along the last axis, as ... x l x k."""
     places = op.Add(op.Unsqueeze(op.Range(0, length, 1), [1]), op.Range(0, op.Squeeze(k, [0]), 1))
     return op.Gather(seen, places, axis=2)
 
 
-# --- the adjoint: what a window reads there, it writes here ---------------------------------------------------------
+# --- the adjoint: windows write instead of read -----------------------------------------------------------------------
 
 
 @operator("ConvTranspose", 1, 11, 22, traits=("rank_of_first",))
@@ -314,12 +319,12 @@ def conv_transpose(
     strides: Ints | None = None,
     version: Version = 22,
 ) -> Array:
-    """Y[n, g, m] at window o, offset j, gets the sum over c of W[g, c, m, j] * X[n, g, c, o], for all o and j."""
+    """Add to Y[n, g, m], at window o and offset j, the sum over c of W[g, c, m, j] * X[n, g, c, o], for all o and j."""
     n, c = x.shape[:2]
     sizes = spatial(x)
     check_filters(x, w, group, kernel_shape)
     if w.shape[0] != c or c % group:
-        raise OperatorError(f"x of shape {x.shape} and filters of shape {w.shape} do not make {group} groups", code="SX404")
+        raise OperatorError(f"cannot split x of shape {x.shape} and filters of shape {w.shape} into {group} groups", code="SX404")
     at = transposed(sizes, tuple(w.shape[2:]), strides, pads, dilations, auto_pad, output_padding, output_shape, version)
     m = w.shape[1]
     offsets, each = math.prod(at.kernel), group * m * math.prod(sizes)
@@ -363,7 +368,7 @@ def conv_transpose_gradient(
     version: int,
     needs: tuple[bool, ...],
 ) -> tuple[V, ...]:
-    """By x, the convolution; by the filters, as for Conv with x and y exchanged."""
+    """The gradient by x is the convolution of dy; by the filters, that of Conv with x and y exchanged."""
     rank = op.rank(x) - 2
     strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
     kernel = cells(op, w)
@@ -397,31 +402,33 @@ def transposed(
     output_shape: Ints | None,
     version: int,
 ) -> Windows:
-    """The windows over the output, one for each of the input's cells."""
+    """Return the windows over the output, one for each cell of the input."""
     rank = len(sizes)
     strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
     extra = per_axis("output_padding", output_padding, rank, low=0)
     if version >= 11 and any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
-        raise OperatorError(f"output_padding {extra} must be below the strides {strides} or dilations {dilations}", code="SX404")
+        raise OperatorError(
+            f"output_padding must be below the strides {strides} or the dilations {dilations}, got {extra}", code="SX404"
+        )
     axes = zip(sizes, strides, kernel, dilations, extra, strict=True)
     full = tuple((size - 1) * s + (k - 1) * d + 1 + e for size, s, k, d, e in axes)
     if not output_shape and auto_pad not in SAME:
         begins, ends = pads_of(pads, rank) if explicit(auto_pad) else ((0,) * rank, (0,) * rank)
         out = tuple(f - b - e for f, b, e in zip(full, begins, ends, strict=True))
         if min(out) < 0:
-            raise OperatorError(f"pads {begins} and {ends} take away more than there is, {full}", code="SX404")
+            raise OperatorError(f"pads must not exceed the unpadded output shape {full}, got {begins} and {ends}", code="SX404")
         return Windows(out, kernel, strides, dilations, begins, ends, sizes)
     more_at_end = auto_pad == "SAME_UPPER"
     if output_shape:
         explicit(auto_pad)
         if version == 1:
-            # The odd cell of padding was at the end but for SAME_UPPER; from 11 on it is there for SAME_UPPER only.
+            # In version 1 the odd cell of padding is at the end except for SAME_UPPER; in 11 or later only for SAME_UPPER.
             more_at_end = not more_at_end
-            if len(output_shape) == rank + 2:  # from 11 on the text forbids the batch and the channels here
+            if len(output_shape) == rank + 2:  # version 11 excludes the batch and the channels
                 output_shape = output_shape[2:]
         out = per_axis("output_shape", output_shape, rank)
     else:
         out = tuple(size * s for size, s in zip(sizes, strides, strict=True))
-    # There may be nothing to pad: cells that no window reaches stand at the end (convtranspose_output_shape).
+    # If the output is larger than the windows reach, the remaining cells are at the end (convtranspose_output_shape).
     begins, ends = split([max(0, f - o) for f, o in zip(full, out, strict=True)], more_at_end=more_at_end)
     return Windows(out, kernel, strides, dilations, begins, ends, sizes)

@@ -1,4 +1,4 @@
-"""Convolution whose windows move with the data."""
+"""DeformConv: a convolution whose windows read at positions that depend on the data."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def deform_conv(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """A convolution whose every window reads every offset elsewhere: moved by `offset`, linearly interpolated, times `mask`."""
+    """Convolve with each cell of each window moved by `offset`, interpolated linearly and multiplied by `mask`."""
     at = filter_windows(x, w, group, kernel_shape, strides, pads, dilations, "NOTSET")
     (n, c), m = x.shape[:2], w.shape[0]
     rank, cells, out = len(at.sizes), math.prod(at.kernel), math.prod(at.counts)
     if offset_group < 1 or c % offset_group:
-        raise OperatorError(f"{c} channels do not fall into {offset_group} offset groups", code="SX404")
+        raise OperatorError(f"offset_group must be a positive divisor of {c} channels, got {offset_group}", code="SX404")
     for name, value, per_cell in (("offset", offset, rank), ("mask", mask, 1)):
         shape = (n, offset_group * cells * per_cell, *at.counts)
         if value is not None and tuple(value.shape) != shape:
-            raise OperatorError(f"the {name} must have shape {shape}; it has {value.shape}", code="SX404")
+            raise OperatorError(f"{name} must have shape {shape}, got {value.shape}", code="SX404")
     limits.admit((2**rank, n, offset_group, cells, out), np.int64)
     offset = offset.reshape(n, offset_group, cells, rank, *at.counts)
     places = []
@@ -84,7 +84,7 @@ def deform_conv_decomposition(
     pads: Ints | None,
     strides: Ints | None,
 ) -> V:
-    """Every window's pixels as columns, times the filters."""
+    """Multiply the pixels of each window, as columns, by the filters."""
     rank = op.rank(x) - 2
     begins, steps, gaps = (pads or (0,) * rank)[:rank], strides or (1,) * rank, dilations or (1,) * rank
     kernel, counts = op.Shape(w, start=2), op.Shape(offset, start=2)
@@ -112,15 +112,15 @@ def deform_conv_decomposition(
 
 
 def _numbers(op: Op, shape: V, axis: int, rank: int) -> V:
-    """For each cell of a box in row-major order, its number along an axis."""
+    """Return the index along an axis of each cell of a box, in row-major order."""
     along = op.Unsqueeze(op.Range(0, op.Gather(shape, axis), 1), [a for a in range(rank) if a != axis])
     return op.Reshape(op.Expand(along, shape), op.ReduceProd(shape, keepdims=1), allowzero=1)
 
 
 def corners(xp: Xp, places: list[Array], sizes: Ints) -> tuple[Array, Array]:
-    """For each corner of the unit cell around each place: the number of its cell in row-major order, and its share.
+    """Return, for each corner of the unit cell around each place, the row-major index of its cell and its weight.
 
-    The share of a corner outside is 0; that of a place that is NaN is NaN.
+    The weight of a corner outside the image is 0; a place that is NaN has weights of NaN.
     """
     index, weight = [], []
     for corner in itertools.product((0, 1), repeat=len(sizes)):

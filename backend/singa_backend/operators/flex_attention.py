@@ -1,4 +1,4 @@
-"""FlexAttention: attention whose scores and probabilities pass through graphs of the user's own."""
+"""FlexAttention: attention whose scores and probabilities are modified by custom graphs."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def flex_attention(
     softmax_precision: int | None = None,
     run: Run,
 ) -> Array:
-    """Scores are rounded to Q's dtype; from there to Y everything is of the softmax precision: float32, for double double."""
+    """Round the scores to Q's dtype; compute the rest in softmax_precision (default float32; double for double inputs)."""
     if not q.ndim == k.ndim == v.ndim == 4:
-        raise OperatorError(f"Q, K and V are 4-D; they have shapes {q.shape}, {k.shape}, {v.shape}", code="SX404")
+        raise OperatorError(f"Q, K and V must be 4-D, got shapes {q.shape}, {k.shape}, {v.shape}", code="SX404")
     check_heads(q, k, v)
     batch, heads, queries, size = q.shape
     kv_heads, half = k.shape[1], rounding(q.dtype)
@@ -59,7 +59,7 @@ def flex_attention(
         outputs = run(graph, x)
         if len(outputs) != 1 or outputs[0].shape != x.shape:
             shapes = [y.shape for y in outputs]
-            raise OperatorError(f"{name} must give one tensor of shape {x.shape}; it gave {shapes}", code="SX404")
+            raise OperatorError(f"{name} must return one tensor of shape {x.shape}, got {shapes}", code="SX404")
         return outputs[0].astype(dtype)
 
     probs = softmax(xp, modified(scores, score_mod, "score_mod"), dtype)

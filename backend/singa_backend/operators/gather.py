@@ -1,4 +1,4 @@
-"""Values read from, or written to, the places that a tensor of indices names."""
+"""Gather and scatter: values read from, or written to, the positions in a tensor of indices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._common import axis_of, length
 
 @operator("Gather", 1, 11, 13, widen=False)
 def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
-    """Gather-1 does not speak of negative indices; files of that time use them, so they count from the end there too."""
+    """Gather-1 does not specify negative indices; models of that time use them, so they also count from the end."""
     axis = axis_of(axis, x.ndim)
     i = xp.indices(indices, x.shape[axis])
     taken = xp.take(x, i.reshape(-1), axis=axis)
@@ -30,9 +30,9 @@ def gather_gradient(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
 
 
 def given_back(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
-    """What was taken several times gathers the sum.  The axis goes to the front, where ScatterND adds whole slices."""
+    """Add dy to zeros at the indices; the axis is moved to the front, where ScatterND adds whole slices."""
     places = op.Unsqueeze(op.Cast(indices, to=7), [-1])
-    if axis == 0:  # no rank is asked for: that of a Loop's own counter, by which rounds take their rows, may be unknown
+    if axis == 0:  # ranks are not needed here: that of a Loop's iteration counter, used as an index, may be unknown
         return op.ScatterND(op.zeros_like(x), places, dy, reduction="add")
     rank, more = op.rank(x), op.rank(indices)
     axis %= rank
@@ -43,15 +43,18 @@ def given_back(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
 
 
 def _grid(xp: Xp, shape: tuple[int, ...], axes: int) -> list[Array]:
-    """For each of the first `axes` axes, a position's own coordinate, shaped to broadcast to `shape`."""
+    """Return the coordinates of each position along the first `axes` axes, shaped to broadcast to `shape`."""
     return [xp.arange(shape[k]).reshape((-1,) + (1,) * (len(shape) - k - 1)) for k in range(axes)]
 
 
 def _elements(xp: Xp, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
-    """The places that GatherElements and ScatterElements mean: each its own position, but `indices` along `axis`."""
+    """Return the positions of GatherElements and ScatterElements: those of the indices, with `indices` along `axis`."""
     axis = axis_of(axis, x.ndim)
     if indices.ndim != x.ndim or any(n > d for k, (n, d) in enumerate(zip(indices.shape, x.shape, strict=True)) if k != axis):
-        raise OperatorError(f"indices of shape {indices.shape} do not lie in data of shape {x.shape} (axis {axis})", code="SX404")
+        raise OperatorError(
+            f"indices must have the rank of data and fit it except on axis {axis}, got shapes {indices.shape} and {x.shape}",
+            code="SX404",
+        )
     place = _grid(xp, indices.shape, x.ndim)
     place[axis] = xp.indices(indices, x.shape[axis])
     return tuple(place)
@@ -68,11 +71,11 @@ def gather_elements_gradient(op: Op, dy: V, x: V, indices: V, axis: int) -> V:
 
 
 def _slices(xp: Xp, x: Array, indices: Array, batch: int = 0) -> tuple[Array, ...]:
-    """The places that GatherND and ScatterND mean: each row along the last axis of `indices` is an index into `x`."""
+    """Return the positions of GatherND and ScatterND: each row along the last axis of `indices` is an index into `x`."""
     depth = indices.shape[-1] if indices.ndim else 0
     if x.shape[:batch] != indices.shape[:batch] or not 1 <= depth <= x.ndim - batch or not 0 <= batch < indices.ndim:
         raise OperatorError(
-            f"indices of shape {indices.shape} do not fit data of shape {x.shape} with {batch} batch axes", code="SX404"
+            f"indices must match data with batch_dims {batch}, got shapes {indices.shape} and {x.shape}", code="SX404"
         )
     place = [xp.indices(indices[..., k], x.shape[batch + k]) for k in range(depth)]
     return (*_grid(xp, indices.shape[:-1], batch), *place)
@@ -82,12 +85,12 @@ def _slices(xp: Xp, x: Array, indices: Array, batch: int = 0) -> tuple[Array, ..
 def gather_nd(xp: Xp, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     place = _slices(xp, x, indices, batch_dims)
     limits.admit((*indices.shape[:-1], *x.shape[len(place) :]), x.dtype)
-    return x[(*place, ...)]  # the ellipsis keeps what it gives an array, also where one string is taken
+    return x[(*place, ...)]  # with the ellipsis the result is always an array, also for a single string
 
 
 @gather_nd.gradient
 def gather_nd_gradient(op: Op, dy: V, x: V, indices: V, batch_dims: int) -> V:
-    """The batch axes become indices: the first columns, each counting its own axis."""
+    """The batch axes become the first columns of the indices: each counts along its axis."""
     if batch_dims:
         rows = op.Concat(op.Shape(indices, start=0, end=-1), [1], axis=0)
         columns = []
@@ -99,11 +102,11 @@ def gather_nd_gradient(op: Op, dy: V, x: V, indices: V, batch_dims: int) -> V:
 
 
 def _scattered(xp: Xp, x: Array, place: tuple[Array, ...], updates: Array, reduction: str, version: int) -> Array:
-    """`x` with the updates written or, with a reduction, gathered one after the other, at these places."""
+    """Copy `x` and write the updates at these positions or, with a reduction, combine them one after the other."""
     known = ["none", *(["add", "mul"] if version >= 16 else []), *(["max", "min"] if version >= 18 else [])]
     if reduction not in known:
-        raise OperatorError(f"reduction {reduction!r} is none of {', '.join(known)} (version {version})", code="SX404")
-    # Narrow floats gather in float32, and round once.
+        raise OperatorError(f"reduction must be one of {', '.join(known)} in version {version}, got {reduction!r}", code="SX404")
+    # Narrow floats are accumulated in float32 and rounded once.
     wide = np.float32 if reduction != "none" and x.dtype in dtypes.NARROW_FLOATS else x.dtype
     y = x.astype(wide)  # a copy
     if updates.size:
@@ -116,7 +119,7 @@ def scatter_elements(
     xp: Xp, x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none", version: Version
 ) -> Array:
     if updates.shape != indices.shape:
-        raise OperatorError(f"updates of shape {updates.shape} and indices of shape {indices.shape} differ", code="SX404")
+        raise OperatorError(f"updates and indices must have equal shapes, got {updates.shape} and {indices.shape}", code="SX404")
     return _scattered(xp, x, _elements(xp, x, indices, axis), updates, reduction, version)
 
 
@@ -131,13 +134,13 @@ def scatter_elements_gradient(op: Op, dy: V, y: V, x: V, indices: V, updates: V,
 def _unscattered(
     op: Op, dy: V, y: V, x: V, updates: V, reduction: str, write: Callable[[V, V, str], V], read: Callable[[V], V]
 ) -> tuple[V, V, V]:
-    """The gradients of a scatter, which writes updates to some places of x; `read` takes the values from these places."""
-    if reduction == "none":  # which of several updates of one place stays is not defined: each gets the gradient
+    """Return the gradients of a scatter of updates to positions of x; `read` gathers the values at these positions."""
+    if reduction == "none":  # which of several updates of a position remains is undefined: each has the gradient
         return write(dy, op.zeros_like(updates), "none"), None, read(dy)
     if reduction == "add":
         return dy, None, read(dy)
     if reduction == "mul":
-        # A factor's gradient is the product of the others: that of all that are not 0, where no other is 0.
+        # A factor's gradient is the product of the others: that of the nonzero ones if no other is 0, otherwise 0.
         def zeros(v: V) -> V:
             return op.cast(op.Equal(v, 0), v)
 
@@ -149,7 +152,7 @@ def _unscattered(
         count = write(zeros(x), zeros(updates), "add")
         du = op.Mul(read(dy), others(updates, read(product), read(count)))
         return op.Mul(dy, others(x, product, count)), None, du
-    # max, min: those that are equal share the gradient, as in PyTorch.
+    # max, min: equal values share the gradient, as in PyTorch.
     mine, theirs = op.cast(op.Equal(x, y), x), op.cast(op.Equal(updates, read(y)), x)
     share = op.Div(dy, write(mine, theirs, "add"))
     return op.Mul(mine, share), None, op.Mul(theirs, read(share))
@@ -168,13 +171,13 @@ def scatter_decomposition(op: Op, x: V, indices: V, updates: V, axis: int) -> V:
 
 @operator("ScatterND", 11, 13, 16, 18, widen=False)
 def scatter_nd(xp: Xp, x: Array, indices: Array, updates: Array, *, reduction: str = "none", version: Version) -> Array:
-    if indices.shape[-1:] == (0,):  # an empty index names all of x: the one element of an axis before it
+    if indices.shape[-1:] == (0,):  # an empty index selects all of x: add an axis with one element in front
         zeros = xp.zeros((*indices.shape[:-1], 1), np.int64)
         return scatter_nd(xp, x[None], zeros, updates, reduction=reduction, version=version)[0]
     place = _slices(xp, x, indices)
     if updates.shape != indices.shape[:-1] + x.shape[len(place) :]:
         raise OperatorError(
-            f"updates of shape {updates.shape} do not fit data of shape {x.shape} at indices of shape {indices.shape}",
+            f"updates must match data of shape {x.shape} and indices of shape {indices.shape}, got shape {updates.shape}",
             code="SX404",
         )
     return _scattered(xp, x, place, updates, reduction, version)
@@ -186,7 +189,7 @@ def scatter_nd_gradient(op: Op, dy: V, y: V, x: V, indices: V, updates: V, reduc
         return op.ScatterND(x, indices, updates, reduction=reduction)
 
     def read(x: V) -> V:
-        """GatherND knows no empty index: an axis before x gives it one column."""
+        """GatherND does not accept an empty index: an axis in front of x makes it one column."""
         column = op.Expand([0], op.Concat(op.Shape(indices, start=0, end=-1), [1], axis=0))
         return op.GatherND(op.Unsqueeze(x, [0]), op.Concat(column, indices, axis=-1))
 
@@ -197,22 +200,20 @@ def scatter_nd_gradient(op: Op, dy: V, y: V, x: V, indices: V, updates: V, reduc
 def tensor_scatter(
     xp: Xp, past: Array, update: Array, write_indices: Array | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> Array:
-    """A cache with `update` written into each sample at its own position; "circular" goes on at the front."""
+    """Write `update` into each sample of a cache at the sample's position; "circular" continues at the front."""
     axis = axis_of(axis, past.ndim)
     if axis == 0:
-        raise OperatorError("the sequence axis cannot be the batch axis, 0", code="SX408")
+        raise OperatorError("the sequence axis must not be the batch axis, 0", code="SX408")
     if mode not in ("linear", "circular"):
-        raise OperatorError(f"mode {mode!r} is none of linear, circular", code="SX404")
+        raise OperatorError(f"mode must be linear or circular, got {mode!r}", code="SX404")
     batch, size, length = past.shape[0], past.shape[axis], update.shape[axis] if update.ndim == past.ndim else -1
     if update.shape != (*past.shape[:axis], length, *past.shape[axis + 1 :]) or length > size:
         raise OperatorError(
-            f"an update of shape {update.shape} does not fit a cache of shape {past.shape} along axis {axis}", code="SX404"
+            f"update must fit a cache of shape {past.shape} along axis {axis}, got shape {update.shape}", code="SX404"
         )
     start = xp.zeros((batch,), np.int64) if write_indices is None else write_indices
     if start.shape != (batch,):
-        raise OperatorError(
-            f"write_indices of shape {start.shape} do not hold one position for each of {batch} samples", code="SX404"
-        )
+        raise OperatorError(f"write_indices must have shape ({batch},), got {start.shape}", code="SX404")
     at = start[:, None] + xp.arange(length)
     at = at % max(size, 1) if mode == "circular" else xp.indices(at, size, negative=False)
     y = past.copy()
@@ -224,7 +225,7 @@ def tensor_scatter(
 def tensor_scatter_gradient(
     op: Op, dy: V, past: V, update: V, write_indices: V, axis: int, mode: str, needs: tuple[bool, ...]
 ) -> tuple[V, V]:
-    """What was overwritten gets nothing; the update reads where it was written."""
+    """Overwritten values have gradient 0; the gradient of the update is dy at the positions it was written to."""
     axis %= op.rank(past)
     dpast = op.TensorScatter(dy, op.zeros_like(update), write_indices, axis=axis, mode=mode) if needs[0] else None
     if not needs[1]:
@@ -242,9 +243,9 @@ def tensor_scatter_gradient(
 
 @operator("Compress", 9, 11, 28, widen=False)
 def compress(xp: Xp, x: Array, condition: Array, *, axis: int | None = None) -> Array:
-    """The condition may be shorter than the axis: what lies behind it goes."""
+    """Select slices; the condition may be shorter than the axis, and slices after its end are dropped."""
     if condition.ndim != 1:
-        raise OperatorError(f"condition must be of rank 1; its shape is {condition.shape}", code="SX404")
+        raise OperatorError(f"condition must have rank 1, got shape {condition.shape}", code="SX404")
     x, axis = (x.reshape(-1), 0) if axis is None else (x, axis_of(axis, x.ndim))
     return xp.take(x, xp.indices(xp.flatnonzero(condition), x.shape[axis]), axis=axis)
 
@@ -259,6 +260,6 @@ def compress_gradient(op: Op, dy: V, x: V, condition: V, axis: int | None) -> V:
 
 @operator("NonZero", 9, 13, widen=False)
 def non_zero(xp: Xp, x: Array) -> Array:
-    """A scalar has no axes: its places are of shape (0, 1) or (0, 0)."""
+    """A scalar does not have axes: the shape of its indices is (0, 1) or (0, 0)."""
     places = xp.nonzero(x.reshape(1) if x.ndim == 0 else x)
     return xp.stack(places).astype(np.int64) if x.ndim else xp.zeros((0, len(places[0])), np.int64)

@@ -1,4 +1,4 @@
-"""ONNX's Gradient: the gradient of a value of the graph around it, by the rules of the operators in between."""
+"""Gradient (ai.onnx.preview.training): the gradient of a value of the enclosing graph with respect to other values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..ir.declaration import ForwardGraph, operator
 def gradient(
     xp: Xp, *inputs: Any, xs: tuple[str, ...], y: str, zs: tuple[str, ...] = (), forward_graph: ForwardGraph
 ) -> tuple[Any, ...]:
-    """The graph between xs, zs and y is run with the inputs in the place of xs and zs, and then backward.
+    """Run the graph between xs, zs and y with the inputs as values of xs and zs, and differentiate it.
 
-    The inputs behind them are what else that graph reads.
+    The inputs after those are the other values that the graph reads.
     """
     return tuple(gradient_of(Eager(device.device_of_namespace(xp)), forward_graph, inputs, len(xs)))
 
 
-gradient.no_gradient("undefined: it is differentiated through the graph that it names")
+gradient.no_gradient("undefined: differentiation applies to the graph that it refers to")

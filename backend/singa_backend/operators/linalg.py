@@ -1,4 +1,4 @@
-"""Products of matrices, of floats, integers and quantized numbers; Einstein sums; determinants."""
+"""Linear algebra: matrix products of floats, integers and quantized numbers, Einstein sums, determinants."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from ._api import Array
 from ._common import length
 
 _BITS = 16
-"""Integers that no float product holds are cut into limbs of this many bits."""
+"""Bits of a limb: integers whose products exceed floats are split into limbs."""
 
 
 @operator("MatMul", 1, 9, 13)
 def matmul(xp: Xp, a: Array, b: Array) -> Array:
-    """NumPy's: a vector is a row on the left, a column on the right; the axes before the last two broadcast."""
+    """Multiply as NumPy: a vector is a row on the left, a column on the right; axes before the last two broadcast."""
     if not a.ndim or not b.ndim:
-        raise OperatorError(f"a matrix product needs vectors or matrices; the shapes are {a.shape} and {b.shape}", code="SX404")
+        raise OperatorError(f"the inputs must be vectors or matrices, got shapes {a.shape} and {b.shape}", code="SX404")
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if a.shape[-1] != inner:
-        raise OperatorError(f"the shapes {a.shape} and {b.shape} do not chain: {a.shape[-1]} != {inner}", code="SX404")
+        raise OperatorError(
+            f"the inner sizes must be equal, got {a.shape[-1]} and {inner} in shapes {a.shape} and {b.shape}", code="SX404"
+        )
     if a.dtype.kind in "iu":
         return integer_product(xp, a, b)
     return xp.matmul(a, b)
@@ -47,13 +49,13 @@ def matmul_gradient(op: Op, dy: V, a: V, b: V, needs: tuple[bool, ...]) -> tuple
 
 
 def integer_product(xp: Xp, a: Array, b: Array) -> Array:
-    """The exact matrix product of integers of one dtype, modulo its size: by a float product where that is exact.
+    """Return the matrix product of integers of one dtype, exact modulo its range; use float products where exact.
 
-    Float products are tens of times as fast as integer ones, which no library carries.
+    Float products are tens of times as fast as integer ones, for which there is no library.
     """
     k = a.shape[-1]
     work = a.size * (b.size // k if k else 0)
-    if work < 2**15:  # not worth looking for the largest elements
+    if work < 2**15:  # too small to search for the largest elements
         return xp.matmul(a, b)
     bound = k * _largest(xp, a) * _largest(xp, b)
     if bound < 2**53:
@@ -61,7 +63,7 @@ def integer_product(xp: Xp, a: Array, b: Array) -> Array:
         return _wrap(xp.matmul(a.astype(kind), b.astype(kind)), a.dtype)
     if k >= 2 ** (53 - 2 * _BITS):
         return xp.matmul(a, b)
-    # a = sum of a_i * 2**(16 i), the last limb signed; products beyond the dtype's bits wrap to nothing.
+    # a = sum of a_i * 2**(16 i), the last limb signed; products beyond the dtype's bits vanish modulo its range.
     parts = a.dtype.itemsize * 8 // _BITS
     left, right = ([_limb(x, i, parts) for i in range(parts)] for x in (a, b))
     y = 0
@@ -72,7 +74,7 @@ def integer_product(xp: Xp, a: Array, b: Array) -> Array:
 
 
 def _largest(xp: Xp, x: Array) -> int:
-    """A bound of |x|: by dtype where that is small, else by looking."""
+    """Return a bound of |x|: that of an 8-bit dtype, otherwise the maximum."""
     if x.dtype.itemsize == 1:
         return 2**8
     return max(int(xp.to_host(x.max())), -int(xp.to_host(x.min())))
@@ -84,7 +86,7 @@ def _limb(x: Array, i: int, parts: int) -> Array:
 
 
 def _wrap(y: Array, dtype: np.dtype[Any]) -> Array:
-    """Whole floats below 2**53 as integers, modulo the dtype's size."""
+    """Convert floats with integer values below 2**53 to integers, modulo the dtype's range."""
     return y.astype(np.int64).astype(dtype)
 
 
@@ -103,12 +105,12 @@ def gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Array:
-    """alpha * A' * B' + beta * C, where C broadcasts to the product's shape."""
+    """Compute alpha * A' * B' + beta * C, where C broadcasts to the product's shape."""
     if a.ndim != 2 or b.ndim != 2:
-        raise OperatorError(f"Gemm multiplies matrices; the shapes are {a.shape} and {b.shape}", code="SX404")
+        raise OperatorError(f"A and B must be matrices, got shapes {a.shape} and {b.shape}", code="SX404")
     y = matmul(xp, a.T if transA else a, b.T if transB else b)
     if c is not None and not _broadcasts(c.shape, y.shape):
-        raise OperatorError(f"C of shape {c.shape} does not broadcast to the product's {y.shape}", code="SX404")
+        raise OperatorError(f"C of shape {c.shape} does not broadcast to the product's shape {y.shape}", code="SX404")
     y = _scaled(y, alpha)
     if c is not None and beta != 0:  # as in BLAS, C is not read when beta is zero
         y = y + _scaled(c, beta)
@@ -119,7 +121,7 @@ def gemm(
 def gemm_gradient(
     op: Op, dy: V, a: V, b: V, c: V, alpha: float, beta: float, transA: int, transB: int, needs: tuple[bool, ...]
 ) -> list[V]:
-    """y = alpha A' B' + beta C, so dA' = alpha dy B'^T and dB' = alpha A'^T dy."""
+    """For y = alpha A' B' + beta C: dA' = alpha dy B'^T and dB' = alpha A'^T dy."""
     grads: list[V] = [None] * len(needs)
     if needs[0]:
         grads[0] = (
@@ -136,7 +138,7 @@ def gemm_gradient(
 
 
 def _scaled(y: Array, factor: float) -> Array:
-    """`factor * y`; an integer times a whole factor stays an integer."""
+    """Compute `factor * y`; an integer times a factor with an integer value stays an integer."""
     if factor == 1:
         return y
     whole = y.dtype.kind in "iu" and float(factor).is_integer() and (factor >= 0 or y.dtype.kind == "i")
@@ -144,7 +146,7 @@ def _scaled(y: Array, factor: float) -> Array:
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Whether `shape` broadcasts to `to` without changing it."""
+    """Return whether `shape` broadcasts to `to` without changing it."""
     try:
         return np.broadcast_shapes(shape, to) == to
     except ValueError:
@@ -164,10 +166,10 @@ def gemm_1(
     transA: int = 0,
     transB: int = 0,
 ) -> Array:
-    """Before opset 7 C had the product's shape unless `broadcast` said otherwise."""
+    """Before opset 7, C must have the product's shape unless broadcast=1."""
     y = gemm(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     if not broadcast and c.shape != y.shape:
-        raise OperatorError(f"C has shape {c.shape}, the product {y.shape}, and broadcast is not set", code="SX404")
+        raise OperatorError(f"without broadcast=1, C must have the product's shape {y.shape}, got {c.shape}", code="SX404")
     return y
 
 
@@ -180,7 +182,7 @@ def gemm_1_decomposition(op: Op, a: V, b: V, c: V, alpha: float, beta: float, tr
 
 
 def _per_row(v: Array, x: Array) -> Array:
-    """A zero point or scale of the left matrix: one value, one a row as a vector, or a tensor that broadcasts."""
+    """Reshape a zero point or scale of the left matrix: one value, a vector with one per row, or a tensor that broadcasts."""
     if v.size == 1:
         return v.reshape(())
     return v.reshape(-1, 1) if v.ndim == 1 and x.ndim > 1 else v
@@ -191,12 +193,12 @@ def _per_column(v: Array) -> Array:
 
 
 def _centred(xp: Xp, x: Array, zero: Array | None) -> Array:
-    """`x - zero` in int32; raises OperatorError where the zero point does not fit x."""
+    """Compute `x - zero` in int32; raise OperatorError if the zero point does not broadcast to x."""
     y = x.astype(np.int32)
     if zero is None:
         return y
     if not _broadcasts(zero.shape, x.shape):
-        raise OperatorError(f"a zero point of shape {zero.shape} does not fit a matrix of shape {x.shape}", code="SX404")
+        raise OperatorError(f"zero point of shape {zero.shape} does not broadcast to a matrix of shape {x.shape}", code="SX404")
     return y - zero.astype(np.int32)
 
 
@@ -219,9 +221,9 @@ def qlinear_matmul(
     y_scale: Array,
     y_zero_point: Array,
 ) -> Array:
-    """y = saturate(round(real / y_scale) + y_zero_point), the real product being (a - za) sa @ (b - zb) sb."""
+    """Compute saturate(round(real / y_scale) + y_zero_point) with real = (a - za) sa @ (b - zb) sb."""
     if y_scale.ndim == 1 and y_scale.size > 1:
-        raise OperatorError(f"y_scale of shape {y_scale.shape} says neither rows nor columns; give it two axes", code="SX404")
+        raise OperatorError(f"y_scale must be a scalar or have two axes, got shape {y_scale.shape}", code="SX404")
     za, sa = _per_row(a_zero_point, a), _per_row(a_scale, a).astype(np.float32)
     zb, sb = _per_column(b_zero_point), _per_column(b_scale).astype(np.float32)
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":
@@ -233,7 +235,7 @@ def qlinear_matmul(
     if a.ndim == 1:
         sa = sa.reshape(())
     elif b.ndim == 1 and sa.ndim:
-        sa = sa[..., 0]  # the product of a matrix and a vector has lost the columns
+        sa = sa[..., 0]  # the product of a matrix and a vector does not have columns
     if b.ndim == 1:
         sb = sb.reshape(())
     elif a.ndim == 1 and sb.ndim > 1:
@@ -243,7 +245,7 @@ def qlinear_matmul(
     return _quantized(xp, real, _per_column(y_zero_point))
 
 
-qlinear_matmul.no_gradient("zero: it rounds")
+qlinear_matmul.no_gradient("zero: the result is rounded")
 
 
 def _quantized(xp: Xp, y: Array, zero: Array) -> Array:
@@ -259,9 +261,9 @@ def _quantized(xp: Xp, y: Array, zero: Array) -> Array:
 
 
 def _einsum_shape(terms: str, result: str | None, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of an Einstein sum, the axes of '...' included, as far as the equation is right: NumPy says where it is not."""
+    """Return the shape of an Einstein sum, with the axes of '...'; errors in the equation are left to NumPy."""
     sizes: dict[str, int] = {}
-    free: dict[int, int] = {}  # the axes of '...', counted from the last one
+    free: dict[int, int] = {}  # axes of '...', counted from the last one
     for term, shape in zip(terms.split(","), shapes, strict=True):
         before, dots, after = term.partition("...")
         middle = shape[len(before) : len(shape) - len(after)] if dots else ()
@@ -278,12 +280,12 @@ def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
     text = equation.replace(" ", "")
     terms, arrow, result = text.partition("->")
     if terms.count(",") + 1 != len(xs):
-        raise OperatorError(f"the equation {equation!r} names {terms.count(',') + 1} terms, not {len(xs)}", code="SX404")
+        raise OperatorError(f"the equation must have {len(xs)} terms, got {terms.count(',') + 1} in {equation!r}", code="SX404")
     if not set(text.replace("->", "", 1).replace(",", "").replace("...", "")) <= set(string.ascii_letters):
-        raise OperatorError(f"the equation {equation!r} may hold letters, commas, '...' and '->' only", code="SX404")
+        raise OperatorError(f"the equation must consist of letters, commas, '...' and '->', got {equation!r}", code="SX404")
     limits.admit(_einsum_shape(terms, result if arrow else None, [x.shape for x in xs]), xs[0].dtype)
-    # Two terms at a time: NumPy lets no product on the way grow beyond the largest term or the result.
-    if arrow and "..." in terms and "..." not in result:  # axes that the result does not name are summed, those of '...' too
+    # Two terms at a time: NumPy keeps intermediate products within the size of the largest term or the result.
+    if arrow and "..." in terms and "..." not in result:  # sum the axes absent from the result, including those of '...'
         y = xp.einsum(f"{terms}->...{result}", *xs, optimize=len(xs) > 1)
         unnamed = tuple(range(y.ndim - len(result)))
         return y.sum(axis=unnamed, dtype=y.dtype) if unnamed else y
@@ -292,19 +294,19 @@ def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
 
 @einsum.gradient
 def einsum_gradient(op: Op, dy: V, xs: list[V], equation: str, needs: tuple[bool, ...]) -> list[V]:
-    """The gradient of a factor is the product of dy and the other factors, summed over what the factor does not name."""
+    """Multiply dy by the other factors and sum over the axes absent from the factor."""
     text, arrow, result = equation.replace(" ", "").partition("->")
     terms = text.split(",")
-    if not arrow:  # the letters that stand once, in order
+    if not arrow:  # the letters that occur once, in alphabetical order
         result = "..." * ("..." in text) + "".join(sorted(c for c in set(text) - set(".,") if text.count(c) == 1))
     return [_einsum_back(op, dy, result, xs, terms, i) if need else None for i, need in enumerate(needs)]
 
 
 def _einsum_back(op: Op, dy: V, result: str, xs: list[V], terms: list[str], i: int) -> V:
-    """The gradient of the factor i."""
+    """Return the gradient of the factor i."""
 
     def free(term: str, x: V) -> int:
-        """How many axes the '...' of a term stands for."""
+        """Return the number of axes of the '...' of a term."""
         return op.rank(x) - len(term.replace("...", "")) if "..." in term else 0
 
     before, _, after = terms[i].partition("...")
@@ -315,7 +317,7 @@ def _einsum_back(op: Op, dy: V, result: str, xs: list[V], terms: list[str], i: i
     place = [k if k < len(before) else k + free(terms[i], x) for k in range(len(letters))]  # the axis of each letter
     fresh: list[str] = []
     for k, letter in enumerate(letters):
-        if letter in fresh:  # a diagonal: off it the gradient is zero
+        if letter in fresh:  # a diagonal: the gradient outside it is zero
             count = op.Range(0, length(op, x, place[k]), 1)
             fresh.append(next(unused))
             eye = op.cast(op.Equal(op.Unsqueeze(count, [1]), count), x)
@@ -337,14 +339,14 @@ def _einsum_back(op: Op, dy: V, result: str, xs: list[V], terms: list[str], i: i
         g = op.Transpose(g, perm=[*range(mine, mine + n), *range(mine), *range(mine + n, mine + len(letters))])
     if any(c not in result for c in letters) or ("..." in terms[i] and "..." not in result):
         g = op.Expand(g, op.Shape(x))
-    return op.sum_to(g, x)  # an axis of size 1 is spread, also where a letter names it
+    return op.sum_to(g, x)  # an axis of size 1 is broadcast, also if it has a letter
 
 
 @operator("Det", 11, 22)
 def det(xp: Xp, x: Array) -> Array:
-    """In float64: the products of a determinant cancel."""
+    """Compute in float64, because of the cancellation in a determinant."""
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
-        raise OperatorError(f"a determinant is of square matrices; the shape is {x.shape}", code="SX404")
+        raise OperatorError(f"the matrices must be square, got shape {x.shape}", code="SX404")
     if x.size == 0:
         return xp.full(x.shape[:-2], 1, dtype=x.dtype)
     return xp.linalg.det(x.astype(np.float64)).astype(x.dtype)
@@ -352,7 +354,7 @@ def det(xp: Xp, x: Array) -> Array:
 
 @det.gradient
 def det_gradient(op: Op, dy: V, x: V) -> V:
-    """The cofactor of x_ij is the determinant with the unit vector e_j as row i.  That needs no inverse: x may be singular."""
+    """Use cofactors, so that x may be singular: that of x_ij is the determinant with the unit vector e_j as row i."""
     count = op.Range(0, op.Squeeze(op.Shape(x, start=-1), [0]), 1)
     eye = op.Equal(op.Unsqueeze(count, [1]), count)
     rows, units = op.Unsqueeze(eye, [1, 3]), op.cast(op.Unsqueeze(eye, [0, 2]), x)  # (i, _, row, _) and (_, j, _, column)

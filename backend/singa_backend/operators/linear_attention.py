@@ -1,4 +1,4 @@
-"""LinearAttention: a state that every token writes to and reads from, in place of a score for each pair of tokens."""
+"""LinearAttention: each token updates and reads a state, instead of a score for each pair of tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..ir.declaration import operator
 from ._api import Array
 
 _RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
-"""Update rule -> does it decay the state, does it write only what the state does not hold yet."""
+"""Update rule -> (the state decays, only the difference from the stored value is written)."""
 
 
 def _heads(x: Array, heads: int, name: str) -> Array:
-    """(batch, time, heads * size) as (batch, time, heads, size), in float32, or float64 where x is."""
+    """Convert (batch, time, heads * size) to (batch, time, heads, size), in float32, or in float64 if x is float64."""
     if x.ndim != 3 or x.shape[2] % heads:
-        raise OperatorError(f"{name} must be (batch, time, {heads} * size); it has shape {x.shape}", code="SX404")
+        raise OperatorError(f"{name} must have shape (batch, time, {heads} * size), got {x.shape}", code="SX404")
     wide = np.float64 if x.dtype == np.float64 else np.float32
     return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).astype(wide)
 
@@ -41,35 +41,36 @@ def linear_attention(
     scale: float = 0.0,
     update_rule: str = "gated_delta",
 ) -> tuple[Array, Array]:
-    """The recurrence token by token, in float32 at least; `chunk_size` is a hint to faster ways of computing the same."""
+    """Compute the recurrence token by token, in float32 or float64; `chunk_size` is a hint for faster algorithms."""
     if update_rule not in _RULES:
-        raise OperatorError(f"update_rule {update_rule!r} is none of {', '.join(_RULES)}", code="SX404")
+        raise OperatorError(f"update_rule must be one of {', '.join(_RULES)}, got {update_rule!r}", code="SX404")
     for name, given, needed in zip(("decay", "beta"), (decay, beta), _RULES[update_rule], strict=True):
         if (given is not None) != needed:
-            raise OperatorError(f"update_rule {update_rule!r} {'needs' if needed else 'has no'} {name}", code="SX407")
+            raise OperatorError(f"update_rule {update_rule!r} {'requires' if needed else 'does not take'} {name}", code="SX407")
     if min(q_num_heads, kv_num_heads) < 1 or q_num_heads % kv_num_heads:
-        raise OperatorError(f"q_num_heads {q_num_heads} is no multiple of kv_num_heads {kv_num_heads}", code="SX404")
+        raise OperatorError(f"q_num_heads must be a multiple of kv_num_heads {kv_num_heads}, got {q_num_heads}", code="SX404")
     q, k, v = _heads(query, q_num_heads, "query"), _heads(key, kv_num_heads, "key"), _heads(value, kv_num_heads, "value")
     batch, time, heads, size = q.shape
     group, size_v = heads // kv_num_heads, v.shape[3]
     if k.shape != (batch, time, kv_num_heads, size) or v.shape[:3] != k.shape[:3]:
         raise OperatorError(
-            f"query {query.shape}, key {key.shape} and value {value.shape} do not fit {q_num_heads} and {kv_num_heads} heads",
+            f"query, key and value must match with {q_num_heads} and {kv_num_heads} heads, got shapes {query.shape}, "
+            f"{key.shape} and {value.shape}",
             code="SX404",
         )
     shape = (batch, kv_num_heads, size, size_v)
     if past_state is not None and past_state.shape != shape:
-        raise OperatorError(f"past_state must be {shape}; it has shape {past_state.shape}", code="SX404")
+        raise OperatorError(f"past_state must have shape {shape}, got {past_state.shape}", code="SX404")
     state = xp.zeros(shape, q.dtype) if past_state is None else past_state.astype(q.dtype)
     g = b = None
     if decay is not None:
         if decay.shape not in ((batch, time, kv_num_heads), (batch, time, kv_num_heads * size)):
-            per = f"{kv_num_heads} or {kv_num_heads * size} values a token"
-            raise OperatorError(f"decay must have {per}; its shape is {decay.shape}", code="SX404")
+            per = f"{kv_num_heads} or {kv_num_heads * size} values per token"
+            raise OperatorError(f"decay must have {per}, got shape {decay.shape}", code="SX404")
         g = xp.exp(_heads(decay, kv_num_heads, "decay"))[..., None]
     if beta is not None:
         if beta.shape not in ((batch, time, kv_num_heads), (batch, time, 1)):
-            raise OperatorError(f"beta must have {kv_num_heads} values a token, or one; its shape is {beta.shape}", code="SX404")
+            raise OperatorError(f"beta must have 1 or {kv_num_heads} values per token, got shape {beta.shape}", code="SX404")
         b = beta.astype(q.dtype)[..., None]
     q = q.reshape(batch, time, kv_num_heads, group, size)
     out = xp.empty((batch, time, kv_num_heads, group, size_v), q.dtype)
@@ -100,7 +101,7 @@ def linear_attention_decomposition(
     scale: float,
     update_rule: str,
 ) -> tuple[V, V]:
-    """A Scan over the tokens; what it sees is (time, batch, heads, ...).  Half floats are widened, and rounded once."""
+    """A Scan over the tokens with inputs (time, batch, heads, ...); narrow floats are computed in float32 and rounded once."""
     half, half_state = query, query if past_state is None else past_state
     if op.dtype(query) in dtypes.NARROW_FLOATS:
         query, key, value, past_state, decay, beta = (

@@ -1,4 +1,4 @@
-"""Logic: truth values, comparisons, bits, and choice."""
+"""Boolean operators, comparisons, bitwise operators and Where."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def not_(xp: Xp, x: Array) -> Array:
     return xp.logical_not(x)
 
 
-# --- comparisons: everything but "not equal" is false of NaN ----------------------------------------------------------
+# --- comparisons: false for NaN, except "not equal" --------------------------------------------------------------------
 
 
 @operator("Equal", 7, 11, 13, 19, traits=("broadcasting",))
 def equal(xp: Xp, a: Array, b: Array) -> Array:
-    """From opset 19 on also of strings."""
+    """Compare; strings are supported in opset 19 or later."""
     return xp.equal(a, b)
 
 
@@ -124,10 +124,13 @@ def less_or_equal(xp: Xp, a: Array, b: Array) -> Array:
 
 @operator("BitShift", 11, 28, traits=("broadcasting",))
 def bit_shift(xp: Xp, x: Array, y: Array, *, direction: str) -> Array:
-    """Bits that leave are lost.  A negative amount, or one of all bits and more, leaves what fills up: zeros, or to the
-    right of a negative number ones.  Before opset 28 there were no signed types, and such an amount was undefined."""
+    """Shift bits; bits shifted out are lost.
+
+    A negative amount, or one of at least the number of bits, leaves only fill bits: zeros, or ones for a right shift of
+    a negative number.  Before opset 28 there are no signed types, and such an amount is undefined.
+    """
     if direction not in ("LEFT", "RIGHT"):
-        raise OperatorError(f"direction {direction!r} is neither 'LEFT' nor 'RIGHT'", code="SX404")
+        raise OperatorError(f"direction must be 'LEFT' or 'RIGHT', got {direction!r}", code="SX404")
     inside = (y >= 0) & (y < 8 * x.dtype.itemsize)
     y = xp.where(inside, y, 0)
     if direction == "LEFT":

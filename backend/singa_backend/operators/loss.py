@@ -1,4 +1,4 @@
-"""Losses of classification: the negative log likelihood, and the cross entropy of a softmax."""
+"""Classification losses: NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from ._api import Array
 def negative_log_likelihood_loss(
     xp: Xp, x: Array, target: Array, weight: Array | None = None, *, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Array:
-    """-x[n, target[n], ...] times the weight of that class; a mean is over the weights that took part.
+    """Compute -x[n, target[n], ...] times the weight of the class; a mean is divided by the sum of these weights.
 
-    A target equal to `ignore_index` loses nothing and weighs nothing; the mean of no targets is NaN.
+    A target equal to `ignore_index` has loss 0 and weight 0; the mean without targets is NaN.
     """
     if x.ndim < 2 or target.shape != (x.shape[0], *x.shape[2:]):
-        raise OperatorError(f"scores of shape {x.shape} do not fit targets of shape {target.shape}", code="SX404")
+        raise OperatorError(
+            f"scores must have shape (N, C, ...) for targets (N, ...), got {x.shape} and {target.shape}", code="SX404"
+        )
     classes = x.shape[1]
     if weight is not None and weight.shape != (classes,):
-        raise OperatorError(f"{classes} classes have weights of shape {weight.shape}", code="SX404")
+        raise OperatorError(f"weight must have shape ({classes},), got {weight.shape}", code="SX404")
     if reduction not in ("none", "sum", "mean"):
-        raise OperatorError(f"reduction is {reduction!r}; it may be 'none', 'sum' or 'mean'", code="SX404")
+        raise OperatorError(f"reduction must be 'none', 'sum' or 'mean', got {reduction!r}", code="SX404")
     counted = xp.ones(target.shape, dtype=bool) if ignore_index is None else target != ignore_index
     index = xp.indices(xp.where(counted, target, 0), classes, negative=False)
     w = counted.astype(x.dtype) if weight is None else xp.where(counted, weight[index], 0)
@@ -42,7 +44,7 @@ def negative_log_likelihood_loss_gradient(
 
 
 def _likelihood(op: Op, dy: V, x: V, target: V, weight: V, ignore_index: int | None, reduction: str) -> V:
-    """Minus the weight of each target, at the place of its class."""
+    """Return minus the weight of each target, at the position of its class."""
     index = target
     if ignore_index is not None:
         ignored = op.Equal(target, ignore_index)
@@ -66,9 +68,9 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> tuple[Array, Array]:
-    """The loss, and the log-softmax of the scores along axis 1."""
+    """Return the loss and the log-softmax of the scores along axis 1."""
     if scores.ndim < 2:
-        raise OperatorError(f"scores have the shape (N, C, ...), not {scores.shape}", code="SX404")
+        raise OperatorError(f"scores must have shape (N, C, ...), got {scores.shape}", code="SX404")
     z = scores if scores.size == 0 else scores - scores.max(axis=1, keepdims=True)
     log_prob = z - xp.log(xp.exp(z).sum(axis=1, keepdims=True))
     loss = negative_log_likelihood_loss(xp, log_prob, labels, weights, ignore_index=ignore_index, reduction=reduction)

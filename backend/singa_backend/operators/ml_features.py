@@ -1,4 +1,4 @@
-"""ai.onnx.ml: features selected, scaled, normalised, imputed and encoded."""
+"""Feature operators of ai.onnx.ml: selection, scaling, normalization, imputation and encoding."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .ml_linear import ML, Floats, Strings
 
 @operator("ArrayFeatureExtractor", 1, domain=ML, widen=False)
 def array_feature_extractor(xp: Xp, x: Array, y: Array) -> Array:
-    """Columns of x by the indices in y, in their order; a vector is a matrix of one row."""
+    """Select the columns of x with the indices in y, in their order; a vector is a matrix of one row."""
     if x.ndim == 0:
-        raise OperatorError("x is a scalar: it has no features", code="SX404")
+        raise OperatorError("x must have at least one axis, got a scalar", code="SX404")
     x = x.reshape(1, -1) if x.ndim == 1 else x
     if y.dtype.kind not in "iu":
-        raise OperatorError(f"indices are integers, not {y.dtype}", code="SX406")
+        raise OperatorError(f"indices must be integers, got {y.dtype}", code="SX406")
     return xp.take(x, xp.indices(y.reshape(-1), x.shape[-1], negative=False), axis=-1)
 
 
 @array_feature_extractor.gradient
 def array_feature_extractor_gradient(op: Op, dy: V, x: V, y: V) -> V:
-    """The columns that were taken; of a vector, ONNX makes one row."""
+    """Add dy to the selected columns; for a vector, ONNX's output is one row."""
     wide = op.Reshape(dy, op.Concat(op.Shape(x, end=op.rank(x) - 1), op.Shape(dy, start=op.rank(dy) - 1), axis=0), allowzero=1)
     return given_back(op, op.cast(wide, x), x, op.Reshape(y, [-1]), -1)
 
@@ -39,7 +39,7 @@ def array_feature_extractor_gradient(op: Op, dy: V, x: V, y: V) -> V:
 @operator("Binarizer", 1, domain=ML, traits=("shape_of_first",))
 def binarizer(xp: Xp, x: Array, *, threshold: float = 0.0) -> Array:
     if x.dtype.kind != "f" and math.isfinite(threshold):
-        threshold = math.floor(threshold)  # x > t is x > floor(t) for whole x, and needs no float
+        threshold = math.floor(threshold)  # for integers x > t equals x > floor(t), which does not need floats
         info = np.iinfo(x.dtype)
         if not info.min <= threshold < info.max:
             return xp.full_like(x, threshold < info.min)
@@ -51,13 +51,15 @@ binarizer.no_gradient("zero")
 
 @operator("FeatureVectorizer", 1, domain=ML)
 def feature_vectorizer(xp: Xp, *x: Array, inputdimensions: Ints | None = None) -> Array:
-    """Each input gives as many columns as inputdimensions says: the first ones, zeros where it has too few."""
+    """Concatenate the first columns of each input, inputdimensions[i] of input i, padded with zeros."""
     matrices = [a.reshape(1, -1) if a.ndim == 1 else a for a in x]
     if any(m.ndim != 2 for m in matrices) or len({m.shape[0] for m in matrices}) > 1:
-        raise OperatorError(f"inputs {[a.shape for a in x]} are no matrices of as many rows", code="SX404")
+        raise OperatorError(
+            f"inputs must be matrices with equal numbers of rows, got shapes {[a.shape for a in x]}", code="SX404"
+        )
     sizes = inputdimensions or [m.shape[1] for m in matrices]
     if len(sizes) != len(x) or min(sizes, default=0) < 0:
-        raise OperatorError(f"inputdimensions {tuple(sizes)} do not fit {len(x)} inputs", code="SX404")
+        raise OperatorError(f"inputdimensions must have {len(x)} non-negative values, got {tuple(sizes)}", code="SX404")
     dtype = x[0].dtype if x[0].dtype.kind == "f" else np.dtype(np.float32)
     y = xp.zeros((matrices[0].shape[0], sum(sizes)), dtype)
     at = 0
@@ -70,7 +72,7 @@ def feature_vectorizer(xp: Xp, *x: Array, inputdimensions: Ints | None = None) -
 
 @feature_vectorizer.gradient
 def feature_vectorizer_gradient(op: Op, dy: V, x: list[V], inputdimensions: Ints | None) -> tuple[V, ...]:
-    """Each input gets back its columns, and zeros for those that were cut off."""
+    """The gradient of each input has its columns of dy, and zeros for columns that were cut off."""
     found, at = [], op.constant([0], np.int64)
     for i, v in enumerate(x):
         rank = op.rank(v)
@@ -87,7 +89,7 @@ def feature_vectorizer_gradient(op: Op, dy: V, x: list[V], inputdimensions: Ints
 def _per_feature(xp: Xp, name: str, values: Sequence[float], x: Array, dtype: Any) -> Array:
     features = x.shape[-1] if x.ndim else 1
     if len(values) not in (1, features):
-        raise OperatorError(f"{name} has {len(values)} values; x {x.shape} has {features} features", code="SX404")
+        raise OperatorError(f"{name} must have 1 or {features} values for x of shape {x.shape}, got {len(values)}", code="SX404")
     return xp.asarray(np.array(values, dtype))
 
 
@@ -104,9 +106,11 @@ def imputer(
     floats = x.dtype.kind == "f"
     values = imputed_value_floats if floats else imputed_value_int64s
     if not values:
-        raise OperatorError(f"x is {x.dtype}: imputed_value_{'floats' if floats else 'int64s'} is missing", code="SX404")
+        raise OperatorError(
+            f"imputed_value_{'floats' if floats else 'int64s'} must be present for x of type {x.dtype}", code="SX404"
+        )
     if not floats and not all(np.iinfo(x.dtype).min <= v <= np.iinfo(x.dtype).max for v in values):
-        raise OperatorError(f"imputed values {values} do not fit {x.dtype}", code="SX405")
+        raise OperatorError(f"imputed values must be in the range of {x.dtype}, got {values}", code="SX405")
     filled = _per_feature(xp, "imputed_value", values, x, x.dtype)
     if not floats:
         return xp.where(x.astype(np.int64) == replaced_value_int64, filled, x)
@@ -115,18 +119,18 @@ def imputer(
 
 @imputer.gradient
 def imputer_gradient(op: Op, dy: V, x: V, replaced_value_float: float) -> V:
-    """What was put in does not depend on x."""
+    """Imputed values do not depend on x."""
     gone = op.IsNaN(x) if math.isnan(replaced_value_float) else op.Equal(x, replaced_value_float)
     return op.Where(gone, 0, op.cast(dy, x))
 
 
 @operator("Normalizer", 1, domain=ML, traits=("shape_of_first",))
 def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
-    """Rows divided by their maximum (with its sign), the sum of their magnitudes, or their length; not by 0."""
+    """Divide rows by their maximum (with its sign), L1 norm or L2 norm, unless it is 0."""
     if x.ndim not in (1, 2):
-        raise OperatorError(f"x has shape {x.shape}; it must be [N, C] or [C]", code="SX404")
+        raise OperatorError(f"x must have shape [N, C] or [C], got {x.shape}", code="SX404")
     if norm not in ("MAX", "L1", "L2"):
-        raise OperatorError(f"norm {norm!r} is none of MAX, L1, L2", code="SX404")
+        raise OperatorError(f"norm must be MAX, L1 or L2, got {norm!r}", code="SX404")
     if x.size == 0:
         return x
     x = x if x.dtype.kind == "f" else x.astype(np.float64)
@@ -153,7 +157,7 @@ def normalizer_decomposition(op: Op, x: V, norm: str) -> V:
 @operator("Scaler", 1, domain=ML, traits=("shape_of_first",))
 def scaler(xp: Xp, x: Array, *, offset: Floats | None = None, scale: Floats | None = None) -> Array:
     if offset and scale and len(offset) != len(scale):
-        raise OperatorError(f"offset has {len(offset)} values, scale {len(scale)}", code="SX404")
+        raise OperatorError(f"offset and scale must have equal lengths, got {len(offset)} and {len(scale)}", code="SX404")
     x = x if x.dtype.kind == "f" else x.astype(np.float64)
     if offset:
         x = x - _per_feature(xp, "offset", offset, x, x.dtype)
@@ -169,14 +173,17 @@ def scaler_gradient(op: Op, dy: V, x: V, scale: Floats | None) -> V:
 
 
 def look_up(x: np.ndarray, keys: Sequence[Any], values: Sequence[Any], default: Any, dtype: Any) -> np.ndarray:
-    """The value of each element's key, the last one of equal keys; NaN is a key like any other."""
+    """Return the value of each element's key, that of the last one of equal keys; NaN is a valid key."""
     if len(keys) != len(values):
-        raise OperatorError(f"{len(keys)} keys have {len(values)} values", code="SX404")
+        raise OperatorError(f"keys and values must have equal lengths, got {len(keys)} and {len(values)}", code="SX404")
     if keys and isinstance(keys[0], str) != (x.dtype == dtypes.STRING):
-        raise OperatorError(f"x is {dtypes.onnx_name(x.dtype)}; the keys are {type(keys[0]).__name__}", code="SX406")
+        raise OperatorError(
+            f"x and the keys must be both strings or both numbers, got {dtypes.onnx_name(x.dtype)} and {type(keys[0]).__name__}",
+            code="SX406",
+        )
     table = {_key(k): v for k, v in zip(keys, values, strict=True)}
     found, place = x.reshape(-1), np.arange(x.size)
-    if x.dtype != dtypes.STRING:  # numbers sort faster than they are looked up
+    if x.dtype != dtypes.STRING:  # sorting numbers is faster than a lookup of each
         found, place = np.unique(found, return_inverse=True)
     named = np.empty(len(found), dtype)
     named[:] = [table.get(_key(k), default) for k in found.tolist()]
@@ -207,7 +214,7 @@ def category_mapper(
 def label_encoder_1(
     xp: Xp, x: Array, *, classes_strings: Strings | None = None, default_int64: int = -1, default_string: str = "_Unused"
 ) -> Array:
-    """The labels are numbered in the order of the list."""
+    """Map labels to their positions in classes_strings, and positions to labels."""
     classes = classes_strings or ()
     numbers = range(len(classes))
     if x.dtype == dtypes.STRING:
@@ -246,7 +253,7 @@ def label_encoder(
     if default_tensor is not None:
         if default_tensor.size != 1 or default_tensor.dtype != dtype:
             given = f"{default_tensor.dtype}{default_tensor.shape}"
-            raise OperatorError(f"default_tensor is {given}; it must be one {np.dtype(dtype)}", code="SX404")
+            raise OperatorError(f"default_tensor must be one {np.dtype(dtype)}, got {given}", code="SX404")
         default = default_tensor.reshape(-1)[0]
     return look_up(x, keys, values, default, dtype)
 
@@ -258,10 +265,10 @@ label_encoder.no_gradient("zero")
 def one_hot_encoder(
     xp: Xp, x: Array, *, cats_int64s: Ints | None = None, cats_strings: Strings | None = None, zeros: int = 1
 ) -> Array:
-    """One more axis, with a 1 at the category; numbers are cut to whole ones first."""
+    """Add an axis with a 1 at the category; numbers are truncated to integers first."""
     cats: Sequence[Any] = (cats_strings if x.dtype == dtypes.STRING else cats_int64s) or ()
     if not cats:
-        raise OperatorError(f"x is {dtypes.onnx_name(x.dtype)}: its categories are missing", code="SX404")
+        raise OperatorError(f"categories must be present for x of type {dtypes.onnx_name(x.dtype)}", code="SX404")
     limits.admit((*x.shape, len(cats)), np.float32)
     whole = x
     if x.dtype.kind == "f":
@@ -270,7 +277,7 @@ def one_hot_encoder(
     if x.dtype.kind == "f":
         at = np.where(np.isfinite(x), at, -1)
     if not zeros and (at < 0).any():
-        raise OperatorError(f"{x[at < 0].flat[0]!r} is no category, and zeros=0 allows no other", code="SX404")
+        raise OperatorError(f"with zeros=0, each value must be a category, got {x[at < 0].flat[0]!r}", code="SX404")
     return (at[..., None] == np.arange(len(cats))).astype(np.float32)
 
 

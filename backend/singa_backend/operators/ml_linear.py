@@ -1,4 +1,4 @@
-"""ai.onnx.ml: linear models, and the transforms of scores that every classifier and regressor there shares."""
+"""Linear models of ai.onnx.ml, and the score transforms that all its classifiers and regressors share."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 def transform(xp: Xp, z: Array, name: str) -> Array:
-    """`z` [N, E] under a post_transform."""
+    """Apply a post_transform to `z` [N, E]."""
     if name == "NONE":
         return z
     if name == "LOGISTIC":
-        e = xp.exp(-xp.abs(z))  # never overflows
+        e = xp.exp(-xp.abs(z))  # does not overflow
         return xp.where(z < 0, e, 1) / (1 + e)
     if name == "PROBIT":
         return _probit(xp, z)
     if name not in TRANSFORMS:
-        raise OperatorError(f"post_transform {name!r} is none of {', '.join(TRANSFORMS)}", code="SX404")
+        raise OperatorError(f"post_transform must be one of {', '.join(TRANSFORMS)}, got {name!r}", code="SX404")
     if z.size == 0:
         return z
     top = z.max(axis=1, keepdims=True)
@@ -39,7 +39,7 @@ def transform(xp: Xp, z: Array, name: str) -> Array:
 
 
 def transform_in_parts(op: Op, z: V, name: str) -> V:
-    """`transform` in ONNX's operators."""
+    """`transform` in ONNX operators."""
     if name == "NONE":
         return z
     if name == "LOGISTIC":
@@ -58,9 +58,9 @@ def transform_in_parts(op: Op, z: V, name: str) -> V:
 
 
 def _probit(xp: Xp, p: Array) -> Array:
-    """The inverse of the normal distribution, by Winitzki's formula for the inverse error function with a = 0.147.
+    """Compute the inverse normal distribution function by Winitzki's approximation of the inverse erf with a = 0.147.
 
-    ONNX gives no formula; its reference and onnxruntime use this one, which is good to three digits.
+    ONNX does not specify a formula; its reference and onnxruntime use this one, which is accurate to three digits.
     """
     x = 2 * p - 1
     log = xp.log((1 - x) * (1 + x))
@@ -69,23 +69,23 @@ def _probit(xp: Xp, p: Array) -> Array:
 
 
 def matrix(xp: Xp, x: Array) -> Array:
-    """`x` [N, F], or [F] as one row, in the float type to compute with."""
+    """Convert `x`, [N, F] or [F] as one row, to the float type to compute in."""
     if x.ndim not in (1, 2):
-        raise OperatorError(f"x has shape {x.shape}; it must be [N, F] or [F]", code="SX404")
+        raise OperatorError(f"x must have shape [N, F] or [F], got {x.shape}", code="SX404")
     x = x.reshape(1, -1) if x.ndim == 1 else x
     return x if x.dtype.kind == "f" else x.astype(np.float64)
 
 
 def matrix_in_parts(op: Op, x: V) -> V:
-    """`matrix` in ONNX's operators."""
+    """`matrix` in ONNX operators."""
     x = op.Unsqueeze(x, [0]) if op.rank(x) == 1 else x
     return x if op.dtype(x).kind == "f" else op.Cast(x, to=11)
 
 
 def class_labels(ints: Ints | None, strings: Strings | None) -> np.ndarray | None:
-    """The labels of a classifier as an array; None where it names none."""
+    """Return the labels of a classifier as an array; None if it does not have any."""
     if ints and strings:
-        raise OperatorError("both integer and string class labels are given", code="SX404")
+        raise OperatorError("class labels must be either integers or strings, got both", code="SX404")
     if strings:
         return np.array(strings, object)
     return np.array(ints, np.int64) if ints else None
@@ -94,9 +94,11 @@ def class_labels(ints: Ints | None, strings: Strings | None) -> np.ndarray | Non
 def _scores(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None, count: int) -> Array:
     x = matrix(xp, x)
     if len(coefficients) != count * x.shape[1]:
-        raise OperatorError(f"{len(coefficients)} coefficients do not make {count} rows of {x.shape[1]} features", code="SX404")
+        raise OperatorError(
+            f"coefficients must have {count} rows of {x.shape[1]} features, got {len(coefficients)} values", code="SX404"
+        )
     if intercepts and len(intercepts) != count:
-        raise OperatorError(f"{len(intercepts)} intercepts were given for {count} scores", code="SX404")
+        raise OperatorError(f"intercepts must have {count} values, one for each score, got {len(intercepts)}", code="SX404")
     limits.admit((x.shape[0], count), x.dtype)
     z = x @ xp.asarray(np.array(coefficients, x.dtype).reshape(count, -1)).T
     return z + xp.asarray(np.array(intercepts, x.dtype)) if intercepts else z
@@ -120,7 +122,7 @@ def linear_classifier(
     classlabels_ints: Ints | None = None,
     classlabels_strings: Strings | None = None,
 ) -> tuple[Array, Array]:
-    """The class is chosen by the scores before the transform.  One score for two classes decides by its sign."""
+    """Select the class by the scores before the transform; a single score for two classes decides by its sign."""
     labels = class_labels(classlabels_ints, classlabels_strings)
     z = _scores(xp, x, coefficients, intercepts, len(intercepts or ()) or max(len(coefficients) // max(x.shape[-1], 1), 1))
     scores = z.shape[1]
@@ -128,11 +130,13 @@ def linear_classifier(
         names = np.array([0, 1], np.int64) if labels is None else labels
         y = names[(z[:, 0] > 0).astype(np.int64)]
         if labels is not None:
-            # Untransformed, and as a probability, the other class has what is left of 1; as a margin the opposite.
+            # The score of the other class: 1 - z without a transform or for a probability, -z for a margin.
             z = xp.concatenate([1 - z if post_transform in ("NONE", "PROBIT") else -z, z], axis=1)
         return y, transform(xp, z, post_transform)
     if labels is None or len(labels) != scores:
-        raise OperatorError(f"{scores} scores for {0 if labels is None else len(labels)} class labels", code="SX404")
+        raise OperatorError(
+            f"the number of class labels must equal the {scores} scores, got {0 if labels is None else len(labels)}", code="SX404"
+        )
     return labels[z.argmax(axis=1)], transform(xp, z, post_transform)
 
 
@@ -147,7 +151,7 @@ def linear_classifier_decomposition(
     classlabels_strings: Strings | None,
 ) -> tuple[V, V]:
     labels = class_labels(classlabels_ints, classlabels_strings)
-    # How many scores there are is written in the intercepts, or follows from the labels; without either there is one.
+    # The number of scores is that of the intercepts or of the labels; without both it is one.
     count = len(intercepts or ()) or (1 if labels is None else len(labels))
     z = _scores_in_parts(op, x, coefficients, intercepts, count)
     if count == 1 and (labels is None or len(labels) == 2):

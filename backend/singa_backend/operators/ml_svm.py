@@ -1,4 +1,4 @@
-"""ai.onnx.ml: support vector machines, and the linear models that use their operators."""
+"""Support vector machines of ai.onnx.ml, and the linear models that use their operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .ml_linear import ML, Floats, Strings, class_labels, matrix, matrix_in_part
 
 
 def _kernel(xp: Xp, x: Array, s: Array, kind: str, params: Floats | None) -> Array:
-    """The kernel of every row of x with every row of s, [N, M]."""
+    """Compute the kernel of each row of x with each row of s, [N, M]."""
     limits.admit((x.shape[0], s.shape[0]), np.float64)
     gamma, coef0, degree = (*(params or ()), 0.0, 0.0, 0.0)[:3]
     if kind == "LINEAR":
@@ -24,14 +24,14 @@ def _kernel(xp: Xp, x: Array, s: Array, kind: str, params: Floats | None) -> Arr
     if kind == "SIGMOID":
         return xp.tanh(gamma * (x @ s.T) + coef0)
     if kind == "RBF":
-        distance = [((x - row) ** 2).sum(axis=1) for row in s]  # not by x² - 2xs + s², which cancels
+        distance = [((x - row) ** 2).sum(axis=1) for row in s]  # not x² - 2xs + s², which suffers from cancellation
         return xp.exp(-gamma * xp.stack(distance, axis=1))
-    raise OperatorError(f"kernel_type {kind!r} is none of LINEAR, POLY, RBF, SIGMOID", code="SX404")
+    raise OperatorError(f"kernel_type must be LINEAR, POLY, RBF or SIGMOID, got {kind!r}", code="SX404")
 
 
 def _rows(xp: Xp, name: str, values: Floats | None, count: int, features: int) -> Array:
     if count < 1 or len(values or ()) != count * features:
-        raise OperatorError(f"{name} has {len(values or ())} values; {count} rows of {features} are needed", code="SX404")
+        raise OperatorError(f"{name} must have {count} rows of {features} values, got {len(values or ())} values", code="SX404")
     return xp.asarray(np.array(values, np.float64).reshape(count, features))
 
 
@@ -49,7 +49,7 @@ def svm_regressor(
     one_class: int = 0,
     post_transform: str = "NONE",
 ) -> Array:
-    """Without support vectors the coefficients are those of a linear model.  One class: 1 inside, -1 outside."""
+    """Without support vectors, the model is linear; with one_class, the result is 1 inside and -1 outside."""
     x = matrix(xp, x).astype(np.float64)
     if n_supports > 0:
         vectors = _rows(xp, "support_vectors", support_vectors, n_supports, x.shape[1])
@@ -111,15 +111,18 @@ def svm_classifier(
     kernel_params: Floats | None = None,
     post_transform: str = "NONE",
 ) -> tuple[Array, Array]:
-    """Each pair of classes has a machine, and the machine a vote.  The scores are theirs, or, with prob_a and prob_b,
-    the probabilities of the classes.  Without support vectors there is a linear model for each class."""
+    """Select the class with most votes of the machines, one machine for each pair of classes.
+
+    The scores are those of the pairs or, with prob_a and prob_b, the probabilities of the classes.  Without support
+    vectors, there is a linear model for each class.
+    """
     labels = class_labels(classlabels_ints, classlabels_strings)
     x = matrix(xp, x).astype(np.float64)
     machines = bool(vectors_per_class) and sum(vectors_per_class or ()) > 0
     if machines:
         sizes = np.array(vectors_per_class)
         if sizes.min() < 0:
-            raise OperatorError(f"vectors_per_class {tuple(vectors_per_class or ())} are negative", code="SX404")
+            raise OperatorError(f"vectors_per_class must not be negative, got {tuple(vectors_per_class or ())}", code="SX404")
         classes, total = len(sizes), int(sizes.sum())
         vectors = _rows(xp, "support_vectors", support_vectors, total, x.shape[1])
         k = _kernel(xp, x, vectors, kernel_type, kernel_params)
@@ -131,23 +134,25 @@ def svm_classifier(
         z = x @ _rows(xp, "coefficients", coefficients, classes, x.shape[1]).T + (rho[0] if rho else 0.0)
         chosen = z.argmax(axis=1)
     if labels is not None and len(labels) != classes:
-        raise OperatorError(f"{classes} classes have {len(labels)} labels", code="SX404")
+        raise OperatorError(f"the number of labels must equal the {classes} classes, got {len(labels)}", code="SX404")
     names = np.arange(classes) if labels is None else labels
     if machines and prob_a:
         z = _probabilities(z, classes, prob_a, prob_b or ())
     elif z.shape[1] == 1 and classes == 2:
-        z = np.concatenate([1 - z if post_transform == "PROBIT" else -z, z], axis=1)  # a chance, or a margin
+        z = np.concatenate([1 - z if post_transform == "PROBIT" else -z, z], axis=1)  # a probability, or a margin
     return names[chosen], transform(xp, z, post_transform).astype(np.float32)
 
 
 def _pairs(k: np.ndarray, coefficients: np.ndarray, sizes: np.ndarray, rho: Floats | None) -> np.ndarray:
-    """The decision of each pair of classes i < j, above 0 for i: [N, pairs]."""
+    """Return the decision of each pair of classes i < j, above 0 for i: [N, pairs]."""
     ends = np.cumsum(sizes)
     part = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     limits.admit((len(sizes), len(sizes)), np.int64)
     pairs = list(zip(*np.triu_indices(len(sizes), 1), strict=True))
     if len(rho or ()) < len(pairs):
-        raise OperatorError(f"rho has {len(rho or ())} values for {len(pairs)} pairs of classes", code="SX404")
+        raise OperatorError(
+            f"rho must have {len(pairs)} values, one for each pair of classes, got {len(rho or ())}", code="SX404"
+        )
     limits.admit((len(k), len(pairs)), np.float64)
     z = np.empty((len(k), len(pairs)))
     for p, (i, j) in enumerate(pairs):
@@ -165,9 +170,11 @@ def _votes(z: np.ndarray, classes: int) -> np.ndarray:
 
 
 def _probabilities(z: np.ndarray, classes: int, a: Floats, b: Floats) -> np.ndarray:
-    """Platt's sigmoid of each pair, then the class probabilities that agree best with the pairs (Wu, Lin and Weng 2004)."""
+    """Compute Platt's sigmoid of each pair, then the class probabilities that fit best (Wu, Lin and Weng 2004)."""
     if not len(a) == len(b) == z.shape[1]:
-        raise OperatorError(f"prob_a and prob_b have {len(a)} and {len(b)} values for {z.shape[1]} pairs", code="SX404")
+        raise OperatorError(
+            f"prob_a and prob_b must have {z.shape[1]} values, one for each pair, got {len(a)} and {len(b)}", code="SX404"
+        )
     pair = np.clip(1 - transform(np, z * np.array(a) + np.array(b), "LOGISTIC"), 1e-7, 1 - 1e-7)
     limits.admit((len(z), classes, classes), np.float64)
     r = np.zeros((len(z), classes, classes))

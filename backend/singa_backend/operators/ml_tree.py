@@ -1,4 +1,4 @@
-"""ai.onnx.ml: ensembles of decision trees, walked by all rows and all trees together, level by level."""
+"""Decision tree ensembles of ai.onnx.ml, evaluated level by level for all rows and all trees together."""
 
 from __future__ import annotations
 
@@ -19,12 +19,25 @@ _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BR
 _COMPARE = (le, lt, ge, gt, eq, ne)
 _MEMBER, _LEAF = 6, 7
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_AT_ONCE = 1 << 22  # votes held in memory together
+_AT_ONCE = 1 << 22  # maximum number of votes in memory
 
 
 @dataclass
 class Trees:
-    """Nodes of all trees in flat arrays; a leaf is its own child.  Votes of a leaf, padded with targets that do not count."""
+    """The nodes of all trees in flat arrays; a leaf is its own child.
+
+    Attributes:
+        roots: Node of each tree's root.
+        feature: Feature that each inner node compares.
+        mode: Index in _MODES of each node.
+        value: Threshold of each inner node.
+        true: Child of each node if its condition is true.
+        false: Child of each node if its condition is false.
+        missing: Whether NaN selects the child `true`.
+        targets: [nodes, votes of a leaf], padded with targets that do not count.
+        weights: Weights of the votes, with the shape of `targets`.
+        members: The values of all MEMBER nodes, and the sorted pairs node * len(values) + index of the value.
+    """
 
     roots: np.ndarray
     feature: np.ndarray
@@ -32,20 +45,20 @@ class Trees:
     value: np.ndarray
     true: np.ndarray
     false: np.ndarray
-    missing: np.ndarray  # whether a NaN goes the true way
-    targets: np.ndarray  # [nodes, votes of a leaf]
+    missing: np.ndarray
+    targets: np.ndarray
     weights: np.ndarray
-    members: tuple[np.ndarray, np.ndarray] | None = None  # all values that are looked for; sorted node * count + value's number
+    members: tuple[np.ndarray, np.ndarray] | None = None
 
     @cached_property
     def depth(self) -> int:
-        """How many steps lead from a root to any leaf; raises OperatorError where the nodes go round."""
+        """Maximum number of steps from a root to a leaf; raises OperatorError if the nodes form a cycle."""
         front, steps, seen = np.unique(self.roots), 0, 0
         for _ in limits.rounds(None):
             front = front[self.mode[front] != _LEAF]
             if not front.size:
                 break
-            if seen <= len(self.mode) < seen + front.size:  # a node was met twice: it has two parents, or is its own ancestor
+            if seen <= len(self.mode) < seen + front.size:  # a node was visited twice: it has two parents or is its own ancestor
                 self._check_cycles()
             seen += front.size
             steps += 1
@@ -54,17 +67,17 @@ class Trees:
 
     @cached_property
     def used(self) -> list[int]:
-        """The modes of inner nodes."""
+        """Modes of the inner nodes."""
         return [int(m) for m in np.unique(self.mode) if m != _LEAF]
 
     @cached_property
     def features(self) -> tuple[int, int]:
-        """The least and the greatest feature that inner nodes ask for."""
+        """Minimum and maximum feature of the inner nodes."""
         inner = self.feature[self.mode != _LEAF]
         return int(inner.min(initial=0)), int(inner.max(initial=-1))
 
     def _check_cycles(self) -> None:
-        """Raises OperatorError where nodes are left when those without parents are taken away, again and again."""
+        """Raise OperatorError if nodes remain after repeated removal of the nodes without parents."""
         inner = (self.mode != _LEAF).tolist()
         children = list(zip(self.true.tolist(), self.false.tolist(), strict=True))
         parents = [0] * len(inner)
@@ -81,13 +94,16 @@ class Trees:
             raise OperatorError("the nodes of a tree form a cycle", code="SX404")
 
     def leaves(self, xp: Xp, x: Array) -> Array:
-        """The leaf that each row reaches in each tree, [N, trees]."""
+        """Return the leaf that each row reaches in each tree, [N, trees]."""
         feature, mode, value, true, false, missing = (
             xp.asarray(a) for a in (self.feature, self.mode, self.value, self.true, self.false, self.missing)
         )
         low, high = self.features
         if low < 0 or high >= x.shape[1]:
-            raise OperatorError(f"a node asks for feature {high}; x has {x.shape[1]}", code="SX401")
+            raise OperatorError(
+                f"features of nodes must be in [0, {x.shape[1]}), got {low if low < 0 else high}",
+                code="SX401",
+            )
         row = xp.arange(x.shape[0])[:, None]
         node = xp.broadcast_to(xp.asarray(self.roots), (x.shape[0], len(self.roots)))
         for _ in limits.rounds(self.depth if x.shape[0] else 0):
@@ -110,9 +126,9 @@ class Trees:
         return (values[number] == v) & (pairs[xp.minimum(xp.searchsorted(pairs, pair), len(pairs) - 1)] == pair)
 
     def aggregate(self, xp: Xp, x: Array, count: int, how: str) -> Array:
-        """The votes of the leaves that each row reaches, put together for each of `count` targets: [N, count], float64."""
+        """Aggregate the votes of the leaves that each row reaches, for each of `count` targets: [N, count], float64."""
         if self.targets.size and not self.targets.max() < count:
-            raise OperatorError(f"a leaf votes for target {self.targets.max()}; there are {count}", code="SX401")
+            raise OperatorError(f"targets of leaves must be below {count}, got {self.targets.max()}", code="SX401")
         targets, weights = xp.asarray(np.where(self.targets < 0, count, self.targets)), xp.asarray(self.weights)
         y = xp.zeros((x.shape[0], count), np.float64)
         step = max(1, _AT_ONCE // max(1, len(self.roots) * self.targets.shape[1]))
@@ -132,11 +148,13 @@ class Trees:
 
 
 def _votes(nodes: int, at: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[nodes, most votes of a node] of targets, -1 where there is none, and of weights; the i-th vote is node at[i]'s."""
+    """Return targets (-1 for padding) and weights, [nodes, maximum votes of a node]; vote i is of node at[i]."""
     if not len(at) == len(targets) == len(weights):
-        raise OperatorError(f"{len(at)} leaves, {len(targets)} targets and {len(weights)} weights make no votes", code="SX404")
+        raise OperatorError(
+            f"leaves, targets and weights must have equal lengths, got {len(at)}, {len(targets)} and {len(weights)}", code="SX404"
+        )
     if len(targets) and targets.min() < 0:
-        raise OperatorError(f"target {targets.min()} is negative", code="SX401")
+        raise OperatorError(f"targets must not be negative, got {targets.min()}", code="SX401")
     order = np.argsort(at, kind="stable")
     at = at[order]
     place = np.arange(len(at)) - np.searchsorted(at, at)
@@ -147,11 +165,11 @@ def _votes(nodes: int, at: np.ndarray, targets: np.ndarray, weights: np.ndarray)
     return t, w
 
 
-# --- TreeEnsembleClassifier, TreeEnsembleRegressor: nodes named by a tree's id and their own
+# --- TreeEnsembleClassifier, TreeEnsembleRegressor: nodes identified by the ids of tree and node
 
 
 def _numbers(floats: Floats | None, tensor: np.ndarray | None) -> np.ndarray | None:
-    """An attribute that may be given as floats or as a tensor."""
+    """Return an attribute that may be floats or a tensor."""
     if tensor is not None:
         return tensor.reshape(-1)
     return np.array(floats, np.float32) if floats else None
@@ -164,19 +182,19 @@ def _named_trees(
     nodes_modes: Strings | None,
     **nodes: Ints | None,
 ) -> Trees:
-    """votes: the ids of the tree, the node and the target of each weight."""
+    """Build Trees; `votes` are the ids of the tree, the node and the target of each weight."""
     modes = nodes_modes or ()
     count = len(modes)
     unknown = set(modes) - set(_MODES) | set(modes) & {"BRANCH_MEMBER"}
     if unknown or not count:
-        what = f"nodes_modes has the unknown mode {min(unknown)!r}" if unknown else "there are no nodes"
+        what = f"modes in nodes_modes must be known, got {min(unknown)!r}" if unknown else "nodes_modes must not be empty"
         raise OperatorError(what, code="SX404")
     mode = np.array([_MODES.index(m) for m in modes])
 
     def ints(name: str) -> np.ndarray:
         given = np.array(nodes[name] or (0,) * count, np.int64)
         if len(given) != count:
-            raise OperatorError(f"{name} has {len(given)} values for {count} nodes", code="SX404")
+            raise OperatorError(f"{name} must have {count} values, one for each node, got {len(given)}", code="SX404")
         return given
 
     tree, name = ints("nodes_treeids"), ints("nodes_nodeids")
@@ -185,13 +203,13 @@ def _named_trees(
     keys = tree_number * span + name - low
     order = np.argsort(keys, kind="stable")
     if (np.diff(keys[order]) == 0).any():
-        raise OperatorError("a tree has two nodes of one id", code="SX404")
+        raise OperatorError("the node ids of a tree must be different", code="SX404")
 
     def find(tree_numbers: np.ndarray, names: np.ndarray, what: str) -> np.ndarray:
         key = tree_numbers * span + names - low
         at: np.ndarray = order[np.minimum(np.searchsorted(keys, key, sorter=order), count - 1)]
         if ((names < low) | (names >= low + span) | (keys[at] != key)).any():
-            raise OperatorError(f"{what} names a node that no tree has", code="SX404")
+            raise OperatorError(f"{what} must refer to a node of the same tree", code="SX404")
         return at
 
     leaf, own = mode == _LEAF, np.arange(count)
@@ -205,16 +223,16 @@ def _named_trees(
     first = np.full(len(ids), count)
     np.minimum.at(first, tree_number[~child], own[~child])
     if (first == count).any():
-        raise OperatorError("a tree has no root: its nodes form a cycle", code="SX404")
+        raise OperatorError("each tree must have a root, got a cycle of nodes", code="SX404")
 
     if values is None:
         values = np.zeros(count, np.float32)
     if len(values) != count:
-        raise OperatorError(f"nodes_values has {len(values)} values for {count} nodes", code="SX404")
+        raise OperatorError(f"nodes_values must have {count} values, one for each node, got {len(values)}", code="SX404")
     vote_tree, vote_node, vote_target = (np.array(v or (), np.int64) for v in votes)
     place = np.minimum(np.searchsorted(ids, vote_tree), len(ids) - 1)
     if len(vote_tree) != len(vote_node) or (ids[place] != vote_tree).any():
-        raise OperatorError("a vote names a tree that is not there", code="SX404")
+        raise OperatorError("a vote must refer to a tree of the ensemble", code="SX404")
     given = np.zeros(0) if weights is None else weights
     targets, vote_weights = _votes(count, find(place, vote_node, "a vote"), vote_target, given)
     missing = ints("nodes_missing_value_tracks_true") != 0
@@ -225,7 +243,7 @@ def _named_trees(
 
 def _base(values: np.ndarray | None, count: int) -> np.ndarray | None:
     if values is not None and len(values) != count:
-        raise OperatorError(f"base_values has {len(values)} values for {count} targets", code="SX404")
+        raise OperatorError(f"base_values must have {count} values, one for each target, got {len(values)}", code="SX404")
     return values
 
 
@@ -258,7 +276,9 @@ def tree_ensemble_regressor(
     derived: Derived,
 ) -> Array:
     if aggregate_function not in _AGGREGATES:
-        raise OperatorError(f"aggregate_function {aggregate_function!r} is none of {', '.join(_AGGREGATES)}", code="SX404")
+        raise OperatorError(
+            f"aggregate_function must be one of {', '.join(_AGGREGATES)}, got {aggregate_function!r}", code="SX404"
+        )
     trees: Trees = derived(
         lambda: _named_trees(
             _numbers(nodes_values, nodes_values_as_tensor),
@@ -310,10 +330,10 @@ def tree_ensemble_classifier(
     class_weights_as_tensor: np.ndarray | None = None,
     derived: Derived,
 ) -> tuple[Array, Array]:
-    """The class of the greatest sum of votes, before the transform; the first of equal ones."""
+    """Select the class with the greatest sum of votes before the transform; the first of equal ones."""
     labels = class_labels(classlabels_int64s, classlabels_strings)
     if labels is None:
-        raise OperatorError("the classifier has no class labels", code="SX404")
+        raise OperatorError("the classifier must have class labels", code="SX404")
 
     def make() -> tuple[Trees, set[int], bool]:
         weights = _numbers(class_weights, class_weights_as_tensor)
@@ -331,7 +351,7 @@ def tree_ensemble_classifier(
         )
         return trees, set(class_ids or ()), weights is None or bool((weights >= 0).all())
 
-    # Votes for one class of two decide alone: above 1/2 as probabilities, above 0 as margins, which have both signs.
+    # If only one of two classes has votes, they decide: above 1/2 as probabilities, above 0 as margins (of both signs).
     trees, voted, chances = derived(make)
     z = trees.aggregate(xp, matrix(xp, x), len(labels), "SUM")
     base = _numbers(base_values, base_values_as_tensor)
@@ -340,7 +360,7 @@ def tree_ensemble_classifier(
         if base is not None:
             s = s + base[-1]
         if len(labels) == 1 and classlabels_strings:
-            raise OperatorError("one string label cannot name the two classes of a binary classifier", code="SX404")
+            raise OperatorError("a binary classifier must have two string labels, got one", code="SX404")
         names = labels if len(labels) == 2 else np.array([0, labels[0]])
         if len(labels) == 1:
             z = s
@@ -360,7 +380,7 @@ def tree_ensemble_classifier(
 tree_ensemble_classifier.no_gradient("zero")
 
 
-# --- TreeEnsemble: nodes and leaves by their places
+# --- TreeEnsemble: nodes and leaves identified by their index
 
 
 @operator("TreeEnsemble", 5, domain=ML)
@@ -386,33 +406,37 @@ def tree_ensemble(
     membership_values: np.ndarray | None = None,
     derived: Derived,
 ) -> Array:
-    """Behind the n inner nodes stand the leaves: leaf i is node n + i."""
+    """Evaluate the trees; the leaves follow the n inner nodes: leaf i is node n + i."""
     if not 0 <= aggregate_function < len(_AGGREGATES) or not 0 <= post_transform < len(TRANSFORMS):
-        unknown = f"aggregate_function {aggregate_function} or post_transform {post_transform}"
-        raise OperatorError(f"{unknown} is unknown", code="SX404")
+        known = f"below {len(_AGGREGATES)} and post_transform below {len(TRANSFORMS)}"
+        got = f"{aggregate_function} and {post_transform}"
+        raise OperatorError(f"aggregate_function must be {known}, neither negative, got {got}", code="SX404")
 
     def make() -> Trees:
         inner, leaves = len(nodes_featureids), len(leaf_targetids)
         mode = nodes_modes.reshape(-1).astype(np.int64)
         if len(mode) and not 0 <= mode.min() <= mode.max() <= _MEMBER:
-            raise OperatorError(f"nodes_modes has the unknown mode {mode.max()}", code="SX404")
+            raise OperatorError(f"nodes_modes must be in [0, {_MEMBER}], got {mode.min()} to {mode.max()}", code="SX404")
         lengths = [len(v) for v in (mode, nodes_splits, nodes_truenodeids, nodes_trueleafs, nodes_falsenodeids, nodes_falseleafs)]
         if set(lengths) != {inner} or len(leaf_weights) != leaves:
-            raise OperatorError(f"the attributes of {inner} nodes and {leaves} leaves differ in length", code="SX404")
+            raise OperatorError(
+                f"the node attributes must have {inner} values and leaf_weights {leaves}, got {lengths} and {len(leaf_weights)}",
+                code="SX404",
+            )
         own = np.arange(inner, inner + leaves)
 
         def way(ids: Ints, leaf: Ints) -> np.ndarray:
             to, ends = np.array(ids, np.int64), np.array(leaf, np.int64) != 0
             if ((to < 0) | (to >= np.where(ends, leaves, inner))).any():
-                raise OperatorError("a node leads to a node or a leaf that is not there", code="SX401")
+                raise OperatorError("a node must refer to an existing node or leaf", code="SX401")
             return np.concatenate([to + inner * ends, own])
 
         roots = np.array(tree_roots, np.int64)
         if len(roots) and not 0 <= roots.min() <= roots.max() < inner:
-            raise OperatorError(f"tree_roots names node {roots.max()}; there are {inner}", code="SX401")
+            raise OperatorError(f"tree_roots must be in [0, {inner}), got {roots.min()} to {roots.max()}", code="SX401")
         missing = np.array(nodes_missing_value_tracks_true or (0,) * inner) != 0
         if len(missing) != inner:
-            raise OperatorError(f"nodes_missing_value_tracks_true has {len(missing)} values for {inner} nodes", code="SX404")
+            raise OperatorError(f"nodes_missing_value_tracks_true must have {inner} values, got {len(missing)}", code="SX404")
         features, values, modes = np.array(nodes_featureids, np.int64), _wide(nodes_splits), np.full(leaves, _LEAF)
         targets, weights = _votes(inner + leaves, own, np.array(leaf_targetids, np.int64), _wide(leaf_weights))
         return Trees(
@@ -441,16 +465,18 @@ def _wide(a: np.ndarray) -> np.ndarray:
 
 
 def _members(mode: np.ndarray, values: np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """The sets of the MEMBER nodes, each ended by a NaN, in the order of the nodes."""
+    """Return the sets of the MEMBER nodes; in the attribute, each set ends with a NaN, in the order of the nodes."""
     nodes = np.flatnonzero(mode == _MEMBER)
     flat = np.zeros(0, np.float32) if values is None else _wide(values)
     end = np.isnan(flat)
     if len(nodes) != end.sum():
-        raise OperatorError(f"membership_values has {end.sum()} sets for {len(nodes)} nodes", code="SX404")
+        raise OperatorError(
+            f"membership_values must have {len(nodes)} sets, one for each MEMBER node, got {end.sum()}", code="SX404"
+        )
     if not len(nodes):
         return None
     flat, which = flat[~end], (np.cumsum(end) - end)[~end]
     if which.size and which.max() >= len(nodes):
-        raise OperatorError("membership_values does not end with a NaN", code="SX404")
+        raise OperatorError("membership_values must end with a NaN", code="SX404")
     unique, number = np.unique(flat, return_inverse=True)
     return unique, np.unique(nodes[which] * len(unique) + number)

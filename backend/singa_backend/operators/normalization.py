@@ -1,4 +1,4 @@
-"""Normalizations: subtract a mean, divide by a deviation or a norm, scale and shift."""
+"""Normalizations: subtract a mean, divide by a standard deviation or a norm, scale and shift."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ._common import axes_of, axis_of
 
 
 def _mean(x: Array, axes: Ints) -> Array:
-    """The mean over `axes`, which stay as ones; of nothing, NaN."""
+    """Return the mean over `axes`, which are kept with size 1; NaN if there are no values."""
     return x.sum(axis=axes, keepdims=True) / math.prod(x.shape[a] for a in axes) if axes else x
 
 
 def _moments(x: Array, axes: Ints) -> tuple[Array, Array, Array]:
-    """`x - mean`, the mean and the population variance over `axes`, which stay as ones."""
+    """Return `x - mean`, the mean and the population variance over `axes`, which are kept with size 1."""
     mean = _mean(x, axes)
     d = x - mean
     return d, mean, _mean(d * d, axes)
@@ -39,11 +39,11 @@ def _fits(shape: Ints, to: Ints, what: str) -> None:
 
 
 def _per_channel(v: Array, x: Array, what: str) -> Array:
-    """`v`, one value for each entry of axis 1, shaped to broadcast against x."""
+    """Reshape `v`, one value for each channel (axis 1), to broadcast to x."""
     if x.ndim < 2:
-        raise OperatorError(f"a batch of channels has two axes or more; the shape is {x.shape}", code="SX404")
+        raise OperatorError(f"x must have at least two axes, got shape {x.shape}", code="SX404")
     if v.shape != x.shape[1:2]:
-        raise OperatorError(f"{what} of shape {v.shape} does not hold one value a channel of {x.shape}", code="SX404")
+        raise OperatorError(f"{what} must hold one value for each channel of x {x.shape}, got shape {v.shape}", code="SX404")
     return v.reshape(-1, *[1] * (x.ndim - 2))
 
 
@@ -62,11 +62,11 @@ def _batch_norm(
     training: bool,
     spatial: bool = True,
 ) -> tuple[Array, ...]:
-    """y, the two running statistics and the two of this batch; without training, y alone.
+    """Return y, the two running statistics and the two of this batch; without training, only y.
 
-    spatial: one statistic a channel; otherwise one for each element of a sample.
+    With `spatial`, there is one statistic for each channel; otherwise one for each element of a sample.
     """
-    widest = xp.result_type(x.dtype, scale.dtype, mean.dtype)  # x may be wider than the statistics: so is what comes of them
+    widest = xp.result_type(x.dtype, scale.dtype, mean.dtype)  # x may be wider than the statistics: then the results are wide too
     scale, b, mean, var = (p.astype(widest, copy=False) for p in (scale, b, mean, var))
     if x.ndim == 1:  # N samples of one channel
         y, *statistics = _batch_norm(xp, x.reshape(-1, 1), scale, b, mean, var, epsilon, momentum, training)
@@ -89,11 +89,11 @@ def _batch_norm(
 
 
 def _per_feature(v: Array, x: Array, what: str) -> Array:
-    """`v` against a sample: of its shape or size, or one value a channel as versions 1 and 6 say."""
+    """Reshape `v` to broadcast to a sample: it has the sample's size, or one value per channel as in versions 1 and 6."""
     if v.ndim == 1 and v.shape == x.shape[1:2]:
         return v.reshape(-1, *[1] * (x.ndim - 2))
     if v.size != math.prod(x.shape[1:]):
-        raise OperatorError(f"{what} of shape {v.shape} does not fit samples of shape {x.shape[1:]}", code="SX404")
+        raise OperatorError(f"{what} must match samples of shape {x.shape[1:]}, got shape {v.shape}", code="SX404")
     return v.reshape(x.shape[1:])
 
 
@@ -111,7 +111,7 @@ def batch_normalization(
     training_mode: int = 0,
     wanted: Wanted,
 ) -> tuple[Array, ...]:
-    """The variance of a batch is the population's, also in the running one."""
+    """Normalize a batch; batch and running variance are population variances."""
     _only_y(wanted, bool(training_mode), "training_mode=1")
     return _batch_norm(xp, x, scale, b, input_mean, input_var, epsilon, momentum, bool(training_mode))[:3]
 
@@ -120,7 +120,7 @@ def batch_normalization(
 def batch_normalization_gradient(
     op: Op, dys: list[V], x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float, training_mode: int
 ) -> tuple[V, ...]:
-    """In training also through the statistics of the batch, and through the running ones that are outputs."""
+    """In training, the gradient includes those of the batch statistics and of the running statistics that are outputs."""
     given = (x, scale, b, input_mean, input_var)
     dy = op.zeros_like(x) if dys[0] is None else dys[0]
     if op.rank(x) == 1:  # N samples of one channel
@@ -174,7 +174,7 @@ def batch_normalization_7(
     spatial: int = 1,
     wanted: Wanted,
 ) -> tuple[Array, ...]:
-    """Versions 7 and 9 have no switch: a node that names more outputs than y is training."""
+    """Versions 7 and 9 have no attribute for the mode: a node with more outputs than y is in training mode."""
     return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, any(wanted[1:]), bool(spatial))
 
 
@@ -188,9 +188,9 @@ def batch_normalization_7_decomposition(
 def _normalized(
     op: Op, x: V, given: tuple[V, ...], epsilon: float, momentum: float, training: bool, spatial: bool
 ) -> tuple[V, ...]:
-    """BatchNormalization of an old version, with the five outputs that it had in training."""
+    """BatchNormalization of an old version, with its five outputs in training mode."""
     shape = op.Shape(x)
-    if not spatial:  # each element of a sample is a channel of its own
+    if not spatial:  # each element of a sample becomes a channel
         if op.rank(given[0]) == 1 and op.rank(x) > 2:  # one value for each channel, or for each element
             elements = op.Reshape(op.ReduceProd(op.Slice(shape, [1], [op.rank(x)]), keepdims=1), [1])
             repeats = op.Div(elements, op.Size(given[0]))
@@ -231,7 +231,7 @@ def batch_normalization_1(
     spatial: int = 1,
     wanted: Wanted,
 ) -> tuple[Array, ...]:
-    """Before opset 7 a node was training unless it said otherwise."""
+    """Before opset 7 a node is in training mode by default."""
     _only_y(wanted, not is_test, "is_test=0")
     return _batch_norm(xp, x, scale, b, mean, var, epsilon, momentum, not is_test, bool(spatial))
 
@@ -245,7 +245,7 @@ def batch_normalization_1_decomposition(
 
 def _only_y(wanted: tuple[bool, ...], training: bool, switch: str) -> None:
     if any(wanted[1:]) and not training:
-        raise OperatorError(f"the node names statistics as outputs; they exist in training only ({switch})", code="SX404")
+        raise OperatorError(f"statistics must be outputs in training mode only ({switch})", code="SX404")
 
 
 # --- over an instance, a group, the last axes
@@ -266,7 +266,7 @@ def instance_normalization_decomposition(op: Op, x: V, scale: V, b: V, epsilon: 
 
 
 def _standard(op: Op, x: V, axes: list[int], epsilon: float) -> V:
-    """x less its mean, over its deviation."""
+    """Return (x - mean) / sqrt(variance + epsilon)."""
     centred = op.Sub(x, op.ReduceMean(x, axes, keepdims=1)) if axes else op.Sub(x, x)
     var = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1) if axes else op.Mul(centred, centred)
     return op.Div(centred, op.Sqrt(op.Add(var, epsilon)))
@@ -276,9 +276,9 @@ def _standard(op: Op, x: V, axes: list[int], epsilon: float) -> V:
 def group_normalization(
     xp: Xp, x: Array, scale: Array, bias: Array, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1, version: Version
 ) -> Array:
-    """Version 18 has one scale and one bias a group, 21 one a channel."""
+    """Version 18 has one scale and one bias per group, version 21 one per channel."""
     if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups:
-        raise OperatorError(f"{num_groups} groups do not divide the channels of shape {x.shape}", code="SX404")
+        raise OperatorError(f"num_groups must divide the channels of x {x.shape}, got {num_groups}", code="SX404")
     n, c, *rest = x.shape
     groups = _stashed(xp, x, stash_type).reshape(n, num_groups, c // num_groups, *rest)
     d, _, var = _moments(groups, tuple(range(2, groups.ndim)))
@@ -295,7 +295,7 @@ def group_normalization_decomposition(op: Op, x: V, scale: V, bias: V, num_group
     channels = op.Div(op.Shape(x, start=1, end=2), num_groups)
     split = op.Concat(op.Shape(x, end=1), [num_groups], channels, op.Shape(x, start=2), axis=0)
     y = _standard(op, op.Reshape(x, split, allowzero=1), list(range(2, rank + 1)), epsilon)
-    if version == 18:  # one scale and one bias a group
+    if version == 18:  # one scale and one bias per group
         wide = [-1, *[1] * (rank - 1)]
         return op.Reshape(op.Add(op.Mul(y, op.Reshape(scale, wide)), op.Reshape(bias, wide)), shape, allowzero=1)
     wide = [-1, *[1] * (rank - 2)]
@@ -303,10 +303,10 @@ def group_normalization_decomposition(op: Op, x: V, scale: V, bias: V, num_group
 
 
 def _stashed(xp: Xp, x: Array, stash_type: int) -> Array:
-    """x in the precision of a first stage: that of `stash_type`, or its own where that is finer."""
+    """Convert x to the precision of the first stage: that of `stash_type`, or that of x if it is higher."""
     dtype = dtypes.numpy_dtype(stash_type)
     if not dtypes.is_float(dtype):
-        raise OperatorError(f"stash_type {dtypes.onnx_name(dtype)} is no float", code="SX404")
+        raise OperatorError(f"stash_type must be a float type, got {dtypes.onnx_name(dtype)}", code="SX404")
     return x.astype(np.float64) if dtype == np.float64 and x.dtype != np.float64 else x
 
 
@@ -314,9 +314,9 @@ def _stashed(xp: Xp, x: Array, stash_type: int) -> Array:
 def layer_normalization(
     xp: Xp, x: Array, scale: Array, b: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Array, Array, Array]:
-    """y, the mean and the inverse deviation; the last two in `stash_type`.
+    """Return y, the mean and the inverse standard deviation; the last two in `stash_type`.
 
-    The first stage is computed in `stash_type` or finer: doubles stay doubles.
+    The first stage is computed in at least the precision of `stash_type`: double stays double.
     """
     _fits(scale.shape, x.shape, "Scale")
     z = _stashed(xp, x, stash_type)
@@ -332,7 +332,7 @@ def layer_normalization(
 
 @layer_normalization.gradient
 def layer_normalization_gradient(op: Op, dys: list[V], x: V, scale: V, b: V, axis: int, epsilon: float) -> tuple[V, ...]:
-    """Mean and inverse deviation are outputs too, and have their part."""
+    """The gradients of the outputs mean and inverse standard deviation are included."""
     axes = list(range(axis % op.rank(x), op.rank(x)))
     centred, mean, inverse = _centred(op, x, axes, epsilon)
     normal = op.Mul(centred, inverse)
@@ -351,7 +351,7 @@ def layer_normalization_gradient(op: Op, dys: list[V], x: V, scale: V, b: V, axi
 
 @layer_normalization.decomposition
 def layer_normalization_decomposition(op: Op, x: V, scale: V, b: V, axis: int, epsilon: float, stash_type: int) -> tuple[V, V, V]:
-    """The variance about the mean: ONNX's own body takes that of the squares, which cancels where values lie far from 0."""
+    """Compute the variance about the mean: E[x^2] - E[x]^2 in ONNX's function body cancels for values far from 0."""
     axes = list(range(axis % op.rank(x), op.rank(x)))
     centred, mean, inverse = _centred(op, _stashed_in(op, x, stash_type), axes, epsilon)
     y = op.Mul(op.cast(op.Mul(centred, inverse), x), scale)
@@ -359,14 +359,14 @@ def layer_normalization_decomposition(op: Op, x: V, scale: V, b: V, axis: int, e
 
 
 def _centred(op: Op, x: V, axes: list[int], epsilon: float) -> tuple[V, V, V]:
-    """x less its mean over `axes`, the mean, and the inverse deviation."""
+    """Return x minus its mean over `axes`, the mean, and the inverse standard deviation."""
     mean = op.ReduceMean(x, axes, keepdims=1)
     centred = op.Sub(x, mean)
     return centred, mean, op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1), epsilon)))
 
 
 def _stashed_in(op: Op, x: V, stash_type: int) -> V:
-    """`_stashed` in a vocabulary."""
+    """`_stashed` in ONNX operators."""
     widest = max((np.dtype(op.dtype(x)), dtypes.numpy_dtype(stash_type)), key=lambda d: d.itemsize)
     return x if op.dtype(x) == widest else op.Cast(x, to=dtypes.onnx_code(widest))
 
@@ -400,16 +400,16 @@ def rms_normalization_decomposition(op: Op, x: V, scale: V, axis: int, epsilon: 
 
 @operator("MeanVarianceNormalization", 9, 13, traits=("shape_of_first",))
 def mean_variance_normalization(xp: Xp, x: Array, *, axes: Ints = (0, 2, 3)) -> Array:
-    """The 1e-9 stands in ONNX's function body: a constant becomes zero."""
+    """Normalize over `axes`; the 1e-9 is from ONNX's function body: a constant becomes zero."""
     d, _, var = _moments(x, axes_of(axes, x.ndim) if axes else tuple(range(x.ndim)))
     return d / (xp.sqrt(var) + 1e-9)
 
 
 @mean_variance_normalization.gradient
 def mean_variance_normalization_gradient(op: Op, dy: V, x: V, axes: Ints) -> V:
-    """Where the deviation is 0, it has no part in the gradient."""
+    """Where the standard deviation is 0, its gradient is omitted."""
     over = list(axes) or list(range(op.rank(x)))
-    if not over:  # a scalar is its own mean
+    if not over:  # the mean of a scalar is itself
         return op.zeros_like(x)
     centred = op.Sub(x, op.ReduceMean(x, over, keepdims=1))
     deviation = op.Sqrt(op.ReduceMean(op.Mul(centred, centred), over, keepdims=1))
@@ -426,9 +426,9 @@ def mean_variance_normalization_gradient(op: Op, dy: V, x: V, axes: Ints) -> V:
 
 @operator("LpNormalization", 1, 22)
 def lp_normalization(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
-    """x over its norm along an axis; zero where the norm is zero."""
+    """Divide x by its norm along an axis; the result is zero where the norm is zero."""
     if p not in (1, 2):
-        raise OperatorError(f"p is {p}; LpNormalization knows 1 and 2", code="SX404")
+        raise OperatorError(f"p must be 1 or 2, got {p}", code="SX404")
     axis = axis_of(axis, x.ndim)
     norm = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else xp.sqrt((x * x).sum(axis=axis, keepdims=True))
     return xp.where(norm == 0, 0, x / norm)
@@ -436,7 +436,7 @@ def lp_normalization(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
 
 @lp_normalization.gradient
 def lp_normalization_gradient(op: Op, dy: V, x: V, y: V, axis: int, p: int) -> V:
-    """Where the norm is 0, so is the gradient."""
+    """The gradient is 0 where the norm is 0."""
     norm = op.ReduceL1(x, [axis], keepdims=1) if p == 1 else op.ReduceL2(x, [axis], keepdims=1)
     zero = op.Equal(norm, 0)
     along = op.ReduceSum(op.Mul(dy, y), [axis], keepdims=1)
@@ -446,9 +446,11 @@ def lp_normalization_gradient(op: Op, dy: V, x: V, y: V, axis: int, p: int) -> V
 
 @operator("LRN", 1, 13)
 def lrn(xp: Xp, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Array:
-    """Squares are summed over `size` channels around each; of an even size one more lies behind than before."""
+    """Sum squares over `size` channels around each; for an even size, one more after than before."""
     if x.ndim < 2 or size < 1:
-        raise OperatorError(f"LRN sums {size} channels of shape {x.shape}", code="SX404")
+        raise OperatorError(
+            f"size must be at least 1 and x must have a channel axis, got {size} and shape {x.shape}", code="SX404"
+        )
     channels = x.shape[1]
     square = x * x
     total = xp.zeros_like(x)
@@ -463,7 +465,7 @@ def lrn(xp: Xp, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75,
 
 @lrn.gradient
 def lrn_gradient(op: Op, dy: V, x: V, size: int, alpha: float, beta: float, bias: float) -> V:
-    """y = x s^-beta, where s sums squares over neighbours; each x is a neighbour of those it is summed for."""
+    """Differentiate y = x s^-beta, where s is a sum of squares over neighbours; being a neighbour is symmetric."""
     s = op.Add(op.Mul(_neighbours(op, op.Mul(x, x), (size - 1) // 2, size // 2), alpha / size), bias)
     beta_ = op.constant(-beta, op.dtype(x))
     power = op.Pow(s, beta_)
@@ -472,7 +474,7 @@ def lrn_gradient(op: Op, dy: V, x: V, size: int, alpha: float, beta: float, bias
 
 
 def _neighbours(op: Op, x: V, before: int, behind: int) -> V:
-    """The sum over so many channels before and behind each one."""
+    """Return the sum over `before` channels before and `behind` channels after each one."""
     rank = op.rank(x)
     total = op.CumSum(op.Pad(x, [0, before + 1, *[0] * (rank - 2), 0, behind, *[0] * (rank - 2)]), 1)
     count = op.Shape(x, start=1, end=2)

@@ -1,4 +1,4 @@
-"""Values in order: the largest, the distinct, the reversed, the running totals, the boxes that survive."""
+"""TopK, ArgMax and ArgMin, Unique, ReverseSequence, CumSum and CumProd, NonMaxSuppression."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from .gather import given_back
 
 @operator("TopK", 11, 24)
 def top_k(xp: Xp, x: Array, k: Host[int], *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
-    """Of equal values the one with the lower index comes first.  NaN counts as larger than every number, as in NumPy's sort.
+    """Return the k largest or smallest values and their indices; of equal values the lower index comes first.
 
-    Where the order is left open (sorted=0), it is that of sorted=1.
+    NaN is larger than every number, as in NumPy's sort.  sorted=0, which leaves the order undefined, returns the order of
+    sorted=1.
     """
     axis = axis_of(axis, x.ndim)
     n = x.shape[axis]
     if not 0 <= k <= n:
-        raise OperatorError(f"k is {k}, and axis {axis} has {n} values", code="SX404")
+        raise OperatorError(f"k must be in [0, {n}], the size of axis {axis}, got {k}", code="SX404")
     rows = xp.moveaxis(x, axis, -1)
-    if 0 < k <= n // 8:  # sort but the chosen ones
+    if 0 < k <= n // 8:  # sort only the selected values
         flat = rows.reshape(-1, n)
         chosen = _chosen(xp, flat, k, bool(largest))
         order = _sorted(xp, xp.take_along_axis(flat, chosen, axis=1), bool(largest))
@@ -42,14 +43,14 @@ def top_k_gradient(op: Op, dy: V, ys: list[V], x: V, axis: int) -> V:
 
 
 def _sorted(xp: Xp, x: Array, largest: bool) -> Array:
-    """The order of the values along the last axis; of equals the first comes first."""
-    if largest:  # a stable sort of the reversed values, read backwards
+    """Return the sorting permutation along the last axis; equal values keep their order."""
+    if largest:  # a stable sort of the reversed values, reversed
         return x.shape[-1] - 1 - xp.flip(xp.argsort(xp.flip(x, -1), axis=-1, kind="stable"), -1)
     return xp.argsort(x, axis=-1, kind="stable")
 
 
 def _chosen(xp: Xp, x: Array, k: int, largest: bool) -> Array:
-    """Where the k best values of each row stand, from left to right; of those equal to the k-th best, the first ones."""
+    """Return the positions of the k best values of each row, in ascending order; the first of those equal to the k-th best."""
     place = x.shape[1] - k if largest else k - 1
     least = xp.partition(x, place, axis=1)[:, place : place + 1]
     better, equal = (x > least if largest else x < least), x == least
@@ -85,10 +86,10 @@ def top_k_1_decomposition(op: Op, x: V, axis: int, k: int) -> tuple[V, V]:
 
 
 def _arg(xp: Xp, x: Array, pick: str, axis: int, keepdims: int, last: int) -> Array:
-    """Where along `axis` the extremum stands first, or last; a NaN is the extremum, as in NumPy."""
+    """Return the first or last index of the extremum along `axis`; NaN is the extremum, as in NumPy."""
     axis = axis_of(axis, x.ndim)
     if x.shape[axis] == 0:
-        raise OperatorError(f"axis {axis} of the shape {x.shape} is empty: nothing is its extremum", code="SX404")
+        raise OperatorError(f"axis {axis} must not be empty, got shape {x.shape}", code="SX404")
     i = getattr(xp, pick)(xp.flip(x, axis) if last else x, axis=axis)
     i = x.shape[axis] - 1 - i if last else i
     return xp.expand_dims(i, axis) if keepdims else i
@@ -108,9 +109,12 @@ def arg_min(xp: Xp, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_i
 
 
 def _groups(xp: Xp, order: Array, new: Array) -> tuple[Array, Array, Array]:
-    """First member, number of each element, and size of the groups of equals that a stable sort brought together.
+    """Return the first member of each group of equal elements, the group of each element, and the sizes of the groups.
 
-    order: the sorting permutation.  new: for each sorted element, whether it begins a group.
+    Args:
+        xp: Array namespace.
+        order: Stable sorting permutation.
+        new: For each sorted element, whether it starts a group.
     """
     starts = xp.flatnonzero(new)
     inverse = xp.empty(order.shape, np.int64)
@@ -120,7 +124,7 @@ def _groups(xp: Xp, order: Array, new: Array) -> tuple[Array, Array, Array]:
 
 
 def _unique_values(xp: Xp, flat: Array) -> tuple[Array, Array, Array]:
-    """The groups of equal values; all NaN are one, as for NumPy."""
+    """Return the groups of equal values; all NaN are equal, as in NumPy."""
     order = xp.argsort(flat, kind="stable")
     s = flat[order]
     differs = s[1:] != s[:-1]
@@ -130,9 +134,9 @@ def _unique_values(xp: Xp, flat: Array) -> tuple[Array, Array, Array]:
 
 
 def _unique_rows(xp: Xp, codes: Array) -> tuple[Array, Array, Array]:
-    """The groups of equal rows of a matrix of integers, in lexicographic order."""
+    """Return the groups of equal rows of an integer matrix, in lexicographic order."""
     n, columns = codes.shape
-    order = xp.lexsort(xp.flip(codes.T, 0)) if columns else xp.arange(n)  # the last key of lexsort counts first
+    order = xp.lexsort(xp.flip(codes.T, 0)) if columns else xp.arange(n)  # the last key of lexsort is the primary one
     s = codes[order]
     return _groups(xp, order, xp.concatenate([xp.ones((min(1, n),), bool), (s[1:] != s[:-1]).any(axis=1)]))
 
@@ -145,7 +149,7 @@ def unique(xp: Xp, x: Array, *, axis: int | None = None, sorted: int = 1) -> tup
     else:
         axis = axis_of(axis, x.ndim)
         moved = xp.moveaxis(x, axis, 0)
-        # Numbered by rank, values of any dtype, NaN and strings too, compare as integers.
+        # Values of any dtype, including NaN and strings, are compared by their ranks as integers.
         _, codes, _ = _unique_values(xp, moved.reshape(-1))
         first, inverse, counts = _unique_rows(xp, codes.reshape(x.shape[axis], x.size // max(1, x.shape[axis])))
     if not sorted:
@@ -157,7 +161,7 @@ def unique(xp: Xp, x: Array, *, axis: int | None = None, sorted: int = 1) -> tup
 
 @unique.gradient
 def unique_gradient(op: Op, dys: list[V], x: V, axis: int | None, sorted: int) -> V:
-    """To the first of equals, which is the one that was taken."""
+    """The gradient goes to the first of equal values, which is the selected one."""
     if dys[0] is None:
         return None
     first = op.Unique(x, axis=axis, sorted=sorted, outputs=2)[1]
@@ -173,11 +177,12 @@ def unique_gradient(op: Op, dys: list[V], x: V, axis: int | None, sorted: int) -
 def reverse_sequence(xp: Xp, x: Array, sequence_lens: Host[np.ndarray], *, batch_axis: int = 1, time_axis: int = 0) -> Array:
     if x.ndim < 2 or {batch_axis, time_axis} != {0, 1}:
         raise OperatorError(
-            f"batch_axis {batch_axis} and time_axis {time_axis} are not the first axes of the shape {x.shape}", code="SX408"
+            f"batch_axis and time_axis must be the first two axes, got {batch_axis} and {time_axis} for shape {x.shape}",
+            code="SX408",
         )
     batch, time = x.shape[batch_axis], x.shape[time_axis]
     if sequence_lens.shape != (batch,) or (sequence_lens < 0).any() or (sequence_lens > time).any():
-        raise OperatorError(f"sequence_lens {sequence_lens.tolist()} do not give {batch} lengths from 0 to {time}", code="SX404")
+        raise OperatorError(f"sequence_lens must have {batch} lengths in [0, {time}], got {sequence_lens.tolist()}", code="SX404")
     t, lens = np.arange(time), sequence_lens[:, None]
     source = xp.asarray(np.where(t < lens, lens - 1 - t, t))  # (batch, time)
     sample = xp.arange(batch)[:, None]
@@ -190,7 +195,7 @@ def reverse_sequence_gradient(op: Op, dy: V, sequence_lens: V, batch_axis: int, 
 
 
 def _running(xp: Xp, x: Array, operation: str, axis: int, exclusive: int, reverse: int) -> Array:
-    """Running totals; exclusive ones begin with the neutral value and leave out the last element."""
+    """Compute a running sum or product; an exclusive one starts with the neutral value and omits the last element."""
     axis = axis_of(axis, x.ndim)
     x = xp.flip(x, axis) if reverse else x
     if exclusive and x.shape[axis]:
@@ -218,7 +223,7 @@ def cum_prod(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: 
 
 @cum_prod.gradient
 def cum_prod_gradient(op: Op, dy: V, y: V, x: V, axis: V, exclusive: int, reverse: int) -> V:
-    """Before the first zero, dy y / x from there on; at it, the same with that zero left out; behind it, nothing."""
+    """Before the first zero: the sum of dy y / x from there; at it: the same without that zero; after it: 0."""
     zero = op.Equal(x, 0)
     zeros = op.CumSum(op.cast(zero, x), axis, reverse=reverse)
     first = op.And(zero, op.Equal(zeros, 1))
@@ -234,7 +239,7 @@ def cum_prod_gradient(op: Op, dy: V, y: V, x: V, axis: V, exclusive: int, revers
 
 
 def _survivors(corners: np.ndarray, order: np.ndarray, most: int, iou_threshold: float) -> list[int]:
-    """The boxes, best first, that overlap no better survivor by more than the threshold."""
+    """Return the boxes, best first, whose overlap with every better selected box is at most the threshold."""
     low, high = corners
     area = (high - low).prod(axis=0)
     out: list[int] = []
@@ -262,22 +267,22 @@ def non_max_suppression(
 ) -> Array:
     if boxes.ndim != 3 or scores.ndim != 3 or boxes.shape != (scores.shape[0], scores.shape[2], 4):
         raise OperatorError(
-            f"boxes of shape {boxes.shape} and scores of shape {scores.shape} are not (N, boxes, 4) and (N, classes, boxes)",
+            f"boxes must have shape (N, boxes, 4) and scores (N, classes, boxes), got {boxes.shape} and {scores.shape}",
             code="SX404",
         )
     if not 0 <= iou_threshold <= 1:
-        raise OperatorError(f"iou_threshold {iou_threshold} is outside [0, 1]", code="SX404")
+        raise OperatorError(f"iou_threshold must be in [0, 1], got {iou_threshold}", code="SX404")
     if center_point_box not in (0, 1):
-        raise OperatorError(f"center_point_box {center_point_box} is neither 0 nor 1", code="SX404")
+        raise OperatorError(f"center_point_box must be 0 or 1, got {center_point_box}", code="SX404")
     a, b = boxes[..., :2], boxes[..., 2:]
-    # Corners come as any diagonal pair; centres come with width and height.
+    # Boxes are any two diagonal corners, or centres with width and height.
     corners = np.stack([a - b / 2, a + b / 2] if center_point_box else [np.minimum(a, b), np.maximum(a, b)])
     corners = np.ascontiguousarray(corners.swapaxes(-1, -2))
     selected: list[tuple[int, int, int]] = []
     for i in limits.rounds(scores.shape[0] * scores.shape[1]):
         n, c = divmod(i, scores.shape[1])
         s = scores[n, c]
-        order = np.argsort(-s, kind="stable")  # of equal scores the first box wins
+        order = np.argsort(-s, kind="stable")  # of equal scores the first box comes first
         if score_threshold is not None:
             order = order[s[order] >= score_threshold]
         selected += [(n, c, box) for box in _survivors(corners[:, n], order, max_output_boxes_per_class, iou_threshold)]

@@ -1,4 +1,4 @@
-"""Slice and Pad: a part of a tensor, or a tensor in a frame."""
+"""Slice and Pad."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _clamp(value: int, low: int, high: int) -> int:
 
 
 def _slice(start: int, end: int, step: int, size: int) -> slice:
-    """ONNX's start, end and step on an axis of this size.
+    """Convert ONNX's start, end and step on an axis of this size to a Python slice.
 
-    Unlike in Python, a start far below the axis still means its first element when the step is negative.
+    Unlike in Python, a start far below 0 still selects the first element if the step is negative.
     """
     if step == 0:
-        raise OperatorError("a step of a slice is 0", code="SX404")
+        raise OperatorError("steps must not be 0", code="SX404")
     start, end = (v + size if v < 0 else v for v in (start, end))
     step = _clamp(step, -size - 1, size + 1)
     if step > 0:
@@ -43,7 +43,9 @@ def slice_(
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise OperatorError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} differ in length", code="SX404")
+        raise OperatorError(
+            f"starts, ends, axes and steps must have equal lengths, got {starts}, {ends}, {axes} and {steps}", code="SX404"
+        )
     index = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes_of(axes, x.ndim), starts, ends, steps, strict=True):
         index[axis] = _slice(start, end, step, x.shape[axis])
@@ -52,8 +54,7 @@ def slice_(
 
 @slice_.gradient
 def slice_gradient(op: Op, dy: V, x: V, starts: V, ends: V, axes: V, steps: V) -> V:
-    """Without steps a slice is undone by a frame of zeros.  Otherwise each element goes back to its place: places are counted
-    through the same slice."""
+    """Without steps, pad dy with zeros; otherwise scatter dy to the indices that the same slice selects."""
     if steps is None:
         starts = op.Cast(starts, to=7)
         axes = op.Range(0, op.Size(starts), 1) if axes is None else op.Cast(axes, to=7)
@@ -82,7 +83,7 @@ def slice_1_decomposition(op: Op, x: V, starts: Ints, ends: Ints, axes: Ints | N
 
 
 def _reflected(i: np.ndarray, size: int) -> np.ndarray:
-    """Mirrored at the first and the last value, as often as it takes; neither of the two is repeated."""
+    """Reflect indices at the first and the last value, repeatedly if necessary; neither of the two is repeated."""
     if size == 1:
         return np.zeros_like(i)
     i = i % (2 * size - 2)
@@ -94,22 +95,22 @@ _SOURCES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "reflect": _reflected,
     "wrap": lambda i, size: i % size,
 }
-"""Mode -> where the value at position i comes from on an axis of this size; i may lie on either side of it."""
+"""Mode -> index of the value for position i on an axis of this size; i may be outside the axis on either side."""
 
 
 def _pad(xp: Xp, x: Array, pads: Sequence[int], mode: str, value: Array | None, axes: Sequence[int]) -> Array:
-    """A frame around `x`, of the sizes that `pads` gives: first one per axis for the fronts, then one for the ends.
+    """Pad `x`; `pads` has the sizes at the beginning of each axis, then those at the end of each axis.
 
-    Negative sizes remove values, before the other side is padded.
+    Negative sizes remove values before the other side is padded.
     """
     if len(pads) != 2 * len(axes):
-        raise OperatorError(f"pads {tuple(pads)} do not fit {len(axes)} axes: two numbers per axis", code="SX404")
+        raise OperatorError(f"pads must have two values for each of {len(axes)} axes, got {tuple(pads)}", code="SX404")
     fronts, ends = [0] * x.ndim, [0] * x.ndim
     for axis, front, end in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
         fronts[axis], ends[axis] = front, end
     shape = tuple(front + d + end for front, d, end in zip(fronts, x.shape, ends, strict=True))
     if any(d < 0 for d in shape):
-        raise OperatorError(f"pads {tuple(pads)} remove more than the shape {x.shape} has", code="SX404")
+        raise OperatorError(f"pads must not remove more than the shape {x.shape} has, got {tuple(pads)}", code="SX404")
     limits.admit(shape, x.dtype)
     kept = [(max(0, -front), max(0, -front, d - max(0, -end))) for front, d, end in zip(fronts, x.shape, ends, strict=True)]
     x = x[tuple(slice(low, high) for low, high in kept)]
@@ -119,16 +120,16 @@ def _pad(xp: Xp, x: Array, pads: Sequence[int], mode: str, value: Array | None, 
         y = blank(xp, shape, x.dtype)
         if value is not None:
             y[...] = value
-        # Where more is removed than there is, nothing of x is left, and the front may still be negative.
+        # If more is removed than exists, nothing of x remains, and the front may still be negative.
         y[tuple(slice(max(0, front), max(0, front) + d) for front, d in zip(fronts, x.shape, strict=True))] = x
         return y
     if mode not in _SOURCES:
-        raise OperatorError(f"mode {mode!r} is none of constant, {', '.join(_SOURCES)}", code="SX404")
+        raise OperatorError(f"mode must be one of constant, {', '.join(_SOURCES)}, got {mode!r}", code="SX404")
     for axis, (front, d, size) in enumerate(zip(fronts, x.shape, shape, strict=True)):
         if d == size:
             continue
         if d == 0:
-            raise OperatorError(f"axis {axis} holds nothing to pad with in mode {mode!r}", code="SX404")
+            raise OperatorError(f"axis {axis} must not be empty in mode {mode!r}", code="SX404")
         limits.admit((size,), np.int64)
         source = _SOURCES[mode](np.arange(size) - max(0, front), d)
         x = xp.take(x, xp.asarray(source), axis=axis)
@@ -147,17 +148,17 @@ def pad(
     version: Version,
 ) -> Array:
     if mode == "wrap" and version < 19:
-        raise OperatorError(f"mode 'wrap' came with Pad-19; this is Pad-{version}", code="SX404")
+        raise OperatorError(f"mode 'wrap' requires Pad-19 or later, got Pad-{version}", code="SX404")
     if constant_value is not None:
         if constant_value.size != 1:
-            raise OperatorError(f"constant_value must hold one value; it has shape {constant_value.shape}", code="SX404")
+            raise OperatorError(f"constant_value must hold one value, got shape {constant_value.shape}", code="SX404")
         constant_value = constant_value.reshape(())
     return _pad(xp, x, pads, mode, constant_value, range(x.ndim) if axes is None else axes_of(axes, x.ndim))
 
 
 @pad.gradient
 def pad_gradient(op: Op, dy: V, x: V, pads: V, constant_value: V, axes: V, mode: str, needs: tuple[bool, ...]) -> tuple[V, V, V]:
-    """A frame of a constant is removed by the opposite pads; in the other modes each value goes back to where it came from."""
+    """Constant padding is removed by the negated pads; in the other modes, each value is added to the value it copies."""
     if mode == "constant":
         dvalue = None
         if needs[2:3] == (True,):
@@ -174,7 +175,7 @@ def pad_gradient(op: Op, dy: V, x: V, pads: V, constant_value: V, axes: V, mode:
 @operator("Pad", 2, widen=False)
 def pad_2(xp: Xp, x: Array, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Array:
     if mode == "wrap":
-        raise OperatorError("mode 'wrap' came with Pad-19; this is Pad-2", code="SX404")
+        raise OperatorError("mode 'wrap' requires Pad-19 or later, got Pad-2", code="SX404")
     return _pad(xp, x, pads, mode, value, range(x.ndim))
 
 
@@ -186,7 +187,7 @@ def pad_2_decomposition(op: Op, x: V, pads: Ints, mode: str, value: float) -> V:
 @operator("Pad", 1, widen=False)
 def pad_1(xp: Xp, x: Array, *, paddings: Ints, mode: str = "constant", value: float = 0.0) -> Array:
     if any(p < 0 for p in paddings):
-        raise OperatorError(f"paddings {paddings} are negative; removing came with Pad-2", code="SX404")
+        raise OperatorError(f"paddings must not be negative before Pad-2, got {paddings}", code="SX404")
     return pad_2(xp, x, pads=paddings, mode=mode, value=value)
 
 

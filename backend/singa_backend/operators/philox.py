@@ -1,4 +1,4 @@
-"""Philox, the counter-based generator: random bits that are a function of a key and a place, equal on every device.
+"""Philox, a counter-based generator: random bits are a function of a key and a position, equal on every device.
 
 Philox-4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
 """
@@ -26,14 +26,14 @@ declare_schema(
     ["key: tensor(int64)", "shape: tensor(int64)"],
     ["bits: T"],
     types={"T": ["uint32"]},
-    doc="Random 32-bit words.  key: (seed, number of the draw).  shape: that of the result.  Word i of the flat result is word "
+    doc="Random 32-bit words.  key: (seed, number of the draw).  shape: shape of the result.  Word i of the flat result is word "
     "i % 4 of the block whose counter is (i // 4, draw) under the key (seed).",
 )
 
 
 @operator("Philox", 1, domain=SINGA_DOMAIN)
 def philox(xp: Xp, key: Host[np.ndarray], shape: Host[Ints]) -> Array:
-    """uint32 words of the given shape; key: the seed and the number of the draw, each a non-negative int64."""
+    """Return uint32 words of this shape; key: the seed and the number of the draw, each a non-negative int64."""
     seed, draw = (int(k) for k in key.reshape(-1))
     count = math.prod(shape)
     limits.admit((max(count, 1), 4), np.uint64)
@@ -55,7 +55,7 @@ def philox(xp: Xp, key: Host[np.ndarray], shape: Host[Ints]) -> Array:
 
 @philox.decomposition
 def philox_decomposition(op: Op, key: V, shape: V) -> V:
-    """In int64, where products of 32 by 16 bits never overflow; BitwiseXor is there from opset 18 on."""
+    """Compute in int64, where products of 32 by 16 bits do not overflow; BitwiseXor requires opset 18 or later."""
     count = op.ReduceProd(shape, keepdims=0)
     blocks = op.Range(0, op.Div(op.Add(count, 3), 4), 1)
     seed, draw = op.Gather(key, 0), op.Gather(key, 1)
@@ -71,12 +71,12 @@ def philox_decomposition(op: Op, key: V, shape: V) -> V:
 
 
 def _halves(op: Op, x: V) -> tuple[V, V]:
-    """The low and the high 32 bits."""
+    """Return the low and the high 32 bits."""
     return op.Mod(x, 1 << 32), op.Div(x, 1 << 32)
 
 
 def _product(op: Op, x: V, m: int) -> tuple[V, V]:
-    """The high and the low 32 bits of a product of 32-bit words."""
+    """Return the high and the low 32 bits of a product of 32-bit words."""
     upper, lower = op.Mul(x, m >> 16), op.Mul(x, m & 0xFFFF)
     middle = op.Add(upper, op.Div(lower, 1 << 16))  # below 2**49
     low = op.Add(op.Mul(op.Mod(middle, 1 << 16), 1 << 16), op.Mod(lower, 1 << 16))

@@ -1,4 +1,4 @@
-"""Pooling: a window is a product of intervals, so one axis is pooled after another, a strided slice at a time."""
+"""Pooling: a window is a product of intervals, so axes are pooled one after the other, a strided slice at a time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ._windows import SAME, Windows, before, cells, framed, per_axis, spatial, u
 
 
 def slices(at: Windows, axis: int) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """`Windows.taps` as indices of an output and of an input whose axes before this spatial axis are taken whole."""
+    """Yield `Windows.taps` as indices of an output and of an input, with full slices for the axes before this one."""
     before = (slice(None),) * (2 + axis)
     for _, here, there in at.taps(axis):
         yield (*before, here), (*before, there)
 
 
 def pool(xp: Xp, x: Array, at: Windows, combine: Callable[..., Array], empty: float) -> Array:
-    """Every window's cells combined two by two; a window of nothing but padding holds `empty`."""
+    """Combine the cells of each window pairwise; a window that contains only padding has the value `empty`."""
     for axis, count in enumerate(at.counts):
         whole = slice(0, count)
-        steps = sorted(slices(at, axis), key=lambda step: step[0][-1] != whole)  # what reaches every window comes first
+        steps = sorted(slices(at, axis), key=lambda step: step[0][-1] != whole)  # offsets that reach every window come first
         if steps and steps[0][0][-1] == whole:
             y = x[steps.pop(0)[1]].copy()
         else:
@@ -42,7 +42,7 @@ def pool(xp: Xp, x: Array, at: Windows, combine: Callable[..., Array], empty: fl
 
 
 def divisors(at: Windows, count_include_pad: int) -> np.ndarray:
-    """How many cells each window averages.  What overhangs the padding (ceil_mode) never counts."""
+    """Return the number of cells that each window averages; cells beyond the padding (ceil_mode) do not count."""
     if count_include_pad:
         sizes = tuple(map(sum, zip(at.begins, at.sizes, at.ends, strict=True)))
         none = (0,) * len(sizes)
@@ -70,7 +70,7 @@ def average_pool(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """The mean of each window's cells, without the padding unless count_include_pad (which came with 7)."""
+    """Return the mean of each window's cells, without the padding unless count_include_pad (version 7 or later)."""
     at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
     total = pool(xp, x, at, xp.add, 0)
     count = divisors(at, count_include_pad).astype(x.dtype)
@@ -89,13 +89,13 @@ def average_pool_gradient(
     pads: Ints | None,
     strides: Ints | None,
 ) -> V:
-    """Each cell gets its share from every window that averages it."""
+    """The gradient of each cell is the sum of its shares of all windows that average it."""
     over = _Over(op, x, dy, kernel_shape, auto_pad, dilations, pads, strides)
     return over.back(op.Div(dy, over.sizes(count_include_pad)))
 
 
 class _Over:
-    """Windows over x in ONNX's vocabulary; each channel is a sample of its own."""
+    """Windows over x in ONNX operators; each channel is a sample."""
 
     def __init__(
         self, op: Op, x: V, y: V, kernel: Ints, auto_pad: str, dilations: Ints | None, pads: Ints | None, strides: Ints | None
@@ -114,7 +114,7 @@ class _Over:
         return op.Reshape(x, op.Concat([-1, 1], cells(op, x), axis=0)) if op.rank(x) else x
 
     def sizes(self, count_include_pad: int) -> V:
-        """How many cells each window averages, as 1 x 1 x ...  What overhangs the padding never counts."""
+        """Return the number of cells that each window averages, as 1 x 1 x ...; cells beyond the padding do not count."""
         op = self.op
         area = cells(op, self.x)
         begins = self.begins
@@ -127,7 +127,7 @@ class _Over:
         return op.Conv(seen, self.ones, strides=self.strides, dilations=self.dilations)
 
     def back(self, dy: V) -> V:
-        """What lies on the windows, summed on the cells that they read."""
+        """Add the value of each window to the cells that it reads."""
         op = self.op
         z = op.ConvTranspose(self._alone(dy), self.ones, strides=self.strides, dilations=self.dilations)
         return op.Reshape(unframed(op, z, self.x, self.begins), op.Shape(self.x), allowzero=1)
@@ -148,28 +148,28 @@ def global_average_pool_gradient(op: Op, dy: V, x: V) -> V:
 
 
 def lowest(dtype: np.dtype) -> float:
-    """What never wins a maximum."""
+    """Return the neutral value of the maximum."""
     return -math.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
 
 def argmax_pool(xp: Xp, x: Array, at: Windows) -> tuple[Array, Array]:
-    """The largest cell of each window, and its number in row-major order; of equals, and of NaN, the first counts.
+    """Return the maximum of each window and its row-major index; of equal cells, and of NaN, the first one counts.
 
-    The number is -1 where a window holds nothing but padding.
+    The index is -1 if a window contains only padding.
     """
     cells = math.prod(at.kernel)
     small = np.uint8 if cells <= 256 else np.int64
-    code = xp.zeros((1,) * x.ndim, dtype=small)  # which offset of the kernel was the largest, the last axis running fastest
+    code = xp.zeros((1,) * x.ndim, dtype=small)  # offset of the maximum in the kernel, row-major
     code = xp.broadcast_to(code, x.shape)
     nans = x.dtype.kind == "f" and bool(xp.to_host((x != x).any()))
     inner = 1
-    for axis in reversed(range(len(at.counts))):  # the last axis first: the first of equals in each row, then the first row
+    for axis in reversed(range(len(at.counts))):  # last axis first: the first of equals in each row, then the first row
         shape = (*x.shape[: 2 + axis], at.counts[axis], *x.shape[3 + axis :])
         y, best = xp.full(shape, lowest(x.dtype), dtype=x.dtype), xp.zeros(shape, dtype=small)
         whole, begun = (slice(None),) * (2 + axis), at.counts[axis]
-        for j, here, there in at.taps(axis):  # later offsets have larger codes, and reach windows that begin earlier
+        for j, here, there in at.taps(axis):  # later offsets have larger codes and reach windows that start earlier
             seen, mine = x[(*whole, there)], code[(*whole, there)] + small(j * inner)
-            fresh = max(0, min(begun, here.stop) - here.start)  # windows that no offset has reached so far
+            fresh = max(0, min(begun, here.stop) - here.start)  # windows that no previous offset reached
             new, old = (*whole, slice(here.start, here.start + fresh)), (*whole, slice(here.start + fresh, here.stop))
             y[new], best[new] = seen[(*whole, slice(0, fresh))], mine[(*whole, slice(0, fresh))]
             seen, mine = seen[(*whole, slice(fresh, None))], mine[(*whole, slice(fresh, None))]
@@ -184,7 +184,7 @@ def argmax_pool(xp: Xp, x: Array, at: Windows) -> tuple[Array, Array]:
 
 
 def _numbered(xp: Xp, code: Array, at: Windows) -> Array:
-    """Offsets of the kernel as numbers of cells: those of window 0 by a table, and how far each window lies from it."""
+    """Convert kernel offsets to cell indices: a table for window 0, plus the distance of each window from it."""
     table, base, reached = np.zeros(1, np.int64), np.zeros((1,) * len(at.counts), np.int64), np.ones((1,) * len(at.counts), bool)
     for axis, count in enumerate(at.counts):
         stride = math.prod(at.sizes[axis + 1 :])
@@ -200,7 +200,7 @@ def _numbered(xp: Xp, code: Array, at: Windows) -> Array:
 
 
 def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
-    """The same cells numbered in column-major order: the first coordinate runs fastest."""
+    """Convert row-major cell indices to column-major: the first coordinate varies fastest."""
     out, stride = xp.zeros_like(index), math.prod(sizes)
     for size in reversed(sizes):
         stride //= max(1, size)
@@ -222,13 +222,13 @@ def max_pool(
     strides: Ints | None = None,
     wanted: Wanted = (True,),
 ) -> Array | tuple[Array, Array]:
-    """The largest cell of each window (NaN where there is one); the padding never wins.
+    """Return the maximum of each window (NaN if it contains one); padding does not count.
 
-    Indices number the cells of the whole tensor, one plane after another; storage_order 1 numbers each plane by columns.
+    Indices refer to the whole tensor, one plane after another; with storage_order=1, each plane is column-major.
     """
     at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
     if storage_order not in (0, 1):
-        raise OperatorError(f"storage_order {storage_order} is neither 0 (rows) nor 1 (columns)", code="SX404")
+        raise OperatorError(f"storage_order must be 0 (rows) or 1 (columns), got {storage_order}", code="SX404")
     if not any(wanted[1:]):
         return pool(xp, x, at, xp.maximum, lowest(x.dtype))
     y, index = argmax_pool(xp, x, at)
@@ -251,7 +251,7 @@ def max_pool_gradient(
     storage_order: int,
     strides: Ints | None,
 ) -> V:
-    """To the largest cell of each window; of equals, to the first."""
+    """The gradient goes to the maximum of each window; of equal cells, to the first."""
     if dys[0] is None:
         return None
     index = (
@@ -270,11 +270,11 @@ def max_pool_gradient(
     )
     dy, rank = dys[0], len(kernel_shape)
     strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
-    close = max(dilations) == 1  # no cell lies between those of a window
+    close = max(dilations) == 1  # the cells of a window are adjacent
     if not close or any(p >= k for p, k in zip(pads or (), (*kernel_shape, *kernel_shape), strict=False)):
-        nowhere = op.Less(index, 0)  # a window of padding alone
+        nowhere = op.Less(index, 0)  # a window that contains only padding
         index, dy, once = op.Where(nowhere, 0, index), op.Where(nowhere, 0, dy), False
-    else:  # windows that share no cell write each of theirs once
+    else:  # windows without common cells write each cell once
         once = all(s >= k for s, k in zip(strides, kernel_shape, strict=True))
     flat = op.ConstantOfShape(op.Reshape(op.Size(x), [1]), value=np.zeros(1, op.dtype(x)))
     flat = op.ScatterElements(flat, op.Reshape(index, [-1]), op.Reshape(dy, [-1]), axis=0, reduction="none" if once else "add")
@@ -288,7 +288,7 @@ def global_max_pool(xp: Xp, x: Array) -> Array:
 
 @global_max_pool.gradient
 def global_max_pool_gradient(op: Op, dy: V, x: V) -> V:
-    """To the largest cell; of equals, to the first."""
+    """The gradient goes to the maximum; of equal cells, to the first."""
     rows = op.Reshape(x, op.Concat(op.Shape(x, end=2), [-1], axis=0))
     there = op.ArgMax(rows, axis=2, keepdims=1)
     values = op.Reshape(dy, op.Concat(op.Shape(x, end=2), [1], axis=0), allowzero=1)
@@ -306,24 +306,28 @@ def max_unpool(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """Each cell goes back to where MaxPool found it; all else is 0.
+    """Write each cell to the position where MaxPool found it; all other cells are 0.
 
-    The indices number the cells of the tensor that kernel, strides and pads lead back to.  `output_shape` makes the pads
-    instead, but pads only take away: what it asks for beyond stands as zeros behind (maxunpool_export_with_output_shape).
+    The indices refer to the tensor whose shape follows from kernel, strides and pads.  `output_shape` determines the pads
+    instead, but pads only crop: cells beyond that shape are zeros at the end (maxunpool_export_with_output_shape).
     """
     rank = len(spatial(x))
     if index.shape != x.shape:
-        raise OperatorError(f"the indices have shape {index.shape}, the values {x.shape}", code="SX404")
+        raise OperatorError(f"indices and values must have equal shapes, got {index.shape} and {x.shape}", code="SX404")
     at = windows(kernel_shape, kernel_shape, strides, None if output_shape is not None else pads, None)
     full = tuple((size - 1) * s + k for size, s, k in zip(x.shape[2:], at.strides, at.kernel, strict=True))
     if output_shape is None:
         inner = shape = (*x.shape[:2], *(f - b - e for f, b, e in zip(full, at.begins, at.ends, strict=True)))
         if min(inner[2:]) < 0:
-            raise OperatorError(f"pads {at.begins} and {at.ends} take away more than there is, {full}", code="SX404")
+            raise OperatorError(
+                f"pads must not exceed the unpadded output shape {full}, got {at.begins} and {at.ends}", code="SX404"
+            )
     else:
         shape = output_shape
         if len(shape) != x.ndim or shape[:2] != x.shape[:2] or min(shape[2:]) < 0:
-            raise OperatorError(f"output_shape {shape} does not fit x of shape {x.shape}", code="SX404")
+            raise OperatorError(
+                f"output_shape must have the batch and channels of x {x.shape} and no negative size, got {shape}", code="SX404"
+            )
         inner = (*shape[:2], *map(min, shape[2:], full))
     y = xp.zeros(math.prod(inner), dtype=x.dtype)
     xp.scatter(y, (xp.indices(index.reshape(-1), y.size, negative=False),), x.reshape(-1))
@@ -337,7 +341,7 @@ def max_unpool(
 
 @max_unpool.gradient
 def max_unpool_gradient(op: Op, dy: V, x: V, index: V, output_shape: V, kernel_shape: Ints, strides: Ints | None) -> V:
-    """Each cell takes what stands where it went; beyond what the pads take away nothing stands."""
+    """Gather dy at the position of each cell, within the unpadded shape if `output_shape` is present."""
     if output_shape is not None:
         rank = len(kernel_shape)
         strides = per_axis("strides", strides, rank)
@@ -351,9 +355,9 @@ def max_unpool_gradient(op: Op, dy: V, x: V, index: V, output_shape: V, kernel_s
 
 
 def powers(xp: Xp, x: Array, p: float) -> Array:
-    """|x|**p; raises OperatorError for a p that makes no norm."""
+    """Compute |x|**p; raise OperatorError unless p defines a norm."""
     if not 0 < p < math.inf:
-        raise OperatorError(f"p {p} makes no norm: it must be positive and finite", code="SX404")
+        raise OperatorError(f"p must be positive and finite, got {p}", code="SX404")
     return xp.abs(x) if p == 1 else x * x if p == 2 else xp.abs(x) ** p
 
 
@@ -374,9 +378,12 @@ def lp_pool(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """The p-norm of each window, the padding being 0.  Version 1 lets kernel_shape be absent and does not say what that means."""
+    """Return the p-norm of each window, with padding 0.
+
+    Version 1 allows an absent kernel_shape without defining it: an OperatorError here.
+    """
     if not kernel_shape:
-        raise OperatorError("LpPool needs a kernel_shape", code="SX404")
+        raise OperatorError("kernel_shape must be present", code="SX404")
     at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
     return root(xp, pool(xp, powers(xp, x, p), at, xp.add, 0), p)
 
@@ -394,19 +401,19 @@ def lp_pool_gradient(
     pads: Ints | None,
     strides: Ints | None,
 ) -> V:
-    """Where the norm is 0, so is the gradient."""
+    """The gradient is 0 where the norm is 0."""
     over = _Over(op, x, dy, kernel_shape, auto_pad, dilations, pads, strides)
     return _norm_back(op, over.back(_norm_share(op, dy, y, p)), x, p)
 
 
 def _norm_share(op: Op, dy: V, y: V, p: float) -> V:
-    """dy y^(1-p)"""
+    """Compute dy y^(1-p)."""
     zero = op.Equal(y, 0)
     return op.Where(zero, 0, op.Mul(dy, op.Pow(op.Where(zero, 1, y), op.constant(1 - p, op.dtype(y)))))
 
 
 def _norm_back(op: Op, share: V, x: V, p: float) -> V:
-    """share |x|^(p-1) sign(x)"""
+    """Compute share |x|^(p-1) sign(x)."""
     if p == 1:
         return op.Mul(share, op.Sign(x))
     power = x if p == 2 else op.Mul(op.Pow(op.Abs(x), op.constant(p - 1, op.dtype(x))), op.Sign(x))
@@ -415,11 +422,11 @@ def _norm_back(op: Op, share: V, x: V, p: float) -> V:
 
 @operator("GlobalLpPool", 1, 2, 22)
 def global_lp_pool(xp: Xp, x: Array, *, p: float = 2) -> Array:
-    """Version 1 has a float p; later ones an integer."""
+    """Return the p-norm over all spatial axes; p is a float in version 1 and an integer in later versions."""
     return root(xp, powers(xp, x, p).sum(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True), p)
 
 
 @global_lp_pool.gradient
 def global_lp_pool_gradient(op: Op, dy: V, y: V, x: V, p: float) -> V:
-    """Where the norm is 0, so is the gradient."""
+    """The gradient is 0 where the norm is 0."""
     return _norm_back(op, op.Expand(_norm_share(op, dy, y, p), op.Shape(x)), x, p)

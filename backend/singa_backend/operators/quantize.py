@@ -1,4 +1,4 @@
-"""ForwardGraph numbers and their quantized form: y = saturate(round(x / scale) + zero_point), and back."""
+"""Quantization, y = saturate(round(x / scale) + zero_point), and dequantization."""
 
 from __future__ import annotations
 
@@ -21,42 +21,48 @@ _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
 def _fit(xp: Xp, name: str, v: Array, shape: tuple[int, ...], axis: int, block: int) -> Array:
-    """A scale or a zero point, made to broadcast with a tensor of `shape`: scalar, per axis, or one value for each block."""
+    """Reshape a scale or zero point (scalar, per axis or per block) to broadcast to a tensor of `shape`."""
     rank = len(shape)
     if block < 0:
-        raise OperatorError(f"block_size {block} is negative", code="SX404")
+        raise OperatorError(f"block_size must be at least 0, got {block}", code="SX404")
     if block and v.ndim == rank > 0:
         axis = axis_of(axis if rank > 1 else 0, rank)
         blocks = -(-shape[axis] // block)
         want = (*shape[:axis], blocks, *shape[axis + 1 :])
         if v.shape != want:
-            raise OperatorError(f"{name} {v.shape} must be {want}: x {shape} in blocks of {block} on axis {axis}", code="SX404")
+            raise OperatorError(
+                f"{name} must have shape {want} for x {shape} in blocks of {block} on axis {axis}, got {v.shape}", code="SX404"
+            )
         return xp.repeat(v, min(block, shape[axis]), axis=axis)[(slice(None),) * axis + (slice(shape[axis]),)]
     if v.size == 1 and v.ndim <= 1:
         return v.reshape(())
     if v.ndim != 1:
-        raise OperatorError(f"{name} has shape {v.shape}; without block_size it is a scalar or a vector", code="SX404")
-    axis = axis_of(axis if rank > 1 else 0, rank)  # the default axis is 1, which a vector does not have
+        raise OperatorError(f"{name} must be a scalar or a vector without block_size, got shape {v.shape}", code="SX404")
+    axis = axis_of(axis if rank > 1 else 0, rank)  # the default axis is 1, which does not exist for a vector
     if rank == 0 or v.shape[0] != shape[axis]:
-        raise OperatorError(f"{name} has {v.shape[0]} values; x {shape} has another length on axis {axis}", code="SX404")
+        raise OperatorError(
+            f"{name} must have one value for each entry of axis {axis} of x {shape}, got {v.shape[0]}", code="SX404"
+        )
     return v.reshape(-1, *(1,) * (rank - axis - 1))
 
 
 def _same_shape(scale: Array, zero_point: Array | None) -> None:
     if zero_point is not None and scale.shape != zero_point.shape and (scale.size, zero_point.size) != (1, 1):
-        raise OperatorError(f"scale {scale.shape} and zero point {zero_point.shape} differ in shape", code="SX404")
+        raise OperatorError(
+            f"scale and zero point must have equal shapes, got {scale.shape} and {zero_point.shape}", code="SX404"
+        )
 
 
 def _scalar_only(scale: Array) -> None:
     if scale.size != 1:
-        raise OperatorError(f"scale has shape {scale.shape}: before opset 13 it is a scalar", code="SX404")
+        raise OperatorError(f"scale must be a scalar before opset 13, got shape {scale.shape}", code="SX404")
 
 
 def _quotient(x: Array, scale: Array, precision: np.dtype[Any]) -> Array:
-    """x / scale as `precision` has it, in a float that NumPy computes with."""
-    if precision.kind == "i":  # a true quotient: integers to 2^31 and their ties are exact in float64 only
+    """Compute x / scale as in `precision`, in a float type that NumPy supports."""
+    if precision.kind == "i":  # integers up to 2^31 and their ties are exact in float64 only
         return x.astype(np.float64) / scale.astype(np.float64)
-    if precision == _E8M0:  # powers of two: dividing by them is exact
+    if precision == _E8M0:  # division by powers of two is exact
         return x.astype(np.float32, copy=False) / scale.astype(np.float32, copy=False)
     if precision in dtypes.HALVES:
         q = x.astype(precision).astype(np.float32) / scale.astype(precision).astype(np.float32)
@@ -82,11 +88,11 @@ def quantize_linear(
     if output_dtype:
         asked = dtypes.numpy_dtype(output_dtype)
         if y_zero_point is not None and asked != target:
-            there = f"the zero point is {dtypes.onnx_name(target)}"
-            raise OperatorError(f"output_dtype is {dtypes.onnx_name(asked)}, {there}", code="SX404")
+            both = f"{dtypes.onnx_name(asked)} and {dtypes.onnx_name(target)}"
+            raise OperatorError(f"output_dtype must be the type of the zero point, got {both}", code="SX404")
         target = asked
     if target not in _NARROW_INTS | dtypes.FLOAT8 | dtypes.FLOAT6 | dtypes.FLOAT4 or target == _E8M0:
-        raise OperatorError(f"x cannot be quantized to {dtypes.onnx_name(target)}", code="SX404")
+        raise OperatorError(f"the output must have a quantized type, got {dtypes.onnx_name(target)}", code="SX404")
     _same_shape(y_scale, y_zero_point)
     scale = _fit(xp, "y_scale", y_scale, x.shape, axis, block_size)
     q = _quotient(x, scale, dtypes.numpy_dtype(precision) if precision else np.dtype(y_scale.dtype))
@@ -94,7 +100,7 @@ def quantize_linear(
     if target in _NARROW_INTS:
         q = xp.rint(q) if zero is None else xp.rint(q) + zero
         info = limits(target)
-        q = xp.fmin(xp.fmax(q, q.dtype.type(info[0])), q.dtype.type(info[1]))  # a NaN becomes the minimum
+        q = xp.fmin(xp.fmax(q, q.dtype.type(info[0])), q.dtype.type(info[1]))  # NaN becomes the minimum
         return q.astype(np.int32).astype(target) if target in dtypes.SUB_BYTE_INTS else q.astype(target)
     if zero is not None:
         q = q + zero
@@ -126,13 +132,17 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Array:
-    """y = (x - zero_point) * scale: the difference exact, the product in float32, rounded once to the output's type."""
+    """Compute (x - zero_point) * scale: an exact difference, a product in float32, rounded once to the output's type."""
     target = dtypes.numpy_dtype(output_dtype) if output_dtype else np.dtype(x_scale.dtype)
     if target not in (np.float32, *dtypes.HALVES):
-        raise OperatorError(f"x cannot be dequantized to {dtypes.onnx_name(target)}", code="SX404", hint="set output_dtype")
+        raise OperatorError(
+            f"the output must be float, float16 or bfloat16, got {dtypes.onnx_name(target)}",
+            code="SX404",
+            hint="set output_dtype",
+        )
     if x_zero_point is not None and x_zero_point.dtype != x.dtype:
-        there = f"its zero point {dtypes.onnx_name(x_zero_point.dtype)}"
-        raise OperatorError(f"x is {dtypes.onnx_name(x.dtype)}, {there}", code="SX404")
+        both = f"{dtypes.onnx_name(x.dtype)} and {dtypes.onnx_name(x_zero_point.dtype)}"
+        raise OperatorError(f"x and its zero point must have one type, got {both}", code="SX404")
     _same_shape(x_scale, x_zero_point)
     scale = _fit(xp, "x_scale", x_scale, x.shape, axis, block_size).astype(np.float32)
     wide = np.dtype(np.float32) if x.dtype in dtypes.NARROW_FLOATS else np.dtype(np.int64 if x.dtype == np.int32 else np.int32)
@@ -144,7 +154,7 @@ def dequantize_linear(
 
 @dequantize_linear.gradient
 def dequantize_linear_gradient(op: Op, dy: V, x: V, x_scale: V, x_zero_point: V, axis: int, block_size: int) -> tuple[V, V]:
-    """By the scale alone: x is quantized."""
+    """Only the scale has a gradient: x is quantized."""
     steps = op.DequantizeLinear(x, op.full_like(x_scale, 1), x_zero_point, axis=axis, block_size=block_size)
     d = op.Mul(op.cast(dy, steps), steps)
     if not op.rank(x_scale):
@@ -152,7 +162,7 @@ def dequantize_linear_gradient(op: Op, dy: V, x: V, x_scale: V, x_zero_point: V,
     axis %= op.rank(x)
     if not block_size:
         return None, op.cast(op.Reshape(op.ReduceSum(d, op.axes_but(x, axis), keepdims=0), op.Shape(x_scale)), x_scale)
-    # The last block may be smaller: it is filled up with zeros, and then each block is an axis of its own.
+    # The last block may be smaller: pad it with zeros, then reshape blocks to a new axis.
     size, blocks = op.Shape(x, start=axis, end=axis + 1), op.Shape(x_scale, start=axis, end=axis + 1)
     more = op.Sub(op.Mul(blocks, block_size), size)
     full = op.Pad(d, op.Concat([0], more, axis=0), None, [axis])
@@ -174,9 +184,9 @@ def dequantize_linear_10_decomposition(op: Op, x: V, x_scale: V, x_zero_point: V
 
 @operator("DynamicQuantizeLinear", 11)
 def dynamic_quantize_linear(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
-    """To uint8, with a scale and a zero point that map x's range, 0 included, to [0, 255]."""
+    """Quantize to uint8 with a scale and zero point that map the range of x, extended to include 0, to [0, 255]."""
     if x.size == 0:
-        raise OperatorError(f"an empty tensor {x.shape} has no range", code="SX404")
+        raise OperatorError(f"x must not be empty, got shape {x.shape}", code="SX404")
     low, high = xp.minimum(x.min(), 0), xp.maximum(x.max(), 0)
     scale = (high - low) / x.dtype.type(255)
     zero = xp.rint(xp.fmin(xp.fmax(-low / scale, x.dtype.type(0)), x.dtype.type(255))).astype(np.uint8)

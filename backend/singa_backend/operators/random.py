@@ -1,9 +1,9 @@
-"""Random tensors: uniform, normal, coin tosses, draws from classes; Dropout.
+"""Random tensors: uniform, normal, Bernoulli and multinomial samples; Dropout.
 
-Numbers are drawn on the host, so that every device gives the same ones.  A node with a `seed` draws from
-`RandomState(seed)` (MT19937, what ONNX's cases for Dropout demand), anew at each run; a node without one from a
-generator that nothing repeats.  A seed that is no whole number in [0, 2**32) stands for one: an integer modulo 2**32, a
-float by its float32 bits, so that 0.25 and 0.5 differ.
+Numbers are drawn on the host, so that every device returns the same ones.  A node with a `seed` draws from a new
+`RandomState(seed)` in each run (MT19937, which ONNX's test cases for Dropout require); a node without one draws from a
+generator that is seeded by the system.  A seed that is not an integer in [0, 2**32) is converted to one: an integer
+modulo 2**32, a float by its float32 bits, so that 0.25 and 0.5 differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Draw = Callable[[Any, Ints], np.ndarray]  # (stream, shape) -> float64 values
 
 
 def _stream(seed: float | None) -> Any:
-    """A source of random numbers, with the methods that RandomState and Generator share."""
+    """Return a source of random numbers with the methods that RandomState and Generator share."""
     if seed is None:
         return np.random.Generator(np.random.Philox())
     if isinstance(seed, float) and not (seed.is_integer() and 0 <= seed < 2**32):
@@ -43,13 +43,13 @@ def _normal(mean: float, scale: float) -> Draw:
 
 def _floats(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype not in (np.float32, np.float64, *dtypes.HALVES):
-        raise OperatorError(f"random numbers are float, double, float16 or bfloat16, not {dtypes.onnx_name(dtype)}", code="SX404")
+        raise OperatorError(f"dtype must be float, double, float16 or bfloat16, got {dtypes.onnx_name(dtype)}", code="SX404")
     return dtype
 
 
 def _drawn(xp: Xp, draw: Draw, shape: Ints, dtype: np.dtype[Any], seed: float | None) -> Array:
     if any(n < 0 for n in shape):
-        raise OperatorError(f"the shape {tuple(shape)} has a negative size", code="SX404")
+        raise OperatorError(f"the shape must not have negative sizes, got {tuple(shape)}", code="SX404")
     limits.admit(shape, np.float64)
     return xp.from_host(draw(_stream(seed), tuple(shape)).astype(dtype))
 
@@ -78,7 +78,7 @@ random_normal.no_gradient("random")
 def random_uniform_like(
     xp: Xp, x: Array, *, low: float = 0.0, high: float = 1.0, dtype: int | None = None, seed: float | None = None
 ) -> Array:
-    """Of x's shape, and of its dtype where none is given."""
+    """Draw a tensor of x's shape, and of its dtype if the attribute dtype is absent."""
     return _drawn(xp, _uniform(low, high), x.shape, _floats(dtypes.numpy_dtype(dtype) if dtype else x.dtype), seed)
 
 
@@ -89,7 +89,7 @@ random_uniform_like.no_gradient("random")
 def random_normal_like(
     xp: Xp, x: Array, *, mean: float = 0.0, scale: float = 1.0, dtype: int | None = None, seed: float | None = None
 ) -> Array:
-    """Of x's shape, and of its dtype where none is given."""
+    """Draw a tensor of x's shape, and of its dtype if the attribute dtype is absent."""
     return _drawn(xp, _normal(mean, scale), x.shape, _floats(dtypes.numpy_dtype(dtype) if dtype else x.dtype), seed)
 
 
@@ -98,7 +98,7 @@ random_normal_like.no_gradient("random")
 
 @operator("Bernoulli", 15, 22, widen=False, traits=("random",))
 def bernoulli(xp: Xp, x: Array, *, dtype: int | None = None, seed: float | None = None) -> Array:
-    """1 with probability x, else 0: a uniform number in [0, 1) is below x."""
+    """Return 1 with probability x, otherwise 0: whether a uniform number in [0, 1) is below x."""
     draws = xp.from_host(_uniform(0.0, 1.0)(_stream(seed), x.shape))
     return (draws < x.astype(np.float64)).astype(dtypes.numpy_dtype(dtype) if dtype else x.dtype)
 
@@ -110,20 +110,22 @@ bernoulli.no_gradient("random")
 def multinomial(
     xp: Xp, x: Host[np.ndarray], *, sample_size: int = 1, dtype: int = TensorProto.INT32, seed: float | None = None
 ) -> Array:
-    """Class indices, `sample_size` for each row of unnormalised log-probabilities: where a uniform number falls among
-    the running sums of the probabilities."""
+    """Draw `sample_size` class indices for each row of unnormalized log-probabilities.
+
+    The index is the position of a uniform number among the running sums of the probabilities.
+    """
     if x.ndim != 2 or sample_size < 0:
-        raise OperatorError(f"Multinomial draws {sample_size} from the rows of shape {x.shape}", code="SX404")
+        raise OperatorError(f"x must be a matrix and sample_size at least 0, got shape {x.shape} and {sample_size}", code="SX404")
     if dtype not in (TensorProto.INT32, TensorProto.INT64):
-        raise OperatorError(f"Multinomial gives int32 or int64, not {dtypes.onnx_name(dtypes.numpy_dtype(dtype))}", code="SX404")
+        raise OperatorError(f"dtype must be int32 or int64, got {dtypes.onnx_name(dtypes.numpy_dtype(dtype))}", code="SX404")
     limits.admit((x.shape[0], sample_size), np.float64)
     draws = _uniform(0.0, 1.0)(_stream(seed), (x.shape[0], sample_size))
     out = np.zeros(draws.shape, dtypes.numpy_dtype(dtype))
     for i, row in enumerate(x.astype(np.float64) if draws.size else ()):
         if not np.isfinite(row.max(initial=-np.inf)):
-            raise OperatorError(f"row {i} of the log-probabilities leaves no class to draw from: {row}", code="SX404")
+            raise OperatorError(f"the maximum log-probability of row {i} must be finite, got {row}", code="SX404")
         sums = np.cumsum(np.exp(row - row.max()))
-        # A draw may round up to the whole sum: it belongs to the last class that has a probability.
+        # A draw may be rounded up to the total: then select the last class with a nonzero probability.
         out[i] = np.minimum(np.searchsorted(sums, draws[i] * sums[-1], side="right"), np.searchsorted(sums, sums[-1]))
     return xp.from_host(out)
 
@@ -135,7 +137,7 @@ def multinomial(
 def dropout(
     xp: Xp, x: Array, ratio: Host[float] = 0.5, training_mode: Host[bool] = False, *, seed: int | None = None, wanted: Wanted
 ) -> tuple[Array, Array | None]:
-    """From opset 12 on the ratio is an input, and training a switch that is off."""
+    """In opset 12 or later, the ratio is an input, and training mode is off by default."""
     if training_mode and ratio != 0:
         return _dropped(xp, x, ratio, seed)
     return x, xp.ones(x.shape, dtype=bool) if any(wanted[1:]) else None
@@ -143,7 +145,7 @@ def dropout(
 
 @dropout.gradient
 def dropout_gradient(op: Op, dy: V, ys: list[V], x: V, ratio: V, training_mode: V) -> V:
-    """Through the elements that were kept.  Without the mask, those are the ones that are not zero now, or were before."""
+    """Scale dy where elements were kept; without the mask, those that are nonzero in y or zero in x."""
     if training_mode is False:
         return dy
     kept = ys[1] if len(ys) > 1 and ys[1] is not None else op.Or(op.Not(op.Equal(ys[0], 0)), op.Equal(x, 0))
@@ -152,16 +154,16 @@ def dropout_gradient(op: Op, dy: V, ys: list[V], x: V, ratio: V, training_mode: 
 
 
 def _dropped(xp: Xp, x: Array, ratio: float, seed: int | None) -> tuple[Array, Array]:
-    """A share `ratio` of x becomes zero, the rest grows to keep the mean."""
+    """Set a fraction `ratio` of x to zero and scale the rest to preserve the mean."""
     if not 0 <= ratio < 1:
-        raise OperatorError(f"the ratio of Dropout lies in [0, 1); it is {ratio}", code="SX404")
+        raise OperatorError(f"ratio must be in [0, 1), got {ratio}", code="SX404")
     mask = xp.from_host(_uniform(0.0, 1.0)(_stream(seed), x.shape) >= ratio)
     return x * mask * (1 / (1 - ratio)), mask
 
 
 @operator("Dropout", 7, 10)
 def dropout_7(xp: Xp, x: Array, *, ratio: float = 0.5, wanted: Wanted) -> tuple[Array, Array | None]:
-    """Opsets 7 to 11 know inference only.  The mask has the type of the data before opset 10 and is boolean after."""
+    """Opsets 7 to 11 have inference only; the mask has the type of the data before opset 10 and is boolean after."""
     return x, xp.ones(x.shape, dtype=bool) if any(wanted[1:]) else None
 
 
@@ -171,14 +173,14 @@ def dropout_7_decomposition(op: Op, x: V, version: int) -> tuple[V, V]:
 
 
 def _kept(op: Op, x: V, version: int) -> V:
-    """The mask of an inference: ones, boolean from version 10 on."""
+    """Return the mask of inference: ones, boolean in version 10 or later."""
     ones = op.full_like(x, 1)
     return ones if version < 10 else op.Cast(ones, to=9)
 
 
 @operator("Dropout", 1, 6)
 def dropout_1(xp: Xp, x: Array, *, ratio: float = 0.5, is_test: int = 0) -> tuple[Array, Array]:
-    """Before opset 7 a node was training unless it said otherwise; its mask has the type of the data."""
+    """Before opset 7 a node is in training mode by default; its mask has the type of the data."""
     if is_test:
         return x, xp.ones(x.shape, dtype=bool)
     return _dropped(xp, x, ratio, None)

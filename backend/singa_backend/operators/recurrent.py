@@ -1,4 +1,4 @@
-"""Recurrent layers: the input is projected at once, then the time steps follow one another."""
+"""Recurrent layers RNN, GRU and LSTM: one projection of the whole input, then one step after the other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0), "leakyrelu": (0.01, None), "thresholdedrelu": (1.0, None), "scaledtanh": (1.0, 1.0),
     "hardsigmoid": (0.2, 0.5), "elu": (1.0, None),
 }  # fmt: skip
-"""The default alpha and beta of each activation, None where it has none."""
+"""Default alpha and beta of each activation; None if it does not have the parameter."""
 
 
 def _activation(xp: Xp, name: str, alpha: float, beta: float, clip: float | None) -> Function:
@@ -49,18 +49,18 @@ def _activation(xp: Xp, name: str, alpha: float, beta: float, clip: float | None
 
 
 def _activations(xp: Xp, names: Sequence[str], alphas: Floats | None, betas: Floats | None, clip: float | None) -> list[Function]:
-    """Alphas and betas are consumed in order by the activations that have one, unless there is one for each activation."""
+    """Return activations; they consume alphas and betas in order if they have them, unless there is one for each."""
     names = [name.lower() for name in names]
     for name in names:
         if name not in _PARAMETERS:
-            raise OperatorError(f"activation {name!r} was asked for; there are {', '.join(_PARAMETERS)}", code="SX404")
+            raise OperatorError(f"activation must be one of {', '.join(_PARAMETERS)}, got {name!r}", code="SX404")
     if clip is not None and clip < 0:
-        raise OperatorError(f"clip {clip} is negative", code="SX404")
+        raise OperatorError(f"clip must be at least 0, got {clip}", code="SX404")
     return [_activation(xp, *three, clip) for three in _with_parameters(names, alphas, betas)]
 
 
 def _with_parameters(names: Sequence[str], alphas: Floats | None, betas: Floats | None) -> list[tuple[str, float, float]]:
-    """Each activation with its alpha and beta, 0 where it has none."""
+    """Return each activation with its alpha and beta, 0 if it does not have the parameter."""
     values: list[list[float]] = []
     for which, given in enumerate((alphas or (), betas or ())):
         each = len(given) == len(names)
@@ -78,11 +78,11 @@ def _with_parameters(names: Sequence[str], alphas: Floats | None, betas: Floats 
     return list(zip(names, values[0], values[1], strict=True))
 
 
-# --- the walk through time ------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------------------------
 
 
 class _Layer:
-    """What RNN, GRU and LSTM share: the directions, the layout, the lengths of the sequences."""
+    """Base of RNN, GRU and LSTM: directions, layout and sequence lengths."""
 
     def __init__(
         self,
@@ -99,11 +99,11 @@ class _Layer:
         layout: int,
     ) -> None:
         if direction not in DIRECTIONS:
-            raise OperatorError(f"direction {direction!r} is not forward, reverse or bidirectional", code="SX404")
+            raise OperatorError(f"direction must be forward, reverse or bidirectional, got {direction!r}", code="SX404")
         if layout not in (0, 1):
-            raise OperatorError(f"layout {layout} was asked for; there are 0 and 1", code="SX404")
+            raise OperatorError(f"layout must be 0 or 1, got {layout}", code="SX404")
         if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
-            raise OperatorError(f"X, W and R have 3 axes each; they have {x.ndim}, {w.ndim} and {r.ndim}", code="SX404")
+            raise OperatorError(f"X, W and R must have 3 axes each, got {x.ndim}, {w.ndim} and {r.ndim}", code="SX404")
         self.xp, self.layout, self.gates = xp, layout, gates
         self.x = xp.swapaxes(x, 0, 1) if layout else x
         self.steps, self.batch, width = self.x.shape
@@ -111,7 +111,7 @@ class _Layer:
         self.directions, self.size = len(self.backward), r.shape[2]
         rows = gates * self.size
         if hidden_size is not None and hidden_size != self.size:
-            raise OperatorError(f"hidden_size is {hidden_size}; R is made for {self.size}", code="SX404")
+            raise OperatorError(f"hidden_size must equal the last axis of R, {self.size}, got {hidden_size}", code="SX404")
         self.expect("W", w, (self.directions, rows, width))
         self.expect("R", r, (self.directions, rows, self.size))
         if b is not None:
@@ -121,16 +121,16 @@ class _Layer:
         if lengths is not None:
             if lengths.shape != (self.batch,) or ((lengths < 0) | (lengths > self.steps)).any():
                 what = f"{self.batch} numbers in [0, {self.steps}]"
-                raise OperatorError(f"sequence_lens must be {what}; it is {lengths.tolist()}", code="SX404")
+                raise OperatorError(f"sequence_lens must be {what}, got {lengths.tolist()}", code="SX404")
             if (lengths < self.steps).any():
                 self.lengths = lengths
 
     def expect(self, name: str, value: Array, shape: tuple[int, ...]) -> None:
         if tuple(value.shape) != shape:
-            raise OperatorError(f"{name} must have shape {shape}; it has {tuple(value.shape)}", code="SX404")
+            raise OperatorError(f"{name} must have shape {shape}, got {tuple(value.shape)}", code="SX404")
 
     def initial(self, name: str, value: Array | None) -> Array:
-        """An initial state, directions first."""
+        """Return an initial state with the directions as first axis."""
         shape = (self.directions, self.batch, self.size)
         if value is None:
             return self.xp.zeros(shape, self.x.dtype)
@@ -139,14 +139,14 @@ class _Layer:
         return value
 
     def bias(self, d: int) -> tuple[Array, Array]:
-        """The biases of the input's and of the state's projection."""
+        """Return the biases of the input's and of the state's projection."""
         if self.b is None:
             zero = self.xp.zeros(self.gates * self.size, self.x.dtype)
             return zero, zero
         return self.b[d, : self.gates * self.size], self.b[d, self.gates * self.size :]
 
     def run(self, states: Sequence[Array], cell: Callable[[int], tuple[Array, Step]]) -> tuple[Array, ...]:
-        """Y and the last states.  `cell` gives a direction's bias of the projected input, and its step."""
+        """Return Y and the last states; `cell` returns a direction's bias of the projected input and its step."""
         xp = self.xp
         outputs, lasts = [], []
         for d, backward in enumerate(self.backward):
@@ -185,11 +185,11 @@ class _Layer:
         return (y, *last)
 
     def per_direction(self, names: Strings | None, defaults: Strings, *rest: Any) -> list[list[Function]]:
-        """The activations of each direction."""
+        """Return the activations of each direction."""
         n = len(defaults)
         chosen = tuple(names) if names is not None else defaults * self.directions
-        if len(chosen) not in (n * self.directions, n * 2):  # RNN names two by default, in one direction too
-            raise OperatorError(f"{n * self.directions} activations are needed; {len(chosen)} are given", code="SX404")
+        if len(chosen) not in (n * self.directions, n * 2):  # RNN has two by default, also in one direction
+            raise OperatorError(f"activations must have {n * self.directions} names, got {len(chosen)}", code="SX404")
         functions = _activations(self.xp, chosen[: n * self.directions], *rest)
         return [functions[n * d : n * d + n] for d in range(self.directions)]
 
@@ -216,7 +216,7 @@ def rnn(
     layout: int = 0,
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
-    """Before opset 7 `output_sequence` said whether Y may be left out; it is given in any case."""
+    """Before opset 7, `output_sequence` specifies whether Y may be omitted; it is always computed."""
     layer = _Layer(xp, x, w, r, b, sequence_lens, 1, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Tanh",), activation_alpha, activation_beta, clip)
 
@@ -257,7 +257,7 @@ def rnn_decomposition(
 def _composed(
     names: Strings | None, defaults: Strings, direction: str, alphas: Floats | None, betas: Floats | None, clip: float | None
 ) -> list[list[Activation]]:
-    """The activations of each direction, in ONNX's vocabulary."""
+    """Return the activations of each direction, in ONNX operators."""
     n, directions = len(defaults), len(DIRECTIONS[direction])
     chosen = [name.lower() for name in (names if names is not None else defaults * directions)[: n * directions]]
     made = [activation(*three, clip) for three in _with_parameters(chosen, alphas, betas)]
@@ -287,7 +287,7 @@ def gru(
     linear_before_reset: int = 0,
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
-    """Gates update, reset, hidden.  The reset gate scales the state before its projection, or the projection."""
+    """The gates are update, reset, hidden; the reset gate scales the state before its projection, or the projection."""
     layer = _Layer(xp, x, w, r, b, sequence_lens, 3, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Sigmoid", "Tanh"), activation_alpha, activation_beta, clip)
     n = layer.size
@@ -374,7 +374,7 @@ def gru_1(
     hidden_size: int | None = None,
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
-    """Before opset 3 the reset gate always came before the projection."""
+    """Before opset 3 the reset gate is always applied before the projection."""
     result: tuple[Array, ...] = gru(
         xp,
         x,
@@ -441,7 +441,7 @@ def lstm(
     layout: int = 0,
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
-    """Gates input, output, forget, cell; peepholes let the first three see the cell."""
+    """The gates are input, output, forget, cell; with peepholes, the first three depend on the cell state."""
     layer = _Layer(xp, x, w, r, b, sequence_lens, 4, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Sigmoid", "Tanh", "Tanh"), activation_alpha, activation_beta, clip)
     n = layer.size

@@ -1,8 +1,8 @@
 """Reductions: sums, means, products, bounds and norms over some of the axes of a tensor.
 
-Each has a step, and two declarations: `axes` is an attribute up to opset 12 (ReduceSum) or 17 (the others) and an input
-after that, where an empty one may also mean "reduce nothing" (`noop_with_empty_axes`).  What a reduction does to every
-element (abs, square, log) is done then too.
+Each has a step and two declarations: `axes` is an attribute up to opset 12 (ReduceSum) or 17 (the others) and an input
+after that; an empty one may also mean "reduce nothing" (`noop_with_empty_axes`).  The elementwise function of a reduction
+(abs, square, log) is applied in that case too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Step = Callable[[Xp, Array, Ints, bool], Array]  # (xp, x, axes from the front, 
 
 
 def _reduce(step: Step, xp: Xp, x: Array, axes: Sequence[int] | None, keepdims: int, noop: int = 0) -> Array:
-    """Apply a step over `axes`; where none are named, over all, or with `noop` over none."""
+    """Apply a step over `axes`; without axes, over all of them or, with `noop`, over none."""
     named = axes_of(axes, x.ndim) if axes else () if noop else tuple(range(x.ndim))
     return step(xp, x, named, bool(keepdims))
 
@@ -50,7 +50,7 @@ def _min(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
 
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The least and the greatest value of a dtype: what the maximum and the minimum of nothing are."""
+    """Return the minimum and the maximum of a dtype: the neutral values of Max and Min."""
     if dtype.kind == "f":
         return -np.inf, np.inf
     if dtype.kind == "b":
@@ -59,7 +59,7 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def _filled(xp: Xp, x: Array, axes: Ints, keepdims: bool, value: Any) -> Array:
-    """The reduction of an empty tensor, whatever of it is not empty."""
+    """Return the reduction of an empty tensor: `value` in the remaining shape."""
     kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
     return xp.full(tuple(kept), value, dtype=x.dtype)
 
@@ -69,8 +69,10 @@ def _mean(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
     if x.dtype.kind not in "iu":
         return _sum(xp, x, axes, keepdims) / n
     if n == 0 and 0 not in _shape(x.shape, axes):
-        raise OperatorError(f"the mean of no integers is undefined: the shape is {x.shape}, the axes are {axes}", code="SX403")
-    # Exact where the sum would overflow: sum(x) = n * sum(x // n) + sum(x % n).  Rounds towards zero, as Div does.
+        raise OperatorError(
+            f"the mean of integers must have at least one value, got shape {x.shape} and axes {axes}", code="SX403"
+        )
+    # Exact if the sum would overflow: sum(x) = n * sum(x // n) + sum(x % n).  Rounds towards zero, as Div does.
     z = x.astype(np.int64 if x.dtype.kind == "i" else np.uint64)
     if z.size and max(-int(xp.to_host(x.min())), int(xp.to_host(x.max()))) < (1 << 63) // n:  # the sum fits
         total = _sum(xp, z, axes, keepdims)
@@ -83,12 +85,12 @@ def _mean(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
 
 
 def _wide(x: Array) -> Array:
-    """Integers as float64: roots and logarithms are taken there."""
+    """Convert integers to float64, for roots and logarithms."""
     return x.astype(np.float64) if x.dtype.kind in "iu" else x
 
 
 def _narrow(xp: Xp, y: Array, dtype: np.dtype[Any]) -> Array:
-    """The way back: truncated; the logarithms that integers lack (of zero, of a negative sum) become the least one."""
+    """Convert back by truncation; undefined logarithms (of zero, of a negative sum) become the minimum integer."""
     if dtype.kind not in "iu":
         return y.astype(dtype, copy=False)
     return xp.cast(xp.where(xp.isfinite(y), y, np.iinfo(dtype).min), dtype)
@@ -111,10 +113,10 @@ def _log_sum(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
 
 
 def _log_sum_exp(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
-    """In float64, as ONNX defines it: near zero the logarithm of a sum has lost its float32 digits."""
+    """Compute in float64, as ONNX defines it: near zero, the logarithm of a float32 sum is inaccurate."""
     z = x.astype(np.float64)
     top = _max(xp, z, axes, True)
-    top = xp.where(xp.isfinite(top), top, 0)  # infinities and NaN go through exp and log by themselves
+    top = xp.where(xp.isfinite(top), top, 0)  # exp and log propagate infinities and NaN
     y = xp.log(_sum(xp, xp.exp(z - top), axes, True)) + top
     return _narrow(xp, y if keepdims else y.reshape(_shape(x.shape, axes)), x.dtype)
 
@@ -123,8 +125,8 @@ def _shape(shape: Ints, axes: Ints) -> Ints:
     return tuple(n for i, n in enumerate(shape) if i not in axes)
 
 
-# --- axes as an attribute.  ONNX speaks of negative ones from opset 11; exporters wrote them before, and ONNX's own
-# shape inference has always taken them.
+# --- axes as an attribute.  ONNX specifies negative ones in opset 11 or later; exporters wrote them before, and ONNX's
+# shape inference has always accepted them.
 
 
 @operator("ReduceSum", 1, 11)
@@ -178,7 +180,7 @@ def reduce_log_sum_exp_1(xp: Xp, x: Array, *, axes: Ints | None = None, keepdims
 
 
 def _axes_as_input(old: Declaration) -> None:
-    """Declare what an old version means in the newer one."""
+    """Declare the decomposition of an old version into the newer one."""
 
     @old.decomposition
     def old_decomposition(op: Op, x: V, axes: Ints | None, keepdims: int) -> V:
@@ -214,7 +216,7 @@ def reduce_sum_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
 
 
 def _spread(op: Op, y: V, x: V, axes: V, keepdims: int) -> V:
-    """A reduced value, repeated along the axes that are gone."""
+    """Broadcast a reduced value to the shape of x."""
     if not keepdims and axes is not None:
         y = op.Unsqueeze(y, axes)
     return op.Expand(y, op.Shape(x))
@@ -238,7 +240,7 @@ def reduce_prod(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: i
 
 @reduce_prod.gradient
 def reduce_prod_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
-    """The product of the others; beside one zero only that zero has a gradient, beside two nothing has."""
+    """Multiply dy by the product of the others: with one zero only that zero has a gradient, with two none has."""
     zero = op.Equal(x, 0)
     filled = op.Where(zero, 1, x)
     product = op.ReduceProd(filled, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
@@ -255,7 +257,7 @@ def reduce_max(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: in
 
 @reduce_max.gradient
 def extreme_back(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
-    """The elements that are the extreme one share its gradient equally."""
+    """Divide the gradient equally among the elements that equal the extremum."""
     here = op.cast(op.Equal(x, _spread(op, y, x, axes, keepdims)), x)
     count = op.ReduceSum(here, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
     return op.Mul(op.Div(_spread(op, dy, x, axes, keepdims), count), here)
@@ -286,7 +288,7 @@ def reduce_l2(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int
 
 @reduce_l2.gradient
 def reduce_l2_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
-    """At 0 it is 0."""
+    """The gradient at 0 is 0."""
     slope = op.Where(op.Equal(y, 0), 0, op.Div(dy, op.Where(op.Equal(y, 0), 1, y)))
     return op.Mul(_spread(op, slope, x, axes, keepdims), x)
 

@@ -1,4 +1,4 @@
-"""Pooling over regions of interest: RoiAlign samples between the pixels, MaxRoiPool takes cells of them."""
+"""Pooling over regions of interest: RoiAlign interpolates between pixels, MaxRoiPool pools cells of pixels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ._common import length
 # --- RoiAlign -------------------------------------------------------------------------------------------------------
 
 _CHUNK = 1 << 22
-"""How many values are sampled at a time."""
+"""Number of values sampled at a time."""
 
 
 def _bilinear(start: np.ndarray, extent: np.ndarray, bins: int, count: int, size: int) -> tuple[np.ndarray, ...]:
-    """Along one axis: `count` places in each bin of each region, as two indices, two weights, and whether they count.
+    """Return `count` places along one axis of each bin of each region: two indices, two weights, whether they count.
 
-    One pixel beyond the border still counts, as the border.
+    Places up to one pixel beyond the border count, with the value of the border.
     """
     step = extent / bins / max(count, 1)
     at = start[:, None] + (np.arange(bins * count) + 0.5) * step[:, None]
@@ -50,12 +50,16 @@ def roi_align(
     spatial_scale: float = 1.0,
 ) -> Array:
     if mode not in ("avg", "max") or coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
-        raise OperatorError(f"RoiAlign has no mode {mode!r} with {coordinate_transformation_mode!r}", code="SX404")
+        both = f"{mode!r} and {coordinate_transformation_mode!r}"
+        known = "avg or max and coordinate_transformation_mode half_pixel or output_half_pixel"
+        raise OperatorError(f"mode must be {known}, got {both}", code="SX404")
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 4 or batch_indices.shape != rois.shape[:1]:
         shapes = f"{tuple(x.shape)}, {rois.shape} and {batch_indices.shape}"
-        raise OperatorError(f"RoiAlign takes N x C x H x W, R x 4 and R; the shapes are {shapes}", code="SX404")
+        raise OperatorError(f"the inputs must have shapes N x C x H x W, R x 4 and R, got {shapes}", code="SX404")
     if output_height < 1 or output_width < 1 or sampling_ratio < 0:
-        raise OperatorError("output_height and output_width are 1 or more, sampling_ratio is 0 or more", code="SX404")
+        got = f"{output_height}, {output_width} and {sampling_ratio}"
+        rule = "output_height and output_width must be at least 1 and sampling_ratio at least 0"
+        raise OperatorError(f"{rule}, got {got}", code="SX404")
     n, c, height, width = x.shape
     outside = (batch_indices < 0) | (batch_indices >= n)
     if outside.any():
@@ -65,11 +69,11 @@ def roi_align(
         return y
     boxes = rois.astype(np.float64) * spatial_scale
     if not np.isfinite(boxes).all():
-        raise OperatorError("a region of interest is not finite", code="SX404")
+        raise OperatorError("regions of interest must be finite", code="SX404")
     aligned = coordinate_transformation_mode == "half_pixel"
     left, top = boxes[:, 0] - 0.5 * aligned, boxes[:, 1] - 0.5 * aligned
     wide, high = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-    if not aligned:  # then a region has at least one pixel
+    if not aligned:  # in this mode a region has at least one pixel
         wide, high = np.maximum(wide, 1), np.maximum(high, 1)
     if sampling_ratio:
         counts = np.full((len(rois), 2), sampling_ratio)
@@ -80,7 +84,7 @@ def roi_align(
     pixels = xp.moveaxis(x, 1, -1)
     for rows, columns in np.unique(counts, axis=0).tolist():
         if not rows or not columns:
-            continue  # a region without extent: nothing is sampled, and the average of nothing is 0
+            continue  # an empty region: nothing is sampled, and the average is 0
         limits.admit((output_height * rows, output_width * columns, c), np.float64)
         group = np.flatnonzero((counts == (rows, columns)).all(axis=1))
         size = max(1, _CHUNK // (c * rows * columns * output_height * output_width))
@@ -101,10 +105,10 @@ def _pool(
     columns: int,
     mode: str,
 ) -> Array:
-    """Bins of some regions: R x C x bins down x bins across.
+    """Compute the bins of some regions: R x C x vertical bins x horizontal bins.
 
-    The text wants the greatest of the interpolated values; ONNX's case has held, in every release, the greatest of
-    the four weighted pixels that would be added for one.  The case is what models were checked against.
+    The specification of mode max is the maximum of the interpolated values; ONNX's test case has, in every release, the
+    maximum of the four weighted pixels whose sum is an interpolated value.  Models were checked against the test case.
     """
     y0, y1, hy, ly, within = (xp.asarray(a[:, :, None]) for a in down)
     x0, x1, hx, lx, beside = (xp.asarray(a[:, None, :]) for a in across)
@@ -137,7 +141,7 @@ def align_in_parts(
     sampling_ratio: int,
     spatial_scale: float,
 ) -> V:
-    """An average is two matrix products: the weights of a place are those of its row times those of its column."""
+    """An average is two matrix products: the weights of a place are the products of its row's and its column's weights."""
     aligned = coordinate_transformation_mode == "half_pixel"
     boxes = op.Mul(op.cast(rois, x), spatial_scale)
     image = op.Gather(x, batch_indices, axis=0)
@@ -151,8 +155,14 @@ def align_in_parts(
 
 
 class _Axis(NamedTuple):
-    """Along an axis: what the samples of each bin read.  lower, upper: R x bins x samples x size, the weights of the two pixels
-    next to a sample.  counts: R x 1 x samples, whether a region has so many samples.  total: R, how many it has."""
+    """The weights of the samples of each bin along an axis.
+
+    Attributes:
+        lower: R x bins x samples x size, the weight of the pixel at or before each sample.
+        upper: R x bins x samples x size, the weight of the pixel after each sample.
+        counts: R x 1 x samples, whether the region has this sample.
+        total: R, the number of samples of the region.
+    """
 
     lower: V
     upper: V
@@ -160,7 +170,7 @@ class _Axis(NamedTuple):
     total: V
 
     def averages(self, op: Op) -> V:
-        """R x bins x size: the mean weight of each pixel; of no samples it is 0."""
+        """Return the mean weight of each pixel, R x bins x size; 0 without samples."""
         weights = op.Where(op.Unsqueeze(self.counts, [3]), op.Add(self.lower, self.upper), 0)
         return op.Div(op.ReduceSum(weights, [2], keepdims=0), op.Unsqueeze(op.Max(op.cast(self.total, weights), 1), [1, 2]))
 
@@ -185,7 +195,7 @@ def _axis(op: Op, image: V, boxes: V, axis: int, bins: int, aligned: bool, ratio
     begin = op.Sub(start, 0.5) if aligned else start
     at = op.Add(per_region(begin), op.Mul(number, per_region(step)))
     top = op.cast(op.Sub(size, 1), at)
-    inside = op.And(op.GreaterOrEqual(at, -1), op.LessOrEqual(at, op.Add(top, 1)))  # one pixel beyond still counts, as the border
+    inside = op.And(op.GreaterOrEqual(at, -1), op.LessOrEqual(at, op.Add(top, 1)))  # up to one pixel beyond counts as the border
     at = op.Min(op.Max(op.Where(inside, at, 0), 0), top)
     low = op.Floor(at)
     share = op.Sub(at, low)
@@ -198,8 +208,7 @@ def _axis(op: Op, image: V, boxes: V, axis: int, bins: int, aligned: bool, ratio
 
 
 def _greatest(op: Op, image: V, down: _Axis, across: _Axis) -> V:
-    """The greatest weighted pixel of each bin; samples that a region does not have are left out."""
-
+    """Return the maximum weighted pixel of each bin, without samples that a region does not have."""
     rows, columns = ([_flat(op, w) for w in (along.lower, along.upper)] for along in (down, across))
     best = op.Max(*(op.MatMul(op.MatMul(r, image), op.swap(c)) for r in rows for c in columns))
     bins = op.Concat(op.Shape(down.lower, start=1, end=3), op.Shape(across.lower, start=1, end=3), axis=0)
@@ -211,7 +220,7 @@ def _greatest(op: Op, image: V, down: _Axis, across: _Axis) -> V:
 
 
 def _flat(op: Op, weights: V) -> V:
-    """R x 1 x (bins x samples) x size: a row for each sample, with the weight of its one pixel."""
+    """Reshape to R x 1 x (bins x samples) x size: a row for each sample, with the weight of its pixel."""
     count = op.ReduceProd(op.Shape(weights, start=1, end=3), keepdims=1)
     shape = op.Concat(op.Shape(weights, end=1), [1], count, op.Shape(weights, start=3), axis=0)
     return op.Reshape(weights, shape, allowzero=1)
@@ -230,7 +239,7 @@ def roi_align_10(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Array:
-    """Before opset 16 coordinates were not shifted by half a pixel."""
+    """Before opset 16 coordinates are not shifted by half a pixel."""
     return roi_align(
         xp,
         x,
@@ -275,26 +284,26 @@ def roi_align_10_decomposition(
 
 @operator("MaxRoiPool", 1, 22)
 def max_roi_pool(xp: Xp, x: Array, rois: Host[np.ndarray], *, pooled_shape: Ints, spatial_scale: float = 1.0) -> Array:
-    """Each region (batch, x1, y1, x2, y2), ends included, cut into cells that share their borders; an empty cell holds 0.
+    """Split each region (batch, x1, y1, x2, y2), ends included, into cells that share borders; an empty cell has value 0.
 
     Corners are rounded half away from zero, and a region has at least one cell.
     """
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2 or min(pooled_shape) < 1:
         raise OperatorError(
-            f"x must be N x C x H x W, rois R x 5, pooled_shape 2 sizes; there are {x.shape}, {rois.shape} and "
+            f"x must have shape N x C x H x W, rois R x 5, and pooled_shape 2 positive sizes, got {x.shape}, {rois.shape} and "
             f"{tuple(pooled_shape)}",
             code="SX404",
         )
     y = xp.zeros((len(rois), x.shape[1], *pooled_shape), dtype=x.dtype)
     scaled = rois[:, 1:].astype(np.float64) * spatial_scale
     if not np.isfinite(scaled).all() or not np.isfinite(rois[:, 0]).all():
-        raise OperatorError("a region is not finite", code="SX404")
+        raise OperatorError("regions must be finite", code="SX404")
     corners = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int64)
     limits.check_rounds(len(rois) * math.prod(pooled_shape))
     for r, (x1, y1, x2, y2) in zip(limits.rounds(len(rois)), corners.tolist(), strict=True):
         batch = int(rois[r, 0])
         if not 0 <= batch < x.shape[0]:
-            raise OperatorError(f"region {r} is of image {batch}; there are {x.shape[0]}", code="SX401")
+            raise OperatorError(f"batch index {batch} of region {r} is outside [0, {x.shape[0]})", code="SX401")
         across = roi_bins(x1, x2, pooled_shape[1], x.shape[3])
         for i, (top, bottom) in enumerate(roi_bins(y1, y2, pooled_shape[0], x.shape[2])):
             if top < bottom:
@@ -306,7 +315,7 @@ def max_roi_pool(xp: Xp, x: Array, rois: Host[np.ndarray], *, pooled_shape: Ints
 
 
 def roi_bins(low: int, high: int, count: int, size: int) -> list[tuple[int, int]]:
-    """The interval [low, high] in `count` bins, each from the floor of its start to the ceiling of its end, within the image."""
+    """Split [low, high] into `count` bins, each from the floor of its start to the ceiling of its end, clipped to the image."""
     length = max(high - low + 1, 1)
     ends = ((low + i * length // count, low - (-(i + 1) * length // count)) for i in range(count))
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in ends]
@@ -314,7 +323,7 @@ def roi_bins(low: int, high: int, count: int, size: int) -> list[tuple[int, int]
 
 @max_roi_pool.decomposition
 def max_roi_pool_decomposition(op: Op, x: V, rois: V, pooled_shape: Ints, spatial_scale: float) -> V:
-    """Rows first, then columns.  Equal maxima share the gradient."""
+    """Reduce rows, then columns; equal maxima share the gradient."""
     number = op.Cast(op.Gather(rois, 0, axis=1), to=7)
     scaled = op.Mul(op.cast(rois, x), spatial_scale)
     whole = op.Cast(op.Mul(op.Sign(scaled), op.Floor(op.Add(op.Abs(scaled), 0.5))), to=7)

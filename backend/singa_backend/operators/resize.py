@@ -1,4 +1,4 @@
-"""Resizing, an axis at a time: where an output place lies in the input, and how the input is weighed around it."""
+"""Resize and Upsample, one axis at a time: coordinates of outputs in the input, and weights of the input around them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ Kernel = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Span:
-    """One axis to resize: `old` places become `new`.  The scale is up / down, so that sizes lose no bit by a division."""
+    """One axis to resize; the scale is up / down, so that sizes are not rounded by a division.
+
+    Attributes:
+        axis: The axis.
+        old: Size in the input.
+        new: Size in the output.
+        up: Numerator of the scale.
+        down: Denominator of the scale.
+        start: Start of the region of interest, relative to the axis.
+        end: End of the region of interest, relative to the axis.
+    """
 
     axis: int
     old: int
@@ -40,11 +50,11 @@ class Span:
 
     @property
     def width(self) -> float:
-        """The length before it is made whole: 4 places at scale 0.6 are 2.4 wide and 2 long."""
+        """Size before rounding: 4 places at scale 0.6 have width 2.4 and size 2."""
         return self.old * self.up / self.down
 
     def coordinates(self, mode: str) -> np.ndarray:
-        """Where the output's places lie in the input."""
+        """Return the coordinates of the output's places in the input."""
         x = np.arange(self.new, dtype=np.float64)
         last, middle = self.old - 1, (x + 0.5) * self.down / self.up
         if mode == "half_pixel":
@@ -52,19 +62,19 @@ class Span:
         if mode == "pytorch_half_pixel":
             return middle - 0.5 if self.new > 1 else 0 * x
         if mode == "half_pixel_symmetric":
-            return ((2 * x + 1 - self.new) * self.down / self.up + last) / 2  # the middles coincide
+            return ((2 * x + 1 - self.new) * self.down / self.up + last) / 2  # the centres coincide
         if mode == "tf_half_pixel_for_nn":
             return middle
         if mode == "asymmetric":
             return x * self.down / self.up
         if mode == "align_corners":
-            # By a scale the corner is that of the fractional length (ONNX's own cases); by sizes it is the last place.
+            # With scales, the corner is at the fractional width (ONNX's test cases); with sizes, it is the last place.
             return x * last / ((self.width if self.down == 1 else self.new) - 1) if self.new > 1 else 0 * x
         if mode == "tf_crop_and_resize":
             if self.new == 1:
                 return x + (self.start + self.end) / 2 * last
             return (self.start * (self.new - 1 - x) + self.end * x) * last / (self.new - 1)  # exact at both ends
-        raise OperatorError(f"coordinate_transformation_mode {mode!r} is none of this version's", code="SX404")
+        raise OperatorError(f"coordinate_transformation_mode must be a mode of this version, got {mode!r}", code="SX404")
 
 
 def linear(t: np.ndarray) -> np.ndarray:
@@ -73,7 +83,7 @@ def linear(t: np.ndarray) -> np.ndarray:
 
 
 def cubic(a: float) -> Kernel:
-    """Equation (4) of R. Keys, Cubic Convolution Interpolation for Digital Image Processing (1981)."""
+    """Return the kernel of equation (4) of R. Keys, Cubic Convolution Interpolation for Digital Image Processing (1981)."""
 
     def weigh(t: np.ndarray) -> np.ndarray:
         t = np.abs(t)
@@ -93,9 +103,9 @@ ROUND: dict[str, Kernel] = {
 
 
 def saturated(xp: Xp, y: Array, dtype: np.dtype[Any]) -> Array:
-    """Floats cast to `dtype`: an integer type holds what fits it and drops fractions.
+    """Cast floats to `dtype`; for an integer type, truncate and saturate.
 
-    5 * (2/3) + 5 * (1/3) may come out as 4.999...: what differs from a whole number by rounding alone is that number.
+    5 * (2/3) + 5 * (1/3) may be computed as 4.999...: a value that differs from an integer only by rounding is that integer.
     """
     if dtype.kind not in "iu":
         return y.astype(dtype)
@@ -115,7 +125,7 @@ def _nearest(xp: Xp, x: Array, span: Span, at: np.ndarray, rounding: Kernel) -> 
 def _interpolate(
     xp: Xp, x: Array, span: Span, at: np.ndarray, kernel: Kernel, radius: int, shrink: float, exclude: bool
 ) -> Array:
-    """The sum of the taps under a kernel of this radius; antialiasing stretches the kernel by 1 / shrink."""
+    """Sum the taps under a kernel of this radius; antialiasing stretches the kernel by 1 / shrink."""
     first = np.floor(at - radius / shrink) + 1
     reach = math.ceil(2 * radius / shrink)
     limits.admit((span.new, reach), np.float64)
@@ -123,7 +133,7 @@ def _interpolate(
     weights = kernel((taps - at[:, None]) * shrink)
     if exclude:
         inner = np.where((taps >= 0) & (taps < span.old), weights, 0.0)
-        nothing = np.abs(inner.sum(axis=1, keepdims=True)) < 1e-9  # as for a cubic at -1: the border's value stays
+        nothing = np.abs(inner.sum(axis=1, keepdims=True)) < 1e-9  # e.g. a cubic at -1: keep the value of the border
         weights = np.where(nothing, weights, inner)
     if exclude or shrink != 1:
         weights = weights / weights.sum(axis=1, keepdims=True)
@@ -138,7 +148,7 @@ def _interpolate(
         weight = xp.asarray(w.reshape(shape).astype(x.real.dtype))
         term = xp.take(x, xp.asarray(i), axis=span.axis) * weight
         if not w.all():
-            term = xp.where(weight == 0, 0, term)  # 0 * inf: a place without weight has no say
+            term = xp.where(weight == 0, 0, term)  # 0 * inf: a place with weight 0 does not count
         y = term if y is None else y + term
     return y if y is not None else xp.zeros((*x.shape[: span.axis], span.new, *x.shape[span.axis + 1 :]), x.dtype)
 
@@ -155,9 +165,9 @@ def _resize(
     antialias: bool = False,
     extrapolation: float = 0.0,
 ) -> Array:
-    """`x` resized along every span."""
+    """Resize `x` along each span."""
     if mode not in ("nearest", "linear", "cubic"):
-        raise OperatorError(f"mode {mode!r} was asked for; there are nearest, linear and cubic", code="SX404")
+        raise OperatorError(f"mode must be nearest, linear or cubic, got {mode!r}", code="SX404")
     dtype = x.dtype
     shape = list(x.shape)
     for span in spans:
@@ -166,7 +176,7 @@ def _resize(
     if 0 in shape:
         return xp.zeros(tuple(shape), dtype)
     if x.size == 0:
-        raise OperatorError(f"shape {tuple(x.shape)} has no values to make shape {tuple(shape)} of", code="SX404")
+        raise OperatorError(f"cannot resize an empty tensor of shape {tuple(x.shape)} to shape {tuple(shape)}", code="SX404")
     crop = coordinates == "tf_crop_and_resize"
     active = [s for s in spans if s.new != s.old or s.scale != 1 or (crop and (s.start, s.end) != (0, 1))]
     if not active:
@@ -174,10 +184,10 @@ def _resize(
     y = x
     if mode != "nearest":
         if dtype.kind == "O":
-            raise OperatorError(f"strings cannot be resized in mode {mode!r}", code="SX404")
+            raise OperatorError(f"mode must be nearest for strings, got {mode!r}", code="SX404")
         work = np.dtype(np.float32) if dtype in NARROW_FLOATS else dtype if dtype.kind in "fc" else np.dtype(np.float64)
         if work == np.float32 and (mode == "cubic" or antialias):
-            work = np.dtype(np.float64)  # taps of both signs, or many: they cancel
+            work = np.dtype(np.float64)  # taps of both signs, or many, suffer from cancellation
         y = x.astype(work)
     inside: Array = None
     for span in active:
@@ -198,34 +208,35 @@ def _resize(
                 inside = mask if inside is None else inside & mask
     if inside is not None:
         if dtype.kind == "O":
-            raise OperatorError("strings have no extrapolation_value", code="SX404")
+            raise OperatorError("strings must not be extrapolated: extrapolation_value is a number", code="SX404")
         y = xp.where(inside, y, xp.asarray(np.asarray(extrapolation).astype(y.dtype)))
     return y if y.dtype == dtype else saturated(xp, y, dtype)
 
 
 def _scaled(axis: int, old: int, scale: float, roi: tuple[float, float] = (0.0, 1.0)) -> Span:
-    """An axis resized by a factor: the product is a float32, as the scale is, and 10 at 0.7 is 7.
+    """Return an axis resized by a factor: the product is in float32, like the scale, so that 10 at 0.7 is 7.
 
-    The text lets a roi shorten the axis too; ONNX's shape inference, its cases and every engine do not, nor does this.
+    By the specification a roi shortens the axis too; ONNX's shape inference, its test cases and every engine ignore
+    that, and so does this function.
     """
     if not 0 < scale < math.inf:
-        raise OperatorError(f"scale {scale} of axis {axis} is not above 0", code="SX404")
+        raise OperatorError(f"the scale of axis {axis} must be positive and finite, got {scale}", code="SX404")
     new = math.floor(np.float32(old) * np.float32(scale))
     return Span(axis, old, new, scale, 1.0, *roi)
 
 
 def _sized(axes: Ints, shape: Ints, sizes: Ints, policy: str, rois: Sequence[tuple[float, float]]) -> list[Span]:
-    """Axes resized to lengths, which with a policy other than "stretch" bound one common scale."""
+    """Return axes resized to sizes; with a policy other than "stretch", the sizes are bounds of a common scale."""
     if min(sizes, default=0) < 0:
-        raise OperatorError(f"sizes {sizes} are negative", code="SX404")
+        raise OperatorError(f"sizes must not be negative, got {sizes}", code="SX404")
     if policy not in ("stretch", "not_larger", "not_smaller"):
-        raise OperatorError(f"keep_aspect_ratio_policy {policy!r} is not stretch, not_larger or not_smaller", code="SX404")
+        raise OperatorError(f"keep_aspect_ratio_policy must be stretch, not_larger or not_smaller, got {policy!r}", code="SX404")
     pairs = [(size, shape[axis]) for size, axis in zip(sizes, axes, strict=True)]
     if policy == "stretch" or any(old == 0 for _, old in pairs):
         return [Span(axis, old, new, new, old, *roi) for axis, (new, old), roi in zip(axes, pairs, rois, strict=True)]
     pick = min if policy == "not_larger" else max
     up, down = pick(pairs, key=lambda pair: pair[0] / pair[1])
-    # old * up / down, halves rounded up, in whole numbers.
+    # old * up / down, halves rounded up, in integers.
     return [
         Span(axis, old, (2 * old * up + down) // (2 * down), up, down, *roi)
         for axis, (_, old), roi in zip(axes, pairs, rois, strict=True)
@@ -251,30 +262,34 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
     version: Version = 19,
 ) -> Array:
-    """Resize-11 must be given scales and marks absent ones by an empty tensor; later versions may do so too.
+    """Resize; scales may be an empty tensor instead of absent, as Resize-11 requires.
 
-    "tf_half_pixel_for_nn" left the text of version 13, but models of later opsets use it and it means one thing.
+    "tf_half_pixel_for_nn" is not part of version 13, but models of later opsets use it, and its meaning is unambiguous.
     """
     coordinates = coordinate_transformation_mode
     if coordinates == "half_pixel_symmetric" and version < 19:
-        raise OperatorError(f"half_pixel_symmetric came with Resize-19; this is Resize-{version}", code="SX404")
+        raise OperatorError(f"half_pixel_symmetric requires Resize-19 or later, got Resize-{version}", code="SX404")
     if nearest_mode not in ROUND:
-        raise OperatorError(f"nearest_mode {nearest_mode!r} was asked for; there are {', '.join(ROUND)}", code="SX404")
+        raise OperatorError(f"nearest_mode must be one of {', '.join(ROUND)}, got {nearest_mode!r}", code="SX404")
     along = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim)
     if not along:
         return x
     if bool(scales) == bool(sizes):
-        raise OperatorError("Resize takes scales or sizes; the node gives " + ("both" if scales else "neither"), code="SX404")
+        raise OperatorError(
+            "exactly one of scales and sizes must be present, got " + ("both" if scales else "neither"), code="SX404"
+        )
     given = len(scales or sizes or ())
     if given != len(along):
-        raise OperatorError(f"{given} {'scales' if scales else 'sizes'} were given for {len(along)} axes", code="SX404")
+        raise OperatorError(
+            f"{'scales' if scales else 'sizes'} must have {len(along)} values, one for each axis, got {given}", code="SX404"
+        )
     rois = [(0.0, 1.0)] * len(along)
     if coordinates == "tf_crop_and_resize":
         if roi is None or len(roi) != 2 * len(along):
-            count = f"{2 * len(along)} numbers; it has {len(roi or ())}"
-            raise OperatorError(f"tf_crop_and_resize needs a roi of {count}", code="SX404")
+            count = f"{2 * len(along)} values, got {len(roi or ())}"
+            raise OperatorError(f"the roi of tf_crop_and_resize must have {count}", code="SX404")
         if not all(map(math.isfinite, roi)):
-            raise OperatorError(f"the roi {roi} is not finite", code="SX404")
+            raise OperatorError(f"roi must be finite, got {roi}", code="SX404")
         rois = list(zip(roi[: len(along)], roi[len(along) :], strict=True))
     if scales:
         spans = [_scaled(axis, x.shape[axis], scale, r) for axis, scale, r in zip(along, scales, rois, strict=True)]
@@ -311,7 +326,7 @@ def resize_gradient(
     mode: str,
     nearest_mode: str,
 ) -> V:
-    """Each axis is multiplied by a matrix, which is what resizing makes of the identity; dy is multiplied by it from behind."""
+    """Resizing an axis is a multiplication by a matrix, the resized identity; multiply dy by that matrix on the right."""
     rank = op.rank(x)
     along = [a % rank for a in axes] if axes is not None else list(range(rank))
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
@@ -338,7 +353,7 @@ def resize_gradient(
     for i, axis in enumerate(along):
         old, new = (None if s is None else s[axis] for s in (op.shape(x), op.shape(dy)))
         if not cropped and isinstance(old, int) and old == new and (sizes is not None or (known is not None and known[i] == 1)):
-            continue  # nothing happens along this axis
+            continue  # this axis is unchanged
         size = op.Shape(x, start=axis, end=axis + 1)
         identity = op.EyeLike(op.Expand(op.constant(0, op.dtype(x)), op.Concat(size, size, axis=0)))
         both = op.Gather(roi, [i, i + len(along)], axis=0) if cropped else None
@@ -359,7 +374,7 @@ def resize_gradient(
 
 
 def _by_one_matrix(op: Op, dy: V, x: V, along: Sequence[int], resized: Callable[[V, list[int]], V]) -> V:
-    """Where the axes share a scale: all of them as one axis, and the matrix of that."""
+    """For axes with a common scale: flatten them to one axis and use its matrix."""
     rest = [a for a in range(op.rank(x)) if a not in along]
     olds = op.Gather(op.Shape(x), list(along), axis=0)
     count = op.ReduceProd(olds, keepdims=1)
@@ -378,22 +393,22 @@ def _by_one_matrix(op: Op, dy: V, x: V, along: Sequence[int], resized: Callable[
 
 def _by_scales(xp: Xp, x: Array, scales: Sequence[float], mode: str, rounding: Callable[[Span], Kernel]) -> Array:
     if len(scales) != x.ndim:
-        raise OperatorError(f"{len(scales)} scales were given for {x.ndim} axes", code="SX404")
+        raise OperatorError(f"scales must have {x.ndim} values, one for each axis, got {len(scales)}", code="SX404")
     if mode not in ("nearest", "linear", "bilinear"):
-        raise OperatorError(f"mode {mode!r} was asked for; there are nearest and linear", code="SX404")
+        raise OperatorError(f"mode must be nearest or linear, got {mode!r}", code="SX404")
     spans = [_scaled(axis, x.shape[axis], scale) for axis, scale in enumerate(scales)]
     return _resize(xp, x, spans, "nearest" if mode == "nearest" else "linear", "asymmetric", rounding)
 
 
 @operator("Resize", 10, widen=False, settings=("scales",))
 def resize_10(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") -> Array:
-    """The text names no rule; ONNX's cases of that time divide by the scale, and round down to enlarge and up to shrink."""
+    """Divide coordinates by the scale; round down to enlarge and up to shrink, as in the test cases (ONNX has no rule)."""
     return _by_scales(xp, x, scales, mode, lambda span: np.floor if span.scale >= 1 else np.ceil)
 
 
 @resize_10.decomposition
 def resize_10_decomposition(op: Op, x: V, scales: V, mode: str) -> V:
-    """What is enlarged rounds down, and then what is shrunk rounds up."""
+    """Enlarge with rounding down, then shrink with rounding up."""
     one = op.constant(1, op.dtype(scales))
     larger, smaller = op.Max(scales, one), op.Min(scales, one)
     if mode != "nearest":
@@ -416,7 +431,7 @@ def _upsampled(op: Op, x: V, scales: V, mode: str) -> V:
 @operator("Upsample", 9, 10, widen=False, settings=("scales",))
 def upsample(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") -> Array:
     if any(s < 1 for s in scales):
-        raise OperatorError(f"Upsample's scales are 1 or more; they are {tuple(scales)}", code="SX404")
+        raise OperatorError(f"scales must be at least 1, got {tuple(scales)}", code="SX404")
     return _by_scales(xp, x, scales, mode, lambda _: np.floor)
 
 
@@ -427,7 +442,7 @@ def upsample_decomposition(op: Op, x: V, scales: V, mode: str) -> V:
 
 @operator("Upsample", 7, widen=False)
 def upsample_7(xp: Xp, x: Array, *, scales: Floats, mode: str = "nearest") -> Array:
-    """Before opset 9 the scales were an attribute."""
+    """Before opset 9 the scales are an attribute."""
     return upsample(xp, x, scales, mode=mode)
 
 
@@ -438,9 +453,9 @@ def upsample_7_decomposition(op: Op, x: V, scales: Floats, mode: str) -> V:
 
 @operator("Upsample", 1, widen=False)
 def upsample_1(xp: Xp, x: Array, *, height_scale: float, width_scale: float, mode: str = "nearest") -> Array:
-    """Before opset 7 the input was an image, N x C x H x W."""
+    """Before opset 7 the input is an image, N x C x H x W."""
     if x.ndim != 4:
-        raise OperatorError(f"Upsample-1 takes 4 axes; there are {x.ndim}", code="SX404")
+        raise OperatorError(f"Upsample-1 takes 4 axes, got {x.ndim}", code="SX404")
     return upsample(xp, x, (1.0, 1.0, height_scale, width_scale), mode=mode)
 
 

@@ -1,4 +1,4 @@
-"""Positions as rotations: RotaryEmbedding."""
+"""RotaryEmbedding: positions encoded as rotations."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ def rotary_embedding(
     num_heads: int | None = None,
     rotary_embedding_dim: int = 0,
 ) -> Array:
-    """Pairs of features turn by an angle that their position sets; `cos` and `sin` hold those angles.
+    """Rotate pairs of features by an angle that depends on their position; `cos` and `sin` are those of the angles.
 
     A pair is features i and i + dim/2 or, interleaved, features 2i and 2i + 1.
     """
     shape = x.shape
     if x.ndim == 3:  # batch x sequence x (heads x features)
         if not num_heads or num_heads < 0 or shape[2] % num_heads:
-            raise OperatorError(f"num_heads {num_heads} does not divide the hidden size {shape[2]}", code="SX404")
+            raise OperatorError(f"num_heads must divide the hidden size {shape[2]}, got {num_heads}", code="SX404")
         x = x.reshape(shape[0], shape[1], num_heads, shape[2] // num_heads)
         heads = 2
     elif x.ndim == 4:  # batch x heads x sequence x features
         heads = 1
     else:
-        raise OperatorError(f"RotaryEmbedding takes 3 or 4 axes; there are {x.ndim}", code="SX404")
+        raise OperatorError(f"x must have 3 or 4 axes, got {x.ndim}", code="SX404")
     batch, sequence, size = x.shape[0], x.shape[3 - heads], x.shape[3]
     dim = rotary_embedding_dim or size
     if not 0 <= dim <= size or dim % 2:
-        raise OperatorError(f"{dim} features of {size} cannot turn in pairs", code="SX404")
+        raise OperatorError(f"the number of rotated features must be even and at most {size}, got {dim}", code="SX404")
     if position_ids is not None:
         if cos.ndim != 2 or cos.shape[0] != sin.shape[0] or position_ids.shape != (batch, sequence):
             shapes = f"{tuple(cos.shape)}, {tuple(sin.shape)} and {tuple(position_ids.shape)}"
-            raise OperatorError(f"with position_ids the caches are positions x {dim // 2}; the shapes are {shapes}", code="SX404")
+            raise OperatorError(
+                f"with position_ids, the caches must have shape positions x {dim // 2}, got shapes {shapes}", code="SX404"
+            )
         index = xp.indices(position_ids, cos.shape[0], negative=False)
         cos, sin = cos[index], sin[index]
     want = (batch, sequence, dim // 2)
-    cos, sin = cos[..., : dim // 2], sin[..., : dim // 2]  # onnx 1.18's cases have caches for all features where fewer turn
+    cos, sin = cos[..., : dim // 2], sin[..., : dim // 2]  # the test cases of onnx 1.18 have caches for all features
     if cos.shape != want or sin.shape != want:
-        raise OperatorError(f"the caches give angles of shape {cos.shape} and {sin.shape}; {want} was wanted", code="SX404")
+        raise OperatorError(f"the caches must have shape {want}, got {cos.shape} and {sin.shape}", code="SX404")
     cos, sin = xp.expand_dims(cos, heads), xp.expand_dims(sin, heads)
     turning, rest = x[..., :dim], x[..., dim:]
     if interleaved:

@@ -1,4 +1,4 @@
-"""Sampling at places between the pixels: grids and affine grids."""
+"""GridSample and AffineGrid: sampling between pixels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MODES = {"bilinear": "linear", "linear": "linear", "bicubic": "cubic", "cubic":
 
 
 def _reflect(xp: Xp, x: Array, low: float, high: float) -> Array:
-    """`x` reflected at the borders until it lies between them."""
+    """Reflect `x` at the borders until it is between them."""
     if low == high:
         return xp.where(xp.isnan(x), x, low)
     span = high - low
@@ -35,12 +35,12 @@ def _reflect(xp: Xp, x: Array, low: float, high: float) -> Array:
 
 
 def _taps(xp: Xp, x: Array, size: int, mode: str, padding: str, align: bool) -> list[tuple[Array, Array, Array]]:
-    """What an axis reads at coordinates `x`: indices, whether they are inside, and weights (None: 1)."""
+    """Return the taps of an axis at coordinates `x`: indices, whether they are inside, and weights (None: 1)."""
     low, high = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
     if mode == "nearest":
         x = xp.rint(x)
     if padding == "zeros":
-        x = xp.clip(x, -3, size + 2)  # further off nothing is read either, and infinity keeps its weights finite
+        x = xp.clip(x, -3, size + 2)  # nothing is read beyond; the weights of infinity stay finite
     elif padding == "border":
         x = xp.where((x < low) | (x > high), xp.clip(x, 0, size - 1), x)
     else:
@@ -75,20 +75,24 @@ def _taps(xp: Xp, x: Array, size: int, mode: str, padding: str, align: bool) -> 
 def grid_sample(
     xp: Xp, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Array:
-    """A location outside the borders is moved first (to the border, or reflected); then its neighbours are."""
+    """Move a location outside the borders first (to the border, or by reflection), then its neighbours."""
     kind = _MODES.get(mode)
     if kind is None or padding_mode not in ("zeros", "border", "reflection"):
-        raise OperatorError(f"GridSample has no mode {mode!r} with padding_mode {padding_mode!r}", code="SX404")
+        both = f"{mode!r} and {padding_mode!r}"
+        known = "linear, cubic or nearest and padding_mode zeros, border or reflection"
+        raise OperatorError(f"mode must be {known}, got {both}", code="SX404")
     rank = x.ndim - 2
     if rank < 1 or grid.ndim != x.ndim or grid.shape[-1] != rank or grid.shape[0] != x.shape[0]:
-        raise OperatorError(f"a grid of shape {grid.shape} does not fit an input of shape {x.shape}", code="SX404")
+        raise OperatorError(f"the grid must match an input of shape {x.shape}, got shape {grid.shape}", code="SX404")
     n, c, sizes, places = x.shape[0], x.shape[1], x.shape[2:], grid.shape[1:-1]
     dtype = x.dtype
     if dtype.kind == "O" and (kind != "nearest" or padding_mode == "zeros"):
-        raise OperatorError("strings can be sampled by nearest only, and not padded with zeros", code="SX404")
+        raise OperatorError("for strings, mode must be nearest and padding_mode must not be zeros", code="SX404")
     if 0 in sizes:
         if padding_mode != "zeros" and 0 not in (n, c, *places):
-            raise OperatorError(f"an input of shape {x.shape} has no border", code="SX404")
+            raise OperatorError(
+                f"the input must not be empty with padding_mode {padding_mode}, got shape {x.shape}", code="SX404"
+            )
         return xp.zeros((n, c, *places), dtype)
     grid = grid.astype(np.float32) if grid.dtype in NARROW_FLOATS else grid
     work = dtype
@@ -97,7 +101,7 @@ def grid_sample(
     limits.admit((n, c, *places), work)
     axes = []
     for axis, size in enumerate(sizes):
-        at = grid[..., rank - 1 - axis].reshape(n, -1)  # the grid names the innermost axis first
+        at = grid[..., rank - 1 - axis].reshape(n, -1)  # the innermost axis is first in the grid
         at = (at + 1) / 2 * (size - 1) if align_corners else ((at + 1) * size - 1) / 2
         axes.append(_taps(xp, at, size, kind, padding_mode, bool(align_corners)))
     pixels = xp.moveaxis(x.astype(work).reshape(n, c, math.prod(sizes)), 1, -1)
@@ -141,7 +145,7 @@ def in_parts(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode:
 
 
 def _cut(op: Op, y: V, dtype: np.dtype[Any]) -> V:
-    """Doubles as integers, as `saturated` makes them."""
+    """Convert doubles to integers like `saturated`."""
     whole = op.Round(y)
     near = op.Less(op.Abs(op.Sub(y, whole)), op.Mul(op.Max(op.Abs(whole), 1.0), 1e-9))
     held = op.Clip(op.Where(near, whole, y), *(float(v) for v in (np.iinfo(dtype).min, np.iinfo(dtype).max)))
@@ -152,15 +156,15 @@ def _cut(op: Op, y: V, dtype: np.dtype[Any]) -> V:
 def grid_sample_16(
     xp: Xp, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> Array:
-    """Before opset 20 there were images only."""
+    """Before opset 20 the input is an image."""
     if x.ndim != 4:
-        raise OperatorError(f"GridSample-16 takes 4 axes; there are {x.ndim}", code="SX404")
+        raise OperatorError(f"GridSample-16 takes 4 axes, got {x.ndim}", code="SX404")
     return grid_sample(xp, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
 @grid_sample_16.decomposition
 def grid_sample_16_decomposition(op: Op, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> V:
-    """The modes were renamed."""
+    """The modes are renamed."""
     if op.opset < 20:
         return in_parts(op, x, grid, align_corners, mode, padding_mode)
     return op.GridSample(x, grid, align_corners=align_corners, mode=_MODES[mode], padding_mode=padding_mode)
@@ -168,19 +172,19 @@ def grid_sample_16_decomposition(op: Op, x: V, grid: V, align_corners: int, mode
 
 @operator("AffineGrid", 20)
 def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 0) -> Array:
-    """A single pixel, whose corners coincide, stands at 0 as in PyTorch, which the text names."""
+    """Return the grid; a single pixel, whose corners coincide, is at 0 as in PyTorch, which the specification refers to."""
     rank = len(size) - 2
     if rank not in (2, 3) or theta.ndim != 3 or theta.shape[0] != size[0] or theta.shape[1:] != (rank, rank + 1):
-        raise OperatorError(f"theta of shape {theta.shape} does not fit size {size}", code="SX404")
+        raise OperatorError(f"theta must match size {size}, got shape {theta.shape}", code="SX404")
     if min(size) < 0:
-        raise OperatorError(f"size {size} is negative", code="SX404")
+        raise OperatorError(f"size must not be negative, got {size}", code="SX404")
     lengths = size[2:]
     limits.admit((size[0], *lengths, rank + 1), np.float64)
     lines = []
     for count in lengths:
         steps = 2 * xp.arange(count, dtype=np.float64) + 1 - count
         lines.append(steps / max(count - 1, 1) if align_corners else steps / max(count, 1))
-    # x runs along the last axis: its coordinate comes first.
+    # x is the coordinate along the last axis; it is first in the grid.
     places = [*reversed(xp.meshgrid(*lines, indexing="ij")), xp.ones(lengths, np.float64)]
     homogeneous = xp.stack(places, axis=-1).reshape(-1, rank + 1)
     grid = homogeneous @ xp.swapaxes(theta.astype(np.float64), 1, 2)
@@ -189,7 +193,7 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
 
 @affine_grid.decomposition
 def affine_grid_decomposition(op: Op, theta: V, size: V, align_corners: int) -> V:
-    """ONNX's own body takes no batch of one and divides by 0 for a single pixel."""
+    """ONNX's function body does not accept a batch of one and divides by 0 for a single pixel."""
     counts = [(op.shape(theta) or (None,) * 3)[1], (op.shape(size) or (None,))[0]]
     rank = next(n - more for n, more in zip(counts, (0, 2), strict=True) if isinstance(n, int))
     lengths = op.Slice(size, [2], [2 + rank], [0])
@@ -209,7 +213,7 @@ def affine_grid_decomposition(op: Op, theta: V, size: V, align_corners: int) -> 
 
 @affine_grid.gradient
 def affine_grid_gradient(op: Op, dy: V, theta: V, size: V, align_corners: int) -> V:
-    """The grid is the base grid, with a 1 behind each place, times theta turned over."""
+    """The grid is the product of the base grid, with a 1 appended to each place, and the transposed theta."""
     rank = op.rank(dy) - 2
     identity = op.constant(np.eye(rank, rank + 1)[None], op.dtype(dy))
     base = op.AffineGrid(identity, op.Concat([1], op.Slice(size, [1], [rank + 2]), axis=0), align_corners=align_corners)

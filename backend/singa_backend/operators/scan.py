@@ -1,4 +1,4 @@
-"""Scan: a graph that runs along an axis, with states that go from one element to the next."""
+"""Scan: runs a graph for each element along an axis, with states passed from one element to the next."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from .control import Gather, namespace_of, zeros_of
 
 
 def _flags(name: str, given: Sequence[int] | None, count: int) -> Sequence[int]:
-    """A list attribute of Scan, one entry per scan input or output; zeros where it is absent."""
+    """Return a list attribute of Scan, one entry per scan input or output; zeros if it is absent."""
     if given is None or len(given) == 0:
         return (0,) * count
     if len(given) != count:
-        raise OperatorError(f"{name} has {len(given)} entries for {count} values", code="SX404")
+        raise OperatorError(f"{name} must have {count} entries, got {len(given)}", code="SX404")
     if "direction" in name and not set(given) <= {0, 1}:
-        raise OperatorError(f"{name} holds 0 (forward) and 1 (backward), not {list(given)}", code="SX404")
+        raise OperatorError(f"{name} must hold 0 (forward) or 1 (reverse), got {list(given)}", code="SX404")
     return given
 
 
 def _parts(values: Sequence[Array], num_scan_inputs: int) -> tuple[list[Array], list[Array]]:
-    """The initial states, and the scan inputs."""
+    """Return the initial states and the scan inputs."""
     if not 1 <= num_scan_inputs <= len(values):
-        raise OperatorError(f"num_scan_inputs is {num_scan_inputs}; the node has {len(values)} inputs", code="SX404")
+        raise OperatorError(
+            f"num_scan_inputs must be in [1, {len(values)}], the number of inputs, got {num_scan_inputs}", code="SX404"
+        )
     n = len(values) - num_scan_inputs
     return list(values[:n]), list(values[n:])
 
@@ -42,7 +44,7 @@ def _parts(values: Sequence[Array], num_scan_inputs: int) -> tuple[list[Array], 
 def _length(xs: Sequence[Array], axes: Sequence[int]) -> int:
     lengths = {x.shape[a] for x, a in zip(xs, axes, strict=True)}
     if len(lengths) != 1:
-        raise OperatorError(f"the scan inputs have the different lengths {sorted(lengths)}", code="SX404")
+        raise OperatorError(f"the scan inputs must have equal lengths, got {sorted(lengths)}", code="SX404")
     return int(lengths.pop())
 
 
@@ -58,10 +60,10 @@ def scan_9(
     scan_output_directions: Ints | None = None,
     run: Run,
 ) -> tuple[Array, ...]:
-    """Negative axes came with 11."""
+    """Negative axes require version 11 or later."""
     for axis in (*(scan_input_axes or ()), *(scan_output_axes or ())):
         if axis < 0:
-            raise OperatorError(f"axis {axis}: Scan-9 counts axes from the front", code="SX408")
+            raise OperatorError(f"axes of Scan-9 must not be negative, got {axis}", code="SX408")
     outputs: tuple[Array, ...] = scan(
         xp,
         *values,
@@ -88,12 +90,12 @@ def scan(
     scan_output_directions: Ints | None = None,
     run: Run,
 ) -> tuple[Array, ...]:
-    """The body takes (states..., elements...) and gives (states..., scan outputs...)."""
+    """Run a body that takes (states..., elements...) and returns (states..., scan outputs...)."""
     state, xs = _parts(values, num_scan_inputs)
     n = len(state)
     axes = [axis_of(a, x.ndim) for a, x in zip(_flags("scan_input_axes", scan_input_axes, len(xs)), xs, strict=True)]
     if any(x.ndim == 0 for x in xs):
-        raise OperatorError("a scan input is a scalar: it has no axis to scan", code="SX408")
+        raise OperatorError("a scan input must have at least one axis, got a scalar", code="SX408")
     backward = _flags("scan_input_directions", scan_input_directions, len(xs))
     gather = Gather(xp, body, n)
     k = len(gather.declared)
@@ -130,7 +132,7 @@ def scan_9_gradient(
     captured: list[V],
     needs: tuple[bool, ...],
 ) -> list[V]:
-    """Run once more and keep the states side by side; then scan the other way."""
+    """Run the scan again and keep the states as scan outputs; then scan in the opposite direction."""
     n = len(values) - num_scan_inputs
     state, xs = values[:n], values[n:]
     axes, directions = (_flags("", a, num_scan_inputs) for a in (scan_input_axes, scan_input_directions))
@@ -227,19 +229,19 @@ def scan_8(
     num_scan_inputs: int,
     run: Run,
 ) -> tuple[Array, ...]:
-    """Version 8 scans axis 1 of each sample of a batch (axis 0), each as long as `sequence_lens` says.
+    """Version 8 scans axis 1 of each sample of a batch (axis 0), up to the length of the sample in `sequence_lens`.
 
-    A backward scan starts at the last element of the sample's own length; outputs beyond that length are zero.
+    A reverse scan starts at the last element within the sample's length; outputs beyond that length are zero.
     """
     states, xs = _parts(values, num_scan_inputs)
     if any(x.ndim < 2 for x in xs) or any(s.ndim < 1 for s in states):
-        raise OperatorError("Scan-8 needs a batch axis 0 in every input, and a sequence axis 1 in the scan inputs", code="SX404")
+        raise OperatorError("the inputs of Scan-8 must have a batch axis 0, and its scan inputs a sequence axis 1", code="SX404")
     n = len(states)
     backward = _flags("directions", directions, len(xs))
     batch, longest = _length([*states, *xs], [0] * len(values)), _length(xs, [1] * len(xs))
     lengths = sequence_lens if sequence_lens is not None else (longest,) * batch
     if len(lengths) != batch or not all(0 <= length <= longest for length in lengths):
-        raise OperatorError(f"sequence_lens {list(lengths)} does not fit {batch} sequences of at most {longest}", code="SX404")
+        raise OperatorError(f"sequence_lens must have {batch} lengths in [0, {longest}], got {list(lengths)}", code="SX404")
 
     def body_of(state: Sequence[Array]) -> Callable[[], list[Any]]:
         return lambda: run(body, *state, *(zeros_of(xp, x.shape[2:], x.dtype) for x in xs))
@@ -283,7 +285,7 @@ def scan_8_decomposition(
     num_scan_inputs: int,
     wanted: tuple[bool, ...],
 ) -> list[V]:
-    """A Scan over the samples, whose body scans one of them; what lies behind its length is cut off, and put back as zeros."""
+    """A Scan over the samples whose body scans one of them, sliced to its length; outputs are padded with zeros."""
     states, xs = _parts(values, num_scan_inputs)
     n, scans = len(states), len(wanted) - len(states)
     backward = list(_flags("directions", directions, len(xs)))
@@ -303,6 +305,6 @@ def scan_8_decomposition(
         return made
 
     slices = [op.type(v, drop=[0]) for v in (*states, *xs, *lens)]
-    # The states of the samples are scanned too: they are no states of the walk over the samples.
+    # The initial states of the samples are scan inputs too, not states of the Scan over the samples.
     graph = op.graph(sample, slices)
     return list(op.call("Scan", [*states, *xs, *lens], {"body": graph, "num_scan_inputs": len(slices)}, n + scans))

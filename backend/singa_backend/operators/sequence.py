@@ -1,6 +1,6 @@
 """Sequences and optionals: lists of tensors, and values that may be None.
 
-A gradient that is a sequence stands in a tuple: a list would be taken for the gradients of several inputs.
+A gradient that is a sequence is returned in a tuple: a list would be interpreted as the gradients of several inputs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _one_dtype(tensors: Sequence[Array]) -> None:
     for x in tensors[1:]:
         if x.dtype != tensors[0].dtype:
             both = f"{onnx_name(tensors[0].dtype)} and {onnx_name(x.dtype)}"
-            raise OperatorError(f"a sequence holds one element type; here are {both}", code="SX406")
+            raise OperatorError(f"the tensors of a sequence must have one element type, got {both}", code="SX406")
 
 
 def _place(position: int, last: int, length: int) -> int:
-    """`position` counted from the front, in a sequence of `length` tensors; `last` is the largest one allowed."""
+    """Return `position` counted from the front, in a sequence of `length` tensors; `last` is its maximum."""
     if not -length <= position <= last:
-        raise OperatorError(f"position {position} is outside [{-length}, {last}] in {length} tensors", code="SX401")
+        raise OperatorError(f"position {position} is outside [{-length}, {last}] for {length} tensors", code="SX401")
     return position + length if position < 0 else position
 
 
@@ -61,7 +61,7 @@ def sequence_at(xp: Xp, input_sequence: list[Array], position: Host[int]) -> Arr
 
 @sequence_at.gradient
 def sequence_at_gradient(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V]:
-    """Zeros, and at the position dy."""
+    """Return zeros, with dy at the position."""
     zeros = op.zeros_like(input_sequence)
     length = op.SequenceLength(input_sequence)
     at = op.Where(op.Less(position, 0), op.Add(op.Cast(position, to=7), length), op.Cast(position, to=7))
@@ -70,7 +70,7 @@ def sequence_at_gradient(op: Op, dy: V, input_sequence: V, position: V) -> tuple
 
 @operator("SequenceInsert", 11, widen=False)
 def sequence_insert(xp: Xp, input_sequence: list[Array], tensor: Array, position: Host[int] | None = None) -> list[Array]:
-    """A negative position counts from the back of the old sequence: -1 inserts before its last tensor."""
+    """Insert a tensor; a negative position counts from the end of the old sequence: -1 inserts before its last tensor."""
     _one_dtype([*input_sequence[:1], tensor])
     n = len(input_sequence)
     at = n if position is None else _place(position, n, n)
@@ -79,7 +79,7 @@ def sequence_insert(xp: Xp, input_sequence: list[Array], tensor: Array, position
 
 @sequence_insert.gradient
 def sequence_insert_gradient(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V, V]:
-    """The position counts in the sequence without the new tensor."""
+    """The position refers to the sequence without the new tensor."""
     length = op.SequenceLength(input_sequence)
     if position is None:
         at = length
@@ -98,7 +98,7 @@ def sequence_erase(xp: Xp, input_sequence: list[Array], position: Host[int] | No
 
 @sequence_erase.gradient
 def sequence_erase_gradient(op: Op, dy: V, input_sequence: V, position: V) -> tuple[V]:
-    """Zeros where the tensor was."""
+    """Insert zeros where the tensor was."""
     if position is None:
         return (op.SequenceInsert(dy, op.zeros_like(op.SequenceAt(input_sequence, -1))),)
     position = op.Cast(position, to=7)
@@ -115,24 +115,26 @@ def sequence_length(xp: Xp, input_sequence: list[Array]) -> Array:
 def split_to_sequence(
     xp: Xp, x: Array, split: Host[np.ndarray] | None = None, *, axis: int = 0, keepdims: int = 1
 ) -> list[Array]:
-    """A scalar `split` is the size of every part but a smaller last one; a vector lists all sizes.
+    """Split a tensor; a scalar `split` is the size of each part (the last one may be smaller), a vector lists all sizes.
 
-    `keepdims` counts only without `split`: then each part has size 1.
+    `keepdims` applies only without `split`: then each part has size 1.
     """
     if x.ndim == 0:
-        raise OperatorError("a scalar has no axis to split", code="SX408")
+        raise OperatorError("x must have at least one axis, got a scalar", code="SX408")
     axis = axis_of(axis, x.ndim)
     size = x.shape[axis]
     if split is not None and split.ndim > 1:
-        raise OperatorError(f"split is a scalar or a vector; it has shape {split.shape}", code="SX404")
+        raise OperatorError(f"split must be a scalar or a vector, got shape {split.shape}", code="SX404")
     if split is not None and split.ndim == 1:
         sizes = [int(n) for n in split]
         if any(n < 0 for n in sizes) or sum(sizes) != size:
-            raise OperatorError(f"split {sizes} does not divide axis {axis} of size {size}", code="SX404")
+            raise OperatorError(
+                f"the sizes of split must add up to the size {size} of axis {axis}, none negative, got {sizes}", code="SX404"
+            )
     else:
         step = 1 if split is None else int(split)
         if step < 1:
-            raise OperatorError(f"split {step} is no size of a part", code="SX404")
+            raise OperatorError(f"split must be at least 1, got {step}", code="SX404")
         limits.admit_bytes(-(-size // step) * 256, f"a sequence of {-(-size // step)} tensors")
         sizes = [min(step, size - start) for start in range(0, size, step)]
     before = (slice(None),) * axis
@@ -150,18 +152,18 @@ def split_to_sequence_gradient(op: Op, dy: V, split: V, axis: int, keepdims: int
 @operator("ConcatFromSequence", 11, widen=False)
 def concat_from_sequence(xp: Xp, input_sequence: list[Array], *, axis: int, new_axis: int = 0) -> Array:
     if not input_sequence:
-        raise OperatorError("an empty sequence has nothing to concatenate, and no shape", code="SX404")
+        raise OperatorError("the sequence must not be empty", code="SX404")
     if new_axis not in (0, 1):
-        raise OperatorError(f"new_axis is 0 or 1, not {new_axis}", code="SX404")
+        raise OperatorError(f"new_axis must be 0 or 1, got {new_axis}", code="SX404")
     _one_dtype(input_sequence)
     rank = input_sequence[0].ndim
     if rank == 0 and not new_axis:
-        raise OperatorError("scalars have no axis to concatenate on; new_axis=1 stacks them", code="SX408")
+        raise OperatorError("tensors must have at least one axis unless new_axis=1, got scalars", code="SX408")
     shapes = {x.shape for x in input_sequence}
     axis = axis_of(axis, rank + new_axis)
     rest = {(len(s), *s[:axis], *s[axis + 1 - new_axis :]) for s in shapes}
     if len(rest) != 1:
-        raise OperatorError(f"tensors of the shapes {sorted(shapes)} do not fit together along axis {axis}", code="SX404")
+        raise OperatorError(f"shapes must be equal except along axis {axis}, got {sorted(shapes)}", code="SX404")
     return xp.stack(input_sequence, axis) if new_axis else xp.concatenate(input_sequence, axis)
 
 
@@ -176,13 +178,13 @@ def concat_from_sequence_gradient(op: Op, dy: V, input_sequence: V, axis: int, n
     return (op.SplitToSequence(dy, sizes, axis=axis),)
 
 
-# --- optionals: None is the empty one, any other value is its own element
+# --- optionals: None is empty, any other value is its own element
 
 
 @operator("Optional", 15, 28, widen=False)
 def optional(xp: Xp, x: Any = None, *, type: TypeProto | None = None) -> Any:
     if x is None and type is None:
-        raise OperatorError("Optional needs an input, or the attribute 'type' that says what is absent", code="SX404")
+        raise OperatorError("an Optional must have an input, or the attribute 'type' for an absent one", code="SX404")
     return x
 
 
@@ -194,9 +196,9 @@ def optional_gradient(op: Op, dy: V) -> tuple[V]:
 
 @operator("OptionalGetElement", 15, 18, 28, widen=False)
 def optional_get_element(xp: Xp, x: Any) -> Any:
-    """From 18 on a tensor or a sequence may stand for an optional that holds it."""
+    """Return the element; in version 18 or later, the input may also be a tensor or a sequence."""
     if x is None:
-        raise OperatorError("the optional is empty: there is no element to get", code="SX404")
+        raise OperatorError("the optional must not be empty", code="SX404")
     return x
 
 

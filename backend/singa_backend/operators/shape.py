@@ -1,4 +1,4 @@
-"""Operators that change a tensor's shape and none of its values."""
+"""Operators that rearrange or repeat a tensor's values: reshape, transpose, concatenate, split, tile."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ._common import axes_of, axis_of, rows
 
 
 def _from_the_front(axes: Sequence[int], what: str) -> None:
-    """Raise for a negative axis, in the versions whose text says that there is none."""
+    """Raise OperatorError for a negative axis, in the versions that exclude it."""
     if any(a < 0 for a in axes):
-        raise OperatorError(f"{what} was given the axes {tuple(axes)}; before opset 11 they count from the front", code="SX408")
+        raise OperatorError(f"before opset 11, axes of {what} must not be negative, got {tuple(axes)}", code="SX408")
 
 
 @operator("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25, widen=False, traits=("unary", "cannot_fail"))
 def identity(xp: Xp, x: Array) -> Array:
-    """A tensor, from opset 14 a sequence, from 16 an optional, which may be empty."""
+    """Return a tensor, in opset 14 or later also a sequence, in 16 or later also an optional, which may be empty."""
     return x
 
 
 @identity.gradient
 def identity_gradient(op: Op, dy: V) -> tuple[V]:
-    return (dy,)  # a sequence would be taken for the gradients of several inputs
+    return (dy,)  # without the tuple, a sequence would be interpreted as several gradients
 
 
 @operator("Shape", 1, 13, 15, 19, 21, 23, 24, 25, widen=False, traits=("cannot_fail",))
 def shape(xp: Xp, x: Array, *, start: int = 0, end: int | None = None) -> Array:
-    # Python's slices clamp to the rank just as ONNX does.
+    # Python's slices are clamped to the rank, as in ONNX.
     return xp.asarray(np.array(x.shape[start:end], np.int64))
 
 
@@ -50,26 +50,26 @@ def size(xp: Xp, x: Array) -> Array:
 @operator("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, widen=False, traits=("rank_of_length",))
 def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array:
     def wrong(why: str) -> OperatorError:
-        return OperatorError(f"the shape {x.shape} cannot become {shape}: {why}", code="SX404")
+        return OperatorError(f"cannot reshape {x.shape} to {shape}: {why}", code="SX404")
 
     limits.check_rank(len(shape))
     sizes = list(shape)
     if min(sizes, default=0) < -1 or sizes.count(-1) > 1:
-        raise wrong("at most one dimension may be -1, and none less")
+        raise wrong("at most one dimension may be -1, and none may be less")
     if allowzero and 0 in sizes and -1 in sizes:
-        raise wrong("with allowzero, -1 beside 0 could be anything")
+        raise wrong("with allowzero, -1 and 0 must not both occur")
     for i, d in enumerate(sizes):
         if d == 0 and not allowzero:
             if i >= x.ndim:
-                raise wrong(f"dimension {i} is to be copied, and there is none")
+                raise wrong(f"dimension {i} to copy does not exist")
             sizes[i] = x.shape[i]
     if -1 in sizes:
         known = math.prod(d for d in sizes if d != -1)
         if known == 0 or x.size % known:
-            raise wrong("no size in place of -1 keeps the number of elements")
+            raise wrong(f"the other dimensions must divide {x.size} elements")
         sizes[sizes.index(-1)] = x.size // known
     if math.prod(sizes) != x.size:
-        raise wrong(f"{math.prod(sizes)} elements, where there are {x.size}")
+        raise wrong(f"the number of elements must be {x.size}, got {math.prod(sizes)}")
     return x.reshape(sizes)
 
 
@@ -111,10 +111,10 @@ def flatten_1_decomposition(op: Op, x: V, axis: int) -> V:
 
 @operator("Squeeze", 13, 21, 23, 24, 25, widen=False)
 def squeeze(xp: Xp, x: Array, axes: Host[Ints] | None = None) -> Array:
-    """Without axes, all of size 1 go; with an empty list, none."""
+    """Remove axes of size 1: all of them without `axes`, none with an empty list."""
     gone = {i for i, d in enumerate(x.shape) if d == 1} if axes is None else {axis_of(a, x.ndim) for a in axes}
     if any(x.shape[a] != 1 for a in gone):
-        raise OperatorError(f"axes {tuple(axes or ())} of the shape {x.shape} are not all of size 1", code="SX404")
+        raise OperatorError(f"axes must be of size 1, got axes {tuple(axes or ())} of shape {x.shape}", code="SX404")
     return x.reshape([d for i, d in enumerate(x.shape) if i not in gone])
 
 
@@ -146,7 +146,7 @@ def squeeze_1_decomposition(op: Op, x: V, axes: Ints | None) -> V:
 
 @operator("Unsqueeze", 13, 21, 23, 24, 25, widen=False)
 def unsqueeze(xp: Xp, x: Array, axes: Host[Ints]) -> Array:
-    """The axes are the output's."""
+    """Insert axes; they are counted in the output."""
     rank = x.ndim + len(axes)
     limits.check_rank(rank)
     new = axes_of(axes, rank)
@@ -184,7 +184,7 @@ def transpose(xp: Xp, x: Array, *, perm: Ints | None = None) -> Array:
     if perm is None:
         return x.transpose()
     if sorted(perm) != list(range(x.ndim)):
-        raise OperatorError(f"perm {perm} is no permutation of the {x.ndim} axes of the shape {x.shape}", code="SX404")
+        raise OperatorError(f"perm must be a permutation of the {x.ndim} axes of shape {x.shape}, got {perm}", code="SX404")
     return x.transpose(perm)
 
 
@@ -196,11 +196,11 @@ def transpose_gradient(op: Op, dy: V, perm: Ints | None) -> V:
 
 @operator("Concat", 4, 11, 13, widen=False)
 def concat(xp: Xp, *xs: Array, axis: int) -> Array:
-    """Opset 4 does not speak of negative axes; files of that time use them, so they count from the end in every version."""
+    """Concatenate; negative axes count from the end in every version: opset 4 does not specify them, but models use them."""
     axis = axis_of(axis, xs[0].ndim)
     others = {(*x.shape[:axis], *x.shape[axis + 1 :]) if x.ndim > axis else None for x in xs}
     if len(others) > 1 or len({x.ndim for x in xs}) > 1:
-        raise OperatorError(f"the shapes {[x.shape for x in xs]} differ in more than axis {axis}", code="SX404")
+        raise OperatorError(f"shapes must be equal except along axis {axis}, got {[x.shape for x in xs]}", code="SX404")
     return xp.concatenate(xs, axis=axis)
 
 
@@ -224,15 +224,19 @@ def concat_1_decomposition(op: Op, xs: list[V], axis: int) -> V:
 
 
 def _split(x: Array, sizes: Sequence[int] | None, axis: int, wanted: Sequence[bool]) -> tuple[Array, ...]:
-    """`x` cut along `axis` into pieces of these sizes, or into as many equal ones as the node has outputs."""
+    """Split `x` along `axis` into parts of these sizes, or into one equal part for each output of the node."""
     axis = axis_of(axis, x.ndim)
     d, count = x.shape[axis], len(wanted)
     if sizes is None:
         if d % count:
-            raise OperatorError(f"axis {axis}, of size {d}, does not split into {count} equal parts", code="SX404")
+            raise OperatorError(
+                f"the size of axis {axis} must be a multiple of {count}, the number of outputs, got {d}", code="SX404"
+            )
         sizes = [d // count] * count
     if len(sizes) != count or any(s < 0 for s in sizes) or sum(sizes) != d:
-        raise OperatorError(f"sizes {tuple(sizes)} do not split axis {axis}, of size {d}, into {count} outputs", code="SX404")
+        raise OperatorError(
+            f"split must have {count} sizes that add up to {d}, the size of axis {axis}, got {tuple(sizes)}", code="SX404"
+        )
     ends = np.cumsum(sizes).tolist()
     return tuple(x[(slice(None),) * axis + (slice(end - s, end),)] for s, end in zip(sizes, ends, strict=True))
 
@@ -241,13 +245,15 @@ def _split(x: Array, sizes: Sequence[int] | None, axis: int, wanted: Sequence[bo
 def split(
     xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0, num_outputs: int | None = None, wanted: Wanted
 ) -> tuple[Array, ...]:
-    """Parts that cannot be equal are of the size rounded up, and the last one is smaller."""
+    """Split; if num_outputs does not divide the size, the part size is rounded up and the last part is smaller."""
     if num_outputs is None:
         return _split(x, split, axis, wanted)
     if split is not None:
-        raise OperatorError("num_outputs and split are both given; ONNX wants one of them", code="SX404")
+        raise OperatorError("only one of num_outputs and split must be present, got both", code="SX404")
     if num_outputs != len(wanted):
-        raise OperatorError(f"num_outputs is {num_outputs}, and the node has {len(wanted)} outputs", code="SX404")
+        raise OperatorError(
+            f"num_outputs must be {len(wanted)}, the number of the node's outputs, got {num_outputs}", code="SX404"
+        )
     d = x.shape[axis_of(axis, x.ndim)]
     part = -(-d // num_outputs)
     return _split(x, [*[part] * (num_outputs - 1), d - part * (num_outputs - 1)], axis, wanted)
@@ -269,7 +275,7 @@ def split_13_decomposition(op: Op, x: V, split: V, axis: int, wanted: tuple[bool
 
 
 def _split_into(op: Op, x: V, sizes: V, axis: int, count: int) -> list[V]:
-    """Split in the form of opset 18, which asks for the number of equal parts."""
+    """Split in the form of opset 18, which has an attribute for the number of equal parts."""
     made = op.call("Split", [x, sizes], {"axis": axis, "num_outputs": count if sizes is None else None}, count)
     return list(made)
 
@@ -288,7 +294,7 @@ def split_2_decomposition(op: Op, x: V, axis: int, split: Ints | None, wanted: t
 def split_1(
     xp: Xp, x: Array, sizes: Host[Ints] | None = None, *, axis: int = 0, split: Ints | None = None, wanted: Wanted
 ) -> tuple[Array, ...]:
-    """The sizes may be an input, of the data's float type; ONNX names no default axis here: it is 0, as in version 2."""
+    """The sizes may be an input of the data's float type; the default axis, which ONNX omits here, is 0 as in version 2."""
     return _split(x, split if sizes is None else [int(s) for s in sizes], axis, wanted)
 
 
@@ -298,17 +304,17 @@ def split_1_decomposition(op: Op, x: V, sizes: V, axis: int, split: Ints | None,
     return _split_into(op, x, given if sizes is None else op.Cast(sizes, to=7), axis, len(wanted))
 
 
-# --- values repeated ------------------------------------------------------------------------------------------------
+# --- repeated values ------------------------------------------------------------------------------------------------
 
 
 @operator("Expand", 8, 13, widen=False, traits=("rank_of_larger",))
 def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
-    """Broadcasting both ways: where `shape` says 1, the input's size stays."""
+    """Broadcast in both directions: where `shape` has 1, the input's size is kept."""
     limits.check_rank(len(shape))
     try:
         return xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
     except ValueError:
-        raise OperatorError(f"the shapes {x.shape} and {shape} do not broadcast", code="SX404") from None
+        raise OperatorError(f"shapes {x.shape} and {shape} do not broadcast", code="SX404") from None
 
 
 @expand.gradient
@@ -319,13 +325,15 @@ def expand_gradient(op: Op, dy: V, x: V) -> V:
 @operator("Tile", 6, 13, widen=False, traits=("rank_of_first",))
 def tile(xp: Xp, x: Array, repeats: Host[Ints]) -> Array:
     if len(repeats) != x.ndim or any(r < 0 for r in repeats):
-        raise OperatorError(f"repeats {repeats} do not fit the shape {x.shape}: one number, 0 or more, per axis", code="SX404")
+        raise OperatorError(
+            f"repeats must have one non-negative value for each axis of shape {x.shape}, got {repeats}", code="SX404"
+        )
     return xp.tile(x, repeats)
 
 
 @tile.gradient
 def tile_gradient(op: Op, dy: V, x: V, repeats: V) -> V:
-    """(r1 d1, r2 d2, ...) is seen as (r1, d1, r2, d2, ...), and the copies are summed."""
+    """Reshape (r1 d1, r2 d2, ...) to (r1, d1, r2, d2, ...) and sum the copies."""
     rank = op.rank(x)
     if not rank:
         return dy
@@ -335,7 +343,7 @@ def tile_gradient(op: Op, dy: V, x: V, repeats: V) -> V:
 
 @operator("Tile", 1, widen=False, settings=("tiles", "axis"))
 def tile_1(xp: Xp, x: Array, tiles: Host[int], axis: Host[int]) -> Array:
-    """One axis is repeated; both numbers come as floats of the data's type."""
+    """Repeat one axis; `tiles` and `axis` are floats of the data's type."""
     axis = axis_of(axis, x.ndim)
     return tile(xp, x, tuple(tiles if i == axis else 1 for i in range(x.ndim)))
 

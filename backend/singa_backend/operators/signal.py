@@ -1,4 +1,4 @@
-"""Signals: Fourier transforms, windows, the mel scale."""
+"""Signal processing: Fourier transforms, windows, the mel scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._api import Array
 
 
 def _complex(xp: Xp, x: Array) -> Array:
-    """The last axis holds the real and the imaginary part, or the real part alone."""
+    """Convert to complex; the last axis holds the real and the imaginary part, or only the real part."""
     return x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
 
 
@@ -26,25 +26,27 @@ def _parts(xp: Xp, z: Array) -> Array:
 
 def _check_signal(x: Array, rank: int) -> None:
     if x.ndim < rank or x.shape[-1] not in (1, 2):
-        raise OperatorError(f"a signal of shape {tuple(x.shape)} does not end in 1 (real) or 2 (complex)", code="SX404")
+        raise OperatorError(
+            f"the last axis of a signal must be 1 (real) or 2 (complex), got shape {tuple(x.shape)}", code="SX404"
+        )
 
 
 @operator("DFT", 20)
 def dft(
     xp: Xp, x: Array, dft_length: Host[int] | None = None, axis: Host[int] = -2, *, inverse: int = 0, onesided: int = 0
 ) -> Array:
-    """Onesided, a forward transform gives the half of the spectrum that says all; an inverse one takes it."""
+    """With onesided, a forward transform returns the non-redundant half of the spectrum; an inverse one takes it."""
     _check_signal(x, 2)
     if not -x.ndim <= axis < x.ndim - 1 or axis == -1:
         raise OperatorError(f"axis {axis} is outside [{-x.ndim}, -2] and [0, {x.ndim - 2}]", code="SX408")
     axis %= x.ndim
     if onesided and x.shape[-1] != (2 if inverse else 1):
-        kind = "complex input for the inverse" if inverse else "real input for the forward"
-        raise OperatorError(f"onesided needs {kind} transform; the last axis has {x.shape[-1]}", code="SX404")
+        kind = "2 (complex) for the inverse" if inverse else "1 (real) for the forward"
+        raise OperatorError(f"with onesided, the last axis must be {kind} transform, got {x.shape[-1]}", code="SX404")
     length = x.shape[axis]
     n = dft_length if dft_length is not None else 2 * (length - 1) if inverse and onesided else length
     if n < 0 or (n == 0 and length):
-        raise OperatorError(f"dft_length {n} is below 1", code="SX404")
+        raise OperatorError(f"dft_length must be at least 1, got {n}", code="SX404")
     kept = min(length, n // 2 + 1 if inverse and onesided else n)
     shape = [*x.shape[:-1], 1 if inverse and onesided else 2]
     shape[axis] = n if inverse or not onesided else n // 2 + 1
@@ -63,7 +65,7 @@ def dft(
 
 @dft.gradient
 def dft_back(op: Op, dy: V, x: V, dft_length: V, axis: V, inverse: int, onesided: int) -> V:
-    """The transform is linear: its gradient is the conjugate transposed one, n times the inverse."""
+    """The transform is linear: its gradient is the conjugate transpose, n times the inverse transform."""
     at = op.Cast(op.Reshape(axis, [1]), to=7)
     length = op.Gather(op.Shape(x), at)
     if dft_length is None:
@@ -76,19 +78,19 @@ def dft_back(op: Op, dy: V, x: V, dft_length: V, axis: V, inverse: int, onesided
         g = op.Mul(_transformed(op, dy, scalar, axis, inverse=1), scale)  # onesided: the other half is zero
     elif not onesided:
         g = op.Div(_transformed(op, dy, scalar, axis), scale)
-    else:  # all but the first and the middle one stand for two
+    else:  # each bin but the first and the middle one represents two
         k = op.Range(0, op.Add(op.Div(scalar, 2), 1), 1)
         once = op.Or(op.Equal(k, 0), op.Equal(op.Mul(k, 2), scalar))
         rank = op.rank(x)
         along = op.Where(op.Equal(op.Range(0, rank, 1), op.Mod(at, rank)), -1, 1)
         weight = op.Reshape(op.cast(op.Where(once, 1, 2), x), along)
         g = op.Div(op.Mul(_transformed(op, dy, scalar, axis, onesided=1), weight), scale)
-    g = op.Pad(g, op.Concat([0], op.Sub(length, op.Gather(op.Shape(g), at)), axis=0), None, at)  # or cut
-    return op.Slice(g, [0], op.Shape(x, start=-1), [-1])  # of a real input, the real part
+    g = op.Pad(g, op.Concat([0], op.Sub(length, op.Gather(op.Shape(g), at)), axis=0), None, at)  # negative: crop
+    return op.Slice(g, [0], op.Shape(x, start=-1), [-1])  # for a real input, the real part
 
 
 def _transformed(op: Op, x: V, n: V, axis: V | int, inverse: int = 0, onesided: int = 0) -> V:
-    """DFT, whose axis is an input from opset 20 on."""
+    """Apply DFT, whose axis is an input in opset 20 or later."""
     if op.opset < 20:
         return op.DFT(x, n, axis=axis, inverse=inverse, onesided=onesided)
     return op.DFT(x, n, axis, inverse=inverse, onesided=onesided)
@@ -96,7 +98,7 @@ def _transformed(op: Op, x: V, n: V, axis: V | int, inverse: int = 0, onesided: 
 
 @operator("DFT", 17)
 def dft_17(xp: Xp, x: Array, dft_length: Host[int] | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0) -> Array:
-    """Before opset 20 the axis was an attribute, and the first after the batch by default."""
+    """Before opset 20 the axis is an attribute, by default the first after the batch."""
     return dft(xp, x, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
@@ -120,19 +122,19 @@ def stft(
 ) -> Array:
     _check_signal(signal, 3)
     if signal.ndim != 3:
-        raise OperatorError(f"STFT takes batch x length x 1 or 2; the shape is {tuple(signal.shape)}", code="SX404")
+        raise OperatorError(f"signal must have shape batch x length x 1 or 2, got {tuple(signal.shape)}", code="SX404")
     if onesided and signal.shape[-1] == 2:
-        raise OperatorError("the spectrum of a complex signal has no redundant half: onesided must be 0", code="SX404")
+        raise OperatorError("onesided must be 0 for a complex signal", code="SX404")
     if window is not None and window.ndim != 1:
-        raise OperatorError(f"the window has shape {tuple(window.shape)}; it must have one axis", code="SX404")
+        raise OperatorError(f"the window must have one axis, got shape {tuple(window.shape)}", code="SX404")
     batch, length = signal.shape[:2]
     n = frame_length if frame_length is not None else length if window is None else window.shape[0]
     if window is not None and window.shape[0] != n:
-        raise OperatorError(f"the window has {window.shape[0]} values; frame_length is {n}", code="SX404")
+        raise OperatorError(f"the window must have frame_length {n} values, got {window.shape[0]}", code="SX404")
     if n < 1 or frame_step < 1:
-        raise OperatorError(f"frame_length {n} and frame_step {frame_step} must be 1 or more", code="SX404")
+        raise OperatorError(f"frame_length and frame_step must be at least 1, got {n} and {frame_step}", code="SX404")
     if n > length:
-        raise OperatorError(f"a frame of {n} does not fit a signal of {length}", code="SX404")
+        raise OperatorError(f"frame_length must be at most {length}, the length of the signal, got {n}", code="SX404")
     bins = n // 2 + 1 if onesided else n
     frames = (length - n) // frame_step + 1
     if not batch:
@@ -147,7 +149,7 @@ def stft(
 
 @stft.decomposition
 def stft_decomposition(op: Op, signal: V, frame_step: V, window: V, frame_length: V, onesided: int) -> V:
-    """Overlapping frames are gathered, weighted and transformed."""
+    """Gather, weight and transform overlapping frames."""
     length = op.Shape(signal, start=1, end=2)
     step = op.Cast(op.Reshape(frame_step, [1]), to=7)
     if frame_length is not None:
@@ -168,19 +170,19 @@ def stft_decomposition(op: Op, signal: V, frame_step: V, window: V, frame_length
 def _typed(xp: Xp, y: np.ndarray, code: int) -> Array:
     dtype = dtypes.numpy_dtype(code)
     if dtype not in dtypes.HALVES and (dtype.kind not in "iuf" or dtype in dtypes.HOST_ONLY):
-        raise OperatorError(f"output_datatype {dtypes.onnx_name(dtype)} is no type of this operator", code="SX404")
+        raise OperatorError(f"output_datatype must be a type of this operator, got {dtypes.onnx_name(dtype)}", code="SX404")
     if dtype.kind in "iu":
         y = np.round(y, 12)  # the peak of Blackman's window, 0.42 + 0.5 + 0.08, is 1 and not 0.999...
     return xp.cast(xp.asarray(y), dtype)
 
 
 def _window(xp: Xp, size: int, periodic: int, code: int, a0: float, a1: float, a2: float) -> Array:
-    """a0 - a1 cos t + a2 cos 2t over one turn; symmetric windows end where they begin."""
+    """Compute a0 - a1 cos t + a2 cos 2t over one period; the last value of a symmetric window equals the first."""
     if size < 0:
-        raise OperatorError(f"a window of {size} values was asked for", code="SX404")
+        raise OperatorError(f"size must be at least 0, got {size}", code="SX404")
     limits.admit((size,), np.float64)
     turn = size if periodic else size - 1
-    if turn == 0:  # a symmetric window of one value: its peak
+    if turn == 0:  # a symmetric window of one value is 1, the peak
         return _typed(xp, np.ones(size), code)
     t = 2 * np.pi * np.arange(size) / turn
     return _typed(xp, a0 - a1 * np.cos(t) + a2 * np.cos(2 * t), code)
@@ -205,7 +207,7 @@ def blackman_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, period
 
 
 def _as_graph(declared: Declaration, a0: float, a1: float, a2: float) -> None:
-    """In doubles, as above: ONNX's function bodies compute in floats, and give integers a peak of 0."""
+    """Declare the decomposition in doubles: ONNX's function bodies use floats, and for integers their peak is 0."""
     declared.no_gradient("constant")
 
     @declared.decomposition
@@ -242,11 +244,15 @@ def mel_weight_matrix(
     *,
     output_datatype: int = 1,
 ) -> Array:
-    """Triangles over the bins of a onesided DFT.  Their edges stand in `num_mel_bins` + 2 equal steps of the mel scale:
-    as in ONNX's case, the last of them one step below the upper edge."""
+    """Return triangles over the bins of a onesided DFT.
+
+    Their edges are spaced by `num_mel_bins` + 2 equal steps of the mel scale; as in ONNX's test case, the last one is one
+    step below the upper edge.
+    """
     if num_mel_bins < 0 or dft_length < 0 or sample_rate < 1 or not 0 <= lower_edge_hertz <= upper_edge_hertz < math.inf:
-        edges = f"{lower_edge_hertz} to {upper_edge_hertz} Hz at {sample_rate} samples a second"
-        raise OperatorError(f"no mel weights of {num_mel_bins} bins, dft_length {dft_length}, {edges}", code="SX404")
+        edges = f"{lower_edge_hertz} to {upper_edge_hertz} Hz, sample_rate {sample_rate}"
+        got = f"{num_mel_bins} bins, dft_length {dft_length}, {edges}"
+        raise OperatorError(f"mel weights must have non-negative sizes and ordered, finite edges, got {got}", code="SX404")
     limits.admit((dft_length // 2 + 1, num_mel_bins + 2), np.float64)
     low, high = (2595 * math.log10(1 + f / 700) for f in (lower_edge_hertz, upper_edge_hertz))
     mel = low + np.arange(num_mel_bins + 2) * (high - low) / (num_mel_bins + 2)

@@ -1,4 +1,4 @@
-"""Strings joined, split, normalised and matched, and n-grams counted."""
+"""String operators: concatenation, splitting, normalization, matching and n-gram counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def string_concat(xp: Xp, x: Array, y: Array) -> Array:
 
 @operator("StringSplit", 20, host=True)
 def string_split(xp: Xp, x: Array, *, delimiter: str | None = None, maxsplit: int | None = None) -> tuple[Array, Array]:
-    """Without a delimiter, runs of white space separate, and white space at the ends does not count."""
+    """Split strings; without a delimiter, at runs of white space, ignoring white space at both ends."""
     most = -1 if maxsplit is None else maxsplit
     flat = x.reshape(-1).tolist()
     parts: list[list[str]] = [(s if delimiter else s.strip()).split(delimiter or None, most) for s in flat]
@@ -50,12 +50,12 @@ def string_normalizer(
     locale: str | None = None,
     stopwords: tuple[str, ...] | None = None,
 ) -> Array:
-    """Stop words are dropped, then the case is changed, by Unicode's rules whatever the locale."""
+    """Remove stop words, then change the case by Unicode's rules; the locale is ignored."""
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
-        raise OperatorError(f"x has shape {x.shape}; it must be [C] or [1, C]", code="SX404")
+        raise OperatorError(f"x must have shape [C] or [1, C], got {x.shape}", code="SX404")
     changes: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
     if case_change_action not in changes:
-        raise OperatorError(f"case_change_action {case_change_action!r} is none of {', '.join(changes)}", code="SX404")
+        raise OperatorError(f"case_change_action must be one of {', '.join(changes)}, got {case_change_action!r}", code="SX404")
     change, key = changes[case_change_action], str if is_case_sensitive else str.lower
     stops = {key(s) for s in stopwords or ()}
     kept = [change(s) for s in x.reshape(-1).tolist() if key(s) not in stops] or [""]
@@ -70,14 +70,14 @@ def regex_full_match(xp: Xp, x: Array, *, pattern: str | None = None) -> Array:
         message = "RegexFullMatch needs the package google-re2"
         raise MissingDependency(message, hint="pip install sonnx[text]") from None
     if pattern is None:
-        raise OperatorError("the attribute pattern is missing", code="SX404")
+        raise OperatorError("the attribute pattern must be present", code="SX404")
     options = re2.Options()
     options.log_errors = False
-    options.never_capture = True  # whether there is a match is linear in the text; what its groups hold is not
+    options.never_capture = True  # matching takes linear time, capturing groups does not
     try:
         expression = re2.compile(pattern, options)
     except re2.error as error:
-        raise OperatorError(f"the pattern {pattern!r} is not RE2 syntax: {error}", code="SX404") from None
+        raise OperatorError(f"pattern must be valid RE2 syntax, got {pattern!r}: {error}", code="SX404") from None
     return np.array([expression.fullmatch(s) is not None for s in x.reshape(-1).tolist()], bool).reshape(x.shape)
 
 
@@ -96,19 +96,21 @@ def tf_idf_vectorizer(
     pool_int64s: Ints | None = None,
     pool_strings: tuple[str, ...] | None = None,
 ) -> Array:
-    """Y[ngram_indexes[i]] counts the i-th n-gram of the pool in each row, with up to max_skip_count items between its items."""
+    """Count, in Y[ngram_indexes[i]], n-gram i of the pool in each row, with up to max_skip_count items between its items."""
     if mode not in ("TF", "IDF", "TFIDF"):
-        raise OperatorError(f"mode {mode!r} is none of TF, IDF, TFIDF", code="SX404")
+        raise OperatorError(f"mode must be TF, IDF or TFIDF, got {mode!r}", code="SX404")
     if x.ndim not in (1, 2):
-        raise OperatorError(f"x has shape {x.shape}; it must be [C] or [N, C]", code="SX404")
+        raise OperatorError(f"x must have shape [C] or [N, C], got {x.shape}", code="SX404")
     if not 1 <= min_gram_length <= max_gram_length or max_skip_count < 0:
-        lengths = f"{min_gram_length} to {max_gram_length}"
-        raise OperatorError(f"there are no n-grams of {lengths} items with {max_skip_count} skipped", code="SX404")
+        rule = "1 <= min_gram_length <= max_gram_length and max_skip_count >= 0 must hold"
+        raise OperatorError(f"{rule}, got {min_gram_length}, {max_gram_length} and {max_skip_count}", code="SX404")
     pool = pool_int64s or pool_strings or ()
     if x.size and bool(pool) and isinstance(pool[0], str) != (x.dtype == object):
-        raise OperatorError(f"x is {x.dtype}, the pool holds {type(pool[0]).__name__}", code="SX404")
+        raise OperatorError(
+            f"x and the pool must be both strings or both integers, got {x.dtype} and {type(pool[0]).__name__}", code="SX404"
+        )
     if min(ngram_indexes, default=0) < 0 or len(weights or ngram_indexes) != len(ngram_indexes):
-        raise OperatorError("ngram_indexes must be positive and as many as weights", code="SX404")
+        raise OperatorError("ngram_indexes must not be negative, and must have as many values as weights", code="SX404")
     rows = x if x.ndim == 2 else x[None]
     limits.admit((len(rows), max(ngram_indexes, default=-1) + 1), np.float32)
     y = np.zeros((len(rows), max(ngram_indexes, default=-1) + 1), np.float32)
@@ -116,14 +118,18 @@ def tf_idf_vectorizer(
 
     words = {w: i for i, w in enumerate(dict.fromkeys(pool))}
     codes = np.array([words.get(w, -1) for w in rows.reshape(-1).tolist()], np.int64).reshape(rows.shape)
-    first = 0  # the number of the pool's first n-gram of this length
+    first = 0  # number of the pool's first n-gram of this length
     for length, (start, end) in enumerate(pairwise((*ngram_counts, len(pool))), 1):
         if not 0 <= start <= end <= len(pool) or (end - start) % length:
-            raise OperatorError(f"ngram_counts {ngram_counts} do not divide a pool of {len(pool)}", code="SX404")
+            raise OperatorError(
+                f"ngram_counts must split a pool of {len(pool)} items into n-grams, got {ngram_counts}", code="SX404"
+            )
         grams = np.array([words[w] for w in pool[start:end]], np.int64).reshape(-1, length)
         at = np.array(ngram_indexes[first : first + len(grams)], np.int64)
         if len(at) < len(grams):
-            raise OperatorError(f"the pool has more n-grams than the {len(ngram_indexes)} ngram_indexes", code="SX404")
+            raise OperatorError(
+                f"ngram_indexes must have a value for each n-gram of the pool, got {len(ngram_indexes)}", code="SX404"
+            )
         if min_gram_length <= length <= max_gram_length and len(grams):
             count = _count(codes, grams, len(words), max_skip_count if length > 1 else 0)
             if mode == "IDF":
@@ -137,9 +143,9 @@ tf_idf_vectorizer.no_gradient("zero")
 
 
 def _count(codes: np.ndarray, grams: np.ndarray, size: int, skips: int) -> np.ndarray:
-    """How often each n-gram stands in each row of codes below `size`: its items a fixed distance apart, 1 to skips + 1.
+    """Count each n-gram in each row of codes below `size`; the distance of its items is fixed, 1 to skips + 1.
 
-    A prefix of a pool's n-gram has a number; a longer one is found by the number of its prefix and its last item.
+    Each prefix of an n-gram of the pool has a number; a longer one is found by the number of its prefix and its last item.
     """
     prefix, levels = grams[:, 0], []
     for item in grams.T[1:]:

@@ -1,4 +1,4 @@
-"""Optimizers as operators (ai.onnx.preview.training): one step for many tensors at once."""
+"""Optimizers of ai.onnx.preview.training: one step for several tensors."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ DOMAIN = "ai.onnx.preview.training"
 
 
 def _groups(tensors: tuple[Array, ...], kinds: int) -> list[tuple[Array, ...]]:
-    """X1 X2 ... G1 G2 ... -> (X1, G1, ...), (X2, G2, ...)."""
+    """Regroup X1 X2 ... G1 G2 ... to (X1, G1, ...), (X2, G2, ...)."""
     n, rest = divmod(len(tensors), kinds)
     if rest:
-        raise OperatorError(f"{len(tensors)} tensors are no multiple of {kinds}: each comes with {kinds - 1} more", code="SX404")
+        raise OperatorError(f"the number of tensors must be a multiple of {kinds}, got {len(tensors)}", code="SX404")
     groups = list(zip(*(tensors[i * n : (i + 1) * n] for i in range(kinds)), strict=True))
     for group in groups:
         if len({x.shape for x in group}) > 1:
             shapes = ", ".join(str(x.shape) for x in group)
-            raise OperatorError(f"tensors that go together have the shapes {shapes}", code="SX404")
+            raise OperatorError(f"a tensor, its gradient and its states must have equal shapes, got {shapes}", code="SX404")
     return groups
 
 
 def _flat(results: list[tuple[Array, ...]]) -> tuple[Array, ...]:
-    """The way back: (X1, V1), (X2, V2) -> X1 X2 V1 V2."""
+    """Regroup (X1, V1), (X2, V2) to X1 X2 V1 V2."""
     return tuple(y for kind in zip(*results, strict=True) for y in kind)
 
 
@@ -57,7 +57,7 @@ def adam(
     norm_coefficient_post: float = 0.0,
 ) -> tuple[Array, ...]:
     r, t = r.reshape(()), t.reshape(()).astype(float)
-    rate = xp.where(t > 0, r * xp.sqrt(1 - beta**t) / (1 - alpha**t), r)  # step 0 has no bias to correct
+    rate = xp.where(t > 0, r * xp.sqrt(1 - beta**t) / (1 - alpha**t), r)  # no bias correction at step 0
     results = []
     for x, g, v, h in _groups(inputs, 4):
         g = norm_coefficient * x + g
@@ -75,9 +75,9 @@ adam.no_gradient("undefined: the step of an optimizer is not differentiated")
 def momentum(
     xp: Xp, r: Array, t: Array, *inputs: Array, alpha: float, beta: float, mode: str, norm_coefficient: float
 ) -> tuple[Array, ...]:
-    """At step 0 the momentum is empty, and the gradient counts in full: beta is 1."""
+    """Apply one step; at step 0 there is no momentum yet, and beta is 1."""
     if mode not in ("standard", "nesterov"):
-        raise OperatorError(f"mode is {mode!r}; it may be 'standard' or 'nesterov'", code="SX404")
+        raise OperatorError(f"mode must be 'standard' or 'nesterov', got {mode!r}", code="SX404")
     r, share = r.reshape(()), xp.where(t.reshape(()) > 0, beta, 1.0)
     results = []
     for x, g, v in _groups(inputs, 3):

@@ -1,4 +1,4 @@
-"""Functions of one number: rounding, roots, exponentials, trigonometry, and what a float can be besides a number."""
+"""Elementwise functions of one input: rounding, roots, exponentials, trigonometry, tests for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ floor.no_gradient("zero")
 
 @operator("Round", 11, 22, traits=("unary", "cannot_fail", "idempotent"))
 def round_(xp: Xp, x: Array) -> Array:
-    """Halves go to the even neighbour."""
+    """Round half to even."""
     return xp.rint(x)
 
 
@@ -199,7 +199,7 @@ def atanh_gradient(op: Op, dy: V, x: V) -> V:
 
 @operator("Erf", 9, 13, traits=("unary", "cannot_fail"))
 def erf(xp: Xp, x: Array) -> Array:
-    """Of an integer (opset 9 to 12), what truncation leaves: 0, and 1 from 6 on, where float64 holds nothing nearer."""
+    """Compute erf; for integers (opset 9 to 12) it is truncated to 0, or to 1 or -1 for |x| >= 6, where float64 has these values."""
     return xp.erf(x) if x.dtype.kind == "f" else xp.erf(x.astype(np.float64)).astype(x.dtype)
 
 
