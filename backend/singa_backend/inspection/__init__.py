@@ -1,4 +1,4 @@
-"""What is in a model, and would it run: `inspect` makes tables and a picture, `check` lists all problems; nothing is executed."""
+"""Inspect a model without running it: `inspect` returns tables and a picture, `check` lists all problems."""
 
 from ..proto.checker import CheckerResult
 from ._old_names import __getattr__ as __getattr__

@@ -1,4 +1,4 @@
-"""A model's graphs as one self-contained HTML page: pan, zoom, search, click a node for its details; needs no network."""
+"""A self-contained HTML page of a model's graphs: pan, zoom, search, click a node for details; works offline."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FAMILIES = {
     "move": {"shape", "gather", "pad_slice", "creation", "cast", "sequence", "resize", "quantize"},
     "flow": {"control"},
 }
-"""Colour -> the operator families (modules) that have it."""
+"""Color -> its operator families (modules)."""
 
 
 def page(tables: Sequence[Table], details: dict[str, Any]) -> str:
-    """The page of an inspected model: its graphs, and the details of the model as a whole."""
+    """Create the page of an inspected model from its graphs and the details of the whole model."""
     index = {table.path: i for i, table in enumerate(tables)}
     return fill(
         TEMPLATE,
@@ -36,7 +36,7 @@ def page(tables: Sequence[Table], details: dict[str, Any]) -> str:
 
 
 def _captured(tables: Sequence[Table], table: Table) -> dict[int, set[str]]:
-    """Node -> the names of this graph's values that the graphs within it use."""
+    """Node -> the values of this graph that its subgraphs capture."""
     made = {n for c in table.nodes for n in c.outputs} | {v.name for v in table.inputs}
     inner = {t.path: t for t in tables}
     out: dict[int, set[str]] = {}
@@ -52,9 +52,9 @@ def _captured(tables: Sequence[Table], table: Table) -> dict[int, set[str]]:
 
 
 def _graph(table: Table, index: dict[str, int], captured: dict[int, set[str]]) -> dict[str, Any]:
-    """Vertices with places, edges with routes, and what the details of a vertex show.
+    """Vertices with positions, edges with routes, and the details of vertices.
 
-    Constant nodes and initializers are no vertices: they stand in the details of the nodes that use them.
+    Constant nodes and initializers are not vertices: the details of the nodes that read them show them.
     """
     vertices: list[dict[str, Any]] = []
     makers: dict[str, int] = {}
