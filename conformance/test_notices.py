@@ -19,7 +19,7 @@ from singa_backend.proto.schemas import plain_domain, schema_version
 EACH = 6
 """Operators of a family that are spoilt; with all of them the test would take as long as the suite."""
 
-GAPS = set(gaps.read(cases.held("gaps.txt")))
+GAPS = set(gaps.read(cases.data_file("gaps.txt")))
 
 
 @cache

@@ -21,8 +21,8 @@ from singa._onnx.model import SONNXModel
 from singa_backend import SingaBackend
 from singa_backend.conform import cases, gaps, worker
 
-NAMES = list(json.loads(cases.held("manifest.json").read_text())["cases"])
-GAPS = gaps.read(cases.held("gaps.txt"))
+NAMES = list(json.loads(cases.data_file("manifest.json").read_text())["cases"])
+GAPS = gaps.read(cases.data_file("gaps.txt"))
 
 
 class _Rep:

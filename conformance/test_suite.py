@@ -10,8 +10,8 @@ import pytest
 from singa_backend import SingaBackend
 from singa_backend.conform import cases, gaps, worker
 
-NAMES = list(json.loads(cases.held("manifest.json").read_text())["cases"])
-GAPS = gaps.read(cases.held("gaps.txt"))
+NAMES = list(json.loads(cases.data_file("manifest.json").read_text())["cases"])
+GAPS = gaps.read(cases.data_file("gaps.txt"))
 GPU = pytest.param(
     "CUDA",
     marks=[
