@@ -20,6 +20,6 @@ def test_a_thousand_generated_models() -> None:
         for r in found
         if not r.good
     ]
-    assert not bad, f"sonnx fuzz --seed {SEED} --only INDEX says more: {bad}"
+    assert not bad, f"sonnx fuzz --seed {SEED} --only INDEX shows the details: {bad}"
     count = Counter(r.status for r in found)
     assert count["agree"] + count["explained"] > 0.9 * COUNT, count

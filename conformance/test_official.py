@@ -1,4 +1,4 @@
-"""ONNX's own runner, unchanged, over SingaBackend; the gaps are expected failures, and a success among them is an error."""
+"""ONNX's own runner, unchanged, with SingaBackend; the gaps are expected failures, and a gap that passes is an error."""
 
 from __future__ import annotations
 
