@@ -129,7 +129,7 @@ def test_a_report_that_is_stale_says_where(tmp_path: Path) -> None:
     document = page.read(REPORTS)
     document["rows"][0]["how"]["28"] = "composed"
     page.write(document, tmp_path)
-    assert f"{document['rows'][0]['operator']} at opset 28 was 'composed'" in page.stale(tmp_path)
+    assert f"{document['rows'][0]['operator']} at opset 28 is 'composed' there" in page.stale(tmp_path)
     row = next(r for r in document["rows"] if r["operator"] == "Erf")
     row["cells"]["8"] = [1, 0, 0, 0]
     assert any(text.startswith("Erf at opset 8: written") for text in page.contradictions(document))

@@ -71,8 +71,8 @@ def command(
         err.print("building the cases of the installed onnx ...", style="dim")
     chosen = cases.load(kinds or cases.KINDS, select)
     if renew_manifest:
-        results.save(cases.manifest_of(chosen), cases.held("manifest.json"))
-        click.echo(f"wrote {cases.held('manifest.json')}")
+        results.save(cases.manifest_of(chosen), cases.data_file("manifest.json"))
+        click.echo(f"wrote {cases.data_file('manifest.json')}")
         return
     whole = not (select or kinds)
     manifest = cases.check_manifest(chosen) if whole else ""
@@ -86,7 +86,7 @@ def command(
 
         found = worker.run(chosen, backend, device, processes, timeout, note)
     ours = backend == "singa_backend:SingaBackend"
-    judged = gaps.judge(found, gaps.read(cases.held("gaps.txt")) if ours else {})
+    judged = gaps.judge(found, gaps.read(cases.data_file("gaps.txt")) if ours else {})
     document = results.to_json(found, judged, backend, device, manifest)
     if target:
         results.save(document, target)

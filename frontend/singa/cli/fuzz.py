@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 
 from singa_backend.conform import results
-from singa_backend.conform.cases import held
+from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import generate, ledger, run, summary
 
 from ._common import NO, echo, exit_codes, expression, json_option, out, progress
@@ -61,7 +61,7 @@ def command(
     Every difference must stand in ledger.toml with whose it is and why; otherwise, and when a process of ours dies, hangs or
     raises a foreign exception, the exit code is 1.
     """
-    entries = ledger.read(book or held("ledger.toml"))
+    entries = ledger.read(book or data_file("ledger.toml"))
     if folder and only is None:
         raise click.UsageError("--write needs --only")
     if only is not None:
