@@ -39,7 +39,7 @@ _RAISES = """\
     OperatorError: The shapes, dtypes or options are not valid for the ONNX operators.
     TypeError: An argument is missing or unknown.
 """
-"""What every operator raises; the docstrings of formulas list what they raise besides."""
+"""Errors of every operator; the docstring of a formula lists the others."""
 
 
 class Formula(Operator):
@@ -60,14 +60,16 @@ class Formula(Operator):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        name, options = type(self).__name__, ", ".join(self._options) or "none"
+        name, options = type(self).__name__, ", ".join(self._options) or "nothing"
         if len(args) > len(self._options):
-            raise TypeError(f"{name} takes at most {len(self._options)} options ({options}), got {len(args)}")
+            raise TypeError(f"the arguments of {name} must be at most ({options}), got {len(args)}")
         chosen = dict(zip(self._options, args, strict=False))
         unknown = [n for n in kwargs if n not in self._options or n in chosen]
         if unknown:
-            problem = "got it twice" if unknown[0] in chosen else f"its options: {options}"
-            raise TypeError(f"{name} does not take {unknown[0]!r}; {problem}")
+            twice = unknown[0] in chosen
+            raise TypeError(
+                f"{name} got {unknown[0]!r} twice" if twice else f"{name} does not take {unknown[0]!r}; it takes {options}"
+            )
         self._chosen = {**chosen, **kwargs}
         self._tape: Any = None
 
@@ -117,7 +119,7 @@ class Formula(Operator):
             *dys: The gradient of each result, of its shape; 1.0 if there are none.
 
         Returns:
-            The gradient of the input, or a tuple with one for each input; None where there is none.
+            The gradient of the input, or a tuple with one for each input; None for an input without a gradient.
 
         Raises:
             TypeError: `forward` was not called before.
@@ -163,7 +165,7 @@ def formula(name: str, *order: str) -> Callable[[Callable[..., R]], Callable[...
             if variadic:
                 return _one(made(**kwargs)(*args))
             if len(args) > len(names):
-                raise TypeError(f"{function.__name__} takes at most {len(names)} arguments ({', '.join(names)}), got {len(args)}")
+                raise TypeError(f"the arguments of {function.__name__} must be at most ({', '.join(names)}), got {len(args)}")
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             chosen = {n: v for n, v in given.items() if n not in tensors}
             return _one(made(**chosen)(*(given[n] for n in tensors if n in given)))
@@ -195,8 +197,8 @@ def _docs(function: Callable[..., Any], tensors: Sequence[str], options: Sequenc
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     items = re.findall(r"^    \S.*(?:\n     .*)*", sections.get("Args", ""), re.MULTILINE)
     call = (
-        f"Calling the operator on the tensors ({', '.join(tensors)}) returns the results of `{function.__name__}` as a tuple, "
-        "and raises what that function raises."
+        f"Calling the operator on the tensors ({', '.join(tensors)}) returns the results of\n"
+        f"`{function.__name__}` as a tuple, and raises what that function raises."
     )
     own = "\n".join(item for item in items if item.split(":")[0].strip() in options)
     refused = "    TypeError: An argument is unknown or passed twice."

@@ -634,8 +634,7 @@ def cat(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
 
     Raises:
         InvalidInput: An input is not a Tensor, or the inputs are on different devices.
-        OperatorError: The dtypes or ranks of the inputs differ, or `axis` is out of range.
-        ValueError: The shapes differ at another axis.
+        OperatorError: The dtypes of the inputs differ, the shapes differ at another axis, or `axis` is out of range.
     """
     return _cat(*xs, axis=axis)
 
