@@ -357,9 +357,7 @@ class SingaBackend(Backend):
             if len(values) == len(node.input) != len(names):
                 values = list({n: v for n, v in zip(node.input, values, strict=True) if n}.values())
             if len(values) != len(names):
-                raise InvalidInput(
-                    f"the node takes {len(names)} inputs ({', '.join(names)}), got {len(values)}", code="SX301"
-                )
+                raise InvalidInput(f"the node takes {len(names)} inputs ({', '.join(names)}), got {len(values)}", code="SX301")
             given = dict(zip(names, values, strict=True))
         graph = helper.make_graph(
             [node],
