@@ -112,7 +112,7 @@ def apply(
         return op.call(name, inputs, same_attributes(domain, name, opset, attributes), outputs, domain)
     if declaration.decomposition_rule is None:
         raise UnsupportedModel(
-            f"{name}-{operator.version} cannot be written at opset {op.opset}",
+            f"{name}-{operator.version} cannot be written in opset {op.opset}",
             code="SX206",
             operator=name,
             version=operator.version,

@@ -293,7 +293,9 @@ def _representable(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
         exact = False
     if not exact:
         hint = "cast the tensors, or pass a number of their type; operators of Tensor promote automatically"
-        raise InvalidInput(f"numbers passed to {op_type} with {dtype} tensors must be {dtype}, got {x!r}", code="SX372", hint=hint)
+        raise InvalidInput(
+            f"numbers passed to {op_type} with {dtype} tensors must be {dtype}, got {x!r}", code="SX372", hint=hint
+        )
     return x
 
 

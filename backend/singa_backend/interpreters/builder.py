@@ -430,7 +430,7 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
     if code == 2 and isinstance(value, float):
         if not value.is_integer():
             raise UnsupportedModel(
-                f"{op_type} with {name}={value} cannot be written at opset {opset}", code="SX206", operator=op_type
+                f"{op_type} with {name}={value} cannot be written in opset {opset}", code="SX206", operator=op_type
             )
         value = int(value)
     return helper.make_attribute(name, value, attr_type=code or None)

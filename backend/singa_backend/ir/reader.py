@@ -150,13 +150,12 @@ def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
         shown = DOMAINS.get(domain, domain)
         last = newest(domain)
         if last and entry.version > last:
-            reader.lacks(
-                "SX203", f"the opset of {shown} must be at most that of the installed onnx ({last}), got {entry.version}"
-            )
+            what = f"the opset of {shown} must be at most {last}, the newest of the installed onnx, got {entry.version}"
+            reader.lacks("SX203", what)
         if entry.version < 1:
             reader.wrong("SX106", f"the opset of {shown} must be at least 1, got {entry.version}")
         if opsets.get(domain, entry.version) != entry.version:
-            reader.wrong("SX106", f"one opset of {shown} must be imported, got {opsets[domain]} and {entry.version}")
+            reader.wrong("SX106", f"the model must import one opset of {shown}, got {opsets[domain]} and {entry.version}")
         opsets[domain] = int(entry.version)
     return opsets
 

@@ -117,7 +117,7 @@ def _fits(declared: Value, shape: tuple[int, ...], sizes: dict[str, tuple[int, s
         known = sizes.setdefault(want, (have, declared.name)) if isinstance(want, str) else (want, declared.name)
         if known[0] is not None and known[0] != have:
             where = f", and {want!r} is {known[0]} in input {known[1]!r}" if isinstance(want, str) else ""
-            raise InvalidInput(f"input {declared} must have the declared shape, got {shape}{where}", code="SX303")
+            raise InvalidInput(f"input {declared} must have the declared shape, got shape {shape}{where}", code="SX303")
 
 
 def _own(value: Any, taken: set[int]) -> Any:

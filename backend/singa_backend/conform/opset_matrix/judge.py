@@ -39,7 +39,9 @@ Doubles agree as floats do: attributes, and the constants in ONNX's function bod
 BIG = 8
 """A model of more nodes is written at fewer opsets, `FEW` and the newest: such are function bodies written out."""
 FEW = (LEAST, 13, 18)
-_REASON = re.compile(r"^.* cannot be written in opset \d+: (?P<why>.*); (?:opset \d+ is the least that can|no opset can)$", re.S)
+_REASON = re.compile(
+    r"^.* cannot be written in opset \d+: (?P<why>.*); (?:the minimum opset is \d+|no opset can express it)$", re.S
+)
 
 
 @dataclass(frozen=True)
