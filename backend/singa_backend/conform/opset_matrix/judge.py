@@ -39,7 +39,9 @@ Double has the tolerance of float32 values: attributes, and the constants in ONN
 BIG = 8
 """A model with more nodes (an expanded function body) is written at fewer opsets: `FEW` and the newest."""
 FEW = (LEAST, 13, 18)
-_REASON = re.compile(r"^.* cannot be written in opset \d+: (?P<why>.*); (?:opset \d+ is the least that can|no opset can)$", re.S)
+_REASON = re.compile(
+    r"^.* cannot be written in opset \d+: (?P<why>.*); (?:the minimum opset is \d+|no opset can express it)$", re.S
+)
 
 
 @dataclass(frozen=True)
