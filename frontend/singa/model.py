@@ -235,8 +235,11 @@ class Model(Layer):
         lacking, unknown = sorted(set(mine) - set(model)), sorted(set(model) - set(mine))
         if lacking or unknown:
             parts = [f"it lacks {', '.join(lacking)}"] * bool(lacking) + [f"it has {', '.join(unknown)} besides"] * bool(unknown)
-            raise InvalidInput(f"the states are those of another model: {'; '.join(parts)}", code="SX341",
-                               hint="compile the model first, so that its parameters exist")  # fmt: skip
+            raise InvalidInput(
+                f"the states are those of another model: {'; '.join(parts)}",
+                code="SX341",
+                hint="compile the model first, so that its parameters exist",
+            )
         for name, a in model.items():
             if tuple(a.shape) != tuple(mine[name].shape):
                 raise InvalidInput(

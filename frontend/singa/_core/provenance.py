@@ -74,8 +74,11 @@ class Leaf:
         """The leaf; raises InvalidInput where it is gone."""
         found = self.ref()
         if found is None:
-            raise InvalidInput(f"{self.what}, which was read on the way, is gone", code="SX363",
-                               hint="hold it in a variable or an attribute until the export, or export the model")  # fmt: skip
+            raise InvalidInput(
+                f"{self.what}, which was read on the way, is gone",
+                code="SX363",
+                hint="hold it in a variable or an attribute until the export, or export the model",
+            )
         return found
 
 
@@ -109,8 +112,15 @@ CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
 """The origin of a tensor that was changed in place by what operators made."""
 
 
-def record(results: Sequence[Any], name: str, replay: Replay, args: Sequence[Any], operator: Any = None,
-             types: tuple[Any, ...] = (), graph: Graph | None = None) -> None:  # fmt: skip
+def record(
+    results: Sequence[Any],
+    name: str,
+    replay: Replay,
+    args: Sequence[Any],
+    operator: Any = None,
+    types: tuple[Any, ...] = (),
+    graph: Graph | None = None,
+) -> None:
     """Give tensors an origin."""
     if suspended:
         return
@@ -156,8 +166,9 @@ def forget(tensor: Any) -> None:
     tensor._origin = None
 
 
-def replay(outputs: Sequence[Any], given: dict[int, Any], links: dict[Link, Any],
-           do: Callable[[Origin, list[Any]], Sequence[Any]]) -> list[Any]:  # fmt: skip
+def replay(
+    outputs: Sequence[Any], given: dict[int, Any], links: dict[Link, Any], do: Callable[[Origin, list[Any]], Sequence[Any]]
+) -> list[Any]:
     """Play again what made these tensors.
 
     given: by the id of a leaf, what stands in for it.  links: the same for what an operator made.

@@ -125,8 +125,11 @@ class Operator:
         self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
         self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
         if self.requires_grad and any(x is not None and x._creator is self for x in xs):
-            raise InvalidInput(f"{self.name} is given what it made itself, and knows its last call only", code="SX371",
-                               hint="make an operator for each call")  # fmt: skip
+            raise InvalidInput(
+                f"{self.name} is given what it made itself, and knows its last call only",
+                code="SX371",
+                hint="make an operator for each call",
+            )
         ys = tuple(None if v is None else of(v, device, self.requires_grad) for v in values)
         if self.requires_grad:
             self.inputs = [x if x is not None and x.requires_grad else None for x in xs]
@@ -142,8 +145,9 @@ class Operator:
     def place(self, y: Variable) -> int:
         """Which of the outputs `y` is; raises InvalidInput where this operator has made others since."""
         if id(y) not in self.y_id2idx:
-            raise InvalidInput(f"{self.name} was called again, and knows its last call only", code="SX371",
-                               hint="make an operator for each call")  # fmt: skip
+            raise InvalidInput(
+                f"{self.name} was called again, and knows its last call only", code="SX371", hint="make an operator for each call"
+            )
         return self.y_id2idx[id(y)]
 
     def output_name(self, idx: int) -> str:
@@ -195,8 +199,15 @@ class Node(Operator):
     Only the values that the rule names are kept.
     """
 
-    def __init__(self, op_type: str, domain: str, declaration: Declaration, attributes: dict[str, Any], opset: int,
-                 version: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        op_type: str,
+        domain: str,
+        declaration: Declaration,
+        attributes: dict[str, Any],
+        opset: int,
+        version: int | None = None,
+    ) -> None:
         super().__init__(f"{op_type}#{Operator.op_count}")
         Operator.op_count += 1
         self.op_type, self.domain, self.opset, self.version = op_type, domain, opset, version
@@ -234,11 +245,13 @@ class Node(Operator):
         changed = {i: t for i, r in enumerate(self._read) if r and (t := r[0]()) is not None and t._version != r[1]}
         for i in sorted(changed.keys() & self._asks_for(dys, needs)) if changed else ():
             what = f"{changed[i].name or creator_of(changed[i]).name} was changed after {self.name} had read it"
-            raise InvalidInput(f"{what}, whose gradient asks for its value", code="SX370",
-                               hint="take the gradients of every loss before the update, or compute the loss anew")  # fmt: skip
+            raise InvalidInput(
+                f"{what}, whose gradient asks for its value",
+                code="SX370",
+                hint="take the gradients of every loss before the update, or compute the loss anew",
+            )
         op = vocabulary(device)
-        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs,
-                              self.version)  # fmt: skip
+        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs, self.version)
 
     def _asks_for(self, dys: list[Any], needs: list[bool]) -> set[int]:
         """Which of the inputs and outputs the gradient computes with: of the others it asks for the shape alone."""
@@ -254,8 +267,16 @@ class Node(Operator):
             return builder.input("x", helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape))
 
         symbols, count = [symbol(v) for v in values], len(self._values)
-        made = rule_gradients(builder, self.declaration, symbols[:count], symbols[count:], self.attributes,
-                              [symbol(d) for d in dys], needs, self.version)  # fmt: skip
+        made = rule_gradients(
+            builder,
+            self.declaration,
+            symbols[:count],
+            symbols[count:],
+            self.attributes,
+            [symbol(d) for d in dys],
+            needs,
+            self.version,
+        )
         graph = builder.proto("gradient", builder.finish([g for g in made if g is not None]))
         used = {n for node in graph.node for n in reads(node)}
         return {i for i in every if getattr(symbols[i], "name", None) in used}
@@ -269,8 +290,9 @@ _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the 
 
 def _same_device(a: Device, b: Device, where: str) -> None:
     if a is not b and str(a.backend) != str(b.backend):
-        raise InvalidInput(f"{where} was given tensors on {a.backend} and on {b.backend}", code="SX344",
-                           hint="move one: x.to_device(dev)")  # fmt: skip
+        raise InvalidInput(
+            f"{where} was given tensors on {a.backend} and on {b.backend}", code="SX344", hint="move one: x.to_device(dev)"
+        )
 
 
 def _value_on(device: Device, x: Any) -> Any:

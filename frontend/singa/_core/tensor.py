@@ -46,9 +46,17 @@ class Tensor(Variable):
     __array_priority__ = 1000
     """NumPy leaves `array * tensor` to the tensor, where it would make an array that no tape knows."""
 
-    def __init__(self, shape: Any = (), device: DeviceLike | None = None, dtype: DTypeLike = float32, data: Any = None,
-                 requires_grad: bool = True, stores_grad: bool = False, creator: Operator | None = None,
-                 name: str | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        shape: Any = (),
+        device: DeviceLike | None = None,
+        dtype: DTypeLike = float32,
+        data: Any = None,
+        requires_grad: bool = True,
+        stores_grad: bool = False,
+        creator: Operator | None = None,
+        name: str | None = None,
+    ) -> None:
         self.device = devices.resolve(device)
         self.requires_grad = requires_grad
         self.stores_grad = stores_grad

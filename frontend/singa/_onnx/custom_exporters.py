@@ -71,8 +71,11 @@ class Exporter:
             symbols = [trace.value(t) for t in made]
         if len(builder.inputs) > len(own):
             more = ", ".join(s.name for s in builder.inputs[len(own) :])
-            raise InvalidInput(f"a function reads its inputs only; {name} reads {more} besides", code="SX356",
-                               hint="make what it reads an input of the operator")  # fmt: skip
+            raise InvalidInput(
+                f"a function reads its inputs only; {name} reads {more} besides",
+                code="SX356",
+                hint="make what it reads an input of the operator",
+            )
         outputs = [f"y{i}" for i in range(len(symbols))]
         graph = builder.proto(name, builder.finish(symbols, outputs))
         constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer]
@@ -85,8 +88,9 @@ class Exporter:
 _exporters: dict[type[Operator], dict[int, Exporter]] = {}
 
 
-def exporter(operator: type[Operator], *, opset: int = 7, domain: str = "", function: bool = False,
-             name: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
+def exporter(
+    operator: type[Operator], *, opset: int = 7, domain: str = "", function: bool = False, name: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare how an operator of one's own is written in files of this opset and later.
 
     body: takes `op` (ONNX's operators on tensors, in their newest form), the operator (its attributes are at hand), and its

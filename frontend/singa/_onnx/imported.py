@@ -83,8 +83,9 @@ class Imported:
         every = {**self.parameters, **self.statistics}
         return {name: every[name] for name in self.graph.states if name in every}
 
-    def forward(self, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1,
-                training: bool = False) -> list[Tensor]:  # fmt: skip
+    def forward(
+        self, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1, training: bool = False
+    ) -> list[Tensor]:
         """The outputs for these inputs, as Tensors.
 
         inputs: Tensors or arrays in the order of the graph's inputs; floats are cast to the declared dtype.
@@ -202,9 +203,13 @@ class Imported:
 def running(graph: Graph) -> set[str]:
     """The names of running means and variances."""
     return {
-        n for node in graph.nodes if (node.domain, node.op_type) == ("", "BatchNormalization")
-        for i in _STATISTICS if i < len(node.input_names) for n in [node.input_names[i]]
-    }  # fmt: skip
+        n
+        for node in graph.nodes
+        if (node.domain, node.op_type) == ("", "BatchNormalization")
+        for i in _STATISTICS
+        if i < len(node.input_names)
+        for n in [node.input_names[i]]
+    }
 
 
 def frozen(graph: Graph) -> set[str]:

@@ -122,8 +122,9 @@ class SingaBackend(singa_backend.SingaBackend):
         def run_model(cls, model: ModelSource, inputs: Any, device: DeviceLike | None = "CPU", **kwargs: Any) -> Outputs: ...
 
     @classmethod
-    def run_node(cls, node: NodeProto, inputs: Any, device: DeviceLike | None = "CPU", outputs_info: Any = None,
-                 **kwargs: Any) -> Outputs:  # fmt: skip
+    def run_node(
+        cls, node: NodeProto, inputs: Any, device: DeviceLike | None = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> Outputs:
         """Run one node.  With Tensors, a mapping from the names of its outputs to Tensors, which has the order of a tuple too."""
         if not any(isinstance(x, Tensor) for x in (inputs if isinstance(inputs, (list, tuple)) else [inputs])):
             place = resolve_device(device).backend

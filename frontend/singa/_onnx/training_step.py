@@ -38,10 +38,16 @@ LABELS = frozenset({"softmax_cross_entropy"})
 """The losses whose target may be class numbers."""
 
 
-def to_training_onnx(model: Model | ModelSource, loss: str | Callable[..., Tensor] = "softmax_cross_entropy",
-                     optimizer: Any = None, *,
-                     inputs: Sequence[Tensor] | None = None, target: Tensor | tuple[Any, Sequence[Any]] | None = None,
-                     opset: int | None = None, output: int = 0) -> ModelProto:  # fmt: skip
+def to_training_onnx(
+    model: Model | ModelSource,
+    loss: str | Callable[..., Tensor] = "softmax_cross_entropy",
+    optimizer: Any = None,
+    *,
+    inputs: Sequence[Tensor] | None = None,
+    target: Tensor | tuple[Any, Sequence[Any]] | None = None,
+    opset: int | None = None,
+    output: int = 0,
+) -> ModelProto:
     """Write the training step of a model as one ONNX model.
 
     model: a SONNXModel, an ONNX model or path, or a compiled Model (then with `inputs`, tensors like those to come).

@@ -39,10 +39,19 @@ class History:
     validation: list[dict[str, float]] = field(default_factory=list)
 
 
-def fit(model: Trainable, x: Any, y: Any, *, epochs: int = 1, batch_size: int = 32, seed: int = 0,
-        validation: tuple[Any, Any] | None = None,
-        evaluate: Callable[[Any, Any], dict[str, float]] | None = None, progress: Callable[..., None] | None = None,
-        stop_at_nan: bool = True) -> History:  # fmt: skip
+def fit(
+    model: Trainable,
+    x: Any,
+    y: Any,
+    *,
+    epochs: int = 1,
+    batch_size: int = 32,
+    seed: int = 0,
+    validation: tuple[Any, Any] | None = None,
+    evaluate: Callable[[Any, Any], dict[str, float]] | None = None,
+    progress: Callable[..., None] | None = None,
+    stop_at_nan: bool = True,
+) -> History:
     """Train a compiled model on arrays; the same seed gives the same batches in the same order.
 
     model: a Model whose `train_one_batch(x, y)` gives (output, loss).  x: an array, or several (a list), with the samples along
@@ -71,8 +80,11 @@ def fit(model: Trainable, x: Any, y: Any, *, epochs: int = 1, batch_size: int = 
             if progress is not None:
                 progress(f"epoch {epoch + 1}/{epochs}, loss {value:.4g}")
             if stop_at_nan and not np.isfinite(value):
-                raise InvalidInput(f"the loss of step {len(history.losses)} is {value}", code="SX343",
-                                   hint="lower the learning rate; `sonnx compare` finds the first node with NaN")  # fmt: skip
+                raise InvalidInput(
+                    f"the loss of step {len(history.losses)} is {value}",
+                    code="SX343",
+                    hint="lower the learning rate; `sonnx compare` finds the first node with NaN",
+                )
         if validation is not None and evaluate is not None:
             history.validation.append(evaluate(predict(model, validation[0], batch_size), validation[1]))
     return history

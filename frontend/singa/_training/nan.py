@@ -19,8 +19,9 @@ def refuse_nan(loss: Tensor) -> None:
     if not _has_nan(loss):
         return
     where = first_nan(loss)
-    raise InvalidInput(f"the loss is NaN; {where or 'its tape does not say where it began'}", code="SX328",
-                       hint="nothing has been updated")  # fmt: skip
+    raise InvalidInput(
+        f"the loss is NaN; {where or 'its tape does not say where it began'}", code="SX328", hint="nothing has been updated"
+    )
 
 
 def first_nan(loss: Tensor) -> str:
