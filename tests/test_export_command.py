@@ -143,7 +143,8 @@ def test_inputs_from_an_archive_of_a_model_in_a_module(program: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("target", "code", "says"),
     [
-        ("net.py", 2, "PROGRAM:NAME"), ("net.py:Nothing", 3, "has no 'Nothing'"), ("net.py:nothing", 3, "no Model"),
+        ("net.py", 2, "must be PROGRAM:NAME"), ("net.py:Nothing", 3, "has no 'Nothing'"),
+        ("net.py:nothing", 3, "must be a Model or return one"),
         ("none.py:Net", 3, "no file"), ("no_such_module_here:Net", 3, "no module"), ("net.py:Net", 3, "inputs"),
     ],
 )  # fmt: skip
@@ -157,7 +158,7 @@ def test_what_is_refused(target: str, code: int, says: str, program: Path, tmp_p
 @pytest.mark.parametrize("wrong", ["x=float32", "x=float99[2]", "x"])
 def test_an_input_that_is_no_declaration(wrong: str, program: Path, tmp_path: Path) -> None:
     result = run("export", f"{program}:Net", "-o", tmp_path / "o.onnx", "-i", wrong)
-    assert result.exit_code == 2 and "is no" in result.output
+    assert result.exit_code == 2 and "must be " in result.output and "got '" in result.output
 
 
 @pytest.mark.row("E21")
