@@ -26,10 +26,15 @@ from ._core.tape import Dummy, Operation, Operator
 
 
 class _Module(ModuleType):
-    """`autograd.training = True` is how programs switch the tape on: the flag is the tape's own."""
+    """`autograd.training = True` is how programs switch the tape on: it is the mode of the tape."""
 
     @property
     def training(self) -> bool:
+        """Whether operators are recorded on the tape in this thread.
+
+        Setting it sets the mode of this thread (of this context, where a program uses `contextvars`), and the mode in which
+        threads start later. Threads that run already keep their mode.
+        """
         return tape.training
 
     @training.setter

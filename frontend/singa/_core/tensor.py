@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +17,11 @@ from ..device import Device
 from . import provenance, random, tape, trace
 from .ops import op
 from .tape import Dummy, Operator, creator_of
-from .variable import Variable, made_by_operators
+from .variable import Counter, Variable, made_by_operators
 
 float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
 
-_dummies = itertools.count()
+_dummies = Counter()
 
 
 @made_by_operators
@@ -45,7 +44,7 @@ class Tensor(Variable):
         self.device = devices.resolve(device)
         self.requires_grad = requires_grad
         self.stores_grad = stores_grad
-        self.name = name if name is not None else f"Dummy#{next(_dummies)}"
+        self.name = name if name is not None else f"Dummy#{_dummies.next()}"
         self._creator = creator
         self._data: Any = None
         if data is None:
