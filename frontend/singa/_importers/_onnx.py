@@ -34,8 +34,8 @@ def from_onnx(
         ResourceExhausted: the file exceeds a limit.
 
     Example:
-        >>> model = from_onnx("model.onnx")  # doctest: +SKIP
-        >>> outputs = model.forward(x)  # doctest: +SKIP
+        >>> model = from_onnx("model.onnx")
+        >>> outputs = model.forward(x)
     """
     proto, folder = load_model(source)
     corrected = cleaned(proto)
