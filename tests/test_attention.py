@@ -215,7 +215,7 @@ def test_attention_refuses(fails: Any) -> None:
     q, k, v, p = data(14, (2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3), (2, 2, 1, 4))
     flat = [pack(x) for x in (q, k, v)]
     for opset in VERSIONS:
-        fails("Attention", flat, "need q_num_heads", opset=opset)
+        fails("Attention", flat, "q_num_heads must divide", opset=opset)
         fails("Attention", flat, "need kv_num_heads to divide", opset=opset, q_num_heads=2, kv_num_heads=3)
         fails("Attention", [q, k, flat[2]], "all 3-D or all 4-D", opset=opset)
         fails("Attention", [q, k, v, None, p], "past_key and past_value go together", opset=opset)
@@ -270,7 +270,7 @@ def test_flex_narrow(check: Any, dtype: Any) -> None:
 def test_flex_refuses(fails: Any) -> None:
     q, k, v = data(23, (1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 6))
     less = parser.parse_graph("s (float[a, b, c, d] x) => (float[a, b, c] y) { y = ReduceSum<keepdims = 0>(x) }")
-    fails("FlexAttention", [q, k, v], "score_mod must give one tensor of shape", score_mod=less, **PREVIEW)
+    fails("FlexAttention", [q, k, v], "score_mod must return one tensor of shape", score_mod=less, **PREVIEW)
     fails("FlexAttention", [q[0], k[0], v[0]], "Q, K and V are 4-D", **PREVIEW)
     fails("FlexAttention", [q[:, :1], k, v], "do not fit", **PREVIEW)
 
@@ -342,7 +342,7 @@ def test_linear_without_tokens(check: Any) -> None:
 def test_linear_refuses(fails: Any) -> None:
     x, b = np.ones((1, 2, 4), F), np.ones((1, 2, 2), F)
     given = {"opset": 27, "outputs": 2, "q_num_heads": 2, "kv_num_heads": 2}
-    fails("LinearAttention", [x, x, x], "'gated_delta' needs decay", **given)
+    fails("LinearAttention", [x, x, x], "'gated_delta' requires decay", **given)
     fails("LinearAttention", [x, x, x, None, x, b], "'linear' has no decay", **given, update_rule="linear")
     fails("LinearAttention", [x, x, x, None, x], "'gated_delta' needs beta", **given)
     fails("LinearAttention", [x, x, x], "'square' is none of", **given, update_rule="square")

@@ -40,7 +40,7 @@ def test_top_k(check: Any, fails: Any, opset: int, axis: int | None, largest: in
             check("TopK", inputs, [np.moveaxis(values, -1, axis), np.moveaxis(at, -1, axis)], **options, **given)
         for k in (-1, n + 1):
             inputs, given = ([x], {"k": k}) if opset == 1 else ([x, ints(k)], {})
-            fails("TopK", inputs, f"k is {k}", outputs=2, **options, **given)
+            fails("TopK", inputs, f"k must be in .* got {k}", outputs=2, **options, **given)
 
 
 def test_top_k_values_that_sort_badly(check: Any, fails: Any) -> None:
@@ -70,7 +70,7 @@ def test_arg(check: Any, fails: Any, op: str, opset: int) -> None:
     check(op, [np.zeros((2, 0), F)], [np.zeros((1, 0), np.int64)], opset=opset)
     big = ints(2**53, 2**53 + 1, 2**53)
     check(op, [big], [ints(1 if op == "ArgMax" else 0)], opset=opset)
-    fails(op, [np.zeros((2, 0), F)], "is empty", opset=opset, axis=1)
+    fails(op, [np.zeros((2, 0), F)], "must not be empty", opset=opset, axis=1)
     fails(op, [x], "axis 2", opset=opset, axis=2)
     if opset >= 12:
         check(op, [x], [ints([2], [2])], opset=opset, axis=1, select_last_index=1)
@@ -143,7 +143,7 @@ def test_reverse_sequence(check: Any, fails: Any, opset: int, batch_axis: int) -
         axes = {"batch_axis": batch_axis, "time_axis": 1 - batch_axis}
         check("ReverseSequence", [x, ints(*lens)], [y], opset=opset, **axes)
         for bad in ([0, 1, 3, 5], [-1, 1, 1, 1], [1, 1]):
-            fails("ReverseSequence", [x, ints(*bad)], "lengths from 0 to 4", opset=opset, **axes)
+            fails("ReverseSequence", [x, ints(*bad)], r"lengths in \[0, 4\]", opset=opset, **axes)
     fails("ReverseSequence", [np.zeros((2, 2), F), ints(1, 1)], "first axes", opset=opset, batch_axis=1, time_axis=1)
 
 
@@ -234,6 +234,6 @@ def test_non_max_suppression_edges(check: Any, fails: Any) -> None:
     half = np.array([[[0, 0, 1, 2], [0, 0, 1, 1]]], F)  # an overlap of exactly the threshold is kept
     check("NonMaxSuppression", [half, scores[:, :, :2], ints(9), np.array(0.5, F)], [ints([0, 0, 1], [0, 0, 0])], opset=11)
     check("NonMaxSuppression", [boxes[:, :0], scores[:, :, :0], ints(9)], [none], opset=11)
-    fails("NonMaxSuppression", [boxes, scores[:, :, :2], ints(9)], "are not", opset=11)
+    fails("NonMaxSuppression", [boxes, scores[:, :, :2], ints(9)], r"must have shape \(N, boxes, 4\)", opset=11)
     fails("NonMaxSuppression", [boxes, scores, ints(9), np.array(1.5, F)], "outside", opset=11)
     fails("NonMaxSuppression", [boxes, scores, ints(9)], "neither", opset=11, center_point_box=2)

@@ -208,7 +208,7 @@ def test_refusals(fails):
     v = random("LSTM", 1)
     fails("LSTM", inputs(v), "sideways", opset=14, direction="sideways")
     fails("LSTM", inputs(v), "W must have shape", opset=14, direction="bidirectional")
-    fails("LSTM", inputs(v), "hidden_size is 4", opset=14, hidden_size=4)
+    fails("LSTM", inputs(v), "hidden_size must equal .* got 4", opset=14, hidden_size=4)
     fails("LSTM", inputs(v), "cosh", opset=14, activations=["cosh", "Tanh", "Tanh"])
     fails("LSTM", inputs(v), "3 activations are needed", opset=14, activations=["Tanh", "Tanh"])
     fails("LSTM", inputs(v, np.array([5, 1, 1], np.int32)), "sequence_lens", opset=14)

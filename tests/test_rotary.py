@@ -43,6 +43,6 @@ def test_edges(check, fails):
     fails("RotaryEmbedding", [x, cache, cache, ids + 1], "index 3", opset=23)
     fails("RotaryEmbedding", [x, cache, cache, ids - 1], "index -1", opset=23)
     fails("RotaryEmbedding", [x[0], cache, cache, ids], "num_heads", opset=23)
-    fails("RotaryEmbedding", [x[..., :3], cache, cache, ids], "pairs", opset=23)
+    fails("RotaryEmbedding", [x[..., :3], cache, cache, ids], "must be even and at most 3", opset=23)
     fails("RotaryEmbedding", [x, cache[:, :1], cache[:, :1], ids], "angles of shape", opset=23)
     fails("RotaryEmbedding", [x, cache, cache], "angles of shape", opset=23)
