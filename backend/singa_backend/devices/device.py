@@ -72,6 +72,7 @@ class Device(ABC):
             raise _unknown(self.type, self.device_id)
 
     def __str__(self) -> str:
+        """Return the name with the ordinal, such as "CUDA:1"."""
         return f"{self.type}:{self.device_id}" if self.device_id else self.type
 
     @classmethod
