@@ -1,11 +1,11 @@
-"""Every operator's definition beside onnx.reference.ReferenceEvaluator: one node, about 1e5 to 1e6 elements.
+"""Compares every operator's definition with onnx.reference.ReferenceEvaluator: one node, about 1e5 to 1e6 elements.
 
     tox -e benchmark-operators [-- --select Softmax --json benchmarks/operators.json --onnxruntime]
 
-Both run in this process in turns, on the same inputs, for as long as `--budget` seconds allow; a ratio is the reference's
-median over ours.  Where one run of the reference takes longer it is the only one, and after `--patience` seconds it is given up.
-A case is named by operator and schema version, and by what it varies.  With --onnxruntime a third column has onnxruntime's
-best time in a child process, the copies of inputs and outputs included.
+Both run in this process in turns, on the same inputs, for up to `--budget` seconds; a ratio is the reference's median over ours.
+If one run of the reference takes longer, it is the only one; it is cancelled after `--patience` seconds.  A case's name has the
+operator, the schema version and a note.  With --onnxruntime a third column has onnxruntime's best time in a child process,
+including the copies of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def floats(*values: float) -> Input:
 
 
 def boxes(*shape: int) -> Input:
-    """Corners y1 < y2, x1 < x2 in the unit square."""
+    """Draw corners y1 < y2, x1 < x2 in the unit square."""
 
     def make(g: Generator) -> Any:
         corner, size = g.uniform(0, 0.9, (*shape, 2)), g.uniform(0.01, 0.1, (*shape, 2))
@@ -91,7 +91,7 @@ absent: Input = lambda _: None  # noqa: E731
 
 @dataclass
 class Case:
-    """One node.  version: a schema version; the newest where None.  per: how many nodes or rounds one run stands for."""
+    """One node.  version: a schema version; the newest if None.  note: what distinguishes the case."""
 
     op: str
     inputs: list[Input]
@@ -110,7 +110,7 @@ class Case:
         return f"{self.op}-{self.since}" + (f" {self.note}" if self.note else "")
 
     def build(self) -> tuple[ModelProto, dict[str, Any]]:
-        """The model, and random inputs by name."""
+        """Return the model, and random inputs by name."""
         generator = np.random.default_rng(0)
         values = {f"x{i}": make(generator) for i, make in enumerate(self.inputs)}
         feeds = {n: v for n, v in values.items() if v is not None}
@@ -544,9 +544,9 @@ def cases() -> list[Case]:
 def timed(
     runs: list[Callable[[], Any]], budget: float, clock: Callable[[], float] = time.process_time, most: int = 25
 ) -> list[list[float]]:
-    """Seconds of each of these, run in turns: twice, if not `most` says once, and on as long as the budget allows.
+    """Return the seconds of each function, run in turns: at least twice (if `most` allows), then while the budget lasts.
 
-    These are seconds of this process by default: what else the machine does counts for none of them.
+    The default clock is this process's CPU time, which excludes other load on the machine.
     """
     times: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + budget
@@ -565,7 +565,7 @@ def give_up(*_: Any) -> None:
 
 
 def measure(case: Case, budget: float, patience: float, oracle: Oracle | None) -> dict[str, Any]:
-    """Median seconds of ours and of the reference, where it computes this at all; the best of onnxruntime's."""
+    """Return median seconds of ours and of the reference, if it supports the case; the minimum of onnxruntime's."""
     model, feeds = case.build()
     rep, values = SingaBackend.prepare(model), list(feeds.values())
     rep.run(values)
@@ -583,7 +583,7 @@ def measure(case: Case, budget: float, patience: float, oracle: Oracle | None) -
             ours, theirs = timed([lambda: rep.run(values), lambda: reference.run(None, feeds)], budget)
         row = {"ours_s": statistics.median(ours), "reference_s": statistics.median(theirs)}
         row["ratio"] = row["reference_s"] / row["ours_s"]
-    except Exception as error:  # what it does not compute, and TimeoutError
+    except Exception as error:  # unsupported cases, and TimeoutError
         (ours,) = timed([lambda: rep.run(values)], budget / 2)
         row = {"ours_s": statistics.median(ours), "reference": f"{type(error).__name__}: {str(error)[:80]}"}
     if oracle is not None:
@@ -598,11 +598,11 @@ def measure(case: Case, budget: float, patience: float, oracle: Oracle | None) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=float, default=0.15, help="seconds for each case, beyond what its first runs take")
-    parser.add_argument("--patience", type=float, default=2.0, help="seconds after which a run of the reference is given up")
+    parser.add_argument("--budget", type=float, default=0.15, help="seconds for each case, after its first runs")
+    parser.add_argument("--patience", type=float, default=2.0, help="seconds after which a run of the reference is cancelled")
     parser.add_argument("--select", default="", help="only cases whose name contains this")
     parser.add_argument("--onnxruntime", action="store_true", help="time onnxruntime too")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, give_up)
@@ -624,7 +624,7 @@ def main() -> None:
     mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
     least = min(ratios, key=lambda label: ratios[label])
     print(
-        f"{len(rows)} cases, geometric mean {mean:.2f}x, least {ratios[least]:.2f}x ({least}), "
+        f"{len(rows)} cases, geometric mean {mean:.2f}x, minimum {ratios[least]:.2f}x ({least}), "
         f"{sum(r < 0.9 for r in ratios.values())} below 0.9x"
     )
     if options.json:

@@ -38,7 +38,7 @@ def _case(name: str = "case", expected: Any = None, inputs: Any = None, text: st
         ([np.ones(2, F) * F(1.01)], [np.ones(2, F)], "2 of 2 differ"),
         ([], [np.ones(2, F)], "length 0"),
         ([[]], [[np.ones(2, F)]], "length 0"),
-        ([np.ones(2, F)], [[np.ones(2, F)]], "a sequence is expected"),
+        ([np.ones(2, F)], [[np.ones(2, F)]], "a ndarray, expected a sequence"),
         ([[np.zeros((), F)]], [[np.zeros((), F)]], ""),
         ([None], [None], ""),
         ([None], [np.ones(2, F)], "expected float32"),
@@ -64,7 +64,7 @@ def _case(name: str = "case", expected: Any = None, inputs: Any = None, text: st
         ([{1: 2}], [{1: 2.0}], "int64"),
         ([{1: "x"}], [{1: "y"}], "x, expected y"),
         ([np.ones(1, F)], [{1: 1.0}], "expected a map of 1"),
-        ([{1: 1.0}], [np.ones(1, F)], "a dict where an array is expected"),
+        ([{1: 1.0}], [np.ones(1, F)], "a dict, expected an array"),
     ],
 )
 def test_strict(actual: Any, expected: Any, says: str) -> None:

@@ -26,11 +26,15 @@ from ._core.tape import Dummy, Operation, Operator
 
 
 class _Module(ModuleType):
-    """The module with `training` as a property: assigning `autograd.training` sets the flag of the tape."""
+    """The module with `training` as a property: assigning `autograd.training` sets the mode of the tape."""
 
     @property
     def training(self) -> bool:
-        """Whether operators are recorded on the tape, so that gradients can be computed."""
+        """Whether operators are recorded on the tape in this thread.
+
+        Setting it sets the mode of this thread (of this context, if a program uses `contextvars`), and the mode in which
+        threads start later. Threads that already run keep their mode.
+        """
         return tape.training
 
     @training.setter

@@ -1,4 +1,4 @@
-"""Devices of SINGA's API: where tensors are stored, and the random numbers of each device.
+"""Devices of SINGA's API: where tensors are stored, and the streams of random numbers of each device.
 
 dev = device.create_cpu_device()
 dev.SetRandSeed(1)
@@ -6,6 +6,7 @@ dev.SetRandSeed(1)
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -13,6 +14,28 @@ import numpy as np
 
 from singa_backend.devices import device as backend
 from singa_backend.errors import DeviceUnavailable, InvalidInput
+
+
+class _Stream:
+    """A stream of random numbers.
+
+    Attributes:
+        seed: The seed; after the first draw, `state` holds it.
+        state: The seed and the number of draws so far, as a Tensor; None before the first draw.
+        lock: Held during a draw.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.state: Any = None
+        self.lock = threading.RLock()
+
+    def start(self, seed: int) -> None:
+        with self.lock:
+            if self.state is None:
+                self.seed = seed
+            else:
+                self.state.data = np.array([seed, 0], np.int64)
 
 
 class Device:
@@ -31,9 +54,8 @@ class Device:
 
     def __init__(self, type: str = "CPU", device_id: int = 0, seed: int = 0) -> None:
         self.backend = backend.resolve(type, device_id)
-        self.random_state: Any = None
-        """The seed and the number of draws so far, as a Tensor; None before the first draw."""
-        self._seed = seed
+        self._shared = _Stream(seed)
+        self._own = threading.local()
         self._graph = False
         self.verbosity = 0
         self.skip_iterations = 5
@@ -56,8 +78,22 @@ class Device:
         """
         return self.backend.device_id if self.backend.type == "CUDA" else -1
 
+    @property
+    def _stream(self) -> _Stream:
+        """The stream of this thread: its own if it has set a seed, otherwise the one that threads share."""
+        stream: _Stream = getattr(self._own, "stream", self._shared)
+        return stream
+
+    @property
+    def random_state(self) -> Any:
+        """The seed and the number of draws so far of this thread's stream, as a Tensor; None before the first draw."""
+        return self._stream.state
+
     def SetRandSeed(self, seed: int) -> None:
-        """Restart the random stream from a seed; the same seed produces the same numbers on every device.
+        """Restart the random stream of this thread; the same seed produces the same numbers on every device.
+
+        In the main thread this is the stream of the device, which is shared with all threads that set no seed. In any other
+        thread it is a stream from which only this thread draws.
 
         Args:
             seed: An integer in [0, 2**63).
@@ -67,11 +103,9 @@ class Device:
         """
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
             raise InvalidInput(f"the seed must be an integer in [0, 2**63), got {seed!r}", code="SX310")
-        state = np.array([seed, 0], np.int64)
-        if self.random_state is None:
-            self._seed = int(seed)
-        else:
-            self.random_state.data = state
+        if threading.current_thread() is not threading.main_thread() and self._stream is self._shared:
+            self._own.stream = _Stream(int(seed))
+        self._stream.start(int(seed))
 
     def Sync(self) -> None:
         """Wait until all work on this device is complete."""
@@ -124,9 +158,9 @@ class Device:
         """Do nothing; kept for old programs. No times are measured here."""
 
     def Reset(self) -> None:
-        """Restart the random stream from its seed."""
+        """Restart the random stream of this thread from its seed."""
         if self.random_state is not None:
-            self.random_state.data = np.array([self.random_state.data[0], 0], np.int64)
+            self._stream.start(self.random_state.data[0])
 
     def host(self) -> Device:
         """The device of the host.
@@ -205,7 +239,7 @@ def create_cuda_gpu_on(id: int) -> Device:
         DeviceUnavailable: This machine does not have a usable GPU with this ordinal.
     """
     if id not in _cuda:
-        _cuda[id] = Device("CUDA", id)
+        _cuda.setdefault(id, Device("CUDA", id))  # another thread may have been faster
     return _cuda[id]
 
 

@@ -72,7 +72,8 @@ class Model(Layer):
             if not isinstance(x, Tensor):
                 raise InvalidInput(f"compile takes a list of tensors; among them is a {type(x).__name__}", code="SX317")
         before = self.training
-        self.training, tape.training = False, False
+        self.training = False
+        tape.set_training(False)
         try:
             self.forward(*inputs)
         finally:
@@ -82,7 +83,13 @@ class Model(Layer):
         self._checked = False
 
     def train(self, mode: bool = True) -> None:
-        """Calling the model trains it from here on; with mode=False, it infers."""
+        """Calling the model trains it from here on; with mode=False, it infers.
+
+        `autograd.training` is set to the same.
+
+        Args:
+            mode: whether to train.
+        """
         self.training = bool(mode)
         tape.training = self.training
 
@@ -93,12 +100,13 @@ class Model(Layer):
     @contextlib.contextmanager
     def _in_mode(self, training: bool) -> Iterator[None]:
         """The context in which the model trains or infers; afterwards it and the tape are in the mode in which they were."""
-        before = (self.training, tape.training)
-        self.train(training)
-        try:
-            yield
-        finally:
-            self.training, tape.training = before
+        before = self.training
+        with tape.restored():
+            self.train(training)
+            try:
+                yield
+            finally:
+                self.training = before
 
     def graph(self, mode: bool = True, sequential: bool = False) -> None:
         """Run steps as one ONNX graph, or on the tape."""
@@ -118,7 +126,7 @@ class Model(Layer):
         The first step of training names parameters that are not frozen and get no gradient, in a NoGradientWarning; it raises
         InvalidInput where none gets one.
         """
-        tape.training = self.training
+        tape.set_training(self.training)
         if not self.training:
             return self.forward(*input, **kwargs)
         if not self._checked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,6 +47,8 @@ def _unwrapped(value: Any) -> Any:
 
 
 _executors: OrderedDict[tuple[Any, ...], tuple[Any, Any, list[str]]] = OrderedDict()
+_lock = threading.Lock()
+"""Held while `_executors` is read or changed."""
 
 
 def _one_node(
@@ -55,7 +58,11 @@ def _one_node(
     plain = tuple(sorted((n, str(v)) for n, v in attributes.items() if not isinstance(v, Subgraph)))
     bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     key = (domain, op_type, op.opset, str(op.device), present, plain, outputs, *(id(b.proto) for b in bodies))
-    if key not in _executors:
+    with _lock:
+        found = _executors.get(key)
+        if found is not None:
+            _executors.move_to_end(key)
+    if found is None:
         names = [f"in_{i}" if p else "" for i, p in enumerate(present)]
         node = helper.make_node(op_type, names, [f"out_{i}" for i in range(outputs)], name=op_type, domain=domain)
         for name, value in attributes.items():
@@ -67,9 +74,10 @@ def _one_node(
         graph = helper.make_graph([node], op_type, infos, ends)
         imports = [helper.make_opsetid("", op.opset), *(helper.make_opsetid(d, newest(d)) for d in [domain] if d)]
         model = helper.make_model(graph, opset_imports=imports)
-        _executors[key] = (Executor(read(model), op.device), bodies, captured)
-        if len(_executors) > 256:
-            _executors.popitem(last=False)
-    _executors.move_to_end(key)
-    executor, _, captured = _executors[key]
+        found = (Executor(read(model), op.device), bodies, captured)
+        with _lock:
+            _executors[key] = found
+            if len(_executors) > 256:
+                _executors.popitem(last=False)
+    executor, _, captured = found
     return executor, captured

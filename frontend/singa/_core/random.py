@@ -21,18 +21,20 @@ from .variable import Variable, of
 
 
 def stream(device: Device) -> Any:
-    """The state of a device's random numbers: the seed and the number of draws so far, an int64 Tensor on the host."""
-    if device.random_state is None:
-        state = of(np.array([device._seed, 0], np.int64), default_device, False)
+    """The state of this thread's stream on a device: the seed and the number of draws so far, an int64 Tensor on the host."""
+    here = device._stream
+    if here.state is None:
+        state = of(np.array([here.seed, 0], np.int64), default_device, False)
         state.name = "random_state"
-        device.random_state = state
-    return device.random_state
+        here.state = state
+    return here.state
 
 
 def _bits(shape: Any, device: Device) -> Any:
     """uint32 words; `shape` is a Tensor of int64, or sizes."""
-    state = stream(device)
-    with tape.no_tape():
+    with tape.no_tape(), device._stream.lock:
+        state = stream(device)
+        trace.depends(state, lambda: id(device.random_state))  # another thread may have another stream
         if isinstance(shape, Variable) and trace.current() is None:
             shape = np.asarray(shape).tolist()  # the state lies on the host, and so must this
         sizes = shape if isinstance(shape, Variable) else op.constant(list(shape), np.int64)

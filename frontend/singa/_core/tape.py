@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,30 +30,102 @@ from singa_backend.proto.messages import reads
 
 from ..device import Device, default_device
 from . import provenance, trace
-from .variable import Variable, of
+from .variable import Counter, Variable, of
 
 _serial = itertools.count()
+_operators = Counter()
 
-training = False
-"""Whether operators are recorded on the tape; `autograd.training` is this flag."""
+
+# --- the mode ---------------------------------------------------------------------------------------------------------
+
+_training: ContextVar[bool] = ContextVar("training")
+_temporary: ContextVar[bool] = ContextVar("temporary", default=False)
+
+
+class _Default:
+    """The mode in which a thread starts: the last one that was set before its start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._flag = False
+        self._started: weakref.WeakKeyDictionary[threading.Thread, bool] = weakref.WeakKeyDictionary()
+
+    def set(self, flag: bool) -> None:
+        with self._lock:
+            for thread in threading.enumerate():
+                self._started.setdefault(thread, self._flag)
+            self._started[threading.current_thread()] = self._flag = flag
+
+    def get(self) -> bool:
+        with self._lock:
+            return self._started.get(threading.current_thread(), self._flag)
+
+
+_default = _Default()
+
+
+def _is_training() -> bool:
+    flag = _training.get(None)
+    if flag is None:
+        flag = _default.get()
+        _training.set(flag)
+    return flag
+
+
+def set_training(flag: bool) -> None:
+    """Set the mode of this context only, not that of threads that start later."""
+    _training.set(flag)
+
+
+class _Module(ModuleType):
+    """The type of this module: its `training` is that of the context which reads or sets it."""
+
+    @property
+    def training(self) -> bool:
+        return _is_training()
+
+    @training.setter
+    def training(self, flag: bool) -> None:
+        _training.set(bool(flag))
+        if not _temporary.get():
+            _default.set(bool(flag))
+
+
+sys.modules[__name__].__class__ = _Module
+
+training: bool
+"""Whether operators are recorded on the tape in this context; setting it also sets the mode of threads that start later."""
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """The context that restores the mode on exit; changes of the mode in it do not affect threads that start in it."""
+    before, outer = _is_training(), _temporary.get()
+    _temporary.set(True)
+    try:
+        yield
+    finally:
+        _training.set(before)
+        _temporary.set(outer)
 
 
 @contextlib.contextmanager
 def no_tape() -> Iterator[None]:
     """The context in which operators are not recorded on the tape: for updates of parameters, statistics, metrics.
 
-    Tensors created in it have no provenance either: an export treats them as values, not as results of operators.
+    It applies to this thread; other threads keep their mode. Tensors created in it have no provenance: an export writes their
+    values, not the operators that computed them.
 
     Yields:
         None.
     """
-    global training
-    before, training = training, False
+    before = _is_training()
+    _training.set(False)
     try:
         with provenance.suspended:
             yield
     finally:
-        training = before
+        _training.set(before)
 
 
 class _Anywhere(Eager):
@@ -88,7 +164,7 @@ class Operator:
         name: The name of the operator; None for its class and a number, such as "Scale#3".
 
     Attributes:
-        op_count: The number of operators that were numbered.
+        op_count: The number of operators that this thread has numbered.
         serial: The number of the call; later calls have larger numbers.
         src: For each input (creator, id of the tensor, the tensor if it stores its gradient, otherwise None, whether it does).
         y_id2idx: The index of each output, by the id of its tensor.
@@ -100,13 +176,11 @@ class Operator:
         NotTraceable: On a call while a step is recorded as a graph.
     """
 
-    op_count = 0
+    op_count = _operators
+    """The number of operators that this thread has numbered."""
 
     def __init__(self, name: str | None = None) -> None:
-        if name is None:
-            name = f"{type(self).__name__}#{Operator.op_count}"
-            Operator.op_count += 1
-        self.name = name
+        self.name = name if name is not None else f"{type(self).__name__}#{_operators.next()}"
         self.serial = 0
         self.src: list[tuple[Operator, int, Any, bool]] = []
         self.y_id2idx: dict[int, int] = {}
@@ -177,7 +251,7 @@ class Operator:
             InvalidInput: An input is an output of this operator (SX371).
         """
         self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
-        self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
+        self.requires_grad = flows and _is_training() and any(x is not None and x.requires_grad for x in xs)
         if self.requires_grad and any(x is not None and x._creator is self for x in xs):
             raise InvalidInput(
                 f"an input of {self.name} must not be its own output: an operator stores the state of its last call only",
@@ -267,9 +341,7 @@ class Dummy(Operator):
     """
 
     def __init__(self, tensor: Variable, name: str | None = None) -> None:
-        super().__init__(name or f"Dummy#{Operator.op_count}")
-        if name is None:
-            Operator.op_count += 1
+        super().__init__(name or None)
         self.y_id2idx = {id(tensor): 0}  # not the tensor: the two would keep each other alive
 
     def output_name(self, idx: int) -> str:
@@ -307,8 +379,7 @@ class Node(Operator):
         opset: int,
         version: int | None = None,
     ) -> None:
-        super().__init__(f"{op_type}#{Operator.op_count}")
-        Operator.op_count += 1
+        super().__init__(f"{op_type}#{_operators.next()}")
         self.op_type, self.domain, self.opset, self.version = op_type, domain, opset, version
         self.declaration = declaration
         self.attributes = attributes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -19,7 +18,7 @@ from . import provenance, random, tape, trace
 from .ops import TensorInterpreter
 from .ops import op as _op
 from .tape import Dummy, Operator, creator_of
-from .variable import Variable, made_by_operators
+from .variable import Counter, Variable, made_by_operators
 
 op: TensorInterpreter[Tensor] = _op
 """ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
@@ -29,7 +28,7 @@ float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6
 DTypeLike: TypeAlias = dtypes.DTypeLike | int
 """One of the constants above, "int" or "float", or what NumPy makes a dtype of."""
 
-_dummies = itertools.count()
+_dummies = Counter()
 
 
 @made_by_operators
@@ -60,7 +59,7 @@ class Tensor(Variable):
         self.device = devices.resolve(device)
         self.requires_grad = requires_grad
         self.stores_grad = stores_grad
-        self.name = name if name is not None else f"Dummy#{next(_dummies)}"
+        self.name = name if name is not None else f"Dummy#{_dummies.next()}"
         self._creator = creator
         self._data: Any = None
         if data is None:

@@ -117,7 +117,7 @@ def find(operator: type[Operator], opset: int) -> Exporter | None:
     """The newest exporter for an opset, of the class or of one that it derives from."""
     for kind in operator.__mro__:
         versions = _exporters.get(kind, {})
-        best = max((v for v in versions if v <= opset), default=None)
+        best = max((v for v in tuple(versions) if v <= opset), default=None)
         if best is not None:
             return versions[best]
     return None
@@ -125,7 +125,7 @@ def find(operator: type[Operator], opset: int) -> Exporter | None:
 
 def least(operator: type[Operator]) -> int | None:
     """The least opset that some exporter of an operator writes."""
-    return min((v for kind in operator.__mro__ for v in _exporters.get(kind, {})), default=None)
+    return min((v for kind in operator.__mro__ for v in tuple(_exporters.get(kind, ()))), default=None)
 
 
 def _several(made: Any) -> list[Tensor]:

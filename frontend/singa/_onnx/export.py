@@ -238,7 +238,7 @@ class _Played:
         self._numbers: Counter[str] = Counter()
         self._functions: list[Any] = []
         outer = tape.training
-        tape.training = False
+        tape.set_training(False)
         try:
             with trace.recording(record), provenance.suspended:
                 shadows = [Tensor._of(self.writer.input(n, t), x.device, False) for n, t, x in zip(names, types, xs, strict=True)]
@@ -248,7 +248,7 @@ class _Played:
                 made = provenance.replay(ys, given, links, self._do)
                 symbols = [trace.value(t) for t in made]
         finally:
-            tape.training = outer
+            tape.set_training(outer)
         self.problems += self.writer.problems
         held = self.writer.inputs[len(xs) :]
         del self.writer.inputs[len(xs) :]
