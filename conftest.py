@@ -1,4 +1,4 @@
-"""One strong check, so that a test of an operator is one line: `check("Add", [a, b], [c], opset=1, broadcast=1)`."""
+"""Fixtures that test an operator in one line: `check("Add", [a, b], [c], opset=1, broadcast=1)`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from singa_backend import OperatorError, SingaBackend, SonnxError, dtypes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("acceptance", "the table of conformance/acceptance.toml; only of a run of all tests")
+    group = parser.getgroup("acceptance", "the table of conformance/acceptance.toml; needs a run of all tests")
     group.addoption("--rows", metavar="FOLDER", help="write FOLDER/acceptance.md from this run")
-    group.addoption("--rows-check", metavar="FOLDER", help="fail where FOLDER/acceptance.md is not what this run would write")
+    group.addoption("--rows-check", metavar="FOLDER", help="fail if FOLDER/acceptance.md differs from what this run would write")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,9 +27,9 @@ NARROW_RTOL = {"float16": 2e-3, "bfloat16": 2e-2}
 
 
 def same(actual: Any, expected: Any, rtol: float, atol: float, where: str = "output") -> None:
-    """Equal in kind, length, dtype, shape and value: floats within tolerance, everything else exactly."""
+    """Assert equal kind, length, dtype, shape and values: floats within tolerance, everything else exactly."""
     if isinstance(expected, (list, tuple)):
-        assert isinstance(actual, list), f"{where}: {type(actual)} is no sequence"
+        assert isinstance(actual, list), f"{where}: must be a list, got {type(actual)}"
         assert len(actual) == len(expected), f"{where}: length {len(actual)} != {len(expected)}"
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
             same(a, e, rtol, atol, f"{where}[{i}]")
@@ -44,7 +44,7 @@ def same(actual: Any, expected: Any, rtol: float, atol: float, where: str = "out
         expected = np.asarray(expected)
         if expected.dtype.kind in "US":
             expected = expected.astype(object)
-        assert isinstance(actual, np.ndarray), f"{where}: {type(actual)} is no array"
+        assert isinstance(actual, np.ndarray), f"{where}: must be an array, got {type(actual)}"
         assert actual.dtype == expected.dtype, f"{where}: dtype {actual.dtype} != {expected.dtype}"
         assert actual.shape == expected.shape, f"{where}: shape {actual.shape} != {expected.shape}"
         if expected.dtype.kind in "fc" or expected.dtype in dtypes.NARROW_FLOATS:
@@ -58,7 +58,7 @@ def same(actual: Any, expected: Any, rtol: float, atol: float, where: str = "out
 def run_op(
     op: str, inputs: list[Any], opset: int, domain: str, outputs: int | list[str], device: str, attributes: dict[str, Any]
 ) -> Any:
-    """One node through the backend's public face; None among the inputs is an absent input."""
+    """Run one node through the backend's public interface; None is an absent input."""
     names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
     results = [f"y{i}" for i in range(outputs)] if isinstance(outputs, int) else outputs
     node = helper.make_node(op, names, results, domain=domain, **attributes)
@@ -72,16 +72,18 @@ def run_op(
 
 @pytest.fixture(params=["CPU", "STRICT"])
 def on_device(request: pytest.FixtureRequest) -> str:
-    """The device columns that need no GPU."""
+    """Return a device that needs no GPU."""
     return str(request.param)
 
 
 @pytest.fixture
 def check(on_device: str) -> Any:
-    """check(op, inputs, expected, *, opset, domain="", outputs=None, rtol=1e-6, atol=1e-7, **attributes) -> outputs
+    """Return a function that runs an operator and compares its outputs with the expected ones.
 
-    expected: one value per output; None in the list skips that output only when `outputs` names it "".
-    Runs on NumPy and again on the strict namespace that offers only what CuPy offers.
+    check(op, inputs, expected, *, opset, domain="", outputs=None, rtol=1e-6, atol=1e-7, **attributes) -> outputs
+
+    expected: one value per output; None skips an output only if `outputs` names it "".
+    It runs on NumPy and on the strict namespace, which is restricted to what CuPy provides.
     """
 
     def run(op: str, inputs: list[Any], expected: list[Any], *, opset: int, domain: str = "", outputs: Any = None,
@@ -97,7 +99,10 @@ def check(on_device: str) -> Any:
 
 @pytest.fixture
 def fails(on_device: str) -> Any:
-    """fails(op, inputs, match, *, opset, error=OperatorError, **attributes): a typed error whose message matches."""
+    """Return a function that expects a typed error whose message matches.
+
+    fails(op, inputs, match, *, opset, error=OperatorError, **attributes)
+    """
 
     def run(op: str, inputs: list[Any], match: str, *, opset: int, domain: str = "", outputs: Any = 1,
             error: type[SonnxError] = OperatorError, **attributes: Any) -> None:  # fmt: skip

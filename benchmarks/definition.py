@@ -1,9 +1,9 @@
-"""The definition executor beside onnx.reference.ReferenceEvaluator, on the light models with random weights.
+"""Compares the definition executor with onnx.reference.ReferenceEvaluator, on the light models with random weights.
 
     tox -e benchmark [-- --runs 5 --json benchmarks/definition.json]
 
-Both run in this process, one after the other, on the same inputs; a ratio is the reference's median over ours.  The
-light models lie in the onnx wheel with constant weights; `singa_backend.conform.light_models` puts seeded random ones in their place.
+Both run in this process, one after the other, on the same inputs; a ratio is the reference's median over ours.  The light models
+in the onnx wheel have constant weights; `singa_backend.conform.light_models` replaces them by seeded random ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _median(run: Callable[[], Any], runs: int) -> float:
 
 
 def measure(model: ModelProto, runs: int, reference_runs: int) -> dict[str, float]:
-    """Median seconds of both engines on one random input, and the largest difference relative to the largest value."""
+    """Return median seconds of both engines on one random input, and the largest difference relative to the largest value."""
     rep, reference = SingaBackend.prepare(model), ReferenceEvaluator(model)
     (declared,) = rep.inputs
     assert declared.shape is not None
@@ -53,10 +53,10 @@ def measure(model: ModelProto, runs: int, reference_runs: int) -> dict[str, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="timed runs of ours")
+    parser.add_argument("--runs", type=int, default=5, help="timed runs of sonnx")
     parser.add_argument("--reference-runs", type=int, default=3, help="timed runs of the reference")
     parser.add_argument("--select", default="", help="only models whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     rows = {}
     print(f"{'model':16} {'ours':>10} {'reference':>10} {'ratio':>8}  difference", flush=True)
@@ -69,7 +69,7 @@ def main() -> None:
             print(f"{name:16} {ours:8.1f}ms {theirs:8.0f}ms {row['ratio']:7.1f}x  {row['difference']:.1e}", flush=True)
     ratios = [r["ratio"] for r in rows.values()]
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
-    print(f"geometric mean {mean:.1f}x, least {min(ratios):.1f}x")
+    print(f"geometric mean {mean:.1f}x, minimum {min(ratios):.1f}x")
     if options.json:
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "numpy": np.__version__, "onnx": onnx.__version__}
         document = {"machine": machine, "geometric_mean": mean, "least": min(ratios), "models": rows}

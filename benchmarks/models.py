@@ -1,10 +1,10 @@
-"""Reading, running and writing the models of tests/frameworks, beside onnxruntime: one file for each row of the table.
+"""Times reading, running and writing the models of tests/frameworks, and onnxruntime: one file for each row of the table.
 
     tox -e benchmark-models [-- --to reports]
 
-Each step is done in this process, one engine after the other, on one thread; a ratio is our median over onnxruntime's, which
-optimizes a model while it reads it, and has no counterpart to writing.  These nets are narrow: what is timed is mostly the
-cost of a node, not of a product of matrices.
+Each step runs in this process, one engine after the other, on one thread; a ratio is our median over onnxruntime's.  onnxruntime
+optimizes a model when it reads it, and cannot write one.  These networks are narrow: the times are mostly the cost per node, not
+of matrix products.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def median_ms(run: Callable[[], Any], runs: int) -> float:
 
 
 def measure(path: Path, runs: int) -> dict[str, Any]:
-    """Medians in milliseconds."""
+    """Return medians in milliseconds."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
 
@@ -64,7 +64,7 @@ def page(document: dict[str, Any]) -> str:
     mean = document["geometric_means"]
     lines = [
         "# Reading, running and writing models", "",
-        "Written by `tox -e benchmark-models -- --to reports`; nothing checks it for staleness, because no two runs are alike.",
+        "Written by `tox -e benchmark-models -- --to reports`; it is not checked for staleness, because times vary.",
         f"Medians of {document['runs']} in milliseconds, one thread, {document['machine']}.", "",
         f"Our time over onnxruntime's, geometric mean: reading **{mean['read']:.2f}**, running **{mean['run']:.1f}**.", "",
         "| framework | model | nodes | read | onnxruntime | run | onnxruntime | ratio | write |",
@@ -72,8 +72,10 @@ def page(document: dict[str, Any]) -> str:
     ]  # fmt: skip
     for r in document["rows"]:
         ratio = r["run"] / r["run_onnxruntime"]
-        lines.append(f"| {r['framework']} | {r['model']} | {r['nodes']} | {r['read']:.1f} | {r['read_onnxruntime']:.1f} | "
-                     f"{r['run']:.2f} | {r['run_onnxruntime']:.2f} | {ratio:.1f} | {r['write']:.0f} |")  # fmt: skip
+        lines.append(
+            f"| {r['framework']} | {r['model']} | {r['nodes']} | {r['read']:.1f} | {r['read_onnxruntime']:.1f} | "
+            f"{r['run']:.2f} | {r['run_onnxruntime']:.2f} | {ratio:.1f} | {r['write']:.0f} |"
+        )
     return "\n".join([*lines, ""])
 
 

@@ -1,11 +1,11 @@
-"""Every operator's definition beside onnx.reference.ReferenceEvaluator: one node, about 1e5 to 1e6 elements.
+"""Compares every operator's definition with onnx.reference.ReferenceEvaluator: one node, about 1e5 to 1e6 elements.
 
     tox -e benchmark-operators [-- --select Softmax --json benchmarks/operators.json --onnxruntime]
 
-Both run in this process in turns, on the same inputs, for as long as `--budget` seconds allow; a ratio is the reference's
-median over ours.  Where one run of the reference takes longer it is the only one, and after `--patience` seconds it is given up.
-A case is named by operator and schema version, and by what it varies.  With --onnxruntime a third column has onnxruntime's
-best time in a child process, the copies of inputs and outputs included.
+Both run in this process in turns, on the same inputs, for up to `--budget` seconds; a ratio is the reference's median over ours.
+If one run of the reference takes longer, it is the only one; it is cancelled after `--patience` seconds.  A case's name has the
+operator, the schema version and a note.  With --onnxruntime a third column has onnxruntime's best time in a child process,
+including the copies of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def floats(*values: float) -> Input:
 
 
 def boxes(*shape: int) -> Input:
-    """Corners y1 < y2, x1 < x2 in the unit square."""
+    """Draw corners y1 < y2, x1 < x2 in the unit square."""
 
     def make(g: Generator) -> Any:
         corner, size = g.uniform(0, 0.9, (*shape, 2)), g.uniform(0.01, 0.1, (*shape, 2))
@@ -91,7 +91,7 @@ absent: Input = lambda _: None  # noqa: E731
 
 @dataclass
 class Case:
-    """One node.  version: a schema version; the newest where None.  per: how many nodes or rounds one run stands for."""
+    """One node.  version: a schema version; the newest if None.  note: what distinguishes the case."""
 
     op: str
     inputs: list[Input]
@@ -110,7 +110,7 @@ class Case:
         return f"{self.op}-{self.since}" + (f" {self.note}" if self.note else "")
 
     def build(self) -> tuple[ModelProto, dict[str, Any]]:
-        """The model, and random inputs by name."""
+        """Return the model, and random inputs by name."""
         generator = np.random.default_rng(0)
         values = {f"x{i}": make(generator) for i, make in enumerate(self.inputs)}
         feeds = {n: v for n, v in values.items() if v is not None}
@@ -128,15 +128,67 @@ class Case:
 def elementwise() -> list[Case]:
     x, y = normal(1000, 1000), normal(1000, 1000)
     i, j = integers(-1000, 1000, 1000, 1000), integers(1, 100, 1000, 1000)
-    cases = [Case(op, [x]) for op in (
-        "Abs", "Neg", "Sign", "Ceil", "Floor", "Round", "Exp", "Reciprocal", "Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Tanh",
-        "Asinh", "Erf", "IsNaN", "IsInf", "Relu", "LeakyRelu", "ThresholdedRelu", "Shrink", "HardSigmoid", "HardSwish", "Elu",
-        "Celu", "Selu", "Sigmoid", "Softplus", "Softsign", "Mish", "Gelu", "Swish", "Identity",
-    )]  # fmt: skip
+    cases = [
+        Case(op, [x])
+        for op in (
+            "Abs",
+            "Neg",
+            "Sign",
+            "Ceil",
+            "Floor",
+            "Round",
+            "Exp",
+            "Reciprocal",
+            "Sin",
+            "Cos",
+            "Tan",
+            "Atan",
+            "Sinh",
+            "Cosh",
+            "Tanh",
+            "Asinh",
+            "Erf",
+            "IsNaN",
+            "IsInf",
+            "Relu",
+            "LeakyRelu",
+            "ThresholdedRelu",
+            "Shrink",
+            "HardSigmoid",
+            "HardSwish",
+            "Elu",
+            "Celu",
+            "Selu",
+            "Sigmoid",
+            "Softplus",
+            "Softsign",
+            "Mish",
+            "Gelu",
+            "Swish",
+            "Identity",
+        )
+    ]
     cases += [Case(op, [uniform(0.01, 0.99, 1000, 1000)]) for op in ("Sqrt", "Log", "Asin", "Acos", "Atanh")]
     cases += [Case("Acosh", [uniform(1, 9, 1000, 1000)]), Case("Gelu", [x], {"approximate": "tanh"}, note="tanh")]
-    cases += [Case(op, [x, y]) for op in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "Greater", "Less", "Equal",
-                                          "GreaterOrEqual", "LessOrEqual", "PRelu")]  # fmt: skip
+    cases += [
+        Case(op, [x, y])
+        for op in (
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Max",
+            "Min",
+            "Sum",
+            "Mean",
+            "Greater",
+            "Less",
+            "Equal",
+            "GreaterOrEqual",
+            "LessOrEqual",
+            "PRelu",
+        )
+    ]
     cases += [Case(op, [booleans(1000, 1000), booleans(1000, 1000)]) for op in ("And", "Or", "Xor")]
     cases += [Case(op, [i, j], note="int64") for op in ("Add", "Div", "Mod", "BitwiseAnd", "BitwiseOr", "BitwiseXor")]
     cases += [
@@ -167,8 +219,18 @@ def along_an_axis() -> list[Case]:
     cases += [Case(op, [normal(64, 128, 100)], {"axis": 1}, note="axis 1") for op in ("Softmax", "LogSoftmax", "Hardmax")]
     cases += [Case(op, [x], version=11) for op in ("Softmax", "LogSoftmax", "Hardmax")]
     cases += [Case("Softmax", [normal(1000, 1000, dtype=np.float16)], note="float16")]
-    for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
-               "ReduceLogSum", "ReduceLogSumExp"):  # fmt: skip
+    for op in (
+        "ReduceSum",
+        "ReduceMean",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceSumSquare",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+    ):
         cases += [Case(op, [uniform(0.9, 1.1, 100, 100, 100), ints(1)])]
         cases += [Case(op, [uniform(0.9, 1.1, 1000, 1000)], {"axes": [1]}, version=11)]
     cases += [Case("ReduceMean", [integers(0, 99, 1000, 1000), ints(1)], note="int64")]
@@ -363,15 +425,19 @@ def control_flow() -> list[Case]:
         nodes = [("Identity", ["c"], "d"), ("Add", ["s", "one"], "u"), ("Mul", ["u", "one"], "t")]
         return helper.make_graph(
             [helper.make_node(op, given, [made]) for op, given, made in nodes],
-            "body", [value("i", 7, []), value("c", 9, []), value("s", 1, [4])], [value("d", 9, []), value("t", 1, [4])],
+            "body",
+            [value("i", 7, []), value("c", 9, []), value("s", 1, [4])],
+            [value("d", 9, []), value("t", 1, [4])],
             [helper.make_tensor("one", 1, [4], [1.0] * 4)],
-        )  # fmt: skip
+        )
 
     def step() -> GraphProto:
         return helper.make_graph(
             [helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Identity", ["t"], ["y"])],
-            "step", [value("s", 1, [16]), value("x", 1, [16])], [value("t", 1, [16]), value("y", 1, [16])],
-        )  # fmt: skip
+            "step",
+            [value("s", 1, [16]), value("x", 1, [16])],
+            [value("t", 1, [16]), value("y", 1, [16])],
+        )
 
     def branch(x: float) -> GraphProto:
         return helper.make_graph([helper.make_node("Constant", [], ["z"], value_float=x)], "branch", [], [value("z", 1, [])])
@@ -478,9 +544,9 @@ def cases() -> list[Case]:
 def timed(
     runs: list[Callable[[], Any]], budget: float, clock: Callable[[], float] = time.process_time, most: int = 25
 ) -> list[list[float]]:
-    """Seconds of each of these, run in turns: twice, if not `most` says once, and on as long as the budget allows.
+    """Return the seconds of each function, run in turns: at least twice (if `most` allows), then while the budget lasts.
 
-    These are seconds of this process by default: what else the machine does counts for none of them.
+    The default clock is this process's CPU time, which excludes other load on the machine.
     """
     times: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + budget
@@ -499,7 +565,7 @@ def give_up(*_: Any) -> None:
 
 
 def measure(case: Case, budget: float, patience: float, oracle: Oracle | None) -> dict[str, Any]:
-    """Median seconds of ours and of the reference, where it computes this at all; the best of onnxruntime's."""
+    """Return median seconds of ours and of the reference, if it supports the case; the minimum of onnxruntime's."""
     model, feeds = case.build()
     rep, values = SingaBackend.prepare(model), list(feeds.values())
     rep.run(values)
@@ -517,7 +583,7 @@ def measure(case: Case, budget: float, patience: float, oracle: Oracle | None) -
             ours, theirs = timed([lambda: rep.run(values), lambda: reference.run(None, feeds)], budget)
         row = {"ours_s": statistics.median(ours), "reference_s": statistics.median(theirs)}
         row["ratio"] = row["reference_s"] / row["ours_s"]
-    except Exception as error:  # what it does not compute, and TimeoutError
+    except Exception as error:  # unsupported cases, and TimeoutError
         (ours,) = timed([lambda: rep.run(values)], budget / 2)
         row = {"ours_s": statistics.median(ours), "reference": f"{type(error).__name__}: {str(error)[:80]}"}
     if oracle is not None:
@@ -532,11 +598,11 @@ def measure(case: Case, budget: float, patience: float, oracle: Oracle | None) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=float, default=0.15, help="seconds for each case, beyond what its first runs take")
-    parser.add_argument("--patience", type=float, default=2.0, help="seconds after which a run of the reference is given up")
+    parser.add_argument("--budget", type=float, default=0.15, help="seconds for each case, after its first runs")
+    parser.add_argument("--patience", type=float, default=2.0, help="seconds after which a run of the reference is cancelled")
     parser.add_argument("--select", default="", help="only cases whose name contains this")
     parser.add_argument("--onnxruntime", action="store_true", help="time onnxruntime too")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, give_up)
@@ -557,8 +623,10 @@ def main() -> None:
         return
     mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
     least = min(ratios, key=lambda label: ratios[label])
-    print(f"{len(rows)} cases, geometric mean {mean:.2f}x, least {ratios[least]:.2f}x ({least}), "
-          f"{sum(r < 0.9 for r in ratios.values())} below 0.9x")  # fmt: skip
+    print(
+        f"{len(rows)} cases, geometric mean {mean:.2f}x, minimum {ratios[least]:.2f}x ({least}), "
+        f"{sum(r < 0.9 for r in ratios.values())} below 0.9x"
+    )
     if options.json:
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "numpy": np.__version__, "onnx": onnx.__version__}
         document = {"machine": machine, "geometric_mean": mean, "least": ratios[least], "operators": rows}

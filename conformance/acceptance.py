@@ -1,7 +1,7 @@
-"""reports/acceptance.md: which tests prove which row of acceptance.toml, and whether they passed.
+"""Writes reports/acceptance.md: which tests prove which row of acceptance.toml, and whether they passed.
 
-pytest -n auto --rows=reports             writes the page anew
-pytest -n auto --rows-check=reports       fails where the page is stale, or a row has no test that passed
+pytest -n auto --rows=reports             writes the page
+pytest -n auto --rows-check=reports       fails if the page is stale, or a row has no test that passed
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("accept
 
 
 class Acceptance:
-    """Collects the outcomes of the tests that carry a row's name; works in the main process of pytest-xdist too."""
+    """Collects the outcomes of the tests that name a row; also works in the main process of pytest-xdist."""
 
     def __init__(self) -> None:
         self.outcomes: defaultdict[str, defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
@@ -27,19 +27,19 @@ class Acceptance:
         for item in items:
             for name in {n for mark in item.iter_markers("row") for n in mark.args}:
                 if name not in ROWS:
-                    raise pytest.UsageError(f"{item.nodeid} names row {name!r}, which conformance/acceptance.toml does not have")
+                    raise pytest.UsageError(f"{item.nodeid} names row {name!r}, which is not in conformance/acceptance.toml")
                 item.user_properties.append(("row", name))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.outcome == "passed":
             return
-        test = "::".join(report.nodeid.partition("[")[0].split("::")[:2])  # the class where there is one
+        test = "::".join(report.nodeid.partition("[")[0].split("::")[:2])  # the class if there is one
         for key, name in report.user_properties:
             if key == "row":
                 self.outcomes[str(name)][test][report.outcome] += 1
 
     def verdict(self, name: str) -> str:
-        """yes, no, or what the row says of itself where nothing ran."""
+        """Return "yes" or "no"; if nothing ran, "open" or "no test"."""
         total = sum(self.outcomes[name].values(), Counter())
         if total["failed"]:
             return "**no**"
@@ -51,10 +51,10 @@ class Acceptance:
         verdicts = {name: self.verdict(name) for name in ROWS}
         yes = sum(v == "yes" for v in verdicts.values())
         lines = [
-            "# What is asked of export, optimizer and import",
+            "# Acceptance of export, optimizer and import",
             "",
-            "Written by `pytest --rows=reports`. A row is proved by the tests that name it (`@pytest.mark.row`): `yes` says that",
-            "all of them that ran passed, and `cases` counts those.",
+            "Written by `pytest --rows=reports`. The tests that name a row (`@pytest.mark.row`) prove it: `yes` means that all",
+            "of them that ran passed, and `cases` counts them.",
             "",
             f"**{yes} of {len(ROWS)}: yes.**",
             "",

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from singa_backend.conform.cases import held
+from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import ledger, run
 
 COUNT, SEED = 1000, 0
@@ -14,12 +14,12 @@ COUNT, SEED = 1000, 0
 
 def test_a_thousand_generated_models() -> None:
     pytest.importorskip("onnxruntime", reason="the main witness is an extra: pip install 'sonnx[oracle]'")
-    found = run.run(range(COUNT), SEED, ledger.read(held("ledger.toml")), processes=2)
+    found = run.run(range(COUNT), SEED, ledger.read(data_file("ledger.toml")), processes=2)
     bad = [
         (r.index, r.status, r.describe, r.says[-300:], [d.says for d in r.differences if not d.entry])
         for r in found
         if not r.good
     ]
-    assert not bad, f"sonnx fuzz --seed {SEED} --only INDEX says more: {bad}"
+    assert not bad, f"sonnx fuzz --seed {SEED} --only INDEX shows the details: {bad}"
     count = Counter(r.status for r in found)
     assert count["agree"] + count["explained"] > 0.9 * COUNT, count

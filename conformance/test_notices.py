@@ -1,4 +1,4 @@
-"""A wrong kernel is noticed: whatever computes wrongly fails the cases of the suite, in every family of operators."""
+"""A wrong kernel is detected: in every family of operators, a wrong computation fails the cases of the suite."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from singa_backend.ir.declaration import Declaration, declarations
 from singa_backend.proto.schemas import plain_domain, schema_version
 
 EACH = 6
-"""Operators of a family that are spoilt; with all of them the test would take as long as the suite."""
+"""The number of operators per family that are broken; with all of them the test would take as long as the suite."""
 
-GAPS = set(gaps.read(cases.held("gaps.txt")))
+GAPS = set(gaps.read(cases.data_file("gaps.txt")))
 
 
 @cache
 def families() -> dict[str, dict[int, tuple[Declaration, list[cases.Case]]]]:
-    """The declarations of each module of operators, with up to three cases of the suite that run them."""
+    """Return the declarations of each operator module, with up to three cases of the suite that run them."""
     found: dict[str, dict[int, tuple[Declaration, list[cases.Case]]]] = defaultdict(dict)
     for case in cases.load(("node",)):
         model = onnx.load_model_from_string(case.model)
@@ -36,9 +36,9 @@ def families() -> dict[str, dict[int, tuple[Declaration, list[cases.Case]]]]:
         opset = next((o.version for o in model.opset_import if plain_domain(o.domain) == domain), 1)
         declaration = declarations.get((domain, name), {}).get(schema_version(domain, name, opset) or 0)
         if declaration is not None:
-            held = found[_family(declaration)].setdefault(id(declaration), (declaration, []))[1]
-            if len(held) < 3:
-                held.append(case)
+            chosen = found[_family(declaration)].setdefault(id(declaration), (declaration, []))[1]
+            if len(chosen) < 3:
+                chosen.append(case)
     return found
 
 
@@ -47,7 +47,7 @@ def _family(declaration: Declaration) -> str:
 
 
 def spoilt(value: Any) -> Any:
-    """Another value of the same kind: larger by one, the other truth, a longer text, a list without its last."""
+    """Return a wrong value of the same kind: larger, negated, a longer string, or a list without its last element."""
     if isinstance(value, tuple):
         return tuple(map(spoilt, value))
     if isinstance(value, (list, dict)):
@@ -70,11 +70,11 @@ def all_families() -> Iterator[str]:
 
 
 WITHOUT_CASES = {
-    "gradient": "its cases are graphs of several nodes; tests/test_gradients.py",
+    "gradient": "its cases have several nodes; tests/test_gradients.py",
     "ml_linear": "ONNX's suite has no case of these operators; tests/test_ml_linear.py",
     "ml_map": "ONNX's suite has no case of these operators; tests/test_ml_map.py",
     "ml_svm": "ONNX's suite has no case of these operators; tests/test_ml_svm.py",
-    "philox": "a private operator; tests/test_philox.py",
+    "philox": "an operator of ai.singa; tests/test_philox.py",
 }
 
 

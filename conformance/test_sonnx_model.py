@@ -1,7 +1,7 @@
 """ONNX's suite through `SONNXModel.forward`: the same verdicts as the backend's.
 
-A case whose file puts BatchNormalization or Dropout in training mode runs in training, the others in inference; in either, what
-lies on a path from the inputs leaves a tape where the case is run with one.
+A case with BatchNormalization or Dropout in training mode runs in training mode, the others in inference mode.  With a tape, all
+operators on a path from the inputs are recorded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from singa._onnx.model import SONNXModel
 from singa_backend import SingaBackend
 from singa_backend.conform import cases, gaps, worker
 
-NAMES = list(json.loads(cases.held("manifest.json").read_text())["cases"])
-GAPS = gaps.read(cases.held("gaps.txt"))
+NAMES = list(json.loads(cases.data_file("manifest.json").read_text())["cases"])
+GAPS = gaps.read(cases.data_file("gaps.txt"))
 
 
 class _Rep:
@@ -74,4 +74,4 @@ def test_case(name: str, through: Any) -> None:
     result = worker.run_case(_cases()[name], through, "CPU")
     judged = gaps.judge([result], GAPS)
     assert not judged.unexpected, f"{result.strict}: {result.reason}{result.official_reason}"
-    assert not judged.closed, f"this gap has closed: {judged.closed}"
+    assert not judged.closed, f"these gaps pass now: {judged.closed}"

@@ -1,7 +1,7 @@
-"""Inference with an ONNX file: python examples/inference.py [MODEL.onnx] [--batches 20] [--device CPU]
+"""Inference with an ONNX file: python examples/inference.py [MODEL.onnx] [--batches 20] [--device CPU].
 
-The inputs are those of the folder `test_data_set_0` beside the file, where there is one; its outputs must then come out, to four
-decimals.  Else they are random, in the declared shapes.  Without a file it makes a small net.
+If the file's folder contains `test_data_set_0`, its inputs are used, and the outputs must equal its outputs to four decimals.
+Otherwise the inputs are random, in the declared shapes.  Without a file the example makes a small network.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from singa import device, sonnx, tensor
 
 
 class MyModel(sonnx.SONNXModel):
-    """As in the documents: the outputs come as a list."""
+    """As in SINGA's documents: forward returns a list of outputs."""
 
     def forward(self, *x: Any, **kwargs: Any) -> Any:
         return super().forward(*x, **kwargs)
 
 
 def drawn(m: sonnx.SONNXModel) -> list[np.ndarray]:
-    """A random array for each input: sizes that the file leaves open are 1."""
+    """Return a random array for each input; unknown sizes are 1."""
     rng, arrays = np.random.default_rng(0), []
     for declared in m.imported.graph.inputs:
         shape = [d if isinstance(d, int) else 1 for d in declared.shape or ()]
@@ -39,7 +39,7 @@ def drawn(m: sonnx.SONNXModel) -> list[np.ndarray]:
 
 
 def stored(folder: Path, kind: str) -> list[np.ndarray]:
-    """`input_0.pb`, `input_1.pb`, ... of a folder of test data."""
+    """Read `input_0.pb`, `input_1.pb`, ... (or the outputs) of a test data folder."""
     paths = sorted(folder.glob(f"{kind}_*.pb"), key=lambda p: int(p.stem.rpartition("_")[2]))
     return [numpy_helper.to_array(TensorProto.FromString(p.read_bytes())) for p in paths]
 

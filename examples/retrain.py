@@ -1,6 +1,6 @@
-"""Retrain an ONNX file: python examples/retrain.py [MODEL.onnx] [--no-graph] [--steps 50]
+"""Retrain an ONNX file: python examples/retrain.py [MODEL.onnx] [--no-graph] [--steps 50].
 
-Without a file it makes a small net, so that it runs offline in seconds.  The images are random, and a rule labels them.
+Without a file the example makes a small network and runs offline in seconds.  The images are random; a rule labels them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from singa.model import Model
 
 
 class Small(Model):
-    """The net that stands in for a file."""
+    """The network that replaces a file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Small(Model):
 
 
 class MyModel(sonnx.SONNXModel):
-    """As in the documents: forward, a step, an optimizer."""
+    """As in SINGA's documents: forward, a training step, an optimizer."""
 
     def forward(self, *x: Any, **kwargs: Any) -> Any:
         return super().forward(*x, **kwargs)[0]

@@ -1,7 +1,7 @@
-"""A net of layers as an ONNX file: python examples/save_as_onnx.py [--steps 100] [--no-graph] [--output digits.onnx]
+"""Save a network of layers as an ONNX file: python examples/save_as_onnx.py [--steps 100] [--no-graph] [--output quarters.onnx].
 
-It learns which of four quarters of an image is the brightest, is written as ONNX, and gives the same answers in onnxruntime
-(in a process of its own) and in SINGA again.
+The network learns which quarter of an image is the brightest.  It is written as ONNX and returns the same values in SINGA, read
+back, and in onnxruntime, in a separate process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from singa_backend.engines.oracle import Oracle
 
 
 class Net(model.Model):
-    """A convolutional net, written as in SINGA's documents."""
+    """A convolutional network, written as in SINGA's documents."""
 
     def __init__(self, classes: int = 4) -> None:
         super().__init__()

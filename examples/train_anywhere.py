@@ -1,6 +1,6 @@
-"""Train an ONNX file in another runtime: python examples/train_anywhere.py [MODEL.onnx] [--steps 30]
+"""Train an ONNX file in another runtime: python examples/train_anywhere.py [MODEL.onnx] [--steps 30].
 
-`to_training_onnx` writes the whole step as one ONNX file; here onnxruntime runs it, in a process of its own.
+`to_training_onnx` writes the whole training step as one ONNX file; here onnxruntime runs it, in a separate process.
 """
 
 from __future__ import annotations

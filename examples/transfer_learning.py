@@ -1,7 +1,7 @@
-"""Transfer learning: python examples/transfer_learning.py [MODEL.onnx] [--steps 40]
+"""Transfer learning: python examples/transfer_learning.py [MODEL.onnx] [--steps 40].
 
-The file ends in a Gemm to 1000 classes, an operator, and Softmax; `last_layers=-3` runs all but the last two, and a new
-`Linear(1000, 3)` stands on what is left.  Without a file it makes a small one of that kind.
+The file ends with a Gemm to 1000 classes, another operator, and Softmax; `last_layers=-3` runs all but the last two nodes, and a
+new `Linear(1000, 3)` uses their output.  Without a file the example makes a small one of this form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from singa import autograd, layer, opt, sonnx, tensor
 
 
 class MyModel(sonnx.SONNXModel):
-    """An imported net with a new head."""
+    """An imported network with a new head."""
 
     def __init__(self, onnx_model: onnx.ModelProto, num_classes: int = 3) -> None:
         super().__init__(onnx_model)

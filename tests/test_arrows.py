@@ -20,7 +20,7 @@ PROJECT = Path(__file__).parents[1]
 
 LAYERS = {
     "singa_backend": [
-        "errors",
+        "deprecation errors",
         "dtypes limits processes",
         "proto devices comparison",
         "ir collectives",

@@ -93,7 +93,7 @@ def test_a_class_takes_the_options_and_gives_a_tuple() -> None:
     np.testing.assert_allclose(tanh.backward(np.ones_like(y)), 1 - y * y)
     with pytest.raises(TypeError, match="does not take 'beta'"):
         autograd.LeakyRelu(beta=1)
-    with pytest.raises(InvalidInput, match="takes tensors"):
+    with pytest.raises(InvalidInput, match="every input of ReLU must be a Tensor, got ndarray"):
         autograd.relu(Y)
 
 
@@ -146,7 +146,7 @@ def test_dropout_in_inference_is_the_identity_and_its_seed_is_not_its_ratio() ->
     assert np.array_equal(autograd.dropout(x).data, X)
     with pytest.warns(UserWarning, match=r"write ratio=0\.3"):
         autograd.dropout(x, 0.3)
-    with pytest.raises(InvalidInput, match="lies in"):
+    with pytest.raises(InvalidInput, match=r"ratio must be in \[0, 1\), got 1\.0"):
         autograd.dropout(x, ratio=1.0)
 
 

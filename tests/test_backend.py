@@ -64,7 +64,7 @@ def test_list_dict_and_single_array(rep: singa_backend.SingaRep) -> None:
 
 
 def test_unknown_output_name(rep: singa_backend.SingaRep) -> None:
-    with pytest.raises(KeyError, match="there are y"):
+    with pytest.raises(KeyError, match="must be one of y"):
         rep.run(X)["z"]
 
 
@@ -179,7 +179,7 @@ def test_last_layers(rep: singa_backend.SingaRep, last: int, name: str) -> None:
 
 @pytest.mark.parametrize("last", [-4, 3, 99])
 def test_last_layers_outside(rep: singa_backend.SingaRep, last: int) -> None:
-    with pytest.raises(InvalidInput, match="the model has 3"):
+    with pytest.raises(InvalidInput, match="must select 1 to 3 operators"):
         rep.run([X], last_layers=last)
 
 
@@ -195,7 +195,7 @@ def test_aux_output(rep: singa_backend.SingaRep) -> None:
     outputs = rep.run([X], aux_output=("p", "w"))
     assert outputs.names == ("y", "p", "w")
     np.testing.assert_array_equal(outputs["p"], X @ W)
-    with pytest.raises(InvalidInput, match="no value of the model"):
+    with pytest.raises(InvalidInput, match="must name values of the model's main graph, got 'nothing'"):
         rep.run([X], aux_output=("nothing",))
 
 
@@ -207,11 +207,11 @@ def test_aux_output(rep: singa_backend.SingaRep) -> None:
     [
         ([], "takes 1 inputs"),
         ([X, X], "takes 1 inputs"),
-        ({"xs": X}, "not among them: 'xs'; missing: 'x'; did you mean 'x'"),
-        ([X.astype(np.float64)], r"given an array of double"),
+        ({"xs": X}, "unknown: 'xs'; missing: 'x'; did you mean 'x'"),
+        ([X.astype(np.float64)], r"must be an array of float, got one of double"),
         ([X[0]], r"shape \(3,\)"),
         ([X.T], r"shape \(3, 2\)"),
-        ([None], "is None"),
+        ([None], "must have a value, got None"),
         ([[X, X]], r"shape \(2, 2, 3\)"),
     ],
 )
@@ -333,7 +333,7 @@ def test_all_unsupported_operators_together() -> None:
 def test_a_newer_opset_is_a_hole_not_a_guess() -> None:
     m = parser.parse_model(LINEAR)
     m.opset_import[0].version = 999
-    with pytest.raises(UnsupportedModel, match="opset 999"):
+    with pytest.raises(UnsupportedModel, match=r"opset of ai\.onnx must be at most .* got 999"):
         SingaBackend.prepare(m)
 
 
@@ -384,12 +384,12 @@ def test_run_node() -> None:
 
 def test_run_node_holds_outputs_to_their_info() -> None:
     node = helper.make_node("SequenceConstruct", ["x"], ["y"])
-    with pytest.raises(InvalidInput, match="is list"):
+    with pytest.raises(InvalidInput, match="got list"):
         SingaBackend.run_node(node, [X], outputs_info=[(np.float32, (2, 3))])
 
 
 def test_types_that_onnx_lacks_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="no type of ONNX"):
+    with pytest.raises(InvalidInput, match="must have an element type of ONNX, got "):
         SingaBackend.run_node(helper.make_node("Relu", ["x"], ["y"]), [np.ones(2, np.longdouble)])
     swapped = SingaBackend.run_node(helper.make_node("Relu", ["x"], ["y"]), [np.array([-1, 2], ">f4")])[0]
     assert swapped.dtype == np.float32 and swapped.tolist() == [0, 2]

@@ -38,7 +38,7 @@ def _case(name: str = "case", expected: Any = None, inputs: Any = None, text: st
         ([np.ones(2, F) * F(1.01)], [np.ones(2, F)], "2 of 2 differ"),
         ([], [np.ones(2, F)], "length 0"),
         ([[]], [[np.ones(2, F)]], "length 0"),
-        ([np.ones(2, F)], [[np.ones(2, F)]], "a sequence is expected"),
+        ([np.ones(2, F)], [[np.ones(2, F)]], "a ndarray, expected a sequence"),
         ([[np.zeros((), F)]], [[np.zeros((), F)]], ""),
         ([None], [None], ""),
         ([None], [np.ones(2, F)], "expected float32"),
@@ -64,7 +64,7 @@ def _case(name: str = "case", expected: Any = None, inputs: Any = None, text: st
         ([{1: 2}], [{1: 2.0}], "int64"),
         ([{1: "x"}], [{1: "y"}], "x, expected y"),
         ([np.ones(1, F)], [{1: 1.0}], "expected a map of 1"),
-        ([{1: 1.0}], [np.ones(1, F)], "a dict where an array is expected"),
+        ([{1: 1.0}], [np.ones(1, F)], "a dict, expected an array"),
     ],
 )
 def test_strict(actual: Any, expected: Any, says: str) -> None:
@@ -203,7 +203,7 @@ def test_gaps_need_reasons(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_case_is_noticed() -> None:
-    with pytest.raises(cases.ConformanceError, match="not as in the manifest"):
+    with pytest.raises(cases.ConformanceError, match="differ from the manifest"):
         cases.check_manifest([_case()])
 
 
@@ -232,7 +232,7 @@ def test_report_and_staleness(tmp_path: Path) -> None:
     assert "Relu-14 differs" in report.stale(built, tmp_path)
     row["passed"] = 1
     (tmp_path / "support.md").write_text("by hand")
-    assert "not what support.json renders to" in report.stale(built, tmp_path)
+    assert "differs from the page rendered from support.json" in report.stale(built, tmp_path)
 
 
 def test_junit(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_constant_dtypes(check: Any, dtype: Any, opset: int) -> None:
 def test_constant_wants_one_value(fails: Any) -> None:
     fails("Constant", [], "must have exactly one value", opset=13, value_int=1, value_float=1.0)
     fails("Constant", [], "must have exactly one value", opset=13)
-    fails("Constant", [], "needs the attribute 'value'", opset=9, error=InvalidModel)
+    fails("Constant", [], "requires the attribute 'value'", opset=9, error=InvalidModel)
 
 
 @pytest.mark.parametrize("opset", [9, 20, 21, 23, 24, 25])

@@ -354,11 +354,11 @@ def test_values_are_matched_by_name_by_map_and_by_position() -> None:
     other = build("g (float[n,3] x) => (float[n,3] y) { b = Relu(x) c = Sqrt(b) y = Neg(c) }")
     found = debug.compare(build(PLAIN), X, against=other, names={"a": "b", "b": "c"})  # here, too, there is a value b
     assert found.agrees and [r.value for r in found.rows] == ["a", "b", "y"]
-    with pytest.raises(InvalidInput, match="one value of the other model to several"):
+    with pytest.raises(InvalidInput, match="pairs one value of the other model with several"):
         debug.compare(build(PLAIN), X, against=other, names={"a": "c", "b": "c"})
-    with pytest.raises(InvalidInput, match="'q' is no value of MODEL"):
+    with pytest.raises(InvalidInput, match="'q' is not a value of MODEL"):
         debug.compare(build(PLAIN), X, against=other, names={"q": "r"})
-    with pytest.raises(InvalidInput, match="also takes 'k'"):
+    with pytest.raises(InvalidInput, match="also has the inputs 'k'"):
         debug.compare(build(PLAIN), X, against=build("g (float[n,3] x, float[n,3] k) => (float[n,3] y) { y = Add(x, k) }"))
 
 

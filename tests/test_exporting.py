@@ -233,7 +233,7 @@ def test_the_opset_is_raised_as_far_as_the_model_needs() -> None:
 @pytest.mark.row("E4")
 def test_too_old_an_opset_names_the_operator_and_the_least() -> None:
     x = named(values(2, 3), "x")
-    with pytest.raises(UnsupportedModel, match=r"Erf cannot be written in opset 8.*opset 9 is the least"):
+    with pytest.raises(UnsupportedModel, match=r"Erf cannot be written in opset 8.*the minimum opset is 9"):
         sonnx.to_onnx([x], [op.Erf(x)], opset=8)
     with pytest.raises(InvalidInput, match=r"\[7, "):
         sonnx.to_onnx([x], [op.Erf(x)], opset=6)

@@ -40,14 +40,14 @@ def test_every_net_is_here_from_both_exporters() -> None:
 @pytest.mark.parametrize("name", STORED)
 def test_beside_what_torch_computed(name: str, device: str) -> None:
     for inputs, expected in STORED[name].data:
-        found = foreign.beside_stored(name, onnx.load(STORED[name].path), inputs, expected, device=device)
+        found = foreign.compare_with_stored(name, onnx.load(STORED[name].path), inputs, expected, device=device)
         assert found.good, found.to_dict()
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_every_value_beside_onnxruntime(name: str, oracle: Oracle) -> None:
     for inputs, _ in STORED[name].data:
-        found = foreign.beside_onnxruntime(name, onnx.load(STORED[name].path), inputs, oracle)
+        found = foreign.compare_with_onnxruntime(name, onnx.load(STORED[name].path), inputs, oracle)
         assert found.good and len(found.values) > 20, found.to_dict()
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_value_inside_is_seen(oracle: Oracle, monkeypatch: pytest.Monkey
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[n, 2] x, float[2, 2] w) => (float[n, 2] y)'
     model = parser.parse_model(text + " { h = MatMul (x, w) y = Sign (h) }")
     inputs = {"x": np.ones((3, 2), F), "w": np.ones((2, 2), F)}
-    assert foreign.beside_onnxruntime("m", model, inputs, oracle).good
+    assert foreign.compare_with_onnxruntime("m", model, inputs, oracle).good
     wrong = onnx.ModelProto.FromString(model.SerializeToString())
     run = Oracle.run
 
@@ -119,7 +119,7 @@ def test_a_wrong_value_inside_is_seen(oracle: Oracle, monkeypatch: pytest.Monkey
         return run(self, source, feeds | {"w": feeds["w"] * F(1.01)}, **options)
 
     monkeypatch.setattr(Oracle, "run", peer)
-    found = foreign.beside_onnxruntime("m", wrong, inputs, oracle)
+    found = foreign.compare_with_onnxruntime("m", wrong, inputs, oracle)
     assert found.outputs == {"y": 0} and not found.good and found.worst[:2] == ("h", "MatMul")
     assert found.to_dict()["worst"]["error"] == pytest.approx(0.0099, abs=1e-4)
     assert wrong == model, "the model is left as it was"

@@ -70,7 +70,7 @@ def test_beside_what_the_framework_computed(name: str, device: str) -> None:
     model = onnx.load(STORED[name].path)
     assert {len(next(iter(inputs.values()))) for inputs, _ in STORED[name].data} == {1, 3}
     for inputs, expected in STORED[name].data:
-        found = foreign.beside_stored(name, model, inputs, expected, device=device)
+        found = foreign.compare_with_stored(name, model, inputs, expected, device=device)
         assert found.good, found.to_dict()
 
 
@@ -78,7 +78,7 @@ def test_beside_what_the_framework_computed(name: str, device: str) -> None:
 @pytest.mark.parametrize("name", STORED)
 def test_every_value_beside_onnxruntime(name: str, oracle: Oracle) -> None:
     for inputs, _ in STORED[name].data:
-        found = foreign.beside_onnxruntime(name, onnx.load(STORED[name].path), inputs, oracle)
+        found = foreign.compare_with_onnxruntime(name, onnx.load(STORED[name].path), inputs, oracle)
         assert found.good, found.to_dict()
 
 

@@ -133,5 +133,5 @@ def test_a_masked_softmax_drops_in_training_only() -> None:
     kept = y.data != 0
     np.testing.assert_allclose(y.data[kept], 2 * whole.data[kept], rtol=1e-6)
     assert 0 < kept.sum() < kept.size - 3
-    with pytest.raises(InvalidInput, match="share"):
+    with pytest.raises(InvalidInput, match=r"p must be in \[0, 1\), got 1\.0"):
         autograd.fused_bias_add_scale_mask_softmax_dropout(x, bias, mask, p=1.0)

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from singa.cli import main
 from singa_backend import SingaBackend
 from singa_backend.comparison import verdict
-from singa_backend.conform.cases import ConformanceError, held
+from singa_backend.conform.cases import ConformanceError, data_file
 from singa_backend.conform.fuzz import compare, formulas, generate, ledger, recipes, run, strategies, summary, witnesses
 from singa_backend.ir.declaration import declarations
 from singa_backend.processes import Child
@@ -80,7 +80,7 @@ def test_specials_edges_and_constants_are_drawn() -> None:
         case = generate.draw(2, index, "^(Add|Max|Concat|Pad)-")
         if case is not None:
             seen |= case.flags
-            held_inputs += bool(case.held)
+            held_inputs += bool(case.constants)
     assert {"nan", "inf", "minus_zero", "huge", "subnormal", "empty", "scalar", "int_min", "int_max", "beyond_float"} <= seen
     assert held_inputs > 20
 
@@ -289,7 +289,7 @@ def test_deaths_and_hangs_of_ours_are_results(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_ledger_blames_nobody_without_reason_and_never_us() -> None:
-    entries = ledger.read(held("ledger.toml"))
+    entries = ledger.read(data_file("ledger.toml"))
     assert entries and all(e.blame != "ours" for e in entries)
     import re
 

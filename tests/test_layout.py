@@ -102,8 +102,9 @@ def test_weights() -> None:
 @pytest.mark.parametrize(
     ("to", "names", "says"),
     [
-        ("sideways", None, "no layout"), ("channels_last", ["z"], "'z' is neither"), ("channels_last", ["s"], "rank"),
-        ("channels_last", ["both"], "at once"),
+        ("sideways", None, "one of channels_first, channels_last, got 'sideways'"),
+        ("channels_last", ["z"], "must be inputs or outputs .*, got 'z'"), ("channels_last", ["s"], "rank"),
+        ("channels_last", ["both"], "both an input and an output"),
     ],
 )  # fmt: skip
 def test_what_is_refused_changes_nothing(to: str, names: Any, says: str) -> None:

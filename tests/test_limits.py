@@ -250,7 +250,7 @@ def test_threads_have_budgets_of_their_own() -> None:
     ],
 )
 def test_a_bound_is_a_positive_number(bounds: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=f"the limit {next(iter(bounds))} is") as caught:
+    with pytest.raises(InvalidInput, match=f"the limit {next(iter(bounds))} must be") as caught:
         Limits(**bounds)
     assert caught.value.code == "SX309"
 

@@ -667,7 +667,7 @@ def test_a_pass_by_name_runs_alone() -> None:
 
 @pytest.mark.row("O1")
 def test_an_unknown_pass_is_named() -> None:
-    with pytest.raises(InvalidInput, match=r"no pass 'remove_identiy'; there are remove_identity"):
+    with pytest.raises(InvalidInput, match=r"a pass must be one of remove_identity, .*, got 'remove_identiy'"):
         optimize(read("g (float[2] x) => (float[2] y) { y = Neg(x) }"), ["remove_identiy"])
 
 
@@ -708,7 +708,7 @@ def test_the_nodes_of_a_cycle_are_named() -> None:
         optimize(model)
     assert all(f"'node_{n}'" in str(caught.value) for n in "abc") and "node_y" not in str(caught.value)
     assert caught.value.code == "SX101"
-    with pytest.raises(InvalidModel, match=r"'nothing'.*defined nowhere"):
+    with pytest.raises(InvalidModel, match=r"'nothing'.*is not defined"):
         optimize(read("g (float[2] x) => (float[2] y) { y = Add(x, nothing) }"))
     with pytest.raises(InvalidModel, match="more than once"):
         optimize(read("g (float[2] x) => (float[2] y) { y = Neg(x) y = Exp(x) }"))

@@ -112,9 +112,9 @@ def test_xdist(project: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(("args", "says"), [
-    (["--onnx-suite=pony"], "no kind pony"), (["--onnx-data", "nowhere"], "holds no folder"),
+    (["--onnx-suite=pony"], "unknown kind pony"), (["--onnx-data", "nowhere"], "contains no folder"),
     (["--onnx-data", "data", "--onnx-backend", "nothing:X"], "No module named 'nothing'"),
-    (["--onnx-data", "data", "--onnx-device", "CUDA"], "has no device 'CUDA'"),
+    (["--onnx-data", "data", "--onnx-device", "CUDA"], "does not support the device 'CUDA'"),
     (["--onnx-data", "data", "--onnx-gaps", "none.txt"], "none.txt"),
 ])  # fmt: skip
 def test_wrong_usage(project: pytest.Pytester, args: list[str], says: str) -> None:

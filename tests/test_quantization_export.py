@@ -96,7 +96,7 @@ def test_channels_need_opset_13_and_4_bits_opset_21() -> None:
     x = named(drawn(1))
     for observer, least in ((MinMaxObserver(axis=-2), 13), (MinMaxObserver(ml_dtypes.int4), 21), (MinMaxObserver(np.uint16), 21)):
         y = watched(observer, drawn(1))(x)
-        with pytest.raises(UnsupportedModel, match=f"opset {least} is the least that can"):
+        with pytest.raises(UnsupportedModel, match=f"the minimum opset is {least}"):
             sonnx.to_onnx([x], [y], opset=least - 1)
         proto = sonnx.to_onnx([x], [y], opset=least)
         np.testing.assert_array_equal(sonnx.prepare(proto).run([x.data])[0], y.data)
@@ -222,15 +222,15 @@ def test_what_is_refused() -> None:
     x = tensor.from_numpy(np.ones((2, 3), F))
     untouched = FakeQuantize()(x)
     np.testing.assert_array_equal(untouched.data, x.data)
-    with pytest.raises(InvalidInput, match="has seen no values"):
+    with pytest.raises(InvalidInput, match="has not observed any values"):
         sonnx.to_onnx([x], [untouched])
-    with pytest.raises(InvalidInput, match="not to float"):
+    with pytest.raises(InvalidInput, match=r"must be one of .*, got float"):
         MinMaxObserver(np.float32)
-    with pytest.raises(InvalidInput, match="no axis 2"):
+    with pytest.raises(InvalidInput, match=r"axis of an observer must be in the shape .*, got 2"):
         watched(MinMaxObserver(axis=2), np.ones((2, 3)))
-    with pytest.raises(InvalidInput, match="knows 3 channels; 4"):
+    with pytest.raises(InvalidInput, match="must have 3 channels, got 4"):
         watched(MinMaxObserver(axis=1), np.ones((2, 3)), np.ones((2, 4)))
-    with pytest.raises(InvalidInput, match="momentum"):
+    with pytest.raises(InvalidInput, match="momentum of an observer must be in"):
         MovingAverageMinMaxObserver(momentum=1.0)
 
 

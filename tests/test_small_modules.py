@@ -271,8 +271,9 @@ def test_an_error_in_the_thread_surfaces_in_next_and_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("transform", "match"), [
-    (lambda p: [Image.new("RGB", (int(p[-5]) + 1, 4))], "shapes .*picture 0.*picture 1"), (lambda p: [], "no image of any"),
-    (lambda p: ["text"], "gave a str"), (lambda p: image_tool.load_img(p + "x"), "is no image that can be read"),
+    (lambda p: [Image.new("RGB", (int(p[-5]) + 1, 4))], "one shape, got .*picture 0.*picture 1"),
+    (lambda p: [], "returned no image for any of the"),
+    (lambda p: ["text"], "must return images, got str"), (lambda p: image_tool.load_img(p + "x"), "is not a readable image"),
 ])  # fmt: skip
 def test_what_makes_no_batch(transform: Any, match: str, tmp_path: Path) -> None:
     with batches(tmp_path, shuffle=False, transform=transform) as source, pytest.raises(InvalidInput, match=match):
@@ -320,7 +321,10 @@ def test_a_forgotten_iterator_ends_its_thread(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(("text", "match"), [("", "is empty"), ("a.png 1\nb.png\n", ":2 is not"), ("a.png one\n", ":1 is not")])
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [("", "is empty"), ("a.png 1\nb.png\n", ":2 must be `path class number`"), ("a.png one\n", ":1 must be `path class number`")],
+)
 def test_a_list_that_is_none(text: str, match: str, tmp_path: Path) -> None:
     listed = tmp_path / "list.txt"
     listed.write_text(text)

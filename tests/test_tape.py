@@ -394,7 +394,7 @@ def test_a_scan_of_which_no_slice_takes_a_gradient() -> None:
                                                (np.uint8, 300), (np.int8, [1, 200]), (bool, 0.5)])  # fmt: skip
 def test_a_number_that_integers_cannot_hold_is_refused(dtype: Any, number: Any) -> None:
     x = Tensor(data=np.zeros(2, dtype), requires_grad=False)
-    with pytest.raises(InvalidInput, match=r"SX372.*(Add|And) is given"):
+    with pytest.raises(InvalidInput, match=r"SX372.*numbers passed to (Add|And) must be "):
         (op.And if dtype is bool else op.Add)(x, number)
 
 

@@ -1,4 +1,4 @@
-"""What runs ONNX: operators, graphs, executors, and the conformance runner that holds them to ONNX's suite."""
+"""The ONNX backend: operators, graphs, executors, and the runner of ONNX's conformance suite."""
 
 from . import operators
 from .backend import Outputs, SingaBackend, SingaRep, is_compatible, prepare, run_model, run_node, supports_device

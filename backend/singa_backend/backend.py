@@ -1,4 +1,4 @@
-"""`onnx.backend.base`, implemented: `SingaBackend.prepare` gives a `SingaRep`, and a `SingaRep` runs."""
+"""The interface of `onnx.backend.base`: `SingaBackend.prepare` returns a `SingaRep`, which runs the model."""
 
 from __future__ import annotations
 
@@ -13,26 +13,39 @@ from onnx import NodeProto, helper
 from onnx.backend.base import Backend, BackendRep
 
 from .devices import device as devices
+from .devices.device import DeviceLike
 from .errors import DeviceUnavailable, InvalidInput, SonnxError, did_you_mean
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .limits import Budget, Flag, Limits, spend
-from .proto.load import load_model
+from .proto.load import ModelSource, load_model
 from .proto.schemas import newest, plain_domain
 from .proto.values import Value
 from .runtime.executor import Executor
 from .runtime.feeds import _fed, _own
 
 _QUIET = frozenset({"rtol", "atol", "init_inputs", "keep_initializers_as_inputs"})
-"""Keywords that the suite's runner and programs of old pass to `prepare`, and that mean nothing here."""
+"""Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
 
 
 class Outputs(tuple[Any, ...]):
-    """The outputs of a run, in order; `outputs["name"]` is the output of that name."""
+    """The outputs of a run: a tuple in the model's order, also indexed by name.
+
+    `outputs["name"]` is the output of that name; an unknown name raises KeyError.
+
+    Attributes:
+        names: the names of the outputs, in order.
+    """
 
     names: tuple[str, ...]
 
     def __new__(cls, values: Sequence[Any], names: Sequence[str]) -> Outputs:
+        """Create the tuple.
+
+        Args:
+            values: the outputs, in order.
+            names: their names, as many as there are values.
+        """
         self = super().__new__(cls, values)
         self.names = tuple(names)
         return self
@@ -42,76 +55,116 @@ class Outputs(tuple[Any, ...]):
             try:
                 key = self.names.index(key)
             except ValueError:
-                raise KeyError(f"no output {key!r}; there are {', '.join(self.names)}") from None
+                raise KeyError(f"an output's name must be one of {', '.join(self.names)}, got {key!r}") from None
         return super().__getitem__(key)
 
     def __reduce__(self) -> Any:
         return (Outputs, (tuple(self), self.names))
 
     def to_dict(self) -> dict[str, Any]:
-        """The outputs by name."""
+        """Return the outputs by name.
+
+        Returns:
+            A dict from each name to its value, in order.
+        """
         return dict(zip(self.names, self, strict=True))
 
 
 class SingaRep(BackendRep):
     """A model on a device, ready to run any number of times, from any thread.
 
-    inputs, outputs: `Value`s with name, dtype and shape.  nodes: the operators in the order of running.
-    states: the initializers by name.  graph: all of it.
-    limits: what a run may use of the machine, unless the call says otherwise.
+    Attributes:
+        graph: the model as it was read.
+        device: the device that it runs on.
+        limits: the bounds of a run that does not set its own.
     """
 
     def __init__(self, graph: Graph, device: devices.Device, limits: Limits | None = None) -> None:
+        """Place a graph's initializers on a device.
+
+        Args:
+            graph: the graph, as returned by `read`.
+            device: the device to run on.
+            limits: the bounds of a run that does not set its own; None for `Limits()`.
+        """
         self.graph = graph
         self.device = device
         self.limits = limits or Limits()
         self._executor = Executor(graph, device)
-        self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a method's would refer to itself
-        # What the model owns and a run may hand out as it is: initializers and constants, those of subgraphs too.
+        self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a cached method would keep `self` alive
+        # Arrays that the model owns and a run may return unchanged: initializers and constants, those of subgraphs included.
         self._fixed = {id(a) for states in self._executor._states.values() for _, a in states}
         self._fixed |= {id(v) for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)}
 
     @property
     def inputs(self) -> tuple[Value, ...]:
+        """The required inputs, in order, with name, kind, dtype and shape."""
         return self.graph.inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
+        """The outputs, in order, with name, kind, dtype and shape."""
         return self.graph.outputs
 
     @property
     def nodes(self) -> tuple[Node, ...]:
+        """The nodes of the main graph, in the order in which they run."""
         return self.graph.nodes
 
     @property
     def states(self) -> dict[str, np.ndarray]:
+        """The initializers by name, as host arrays."""
         return self.graph.states
 
     def with_states(self, values: dict[str, Any]) -> SingaRep:
-        """The same model with these device values, by name, as initializers; the graph is shared."""
+        """Return the same model with other initializers; the graph is shared.
+
+        Args:
+            values: arrays of the device by the name of the initializer; the others are unchanged.
+
+        Returns:
+            A new SingaRep.
+        """
         made = copy.copy(self)
         made._executor = self._executor.with_states(values)
         made._fixed = self._fixed | {id(a) for a in values.values()}
         return made
 
-    def run(self, inputs: Any, *, last_layers: int = -1, aux_output: Sequence[str] = (), limits: Limits | None = None,
-            cancel: Flag | None = None, **kwargs: Any) -> Outputs:  # fmt: skip
+    def run(
+        self,
+        inputs: Any,
+        *,
+        last_layers: int = -1,
+        aux_output: Sequence[str] = (),
+        limits: Limits | None = None,
+        cancel: Flag | None = None,
+        **kwargs: Any,
+    ) -> Outputs:
         """Run the model.
 
-        inputs: a list in the order of `self.inputs`, a dict by name, or one array.  Arrays must have the declared dtype
-            and fit the declared shape; Python numbers and lists take the declared dtype.  Sequences are lists of arrays,
-            an empty optional is None.
-        last_layers: -1 runs everything, -2 drops the last operator, -k the last k - 1 (Constant nodes do not count);
-            L >= 0 runs the operators 0 to L.  The outputs are then those of the last operator that ran.
-        aux_output: names of intermediate values to return after the outputs.
-        limits: what this run may use of the machine; those of `prepare` when absent.
-        cancel: a flag, such as a threading.Event, that stops the run at the next node when it is set.
-        Returns NumPy arrays (lists, maps, None) in order, reachable by name too; they share no memory with the model.
-        Raises InvalidInput before anything runs, OperatorError when a node cannot compute, ResourceExhausted at a limit.
+        Args:
+            inputs: a list in the order of `self.inputs`, a dict by name, or one array.  Arrays must have the declared dtype and
+                fit the declared shape; Python numbers and lists are converted to the declared dtype.  A sequence is a list of
+                arrays, a map a dict, an empty optional None.
+            last_layers: -1 runs all operators, -2 omits the last one, -k the last k - 1 (Constant nodes do not count); L >= 0
+                runs operators 0 to L.  If operators are omitted, the outputs are those of the last operator that ran.
+            aux_output: the names of intermediate values to return after the outputs.
+            limits: the bounds of this run; None for those of `prepare`.
+            cancel: a flag, such as a `threading.Event`; if it is set, the run stops at the next node.
+            **kwargs: unknown options are ignored with a UserWarning.
+
+        Returns:
+            The outputs in order, also indexed by name: NumPy arrays, lists for sequences, dicts for maps, None for an empty
+            optional.  They share no memory with the model or the inputs.
+
+        Raises:
+            InvalidInput: the inputs or options do not match the model; nothing has run.
+            OperatorError: a node cannot compute with its inputs.
+            ResourceExhausted: a limit was reached, or the flag was set.
         """
         _ignore(kwargs, "run")
         if not isinstance(last_layers, (int, np.integer)):
-            raise InvalidInput(f"last_layers={last_layers!r} is no integer", code="SX304")
+            raise InvalidInput(f"last_layers must be an integer, got {last_layers!r}", code="SX304")
         graph = self._selection(int(last_layers), (aux_output,) if isinstance(aux_output, str) else tuple(aux_output))
         feeds, overrides = self._feeds(inputs)
         device = self.device
@@ -123,7 +176,7 @@ class SingaRep(BackendRep):
             taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
             return Outputs([_own(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
 
-    # --- what to feed
+    # --- inputs
 
     def _feeds(self, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
         graph = self.graph
@@ -134,17 +187,21 @@ class SingaRep(BackendRep):
             if unknown or missing:
                 hint = did_you_mean(str(unknown[0]), [v.name for v in graph.inputs]) if unknown else ""
                 raise InvalidInput(
-                    f"the model takes {_names(graph.inputs)}; "
-                    + "; ".join([f"not among them: {', '.join(map(repr, unknown))}"] * bool(unknown)
-                                + [f"missing: {', '.join(map(repr, missing))}"] * bool(missing)) + hint,
-                    code="SX301")  # fmt: skip
+                    f"the inputs must be {_names(graph.inputs)}; "
+                    + "; ".join(
+                        [f"unknown: {', '.join(map(repr, unknown))}"] * bool(unknown)
+                        + [f"missing: {', '.join(map(repr, missing))}"] * bool(missing)
+                    )
+                    + hint,
+                    code="SX301",
+                )
         else:
             values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(values) != len(graph.inputs):
                 raise InvalidInput(
-                    f"the model takes {len(graph.inputs)} inputs ({_names(graph.inputs)}); {len(values)} were given",
+                    f"the model takes {len(graph.inputs)} inputs ({_names(graph.inputs)}), got {len(values)}",
                     code="SX301",
-                    hint="give a list in this order, or a dict by name",
+                    hint="pass a list in this order, or a dict by name",
                 )
             given = {v.name: x for v, x in zip(graph.inputs, values, strict=True)}
         sizes: dict[str, tuple[int, str]] = {}
@@ -153,7 +210,7 @@ class SingaRep(BackendRep):
 
 
 def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Graph:
-    """What of the graph a run asks for, by its options."""
+    """The part of the graph that the options of a run select."""
     nodes: Sequence[Node] = graph.nodes
     outputs = [v.name for v in graph.outputs]
     if last_layers != -1:
@@ -161,8 +218,11 @@ def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Grap
         n = len(layers)
         keep = n + 1 + last_layers if last_layers < 0 else last_layers + 1
         if not 1 <= keep <= n:
-            raise InvalidInput(f"last_layers={last_layers} leaves {keep} operators; the model has {n}", code="SX304",
-                               hint=f"-1 keeps all {n}, -2 drops the last, {-n} keeps one")  # fmt: skip
+            raise InvalidInput(
+                f"last_layers must select 1 to {n} operators, got {last_layers}, which selects {keep}",
+                code="SX304",
+                hint=f"-1 runs all {n}, -2 omits the last, {-n} runs one",
+            )
         nodes = nodes[: layers[keep - 1] + 1]
         outputs = [name for name in nodes[-1].output_names if name] if keep < n else outputs
     made = {name for node in nodes for name in node.output_names if name}
@@ -170,7 +230,7 @@ def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Grap
     for name in aux_output:
         if name not in known:
             hint = did_you_mean(name, known)
-            raise InvalidInput(f"aux_output {name!r} is no value of the model's main graph{hint}", code="SX305")
+            raise InvalidInput(f"aux_output must name values of the model's main graph, got {name!r}{hint}", code="SX305")
     return graph if last_layers == -1 and not aux_output else graph.select(nodes, [*outputs, *aux_output])
 
 
@@ -181,15 +241,24 @@ def _names(values: Sequence[Value]) -> str:
 def _ignore(kwargs: dict[str, Any], call: str) -> None:
     for name in kwargs:
         if name not in _QUIET:
-            warnings.warn(f"{call}() does not know the option {name!r}; it is ignored", UserWarning, stacklevel=4)
+            warnings.warn(f"{call}() ignores the unknown option {name!r}", UserWarning, stacklevel=4)
 
 
 class SingaBackend(Backend):
-    """ONNX's backend interface.  Every method raises members of the SonnxError family and nothing else."""
+    """ONNX's backend interface; every error that its methods raise is a SonnxError."""
 
     @classmethod
-    def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether `prepare` would take this model on this device."""
+    def is_compatible(cls, model: ModelSource, device: DeviceLike = "CPU", **kwargs: Any) -> bool:
+        """Return whether `prepare` accepts this model on this device.
+
+        Args:
+            model: a ModelProto, its bytes, or the path of its file.
+            device: the device, as for `prepare`.
+            **kwargs: options of `prepare`.
+
+        Returns:
+            False if `prepare` raises a SonnxError, True otherwise.
+        """
         try:
             cls.prepare(model, device, **kwargs)
         except SonnxError:
@@ -197,14 +266,32 @@ class SingaBackend(Backend):
         return True
 
     @classmethod
-    def prepare(cls, model: Any, device: Any = "CPU", *, limits: Limits | None = None, cancel: Flag | None = None,
-                **kwargs: Any) -> SingaRep:  # fmt: skip
-        """Read a model (ModelProto, bytes or path), check it, and place it on a device ("CPU", "CUDA", "CUDA:1").
+    def prepare(
+        cls,
+        model: ModelSource,
+        device: DeviceLike = "CPU",
+        *,
+        limits: Limits | None = None,
+        cancel: Flag | None = None,
+        **kwargs: Any,
+    ) -> SingaRep:
+        """Read a model, check it, and place it on a device.
 
-        limits: what reading it, and each run, may use of the machine; `Limits()` when absent.
-        cancel: a flag, such as a threading.Event, that stops the reading when it is set.
-        Unknown keywords are ignored with a warning.
-        Raises InvalidModel, UnsupportedModel (listing everything that is unsupported), DeviceUnavailable, ResourceExhausted.
+        Args:
+            model: a ModelProto, its bytes, or the path of its file.  External data are read only if a path is passed.
+            device: "CPU", "CUDA", "CUDA:1", "STRICT", a `Device`, or a device of `onnx.backend.base`.
+            limits: the bounds of reading, and of each run that does not set its own; None for `Limits()`.
+            cancel: a flag, such as a `threading.Event`; if it is set, reading stops.
+            **kwargs: unknown options are ignored with a UserWarning.
+
+        Returns:
+            The model, ready to run.
+
+        Raises:
+            InvalidModel: the model violates ONNX's rules; `problems` lists all violations.
+            UnsupportedModel: the model is valid; `problems` lists everything in it that is not implemented.
+            DeviceUnavailable: this machine does not have the device.
+            ResourceExhausted: a limit was reached, or the flag was set.
         """
         _ignore(kwargs, "prepare")
         place = devices.resolve(device)
@@ -214,18 +301,52 @@ class SingaBackend(Backend):
             return SingaRep(read(proto, folder), place, allowed)
 
     @classmethod
-    def run_model(cls, model: Any, inputs: Any, device: Any = "CPU", **kwargs: Any) -> Outputs:
-        """`prepare` and `run` in one call, `limits` and `cancel` for both."""
+    def run_model(cls, model: ModelSource, inputs: Any, device: DeviceLike = "CPU", **kwargs: Any) -> Outputs:
+        """Prepare a model and run it once.
+
+        Args:
+            model: a ModelProto, its bytes, or the path of its file.
+            inputs: the inputs, as for `SingaRep.run`.
+            device: the device, as for `prepare`.
+            **kwargs: options of `prepare`; `limits` and `cancel` hold for the run too.
+
+        Returns:
+            The outputs in order, also indexed by name.
+
+        Raises:
+            InvalidModel: the model violates ONNX's rules.
+            UnsupportedModel: something in the model is not implemented.
+            DeviceUnavailable: this machine does not have the device.
+            InvalidInput: the inputs do not match the model.
+            OperatorError: a node cannot compute with its inputs.
+            ResourceExhausted: a limit was reached, or the flag was set.
+        """
         return cls.prepare(model, device, **kwargs).run(inputs, cancel=kwargs.get("cancel"))
 
     @classmethod
-    def run_node(cls, node: NodeProto, inputs: Any, device: Any = "CPU", outputs_info: Any = None, **kwargs: Any) -> Outputs:
+    def run_node(
+        cls, node: NodeProto, inputs: Any, device: DeviceLike = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> Outputs:
         """Run one node.
 
-        inputs: a list in the order of the node's inputs (an absent one is skipped), a dict by name, or one array.
-        outputs_info: (dtype, shape) per output, which the results must have.
-        opset_version: the opset of the node's domain; the newest when not given.
-        Raises InvalidInput when the outputs are not as `outputs_info` says.
+        Args:
+            node: the node.
+            inputs: a list in the order of the node's inputs (absent ones omitted), a dict by name, or one array.  Python floats
+                become float32, integers int64.
+            device: the device, as for `prepare`.
+            outputs_info: a (dtype, shape) pair for each output, which the results must have; None for no check.
+            **kwargs: `opset_version`, the opset of the node's domain (the newest by default), and options of `prepare`.
+
+        Returns:
+            The outputs of the node in order, also indexed by name.
+
+        Raises:
+            InvalidModel: the node violates its schema.
+            UnsupportedModel: the operator version is not implemented.
+            DeviceUnavailable: this machine does not have the device.
+            InvalidInput: the inputs do not match the node, or the outputs do not match `outputs_info`.
+            OperatorError: the node cannot compute with its inputs.
+            ResourceExhausted: a limit was reached, or the flag was set.
         """
         opset = kwargs.pop("opset_version", None)
         names = list(dict.fromkeys(n for n in node.input if n))
@@ -236,15 +357,14 @@ class SingaBackend(Backend):
             if len(values) == len(node.input) != len(names):
                 values = list({n: v for n, v in zip(node.input, values, strict=True) if n}.values())
             if len(values) != len(names):
-                raise InvalidInput(
-                    f"the node takes {len(names)} inputs ({', '.join(names)}); {len(values)} were given", code="SX301"
-                )
+                raise InvalidInput(f"the node takes {len(names)} inputs ({', '.join(names)}), got {len(values)}", code="SX301")
             given = dict(zip(names, values, strict=True))
         graph = helper.make_graph(
-            [node], node.name or node.op_type,
+            [node],
+            node.name or node.op_type,
             [helper.make_empty_tensor_value_info(n) for n in names],
             [helper.make_empty_tensor_value_info(n) for n in node.output if n],
-        )  # fmt: skip
+        )
         domain = plain_domain(node.domain)
         imports = [helper.make_opsetid(domain, opset or newest(domain) or 1)]
         if domain:
@@ -255,12 +375,19 @@ class SingaBackend(Backend):
             have = (value.dtype, value.shape) if isinstance(value, np.ndarray) else (type(value).__name__, ())
             if have != (np.dtype(dtype), tuple(shape)):
                 there, wanted = f"{have[0]}{list(have[1])}", f"{np.dtype(dtype)}{list(shape)}"
-                raise InvalidInput(f"output {name!r} is {there}; outputs_info says {wanted}", code="SX306")
+                raise InvalidInput(f"output {name!r} must be {wanted} by outputs_info, got {there}", code="SX306")
         return outputs
 
     @classmethod
-    def supports_device(cls, device: Any) -> bool:
-        """Whether this machine has the device."""
+    def supports_device(cls, device: DeviceLike) -> bool:
+        """Return whether this machine has a device.
+
+        Args:
+            device: the device, as for `prepare`.
+
+        Returns:
+            True if `prepare` can place a model on it.
+        """
         try:
             devices.resolve(device)
         except DeviceUnavailable:
@@ -269,7 +396,7 @@ class SingaBackend(Backend):
 
 
 def _typed(value: Any) -> Any:
-    """A node's inputs have no declared dtype: Python floats are float32 there, integers int64, lists of them arrays."""
+    """Convert an input without a declared dtype: a Python float to float32, an integer to int64, a list of them to an array."""
     plain = (bool, int, float, complex, str)
     if isinstance(value, list) and value and all(isinstance(v, (*plain, list)) for v in value):
         value = np.asarray(value)

@@ -1,18 +1,19 @@
-"""Every error that a user can meet, drawn once.
+"""The errors that this package raises.
 
     SonnxError
-    ├── InvalidModel         the file contradicts ONNX's rules                    (SX1..)
-    ├── UnsupportedModel     valid, but something in it is not implemented here   (SX2..)
-    ├── InvalidInput         what was fed, or asked for, does not fit the model   (SX3..)
-    ├── OperatorError        one node cannot compute with these values            (SX4..)
-    ├── DeviceUnavailable    the device that was asked for is not there           (SX5..)
-    ├── ResourceExhausted    memory, nesting or another bound of this machine     (SX6..)
-    └── MissingDependency    an optional package is not installed                 (SX7..)
+    ├── InvalidModel         the model violates ONNX's rules                        (SX1..)
+    ├── UnsupportedModel     the model is valid, but not implemented here           (SX2..)
+    ├── InvalidInput         inputs or options do not match the model               (SX3..)
+    ├── OperatorError        a node cannot compute with its inputs                  (SX4..)
+    ├── DeviceUnavailable    this machine does not have the device                  (SX5..)
+    ├── ResourceExhausted    memory, nesting or another limit was exceeded          (SX6..)
+    └── MissingDependency    an optional package is not installed                   (SX7..)
 
-and one warning, NoGradientWarning (SX346), of parameters that do not train.
+and one warning, NoGradientWarning (SX346), for parameters that do not train.
 
-Each says what was asked, what there is and what to do, and carries the same facts as fields for tools:
-a stable ``code``, ``node``, ``operator``, ``opset``, ``version``, ``dtypes``, ``shapes`` and ``hint``.
+A message states what was requested, what was found and what to do.  The same facts are fields:
+a stable `code`, `node`, `operator`, `opset`, `version`, `dtypes`, `shapes` and `hint`.
+docs/errors.md lists all codes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from typing import Any, ClassVar, Self
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a model: where it stands, and why."""
+    """One problem of a model, and its place.
+
+    Attributes:
+        message: the problem, in words.
+        code: the stable code, "SX101".
+        node: the name of the node; "" if it is not known.
+        operator: the operator type of the node; "" if it is not known.
+        opset: the opset of the operator's domain.
+        version: the schema version of the operator.
+    """
 
     message: str
     code: str
@@ -40,7 +50,22 @@ class Problem:
 
 
 class SonnxError(Exception):
-    """The family.  Catch this one to catch everything that this package raises on purpose."""
+    """The base class of all errors that this package raises.
+
+    `str(error)` is the message with its code, place and hint.
+
+    Attributes:
+        message: the error, in words.
+        code: the stable code, "SX301"; docs/errors.md lists all of them.
+        hint: what to do; "" if there is none.
+        node: the name of the node that failed; "" if it is not known.
+        operator: the operator type of that node; "" if it is not known.
+        opset: the opset of the operator's domain; None if it is not known.
+        version: the schema version of the operator; None if it is not known.
+        dtypes: ONNX's names of the dtypes of the node's inputs.
+        shapes: their shapes; None for an input that is not a tensor.
+        problems: all problems of a model, if several were found.
+    """
 
     default_code: ClassVar[str] = "SX000"
 
@@ -58,6 +83,20 @@ class SonnxError(Exception):
         shapes: Sequence[tuple[int, ...] | None] = (),
         problems: Sequence[Problem] = (),
     ) -> None:
+        """Create the error.
+
+        Args:
+            message: the error, in words.
+            code: the stable code; None for the default code of the class.
+            hint: what to do.
+            node: the name of the node that failed.
+            operator: the operator type of that node.
+            opset: the opset of the operator's domain.
+            version: the schema version of the operator.
+            dtypes: ONNX's names of the dtypes of the node's inputs.
+            shapes: their shapes; None for an input that is not a tensor.
+            problems: all problems of a model.
+        """
         super().__init__(message)
         self.message = message
         self.code = code or self.default_code
@@ -71,7 +110,14 @@ class SonnxError(Exception):
         self.problems = tuple(problems)
 
     def locate(self, **where: Any) -> Self:
-        """Fill in the fields that are still unknown: the innermost place that knows wins."""
+        """Set the fields that are not set yet, so that the innermost caller's values are kept.
+
+        Args:
+            **where: fields by name: `node`, `operator`, `opset`, `version`, `dtypes`, `shapes`.
+
+        Returns:
+            The error itself.
+        """
         for field, value in where.items():
             if not getattr(self, field):
                 setattr(self, field, value)
@@ -93,7 +139,11 @@ class SonnxError(Exception):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same facts as plain data, for ``--json``."""
+        """Return the fields as plain data, as `--json` writes them.
+
+        Returns:
+            A dict of the class name under "error" and of all fields by name.
+        """
         return {
             "error": type(self).__name__,
             "code": self.code,
@@ -110,7 +160,7 @@ class SonnxError(Exception):
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """The end of a message that suggests the candidate closest to a wrong name; "" if none is close."""
+    """The end of a message that suggests the candidate closest to an unknown name; "" if none is close."""
     close = difflib.get_close_matches(name, list(candidates), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -120,32 +170,48 @@ def _value(dtype: str, shape: tuple[int, ...] | None) -> str:
 
 
 class InvalidModel(SonnxError):
-    """The model contradicts ONNX's rules: a cycle, a duplicate name, a damaged initializer, ..."""
+    """The model violates ONNX's rules: a cycle, a duplicate name, a damaged initializer, ... (SX100 to SX110).
+
+    Raised when a model is read, before anything runs; `problems` lists all violations.
+    """
 
     default_code = "SX100"
 
 
 class UnsupportedModel(SonnxError):
-    """The model is valid; ``problems`` lists everything in it that is not implemented here."""
+    """The model is valid, but something in it is not implemented here (SX200 to SX208).
+
+    Raised when a model is read, converted, exported or differentiated; `problems` lists everything that was found.
+    """
 
     default_code = "SX200"
 
 
 class InvalidInput(SonnxError):
-    """What was fed to a model, or asked of it, does not fit its declared inputs and outputs."""
+    """Inputs or options do not match what a model or a function accepts (SX300 to SX377)."""
 
     default_code = "SX300"
 
 
 class NoGradientWarning(UserWarning):
-    """A training step gives some parameters no gradient: they stay as they are.
+    """A training step computes no gradient for some parameters, which stay unchanged (SX346).
 
-    parameters: their names.  hint: how to freeze them, or where to look.
+    Attributes:
+        message: the warning, in words.
+        parameters: the names of the parameters.
+        hint: how to freeze them, or how to find the cause.
     """
 
     code: ClassVar[str] = "SX346"
 
     def __init__(self, message: str, parameters: Sequence[str], hint: str = "") -> None:
+        """Create the warning.
+
+        Args:
+            message: the warning, in words.
+            parameters: the names of the parameters.
+            hint: what to do.
+        """
         super().__init__(message)
         self.message, self.parameters, self.hint = message, tuple(parameters), hint
 
@@ -154,24 +220,30 @@ class NoGradientWarning(UserWarning):
 
 
 class OperatorError(SonnxError):
-    """A node cannot compute with the values that it got: ONNX gives such a call no meaning."""
+    """A node cannot compute with its inputs, for which ONNX defines no result (SX400 to SX408, SX490).
+
+    Raised by a run; the error names the node and the dtypes and shapes of its inputs.
+    """
 
     default_code = "SX400"
 
 
 class DeviceUnavailable(SonnxError):
-    """The device that was asked for does not exist on this machine."""
+    """The requested device does not exist on this machine (SX500)."""
 
     default_code = "SX500"
 
 
 class ResourceExhausted(SonnxError):
-    """A bound of this machine was met: memory, or the depth of nesting."""
+    """A limit was exceeded: memory, nesting, time or another field of `Limits`, or a run was cancelled (SX600 to SX611).
+
+    Limits on memory are checked before the memory is allocated.
+    """
 
     default_code = "SX600"
 
 
 class MissingDependency(SonnxError):
-    """An optional package is needed for this and is not installed."""
+    """An optional package is required and is not installed, or fails when it is imported (SX700, SX701)."""
 
     default_code = "SX700"

@@ -1,12 +1,12 @@
-"""What a model may use of this machine: bounds that hold from load on, are checked before memory is taken, and raise.
+"""Limits on the memory, time and size that reading and running a model may use, checked before memory is allocated.
 
     prepare(model, limits=Limits(tensor_bytes=8 << 30, deadline=2.0)).run(inputs, cancel=event)
 
-A `Limits` is what was allowed; a `Budget` is what one `prepare` or one `run` has used of it.  The budget of the call at
-hand is found by `current()`, so that the array namespace (arrays.py), the reader and any operator's body can ask it:
+A `Limits` holds the bounds; a `Budget` counts what one `prepare` or one `run` has used.  `current()` returns the budget of the
+current call, so that the array namespace (devices/namespaces.py), the reader and any operator's body can check it:
 
-    admit(shape, dtype)        a tensor is about to be made        admit_bytes(n)   so much memory is about to be taken
-    for i in rounds(n): ...    a loop in Python                    holding(values)  what a body keeps while subgraphs run
+    admit(shape, dtype)        before a tensor is created          admit_bytes(n)   before n bytes are allocated
+    for i in rounds(n): ...    a loop in Python                    holding(values)  values kept while subgraphs run
 """
 
 from __future__ import annotations
@@ -29,32 +29,39 @@ from .errors import InvalidInput, OperatorError, ResourceExhausted
 GIB = 1 << 30
 _OBJECT = np.dtype(object)
 _NODE = 4096
-"""About what a node takes that is read: functions may make many of few."""
+"""Approximate bytes of a node that was read: calls of functions can multiply nodes."""
 _ENTRY = 112
-"""About what Python spends on an array or a string, beside its content."""
+"""Approximate bytes that Python uses for an array or a string in addition to its content."""
 
 
 class Flag(Protocol):
-    """What can be set from another thread to stop a run: a `threading.Event` is one."""
+    """A flag that another thread sets to stop a run, such as a `threading.Event`."""
 
-    def is_set(self) -> bool: ...
+    def is_set(self) -> bool:
+        """Return whether the flag is set."""
+        ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on one `prepare` or `run`.  Each raises ResourceExhausted; none shortens a loop or cuts a result.
+    """Bounds on one `prepare` or one `run`.
 
-    tensor_bytes: one tensor, by shape and element size; in an empty one a dimension of 0 counts as 1.
-    live_bytes: the tensors alive at one time and the next one; None stands for 75 % of the machine's or device's memory.
-    executions: nodes and bodies that are run; those of subgraphs and functions count each time.
-    iterations: rounds of one Loop or Scan, and of other loops that a node's values make long.
-    nesting: If, Loop, Scan and functions within each other.
-    rank: dimensions of a tensor.  NumPy has no more than 64.
-    deadline: seconds, looked at between nodes and rounds; None for no deadline.
-    nodes: nodes that are read; those of a function count once for each set of attributes that it is called with.
-    model_bytes: the model file.  Protocol Buffers have no more than 2 GiB.
+    A call that would exceed a bound raises ResourceExhausted; no loop is shortened and no result is truncated.
 
-    Raises InvalidInput for a bound that is no positive number.
+    Attributes:
+        tensor_bytes: bytes of one tensor, by shape and element size; in an empty tensor a dimension of 0 counts as 1.
+            Default: 4 GiB.
+        live_bytes: bytes of all live tensors and the next one.  Default: None, 75 % of the machine's or device's memory.
+        executions: number of nodes and subgraphs that run; those in subgraphs and functions count each time.  Default: 10^8.
+        iterations: number of iterations of one Loop or Scan, or of another loop whose length depends on values.  Default: 10^6.
+        nesting: depth of If, Loop, Scan and functions within each other.  Default: 64.
+        rank: number of dimensions of a tensor.  Default: 64, NumPy's maximum.
+        deadline: seconds, checked between nodes and iterations.  Default: None, no deadline.
+        nodes: number of nodes that are read; a function counts once for each set of attributes of its calls.  Default: 10^6.
+        model_bytes: bytes of the model file.  Default: 2 GiB, the maximum of Protocol Buffers.
+
+    Raises:
+        InvalidInput: a bound is not a positive number.
     """
 
     tensor_bytes: int = 4 * GIB
@@ -75,23 +82,23 @@ class Limits:
             whole = field.name != "deadline"
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value > 0:
                 kind = "an integer" if whole else "a number"
-                raise InvalidInput(f"the limit {field.name} is {value!r}; it must be {kind} above 0", code="SX309")
+                raise InvalidInput(f"the limit {field.name} must be {kind} above 0, got {value!r}", code="SX309")
 
 
 @cache
 def physical_memory() -> int:
-    """Bytes of memory that this process may have: the machine's, or what its control group leaves of it."""
+    """Bytes of memory that this process may use: the minimum of the machine's memory and its control group's limit."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             sizes.append(int(Path(name).read_text()))
-        except (OSError, ValueError):  # not there, or "max"
+        except (OSError, ValueError):  # the file is missing, or holds "max"
             continue
     return min(sizes)
 
 
 def format_bytes(size: int) -> str:
-    """A number of bytes for people: 4.0 GiB."""
+    """A number of bytes with a binary unit, such as "4.0 GiB"."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power:
             return f"{size / (1 << power):.1f} {unit}" if size < 1 << 60 else f"2^{size.bit_length() - 1} bytes"
@@ -99,20 +106,21 @@ def format_bytes(size: int) -> str:
 
 
 def exhausted(name: str, code: str, message: str) -> ResourceExhausted:
-    """The error of a limit, with the way to raise it."""
-    hint = f"where that is meant, allow more: prepare(model, limits=Limits({name}=...)), or sonnx run --limit {name}=..."
+    """The error of a limit; its hint shows how to raise the limit."""
+    hint = f"if this is intended, raise the limit: prepare(model, limits=Limits({name}=...)), or sonnx run --limit {name}=..."
     return ResourceExhausted(message, code=code, hint=hint)
 
 
 def too_many_dimensions(message: str) -> ResourceExhausted:
-    """The error for a rank that the array module does not have."""
-    return ResourceExhausted(f"a tensor of too many dimensions: {message}", code="SX607")
+    """The error for a rank that the array module does not support."""
+    return ResourceExhausted(f"a tensor has too many dimensions: {message}", code="SX607")
 
 
 class Budget:
-    """What one call has used of its limits.
+    """Counts what one call has used of its limits.
 
-    roots: containers of live values: frames of the graphs that are running, and what bodies hold.
+    Attributes:
+        roots: containers of live values: frames of the running graphs, and values that operator bodies hold.
     """
 
     def __init__(self, limits: Limits, cancel: Flag | None = None, memory: int | None = None) -> None:
@@ -126,19 +134,19 @@ class Budget:
         self.alarm = limits.executions + 1 if self.watched else 0  # below this many executions left, `watch`
         self.low_rank = limits.rank < 64
         self.roots: list[Any] = []
-        # Live bytes are counted anew, by walking the roots, only when what was made since the last count could pass the limit.
+        # Live bytes are counted again, by walking the roots, only if the bytes made since the last count could exceed the limit.
         self.made = 0
         self.room = self.live_bytes
         self.kept = 0
         self.nodes = 0
 
     def begin(self, resident: int, *roots: Any) -> None:
-        """A run begins with these containers, that hold so many bytes."""
+        """Begin a run with these containers, which hold `resident` bytes."""
         self.roots += roots
         self.room = self.live_bytes - resident
 
     def keep(self, size: int) -> None:
-        """So many bytes are taken for as long as the call lasts."""
+        """Count bytes that stay allocated until the call ends."""
         self.kept += size
         self.room -= size
         if self.made > self.room:
@@ -146,7 +154,7 @@ class Budget:
 
     @contextmanager
     def holding(self, *containers: Any) -> Iterator[None]:
-        """What is in these containers counts among the live values."""
+        """Count the values in these containers as live."""
         held = len(self.roots)
         self.roots += containers
         try:
@@ -155,11 +163,11 @@ class Budget:
             del self.roots[held:]
 
     def read_node(self) -> None:
-        """One node more is read."""
+        """Count one node that is read."""
         self.nodes += 1
         if self.nodes > self.limits.nodes:
-            most = self.limits.nodes
-            raise exhausted("nodes", "SX611", f"the model has more than {most} nodes, those of its functions included")
+            limit = self.limits.nodes
+            raise exhausted("nodes", "SX611", f"the model has more than {limit} nodes, those of its functions included")
         if self.watched:
             self.watch()
         self.keep(_NODE)
@@ -167,13 +175,13 @@ class Budget:
     # --- time
 
     def step(self) -> None:
-        """One node or body more."""
+        """Count one executed node or subgraph."""
         self.left -= 1
         if self.left < self.alarm:
             self.watch()
 
     def watch(self) -> None:
-        """Raise when the executions are used up, the deadline has passed or the flag is set."""
+        """Raise if the executions are used up, the deadline has passed or the flag is set."""
         if self.left < 0:
             raise exhausted("executions", "SX605", f"more than {self.limits.executions} nodes were executed")
         if self.end is not None and time.monotonic() > self.end:
@@ -182,27 +190,27 @@ class Budget:
             raise ResourceExhausted("the call was cancelled by its flag", code="SX609")
 
     def check_rounds(self, count: int) -> None:
-        """Raise unless a loop may have so many rounds."""
-        most = self.limits.iterations
-        if count > most:
-            raise exhausted("iterations", "SX606", f"{count} iterations are needed; the limit is {most}")
+        """Raise if a loop of `count` iterations exceeds the limit."""
+        limit = self.limits.iterations
+        if count > limit:
+            raise exhausted("iterations", "SX606", f"{count} iterations are needed; the limit is {limit}")
 
     def rounds(self, count: int | None) -> Iterator[int]:
-        """0, 1, ... as range(count) gives them, or without end for None; raises before the first when there are too many."""
-        most = self.limits.iterations
+        """Yield 0, 1, ... as `range(count)` does, without end for None; raises before the first if there are too many."""
+        limit = self.limits.iterations
         if count is not None:
             self.check_rounds(count)
-        for i in range(most if count is None else count):
+        for i in range(limit if count is None else count):
             if self.watched:
                 self.watch()
             yield i
         if count is None:
-            raise exhausted("iterations", "SX606", f"the loop has not ended after {most} iterations, the limit")
+            raise exhausted("iterations", "SX606", f"the loop has not ended after {limit} iterations, the limit")
 
     # --- memory
 
     def admit(self, shape: Sequence[int], itemsize: int) -> None:
-        """Raise unless a tensor of this shape may be made."""
+        """Raise if a tensor of this shape would exceed a limit."""
         size = itemsize
         for d in shape:
             size *= int(d) or 1
@@ -212,28 +220,28 @@ class Budget:
             self.check_rank(len(shape))
 
     def check_rank(self, rank: int) -> None:
-        """Raise unless a tensor may have so many dimensions."""
+        """Raise if a tensor of `rank` dimensions exceeds the limit."""
         if rank > self.limits.rank:
             raise exhausted("rank", "SX607", f"a tensor of {rank} dimensions is needed; the limit is {self.limits.rank}")
 
     def admit_bytes(self, size: int, what: str = "the result") -> None:
-        """Raise unless so many bytes may be taken at once."""
+        """Raise if allocating `size` bytes would exceed a limit."""
         if size > self.tensor_bytes:
             limit = format_bytes(self.tensor_bytes)
-            raise exhausted("tensor_bytes", "SX603", f"{what} needs {format_bytes(size)}; one tensor may have {limit}")
+            raise exhausted("tensor_bytes", "SX603", f"{what} needs {format_bytes(size)}; the limit for one tensor is {limit}")
         if self.made + size > self.room:
             self.settle(size)
 
     def account(self, values: Sequence[Any]) -> None:
-        """A node gave these values: count it, and them."""
+        """Count an executed node and the values that it returned."""
         self.left -= 1
         if self.left < self.alarm:
             self.watch()
         made = self.made
         for value in values:
             try:
-                size = value.nbytes or _least(value)
-            except AttributeError:  # None, or a list or a map, whose tensors were counted when they were made
+                size = value.nbytes or _empty_bytes(value)
+            except AttributeError:  # None, or a list or a map, whose tensors were counted when they were created
                 size = 0 if value is None else len(value) * _ENTRY
             if size > self.tensor_bytes or self.low_rank:
                 self.admit(getattr(value, "shape", ()), size // (getattr(value, "size", 1) or 1))
@@ -243,21 +251,25 @@ class Budget:
             self.settle(made)
 
     def count(self, size: int) -> None:
-        """So many bytes were taken that no array shows: the text of strings."""
+        """Count bytes that no array's `nbytes` includes: the text of strings."""
         self.admit_bytes(size, "the text of the strings")
         self.made += size
 
     def settle(self, more: int = 0) -> None:
-        """Count what is alive; raise when that and `more` are too much."""
+        """Count the live bytes; raise if they and `more` bytes exceed the limit."""
         live = self.kept + size_of(self.roots)
         if live + more > self.live_bytes:
-            raise exhausted("live_bytes", "SX604", f"{format_bytes(more)} more are needed where {format_bytes(live)} are alive; "
-                                                   f"all tensors together may have {format_bytes(self.live_bytes)}")  # fmt: skip
+            raise exhausted(
+                "live_bytes",
+                "SX604",
+                f"{format_bytes(more)} more are needed and live tensors use {format_bytes(live)}; "
+                f"the limit for all tensors is {format_bytes(self.live_bytes)}",
+            )
         self.room, self.made = self.live_bytes - live, more
 
 
 def size_of(value: Any) -> int:
-    """The bytes of a value with all that it holds.  Arrays are counted once, views as what they look at."""
+    """The bytes of a value and everything in it: each array counts once, a view as its base."""
     seen: dict[int, Any] = {}
     pending, total = [value], 0
     while pending:
@@ -269,8 +281,8 @@ def size_of(value: Any) -> int:
             total += len(v) * 8
             pending += v.values() if isinstance(v, dict) else v
             continue
-        v = getattr(v, "_a", v)  # out of a StrictArray
-        while hasattr(getattr(v, "base", None), "dtype"):  # a mapped file is no array: of it counts what is looked at
+        v = getattr(v, "_a", v)  # the array of a StrictArray
+        while hasattr(getattr(v, "base", None), "dtype"):  # a mapped file is not an array: only the view of it counts
             v = v.base
         if id(v) in seen or not hasattr(v, "nbytes"):
             total += _ENTRY
@@ -282,8 +294,8 @@ def size_of(value: Any) -> int:
     return total
 
 
-def _least(value: Any) -> int:
-    """What an empty array counts: its dimensions may still make loops long."""
+def _empty_bytes(value: Any) -> int:
+    """The bytes that an empty array counts as, with each dimension of 0 as 1: the others may still make loops long."""
     return 0 if value.size else math.prod(d or 1 for d in value.shape) * int(value.dtype.itemsize)
 
 
@@ -292,25 +304,25 @@ def _shown(shape: Sequence[int]) -> str:
     return f"[{', '.join(dims)}{', ...' if len(shape) > 8 else ''}]"
 
 
-# --- the budget of the call at hand -----------------------------------------------------------------------------------
+# --- the budget of the current call -----------------------------------------------------------------------------------
 
 _current: ContextVar[Budget] = ContextVar("singa_budget")
 
 
 def current() -> Budget:
-    """The budget of the call at hand; outside of any, a new one with the default limits."""
+    """The budget of the current call; outside a call, a new one with the default limits."""
     budget = _current.get(None)
     return Budget(Limits()) if budget is None else budget
 
 
 def ensured() -> AbstractContextManager[Budget]:
-    """A context in which there is a budget: that of the call at hand, or a new one with the default limits."""
+    """A context that has a budget: that of the current call, or a new one with the default limits."""
     return spend(current())
 
 
 @contextmanager
 def spend(budget: Budget) -> Iterator[Budget]:
-    """The context in which `current()` is this budget."""
+    """A context in which `current()` returns this budget."""
     token = _current.set(budget)
     try:
         yield budget
@@ -318,57 +330,57 @@ def spend(budget: Budget) -> Iterator[Budget]:
         _current.reset(token)
 
 
-def admit(shape: Sequence[int], dtype: Any) -> None:
-    """Raise unless a tensor of this shape and dtype may be made."""
+def admit(shape: Sequence[int], dtype: np.dtype[Any] | type[Any] | str) -> None:
+    """Raise if a tensor of this shape and dtype would exceed a limit."""
     current().admit(shape, np.dtype(dtype).itemsize)
 
 
 def check_rank(rank: int) -> None:
-    """Raise unless a tensor may have so many dimensions."""
+    """Raise if a tensor of `rank` dimensions exceeds the limit."""
     current().check_rank(rank)
 
 
 def check_nesting(depth: int) -> None:
-    """Raise unless graphs and functions may lie so deep within each other."""
-    most = current().limits.nesting
-    if depth > most:
-        raise exhausted("nesting", "SX602", f"graphs and functions nest deeper than {most}")
+    """Raise if graphs and functions nested to this depth exceed the limit."""
+    limit = current().limits.nesting
+    if depth > limit:
+        raise exhausted("nesting", "SX602", f"graphs and functions nest deeper than {limit}")
 
 
 def admit_bytes(size: int, what: str = "the result") -> None:
-    """Raise unless so many bytes may be taken at once."""
+    """Raise if allocating `size` bytes would exceed a limit."""
     current().admit_bytes(size, what)
 
 
 def count_bytes(size: int) -> None:
-    """`Budget.count` of the call at hand."""
+    """Call `Budget.count` of the current call."""
     current().count(size)
 
 
 def rounds(count: int | None) -> Iterator[int]:
-    """`Budget.rounds` of the call at hand."""
+    """Call `Budget.rounds` of the current call."""
     return current().rounds(count)
 
 
 def blocks(size: int, step: int) -> Iterator[int]:
-    """Where each block of `step` begins below `size`; the deadline is looked at before each, as for `rounds`."""
+    """Yield the start of each block of `step` elements below `size`; the deadline is checked before each, as by `rounds`."""
     return (i * step for i in rounds(-(-size // step)))
 
 
 def check_rounds(count: int) -> None:
-    """Raise unless a loop may have so many rounds, before it begins."""
+    """Raise if a loop of `count` iterations exceeds the limit, before it begins."""
     current().check_rounds(count)
 
 
 def holding(*containers: Any) -> AbstractContextManager[None]:
-    """`Budget.holding` of the call at hand, for a body that gathers values while its subgraphs run."""
+    """Call `Budget.holding` of the current call, for a body that collects values while its subgraphs run."""
     return current().holding(*containers)
 
 
 def admit_broadcast(values: Sequence[Any]) -> None:
-    """Raise unless the shapes of these arrays go together, and their elementwise result may be made.
+    """Raise if these arrays do not broadcast, or if their elementwise result would exceed a limit.
 
-    Shapes that do not fit are refused here: two of three arrays may, and make a large one before the third is met.
+    The shapes are checked together: two of three arrays may broadcast to a large one before the third is found not to fit.
     """
     try:
         shape = np.broadcast_shapes(*(v.shape for v in values))
@@ -379,7 +391,7 @@ def admit_broadcast(values: Sequence[Any]) -> None:
 
 
 # --- the array namespace ----------------------------------------------------------------------------------------------
-# What NumPy's functions will make of their arguments, for those that can make much of little: (shape, bytes of an element).
+# The size of the result, as (shape, bytes of an element), of NumPy functions whose result may be larger than their arguments.
 
 Made = tuple[Sequence[int], int]
 
@@ -445,7 +457,7 @@ def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> Made:
 
 
 def _nonzero(x: Any) -> Made:
-    some = x.size * x.ndim < 1 << 20  # too few to count
+    some = x.size * x.ndim < 1 << 20  # small enough for an upper bound
     return (x.ndim, x.size if some else int(getattr(x, "_a", x).astype(bool).sum())), 8
 
 
@@ -461,7 +473,7 @@ SIZES: dict[str, Callable[..., Made]] = {
 
 
 def guarded(name: str, function: Any) -> Any:
-    """A function of an array module, that asks the budget first where its result may be larger than its arguments."""
+    """A function of an array module; if its result may be larger than its arguments, it checks the budget first."""
     size = SIZES.get(name)
     if size is None:
         return function

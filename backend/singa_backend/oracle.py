@@ -1,4 +1,4 @@
-"""Deprecated: import from `singa_backend.engines.oracle`."""
+"""Deprecated; import from `singa_backend.engines.oracle`."""
 
 import warnings
 

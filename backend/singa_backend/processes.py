@@ -1,7 +1,7 @@
-"""Child processes that may die or hang: each answers requests one at a time, and is started again after a failure.
+"""Child processes that may die or hang: each answers requests one at a time, and is restarted after a failure.
 
 A child runs `python -P -m singa_backend.processes`.  It imports a module and a function by name, never the user's script, so
-that a script needs no `if __name__ == "__main__":`.  It ends when its parent does, whatever it computes.
+that a script needs no `if __name__ == "__main__":`.  It ends when its parent ends, even during a computation.
 
     def power(exponent):                      # at the top of an importable module
         return lambda base: base**exponent
@@ -10,7 +10,7 @@ that a script needs no `if __name__ == "__main__":`.  It ends when its parent do
         child.ask(3, timeout=10)              # 9; raises ChildFailure
 
     for position, answer in ask_all([3, 4], power, 2):
-        ...                                   # an answer or a ChildFailure
+        ...                                   # `answer` is a result or a ChildFailure
 """
 
 from __future__ import annotations
@@ -32,14 +32,19 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 START = 120.0
-"""Seconds that a child may take to start; the time limit of a request runs from when the child is ready."""
+"""Seconds that a child may take to start; the time limit of a request begins when the child is ready."""
 
-_LOOK = 0.5
-"""Seconds between two looks at whether a silent child is alive: a process that it forked may hold its pipe open."""
+_POLL_INTERVAL = 0.5
+"""Seconds between two checks that a silent child is alive: a process that it forked may hold its pipe open."""
 
 
 class ChildFailure(Exception):
-    """A child gave no answer.  how: "died" or "timeout".  exit_code: of a child that died; negative for a signal."""
+    """A child returned no answer.
+
+    Attributes:
+        how: "died" or "timeout".
+        exit_code: the exit code of a child that died, negative for a signal; None otherwise.
+    """
 
     def __init__(self, how: str, message: str, exit_code: int | None = None) -> None:
         super().__init__(message)
@@ -47,15 +52,19 @@ class ChildFailure(Exception):
 
 
 class Child:
-    """A child process that calls `make(*arguments)` once and answers each request with what that function returns for it.
+    """A child process that calls `make(*arguments)` once, and then the returned function once for each request.
 
-    make: a function at the top of a module that the child can import.  An exception that it or the function raises ends the
-    child, with the traceback on standard error.  memory: a cap on the child's address space in bytes, None for none.
+    Args:
+        make: a function at the top of a module that the child can import.  An exception in it or in the function that it returns
+            ends the child, with the traceback on standard error.
+        *arguments: the arguments of `make`.
+        memory: the maximum size of the child's address space in bytes; None for no maximum.
     """
 
     def __init__(self, make: Callable[..., Callable[[Any], Any]], *arguments: Any, memory: int | None = None) -> None:
         if make.__module__ == "__main__" or "." in make.__qualname__:
-            raise ValueError(f"{make.__module__}.{make.__qualname__} must be at the top of a module that a child can import")
+            name = f"{make.__module__}.{make.__qualname__}"
+            raise ValueError(f"the function of a Child must be at the top of a module that a child can import, got {name}")
         self._setup = (memory, make.__module__, make.__qualname__, arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -88,31 +97,31 @@ class Child:
         self._process, self._pipe, self._kill, self._ready = None, None, None, False
 
     def ask(self, request: Any, timeout: float | None = None) -> Any:
-        """The answer.  Raises ChildFailure if the child dies or does not answer in `timeout` seconds."""
+        """The answer to a request; raises ChildFailure if the child dies or does not answer in `timeout` seconds."""
         try:
             self.send(request, timeout)
-            while not self.answered(_LOOK):
+            while not self.answered(_POLL_INTERVAL):
                 pass
-        except BaseException:  # an interrupt: the answer to this request must not be taken for that to the next
+        except BaseException:  # an interrupt: a later request must not receive the answer to this one
             self.close()
             raise
         return self.answer
 
     def send(self, request: Any, timeout: float | None = None) -> None:
-        """Send a request, to a new process if none was started; `answered` then reports when the answer is here."""
+        """Send a request, to a new process if none is running; `answered` then reports when the answer has arrived."""
         if self._process is None:
             self._start()
         assert self._pipe is not None
         self.answer: Any = None
         self._timeout = math.inf if timeout is None else timeout
         self._deadline = time.monotonic() + (self._timeout if self._ready else START)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died, which `answered` reports
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the child died; `answered` reports it
             self._pipe.send(request)
 
     def answered(self, patience: float = 0.0) -> bool:
-        """Wait up to `patience` seconds for the answer; True if it is in `self.answer`.  Raises ChildFailure."""
+        """Wait up to `patience` seconds for the answer; True if it is in `self.answer`; raises ChildFailure."""
         assert self._pipe is not None and self._process is not None
-        dead = not self.alive  # looked up first: what a child sent before it died is still in the pipe
+        dead = not self.alive  # checked first: an answer that a child sent before it died is still in the pipe
         try:
             if self._pipe.poll(max(0.0, min(patience, self._deadline - time.monotonic()))):
                 self.answer = self._pipe.recv()
@@ -136,7 +145,7 @@ class Child:
 
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
-        # `python -m` finds this package, and the child the module of `make`, where this process finds them.
+        # The child imports this package and the module of `make` from the same places as this process.
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         handle = theirs.fileno()
         command = [sys.executable, "-P", "-m", "singa_backend.processes", str(handle)]
@@ -157,7 +166,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def share_cores(requested: int | None, work: int) -> int:
-    """As many children as requested, or one per core, and no more than there is work; each computes on one core."""
+    """The number of children: as requested or one per core, at most one per item of work; each computes on one core."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return max(1, min(requested or os.cpu_count() or 1, work))
 
@@ -169,10 +178,17 @@ def ask_all(
     jobs: int | None = None,
     timeout: float | None = None,
 ) -> Iterator[tuple[int, Any]]:
-    """Positions and answers as they come, from `jobs` children (one per core by default).
+    """Yield the position and the answer of each request, in the order of arrival, from `jobs` children.
 
-    The ChildFailure of a child that dies or hangs is the answer to its request, and another child takes its place.  The
-    children end when the caller stops.
+    If a child dies or hangs, its ChildFailure is the answer to its request, and another child replaces it.  The children end
+    when the iteration stops.
+
+    Args:
+        requests: the requests.
+        make: the function that a child calls once; see `Child`.
+        *arguments: the arguments of `make`.
+        jobs: the number of children; None for one per core.
+        timeout: seconds that a child may take for a request; None for no limit.
     """
     todo = iter(enumerate(requests))
     children = [Child(make, *arguments) for _ in range(share_cores(jobs, len(requests)))]
@@ -182,7 +198,7 @@ def ask_all(
             child.send(request, timeout)
             busy[child] = position
         while busy:
-            wait([child._pipe for child in busy if child._pipe], _LOOK)
+            wait([child._pipe for child in busy if child._pipe], _POLL_INTERVAL)
             for child, position in list(busy.items()):
                 try:
                     if not child.answered():
@@ -200,11 +216,11 @@ def ask_all(
             child.close()
 
 
-# --- within the child -------------------------------------------------------------------------------------------------
+# --- in the child process ---------------------------------------------------------------------------------------------
 
 
 def _main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     handle = int(sys.argv[1])
     if sys.platform == "win32":
         from multiprocessing.connection import PipeConnection
@@ -224,12 +240,12 @@ def _main() -> None:
     pipe.send(None)
     while True:
         found = answer(pickle.loads(requests.get()))
-        with contextlib.suppress(BrokenPipeError):  # the parent is gone: `_read` ends this process
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended: `_read` ends this process
             pipe.send(found)
 
 
 def _read(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
-    """Pass on what the parent sends; where it has closed the pipe or died, end this process, whatever it computes."""
+    """Queue the parent's requests; end this process when the parent has closed the pipe or died."""
     try:
         while True:
             requests.put(pipe.recv_bytes())

@@ -1,9 +1,9 @@
 """Operators of SINGA's API as functions and classes on tensors, and their gradients.
 
-    y = autograd.leakyrelu(x, a=0.1)              a function gives a Tensor (split: a tuple)
-    y = autograd.LeakyRelu(0.1)(x)[0]             a class takes the arguments that are no tensors, and gives a tuple
+    y = autograd.leakyrelu(x, a=0.1)              a function returns a Tensor (split: a tuple of Tensors)
+    y = autograd.LeakyRelu(0.1)(x)[0]             a class takes the arguments that are not tensors; calling it returns a tuple
 
-Each is declared once, in ONNX's operators: so the tape holds ONNX nodes only.
+Each operator is a formula in ONNX operators, so the tape contains ONNX nodes only.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ from ._core.tape import Dummy, Operation, Operator
 
 
 class _Module(ModuleType):
-    """`autograd.training = True` is how programs switch the tape on: the flag is the tape's own."""
+    """The module with `training` as a property: assigning `autograd.training` sets the mode of the tape."""
 
     @property
     def training(self) -> bool:
+        """Whether operators are recorded on the tape in this thread.
+
+        Setting it sets the mode of this thread (of this context, if a program uses `contextvars`), and the mode in which
+        threads start later. Threads that already run keep their mode.
+        """
         return tape.training
 
     @training.setter
@@ -56,17 +61,34 @@ __all__ = [
     *losses.__all__,
 ]
 
-# --- for operators of users -------------------------------------------------------------------------------------------
+# --- for custom operators ---------------------------------------------------------------------------------------------
 
 
 def axis_helper(y_shape: Sequence[int], x_shape: Sequence[int]) -> tuple[int, ...]:
-    """The axes along which an array of shape x_shape was spread to become one of y_shape."""
+    """The axes along which broadcasting expands a shape.
+
+    Args:
+        y_shape: The broadcast shape.
+        x_shape: The shape before broadcasting, of at most as many axes.
+
+    Returns:
+        The axes of y_shape that x_shape does not have or has with size 1.
+    """
     more = len(y_shape) - len(x_shape)
     return (*range(more), *(more + i for i, n in enumerate(x_shape) if n == 1 and y_shape[more + i] != 1))
 
 
 def back_broadcast(y_shape: Sequence[int], x_shape: Sequence[int], x: Any) -> Any:
-    """The sum of an array of shape y_shape over what broadcasting added to x_shape."""
+    """Sum an array over the axes along which broadcasting expanded it: the gradient of broadcasting.
+
+    Args:
+        y_shape: The broadcast shape, that of x.
+        x_shape: The shape before broadcasting, of at most as many axes.
+        x: The array, usually the gradient of the broadcast result.
+
+    Returns:
+        The array of shape x_shape, of the dtype of x; x itself if the shapes are equal.
+    """
     if tuple(y_shape) == tuple(x_shape):
         return x
     axes = axis_helper(y_shape, x_shape)
@@ -78,7 +100,7 @@ _LAYERS = ("Linear", "Conv2d", "SeparableConv2d", "BatchNorm2d", "Pooling2d", "M
 
 
 def __getattr__(name: str) -> Any:
-    """The layers that SINGA's older programs look for here."""
+    """The layers that older SINGA programs take from this module."""
     if name in _LAYERS:
         return getattr(layer, name)
     raise AttributeError(f"module 'singa.autograd' has no attribute {name!r}")

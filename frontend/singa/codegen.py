@@ -1,4 +1,4 @@
-"""A model as a readable Python program on `singa`, with its weights beside it in an .npz file.
+"""Writes a model as a readable Python program on `singa`, with its weights in an .npz file.
 
 program = codegen.generate("model.onnx")          program.text, program.arrays
 program.write("model.py")                         model.py and model.npz, both or none
@@ -10,13 +10,12 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from singa_backend.errors import InvalidInput
 from singa_backend.ir.reader import read
-from singa_backend.proto.load import load_model
+from singa_backend.proto.load import ModelSource, load_model
 
 from ._codegen import program
 from ._codegen.lowering import lower
@@ -27,21 +26,35 @@ __all__ = ["Program", "generate"]
 
 @dataclass(frozen=True)
 class Program:
-    """A program and the arrays that it reads, by key.  facts: how many nodes, layers, parameters and arrays there are."""
+    """A program and the arrays that it reads.
+
+    Attributes:
+        text: the Python source.
+        arrays: the contents of the .npz file, by key.
+        facts: the numbers of nodes, layers, parameters and arrays.
+    """
 
     text: str
     arrays: dict[str, np.ndarray]
     facts: dict[str, int] = field(default_factory=dict)
 
     def write(self, path: str | os.PathLike[str], *, force: bool = False) -> list[Path]:
-        """Write the program to `path`, which ends in .py, and its arrays beside it; both appear whole, or neither does.
+        """Write the program, and its arrays to an .npz file of the same name: both complete, or neither.
 
-        force: take the place of files that are there.
-        Raises InvalidInput where there are such without `force`, for another ending, and where the folder cannot be written.
+        Args:
+            path: the file of the program, which ends in .py.
+            force: overwrite existing files.
+
+        Returns:
+            The paths of the program and of the .npz file.
+
+        Raises:
+            InvalidInput: the name does not end in .py (SX377), a file exists and `force` is not set (SX376), or the folder
+                cannot be written (SX351).
         """
         target = Path(path)
         if target.suffix != ".py" or not target.stem:
-            raise InvalidInput(f"a program is written to a file that ends in .py, not to {target}", code="SX377")
+            raise InvalidInput(f"the file of a program must end in .py, got {target}", code="SX377")
         weights = target.with_suffix(".npz")
         try:
             with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
@@ -55,13 +68,13 @@ class Program:
 
 
 def _place(pairs: list[tuple[Path, Path]], stage: Path, force: bool) -> None:
-    """Put files into their places; what was done is undone where one of them cannot be put there."""
+    """Move files into place, all or none."""
     undo: list[tuple[Path, Path | None]] = []
     try:
         for made, place in pairs:
             kept = stage / f"{place.name}.before" if force and place.exists() else None
             if kept is None:
-                os.link(made, place)  # refuses where the file has appeared meanwhile
+                os.link(made, place)  # fails if the file has been created meanwhile
             else:
                 os.link(place, kept)
                 os.replace(made, place)
@@ -71,16 +84,28 @@ def _place(pairs: list[tuple[Path, Path]], stage: Path, force: bool) -> None:
             os.unlink(place) if before is None else os.replace(before, place)
         if isinstance(error, FileExistsError):
             there = [str(place) for _, place in pairs if place.exists()]
-            what = f"{' and '.join(there)} exist already" if len(there) > 1 else f"{there[0]} exists already"
-            raise InvalidInput(what, code="SX376", hint="choose another name, or give --force (force=True)") from None
+            what = f"{' and '.join(there)} already exist" if len(there) > 1 else f"{there[0]} already exists"
+            raise InvalidInput(what, code="SX376", hint="choose another name, or pass --force (force=True)") from None
         raise
 
 
-def generate(model: Any, name: str = "") -> Program:
-    """The program of a model: a ModelProto, bytes or a path.  The same model gives the same text.
+def generate(model: ModelSource, name: str = "") -> Program:
+    """Generate the program of a model; equal models result in equal text.
 
-    name: of the program's file, for the lines that say how to call it; that of the model's file when absent.
-    Raises InvalidModel, and UnsupportedModel for what no program can hold.
+    Args:
+        model: a ModelProto, bytes or a path.
+        name: the file name of the program, without .py, for its usage text; by default that of the model's file.
+
+    Returns:
+        The program and its arrays.
+
+    Raises:
+        InvalidModel: the model breaks a rule of ONNX.
+        UnsupportedModel: an operator is not implemented, or a node cannot be written as a call (SX207).
+
+    Example:
+        >>> program = generate("vit.onnx")  # doctest: +SKIP
+        >>> program.write("vit.py")  # doctest: +SKIP
     """
     stem = name or (Path(model).stem if isinstance(model, (str, os.PathLike)) else "model")
     proto, folder = load_model(model)

@@ -1,4 +1,4 @@
-"""Devices of SINGA's API: where tensors live, and the random stream that belongs to each.
+"""Devices of SINGA's API: where tensors live, and the random streams that belong to each.
 
 dev = device.create_cpu_device()
 dev.SetRandSeed(1)
@@ -6,13 +6,33 @@ dev.SetRandSeed(1)
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from singa_backend.devices import device as backend
 from singa_backend.errors import DeviceUnavailable, InvalidInput
+
+
+class _Stream:
+    """A stream of random numbers.
+
+    state: its seed and the number of draws so far, as a Tensor; None before the first draw.  lock: held during a draw.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.state: Any = None
+        self.lock = threading.RLock()
+
+    def start(self, seed: int) -> None:
+        with self.lock:
+            if self.state is None:
+                self.seed = seed
+            else:
+                self.state.data = np.array([seed, 0], np.int64)
 
 
 class Device:
@@ -24,9 +44,8 @@ class Device:
 
     def __init__(self, type: str = "CPU", device_id: int = 0, seed: int = 0) -> None:
         self.backend = backend.resolve(type, device_id)
-        self.random_state: Any = None
-        """The seed and the number of draws so far, as a Tensor; None before the first draw."""
-        self._seed = seed
+        self._shared = _Stream(seed)
+        self._own = threading.local()
         self._graph = False
         self.verbosity = 0
         self.skip_iterations = 5
@@ -45,15 +64,34 @@ class Device:
         """-1 for the CPU, else the ordinal of the GPU."""
         return self.backend.device_id if self.backend.type == "CUDA" else -1
 
+    @property
+    def _stream(self) -> _Stream:
+        """The stream of this thread: the one that it has seeded, or the one that threads share."""
+        stream: _Stream = getattr(self._own, "stream", self._shared)
+        return stream
+
+    @property
+    def random_state(self) -> Any:
+        """The seed and the number of draws so far of this thread's stream, as a Tensor; None before the first draw."""
+        return self._stream.state
+
     def SetRandSeed(self, seed: int) -> None:
-        """Begin the random stream anew; the same seed gives the same numbers on every device."""
+        """Start the random stream of this thread; the same seed produces the same numbers on every device.
+
+        In the main thread this is the device's stream, which threads that set no seed share.  In any other thread it is a
+        stream that only this thread draws from.
+
+        Args:
+            seed: an integer of [0, 2**63).
+
+        Raises:
+            InvalidInput: `seed` is another value (SX310).
+        """
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
             raise InvalidInput(f"a seed is an integer of [0, 2**63), not {seed!r}", code="SX310")
-        state = np.array([seed, 0], np.int64)
-        if self.random_state is None:
-            self._seed = int(seed)
-        else:
-            self.random_state.data = state
+        if threading.current_thread() is not threading.main_thread() and self._stream is self._shared:
+            self._own.stream = _Stream(int(seed))
+        self._stream.start(int(seed))
 
     def Sync(self) -> None:
         """Wait until all work on this device is done."""
@@ -83,13 +121,16 @@ class Device:
         """Kept for old programs; nothing is measured here."""
 
     def Reset(self) -> None:
-        """Begin the random stream at its seed."""
+        """Start the random stream of this thread at its seed again."""
         if self.random_state is not None:
-            self.random_state.data = np.array([self.random_state.data[0], 0], np.int64)
+            self._stream.start(self.random_state.data[0])
 
     def host(self) -> Device:
         return default_device
 
+
+DeviceLike: TypeAlias = Device | backend.DeviceLike
+"""A Device, or what names one: "CPU", "CUDA", "CUDA:1", "STRICT", or a device of `singa_backend` or `onnx.backend.base`."""
 
 default_device = Device("CPU")
 """The CPU; tensors that name no device live here."""
@@ -100,7 +141,7 @@ def get_default_device() -> Device:
 
 
 def create_cpu_device() -> Device:
-    """The CPU.  It is one device: every call gives the same, with one random stream."""
+    """The CPU.  It is one device: every call returns the same."""
     return default_device
 
 
@@ -121,7 +162,7 @@ def create_cuda_gpu() -> Device:
 def create_cuda_gpu_on(id: int) -> Device:
     """The GPU of this ordinal; raises DeviceUnavailable where there is none."""
     if id not in _cuda:
-        _cuda[id] = Device("CUDA", id)
+        _cuda.setdefault(id, Device("CUDA", id))  # another thread may have been faster
     return _cuda[id]
 
 
@@ -168,7 +209,7 @@ def get_num_opencl_devices() -> int:
     raise DeviceUnavailable("OpenCL devices are not offered", hint="use create_cpu_device() or create_cuda_gpu()")
 
 
-def resolve(device: Any) -> Device:
+def resolve(device: DeviceLike | None) -> Device:
     """A Device from a Device, a name such as "CPU" or "CUDA:1", or None for the CPU."""
     if device is None:
         return default_device

@@ -25,8 +25,7 @@ from singa_backend.runtime.executor import Executor
 
 from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
-from ._core.ops import op
-from ._core.tensor import Tensor, code_of, dtype_of
+from ._core.tensor import Tensor, code_of, dtype_of, op
 from ._core.trace import NotTraceable, Trace
 from ._core.variable import Variable
 from ._layers.base import Layer
@@ -73,7 +72,8 @@ class Model(Layer):
             if not isinstance(x, Tensor):
                 raise InvalidInput(f"compile takes a list of tensors; among them is a {type(x).__name__}", code="SX317")
         before = self.training
-        self.training, tape.training = False, False
+        self.training = False
+        tape.set_training(False)
         try:
             self.forward(*inputs)
         finally:
@@ -83,7 +83,13 @@ class Model(Layer):
         self._checked = False
 
     def train(self, mode: bool = True) -> None:
-        """Calling the model trains it from here on; with mode=False, it infers."""
+        """Calling the model trains it from here on; with mode=False, it infers.
+
+        `autograd.training` is set to the same.
+
+        Args:
+            mode: whether to train.
+        """
         self.training = bool(mode)
         tape.training = self.training
 
@@ -94,12 +100,13 @@ class Model(Layer):
     @contextlib.contextmanager
     def _in_mode(self, training: bool) -> Iterator[None]:
         """The context in which the model trains or infers; afterwards it and the tape are in the mode in which they were."""
-        before = (self.training, tape.training)
-        self.train(training)
-        try:
-            yield
-        finally:
-            self.training, tape.training = before
+        before = self.training
+        with tape.restored():
+            self.train(training)
+            try:
+                yield
+            finally:
+                self.training = before
 
     def graph(self, mode: bool = True, sequential: bool = False) -> None:
         """Run steps as one ONNX graph, or on the tape."""
@@ -119,7 +126,7 @@ class Model(Layer):
         The first step of training names parameters that are not frozen and get no gradient, in a NoGradientWarning; it raises
         InvalidInput where none gets one.
         """
-        tape.training = self.training
+        tape.set_training(self.training)
         if not self.training:
             return self.forward(*input, **kwargs)
         if not self._checked:
@@ -236,8 +243,11 @@ class Model(Layer):
         lacking, unknown = sorted(set(mine) - set(model)), sorted(set(model) - set(mine))
         if lacking or unknown:
             parts = [f"it lacks {', '.join(lacking)}"] * bool(lacking) + [f"it has {', '.join(unknown)} besides"] * bool(unknown)
-            raise InvalidInput(f"the states are those of another model: {'; '.join(parts)}", code="SX341",
-                               hint="compile the model first, so that its parameters exist")  # fmt: skip
+            raise InvalidInput(
+                f"the states are those of another model: {'; '.join(parts)}",
+                code="SX341",
+                hint="compile the model first, so that its parameters exist",
+            )
         for name, a in model.items():
             if tuple(a.shape) != tuple(mine[name].shape):
                 raise InvalidInput(

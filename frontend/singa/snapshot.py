@@ -1,4 +1,4 @@
-"""Parameters in one file, by name; kept for old programs: `Model.save_states` and `load_states` are what to use.
+"""Parameters by name in one file; deprecated: use `Model.save_states` and `Model.load_states`.
 
     with Snapshot("net.snapshot", True) as out:
         out.write("conv.W", w)
@@ -31,18 +31,24 @@ _MEMBER = ".npy"
 
 
 class Snapshot:
-    """A file of tensors.
+    """A file of tensors by name; deprecated.
 
-    f: its path.  mode: True or "w" to write it anew, False or "r" to read it.  buffer_size: kept for old programs.
-    What is written appears whole or not at all, under its name, when the snapshot is closed: by `close`, at the end of `with`
-    (not where that ends in an error), when nobody holds it any more, when the program ends, or when it is read in this process.
-    Raises InvalidInput for another mode, and where the file cannot be made.
+    A written file appears as a whole, under its name, when the snapshot is closed: by `close`, at the end of `with` (unless that
+    ends in an error), when the snapshot is deleted, when the program ends, or when the file is read in this process.
+
+    Args:
+        f: Path of the file.
+        mode: True or "w" to write a new file, False or "r" to read one.
+        buffer_size: Kept for old programs; ignored.
+
+    Raises:
+        InvalidInput: If the mode is unknown, or the file cannot be created (SX350).
     """
 
     def __init__(self, f: str | os.PathLike[str], mode: bool | str, buffer_size: int = 10) -> None:
         warnings.warn("Snapshot is deprecated: use Model.save_states and load_states", DeprecationWarning, stacklevel=2)
         if mode not in (True, False, "w", "r"):
-            raise InvalidInput(f"the mode of a snapshot is True (write) or False (read), not {mode!r}", code="SX350")
+            raise InvalidInput(f"mode of a snapshot must be True (write) or False (read), got {mode!r}", code="SX350")
         self.path = Path(os.path.abspath(f))
         self.mode = mode in (True, "w")
         self.buffer_size = buffer_size
@@ -54,18 +60,37 @@ class Snapshot:
     def write(self, param_name: str, param_val: Tensor) -> None:
         """Add a tensor.
 
-        Raises InvalidInput for a name that is taken, a value that is no tensor of numbers, or a snapshot that is read.
+        Args:
+            param_name: Name of the tensor, unique in the file.
+            param_val: The tensor.
+
+        Raises:
+            InvalidInput: If the name is already used, the value is not a numeric Tensor, or the snapshot is not open for writing
+                (SX350).
         """
         if self._writer is None:
-            raise InvalidInput(f"{self.path} was opened to be read, or is closed", code="SX350", hint="open it with mode=True")
+            raise InvalidInput(
+                f"{self.path} must be open for writing; it was opened for reading or is closed",
+                code="SX350",
+                hint="open it with mode=True",
+            )
         if not isinstance(param_val, Tensor):
-            raise InvalidInput(f"{param_name!r} is a {type(param_val).__name__}, not a Tensor", code="SX350")
+            raise InvalidInput(f"{param_name!r} must be a Tensor, got {type(param_val).__name__}", code="SX350")
         self._writer.add(param_name, param_val.device.backend.get(param_val.data))
 
     def read(self) -> dict[str, Tensor]:
-        """Every tensor by its name, on the CPU; raises InvalidInput for a file that is no snapshot."""
+        """Read all tensors.
+
+        Returns:
+            The tensors by name, on the CPU.
+
+        Raises:
+            InvalidInput: If the file is not a snapshot, or the snapshot was opened for writing (SX350).
+        """
         if self.mode:
-            raise InvalidInput(f"{self.path} was opened to be written", code="SX350", hint="open it with mode=False")
+            raise InvalidInput(
+                f"{self.path} must be opened for reading; it was opened for writing", code="SX350", hint="open it with mode=False"
+            )
         writer = _open.get(_key(self.path))
         if writer is not None:
             writer.publish()
@@ -73,10 +98,10 @@ class Snapshot:
             with zipfile.ZipFile(self.path) as pack:
                 return {name: Tensor(data=array, name=name) for name, array in (_read(pack, i) for i in pack.infolist())}
         except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise InvalidInput(f"{self.path} is no snapshot: {error}", code="SX350") from None
+            raise InvalidInput(f"{self.path} is not a snapshot: {error}", code="SX350") from None
 
     def close(self) -> None:
-        """Finish the file; more than once does no harm."""
+        """Finish the file; later calls do nothing."""
         if self._writer is not None:
             self._closes()
             self._writer = None
@@ -91,7 +116,7 @@ class Snapshot:
 
 
 class _Writer:
-    """A file in the making, beside its place; it does not know the snapshot, which may go before it."""
+    """A temporary file next to the target; it holds no reference to the snapshot, which may be deleted first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,14 +131,14 @@ class _Writer:
                 shutil.copyfile(self.path, self.temporary)
             self.pack: zipfile.ZipFile | None = zipfile.ZipFile(self.temporary, mode)
         except OSError as error:
-            raise InvalidInput(f"{self.path} cannot be written: {error}", code="SX350") from None
+            raise InvalidInput(f"cannot write {self.path}: {error}", code="SX350") from None
 
     def add(self, name: str, array: Any) -> None:
         if name in self.names or "\0" in name:
-            raise InvalidInput(f"the name {name!r} is taken, or is none", code="SX350")
+            raise InvalidInput(f"the name of a tensor must be unused and without NUL characters, got {name!r}", code="SX350")
         if isinstance(array, list) or array.dtype == dtypes.STRING:
-            raise InvalidInput(f"{name!r} holds no numbers", code="SX350")
-        if self.pack is None:  # it has been read meanwhile
+            raise InvalidInput(f"{name!r} must be numeric", code="SX350")
+        if self.pack is None:  # the file was published by a read
             self._begin("a")
         assert self.pack is not None
         info = zipfile.ZipInfo(name + _MEMBER)
@@ -147,9 +172,9 @@ def _key(path: Path) -> str:
 def _read(pack: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[str, Any]:
     dtype = dtypes.from_type_string(f"tensor({info.comment.decode()})")
     if dtype is None or not info.filename.endswith(_MEMBER):
-        raise ValueError(f"its member {info.filename!r} is no tensor")
+        raise ValueError(f"its member {info.filename!r} is not a tensor")
     with pack.open(info) as stored:
         array = np.lib.format.read_array(stored, allow_pickle=False)
     if array.dtype != dtype and array.dtype != f"u{dtype.itemsize}":
-        raise ValueError(f"its member {info.filename!r} holds {array.dtype}, not {dtype}")
+        raise ValueError(f"its member {info.filename!r} must have dtype {dtype}, got {array.dtype}")
     return info.filename.removesuffix(_MEMBER), array if array.dtype == dtype else array.view(dtype)

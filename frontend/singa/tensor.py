@@ -1,11 +1,15 @@
-"""Tensors, and SINGA's functions on them.
+"""Tensors and SINGA's functions on them.
+
+Functions that return a new Tensor compute with ONNX operators and are recorded on the tape if `autograd.training` is set.
+Those that update a Tensor raise InvalidInput (SX370) if an operator on the tape produced it, because its gradient would be
+wrong; `bernoulli`, `gaussian`, `uniform` and `copy_from_numpy` replace all values, so the Tensor becomes a leaf.
 
 y = tensor.mult(tensor.from_numpy(array), w)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +17,8 @@ import numpy as np
 from singa_backend.errors import InvalidInput
 
 from ._core import tape
-from ._core.ops import op
 from ._core.tensor import (
+    DTypeLike,
     Tensor,
     _binary,
     _float,
@@ -27,10 +31,11 @@ from ._core.tensor import (
     float32,
     int32,
     int64,
+    op,
     to_numpy,
     uchar,
 )
-from .device import Device
+from .device import DeviceLike
 
 __all__ = [
     "PlaceHolder", "Tensor", "abs", "add", "add_column", "add_row", "average", "axpy", "bernoulli", "bool_", "ceil", "char",
@@ -44,34 +49,110 @@ __all__ = [
 PlaceHolder = Tensor
 
 
-def from_numpy(array: Any, dev: Device | None = None) -> Tensor:
-    """A tensor that holds a copy of an array, in its dtype."""
+def from_numpy(array: Any, dev: DeviceLike | None = None) -> Tensor:
+    """Make a tensor with a copy of an array.
+
+    Args:
+        array: A NumPy array of numbers, bool or strings, or what NumPy makes an array of.
+        dev: The device, or a name such as "CUDA"; None for the CPU.
+
+    Returns:
+        Tensor of the shape and dtype of the array.
+
+    Raises:
+        InvalidInput: ONNX does not have the dtype of the array.
+        DeviceUnavailable: This machine does not have the device.
+    """
     return Tensor(data=np.array(array), device=dev)
 
 
 def from_dlpack(x: Any) -> Tensor:
-    """A tensor on the storage of whatever speaks DLPack on the host."""
+    """Make a tensor that shares the memory of a DLPack array on the host.
+
+    Args:
+        x: An object with `__dlpack__` and `__dlpack_device__`, such as an array of NumPy or PyTorch in host memory.
+
+    Returns:
+        Tensor of the shape and dtype of x, on the CPU.
+
+    Raises:
+        AttributeError: x does not support DLPack.
+        BufferError: NumPy cannot use the memory, because it is not on the host.
+    """
     return Tensor(data=np.from_dlpack(x))
 
 
 def to_host(t: Tensor) -> Tensor:
-    """A copy on the CPU."""
+    """Copy a tensor to the CPU.
+
+    Args:
+        t: Tensor on any device.
+
+    Returns:
+        Tensor on the CPU, of the shape, dtype and `requires_grad` of t; it is not recorded on the tape.
+    """
     return Tensor(data=to_numpy(t), requires_grad=t.requires_grad)
 
 
-def zeros(shape: Any, device: Device | None = None, dtype: Any = float32) -> Tensor:
+def zeros(shape: Any, device: DeviceLike | None = None, dtype: DTypeLike = float32) -> Tensor:
+    """Make a tensor of zeros.
+
+    Args:
+        shape: The sizes, or one int.
+        device: The device, or a name such as "CUDA"; None for the CPU.
+        dtype: A constant of this module, "int" (int32), "float" (float32), or a NumPy dtype.
+
+    Returns:
+        Tensor of this shape and dtype, in which every element is 0.
+
+    Raises:
+        InvalidInput: `dtype` is not a dtype, or ONNX does not have it.
+        DeviceUnavailable: This machine does not have the device.
+        ValueError: A size is negative.
+    """
     return Tensor(shape, device, dtype)
 
 
-def ones(shape: Any, device: Device | None = None, dtype: Any = float32) -> Tensor:
+def ones(shape: Any, device: DeviceLike | None = None, dtype: DTypeLike = float32) -> Tensor:
+    """Make a tensor of ones.
+
+    Args:
+        shape: The sizes, or one int.
+        device: The device, or a name such as "CUDA"; None for the CPU.
+        dtype: A constant of this module, "int" (int32), "float" (float32), or a NumPy dtype.
+
+    Returns:
+        Tensor of this shape and dtype, in which every element is 1.
+
+    Raises:
+        InvalidInput: `dtype` is not a dtype, or ONNX does not have it.
+        DeviceUnavailable: This machine does not have the device.
+        ValueError: A size is negative.
+    """
     return Tensor(shape, device, dtype).set_value(1)
 
 
 def zeros_like(t: Tensor) -> Tensor:
+    """Make a tensor of zeros that has the shape of another.
+
+    Args:
+        t: Tensor of any dtype and shape.
+
+    Returns:
+        Tensor of the shape, dtype and device of t.
+    """
     return _filled_like(t, 0)
 
 
 def ones_like(t: Tensor) -> Tensor:
+    """Make a tensor of ones that has the shape of another.
+
+    Args:
+        t: Tensor of any dtype and shape.
+
+    Returns:
+        Tensor of the shape, dtype and device of t.
+    """
     return _filled_like(t, 1)
 
 
@@ -82,73 +163,171 @@ def _filled_like(t: Tensor, value: float) -> Tensor:
     return made
 
 
-def random(shape: Any, device: Device | None = None) -> Tensor:
-    """float32 numbers of [0, 1)."""
+def random(shape: Any, device: DeviceLike | None = None) -> Tensor:
+    """Make a tensor of uniformly distributed random numbers in [0, 1).
+
+    Args:
+        shape: The sizes, or one int.
+        device: The device whose random stream is used, or a name such as "CUDA"; None for the CPU.
+
+    Returns:
+        float32 Tensor of this shape.
+
+    Raises:
+        DeviceUnavailable: This machine does not have the device.
+        ValueError: A size is negative.
+    """
     return Tensor(shape, device).uniform(0.0, 1.0)
 
 
 def product(shape: Sequence[int]) -> int:
-    """The number of elements of a shape."""
+    """The number of elements of a shape.
+
+    Args:
+        shape: The sizes.
+
+    Returns:
+        The product of the sizes; 1 for ().
+    """
     return int(np.prod(shape, dtype=np.int64))
 
 
-def sizeof(dtype: Any) -> int:
-    """Bytes of an element."""
+def sizeof(dtype: DTypeLike) -> int:
+    """The size of an element of a dtype.
+
+    Args:
+        dtype: A constant of this module, "int" (int32), "float" (float32), or a NumPy dtype.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        InvalidInput: `dtype` is not a dtype, or ONNX does not have it.
+    """
     return int(dtype_of(dtype).itemsize)
 
 
 def contiguous(t: Tensor) -> Tensor:
+    """Copy a tensor to contiguous storage.
+
+    Args:
+        t: Tensor of any dtype and shape.
+
+    Returns:
+        Tensor with the values of t, stored in row-major order.
+    """
     return t.contiguous()
 
 
 def reshape(t: Tensor, shape: Any) -> Tensor:
+    """Reshape a tensor.
+
+    Source: ONNX Reshape.
+
+    Args:
+        t: Tensor of any dtype and shape.
+        shape: The new sizes, or one int; 0 keeps the size of t at that axis, and one -1 is inferred.
+
+    Returns:
+        Tensor of the new shape, of the dtype of t.
+
+    Raises:
+        OperatorError: The numbers of elements differ.
+    """
     return t.reshape(shape)
 
 
 def transpose(t: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    """Permute the axes of a tensor.
+
+    Source: ONNX Transpose.
+
+    Args:
+        t: Tensor of any dtype and shape.
+        axes: The axes of t in the order of the result; None to reverse them.
+
+    Returns:
+        Tensor of the dtype of t; its axis i is axis axes[i] of t.
+
+    Raises:
+        OperatorError: `axes` is not a permutation of the axes of t.
+    """
     return t.transpose(axes)
 
 
 def copy_data_to_from(dst: Tensor, src: Tensor, size: int, dst_offset: int = 0, src_offset: int = 0) -> None:
-    """Write `size` values of one tensor into another, both from an offset on; raises InvalidInput beyond either's end."""
+    """Copy consecutive elements of one tensor into another, in row-major order.
+
+    Args:
+        dst: The Tensor to write into; values are cast to its dtype.
+        src: The Tensor to read.
+        size: The number of elements.
+        dst_offset: The index of the first element to write.
+        src_offset: The index of the first element to read.
+
+    Raises:
+        InvalidInput: The elements are beyond the end of a tensor (SX337), or an operator on the tape produced `dst` (SX370).
+    """
     if dst_offset + size > dst.size() or src_offset + size > src.size():
-        raise InvalidInput(f"{size} values do not lie in tensors of {dst.size()} and {src.size()} elements", code="SX337")
+        ends = f"an end at {src_offset + size} of {src.size()} in src and at {dst_offset + size} of {dst.size()} in dst"
+        raise InvalidInput(f"the elements to copy must be within both tensors, got {ends}", code="SX337")
     dst._refuse_on_tape()
     dst._write(src.data.reshape(-1)[src_offset : src_offset + size], dst_offset)
 
 
 def copy_from_numpy(data: Any, array: Any) -> None:
-    """Write an array's values into a tensor, or into the storage of one, `t.data`."""
+    """Write the values of an array into a tensor, in row-major order.
+
+    Args:
+        data: The Tensor to write into, or its storage `t.data`; values are cast to its dtype.
+        array: An array with as many elements; its shape may differ.
+
+    Raises:
+        InvalidInput: The numbers of elements differ (SX337).
+    """
     if isinstance(data, Tensor):
         data.copy_from_numpy(array)
         return
     if data.size != np.asarray(array).size:
-        raise InvalidInput(f"{np.asarray(array).size} values do not fill {data.size} elements", code="SX337")
+        raise InvalidInput(f"array must have {data.size} elements, got {np.asarray(array).size}", code="SX337")
     data[...] = np.asarray(array).reshape(data.shape)
 
 
-def _unary(onnx: str, doc: str) -> Any:
+def _unary(onnx: str, summary: str, dtype: str = "a float dtype") -> Callable[[Tensor], Tensor]:
     def function(t: Tensor) -> Tensor:
         result: Tensor = op.call(onnx, (t,), {}, 1)[0]
         return result
 
-    function.__doc__ = doc
+    function.__name__ = function.__qualname__ = onnx.lower()
+    function.__doc__ = (
+        f"{summary}\n\nElement by element.  Source: ONNX {onnx}.\n\nArgs:\n    t: Tensor of {dtype}, any shape.\n\n"
+        "Returns:\n    Tensor of the shape and dtype of t.\n"
+    )
     return function
 
 
-abs = _unary("Abs", "The absolute values.")
-exp = _unary("Exp", "e to the power of each element.")
-ceil = _unary("Ceil", "Rounded up.")
-log = _unary("Log", "The natural logarithm.")
-sigmoid = _unary("Sigmoid", "1 / (1 + exp(-t))")
-sign = _unary("Sign", "-1, 0 or 1.")
-sqrt = _unary("Sqrt", "The square root.")
-tanh = _unary("Tanh", "The hyperbolic tangent.")
+abs = _unary("Abs", "The absolute value of t.", "a numeric dtype")
+exp = _unary("Exp", "The exponential function, e to the power of t.")
+ceil = _unary("Ceil", "The smallest integer not below t.")
+log = _unary("Log", "The natural logarithm of t; NaN below 0.")
+sigmoid = _unary("Sigmoid", "The logistic function, 1 / (1 + exp(-t)).")
+sign = _unary("Sign", "The sign of t: -1, 0 or 1.", "a numeric dtype")
+sqrt = _unary("Sqrt", "The square root of t; NaN below 0.")
+tanh = _unary("Tanh", "The hyperbolic tangent of t.")
 
 
 def square(t: Tensor) -> Tensor:
-    """Each element times itself."""
-    return op.Mul(t, t)  # type: ignore[no-any-return]
+    """The square of t.
+
+    Element by element.  Source: ONNX Mul.
+
+    Args:
+        t: Tensor of a numeric dtype, any shape.
+
+    Returns:
+        Tensor of the shape and dtype of t.
+    """
+    return op.Mul(t, t)
 
 
 def _into(value: Tensor, out: Tensor | None) -> Tensor:
@@ -158,84 +337,326 @@ def _into(value: Tensor, out: Tensor | None) -> Tensor:
 
 
 def sum(t: Tensor, axis: int | None = None, out: Tensor | None = None) -> Any:
-    """The sum along an axis, or of all elements, then as a Python float."""
+    """The sum along an axis, or of all elements.
+
+    Source: ONNX ReduceSum without the reduced axes.
+
+    Args:
+        t: Tensor of a numeric dtype, any shape.
+        axis: The axis, in [-rank, rank); None for all.
+        out: The Tensor to write the result into; None for a new one.
+
+    Returns:
+        Tensor of the dtype of t; a Python float if `axis` and `out` are None, which is not recorded on the tape.
+
+    Raises:
+        OperatorError: `axis` is out of range.
+        ValueError: The shape of `out` does not fit.
+        InvalidInput: An operator on the tape produced `out` (SX370).
+    """
     if axis is None and out is None:
         return float(to_numpy(t).sum())
     return _into(op.ReduceSum(t, None if axis is None else [axis], keepdims=0), out)
 
 
 def pow(t: Tensor, x: Any, out: Tensor | None = None) -> Tensor:
-    """Each element to the power of a number or of another tensor's element."""
+    """The power, t to the power of x.
+
+    Element by element.  Source: ONNX Pow.
+
+    Args:
+        t: Tensor of a numeric dtype, any shape.
+        x: A number, or a Tensor of a numeric dtype; the shapes broadcast.
+        out: The Tensor to write the result into; None for a new one.
+
+    Returns:
+        Tensor of the broadcast shape, of the dtype of t; or `out`.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast.
+        InvalidInput: An operator on the tape produced `out` (SX370).
+    """
     return _into(op.Pow(t, x), out)
 
 
 def average(t: Tensor, axis: int | None = None) -> Any:
-    """The mean along an axis; of all elements, as a Python float."""
+    """The mean along an axis, or of all elements.
+
+    Source: ONNX ReduceMean without the reduced axis.
+
+    Args:
+        t: Tensor of a numeric dtype, any shape.
+        axis: The axis, in [-rank, rank); None for all.
+
+    Returns:
+        Tensor of the dtype of t; a Python float if `axis` is None, which is not recorded on the tape.
+
+    Raises:
+        OperatorError: `axis` is out of range.
+    """
     if axis is None:
         return float(to_numpy(t).mean())
     return op.ReduceMean(t, [axis], keepdims=0)
 
 
 def softmax(t: Tensor, out: Tensor | None = None) -> Tensor:
-    """Of each row."""
+    """The softmax along the last axis: exp(t) / sum exp(t).
+
+    Source: ONNX Softmax with axis -1.
+
+    Args:
+        t: Tensor of a float dtype, rank at least 1.
+        out: The Tensor to write the result into; None for a new one.
+
+    Returns:
+        Tensor of the shape and dtype of t; or `out`.
+
+    Raises:
+        ValueError: The shape of `out` does not fit.
+        InvalidInput: An operator on the tape produced `out` (SX370).
+    """
     return _into(op.Softmax(t, axis=-1), out)
 
 
 def lt(t: Tensor, x: Any) -> Any:
+    """Compare element by element whether t < x.
+
+    It has no gradient.  Source: ONNX Less.
+
+    Args:
+        t: Tensor of a numeric dtype, any shape.
+        x: A number, an array, or a Tensor; the shapes broadcast.
+
+    Returns:
+        Tensor of the broadcast shape, of the dtype of t: 1 if the comparison holds, otherwise 0.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast.
+    """
     return t < x
 
 
 def le(t: Tensor, x: Any) -> Any:
+    """Compare element by element whether t <= x.
+
+    It has no gradient.  Source: ONNX LessOrEqual.
+
+    Args:
+        t: Tensor of a numeric dtype, any shape.
+        x: A number, an array, or a Tensor; the shapes broadcast.
+
+    Returns:
+        Tensor of the broadcast shape, of the dtype of t: 1 if the comparison holds, otherwise 0.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast.
+    """
     return t <= x
 
 
 def gt(t: Tensor, x: Any) -> Any:
+    """Compare element by element whether t > x.
+
+    It has no gradient.  Source: ONNX Greater.
+
+    Args:
+        t: Tensor of a numeric dtype, any shape.
+        x: A number, an array, or a Tensor; the shapes broadcast.
+
+    Returns:
+        Tensor of the broadcast shape, of the dtype of t: 1 if the comparison holds, otherwise 0.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast.
+    """
     return t > x
 
 
 def ge(t: Tensor, x: Any) -> Any:
+    """Compare element by element whether t >= x.
+
+    It has no gradient.  Source: ONNX GreaterOrEqual.
+
+    Args:
+        t: Tensor of a numeric dtype, any shape.
+        x: A number, an array, or a Tensor; the shapes broadcast.
+
+    Returns:
+        Tensor of the broadcast shape, of the dtype of t: 1 if the comparison holds, otherwise 0.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast.
+    """
     return t >= x
 
 
 def eq(t: Tensor, x: Any) -> Any:
+    """Compare element by element whether t == x.
+
+    It has no gradient.  Source: ONNX Equal.
+
+    Args:
+        t: Tensor of a numeric dtype, any shape.
+        x: A number, an array, or a Tensor; the shapes broadcast; None is never equal.
+
+    Returns:
+        Tensor of the broadcast shape, of the dtype of t: 1 if the comparison holds, otherwise 0.  False if x is None.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast.
+    """
     return t == x
 
 
 def add(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
+    """The sum, lhs + rhs.
+
+    Element by element; dtypes are promoted, an int32 tensor with a Python float to float32.  Source: ONNX Add.
+
+    Args:
+        lhs: A Tensor, an array or a number.
+        rhs: A Tensor, an array or a number; the shapes broadcast.
+        ret: The Tensor to write the result into; None for a new one.
+
+    Returns:
+        Tensor of the broadcast shape; or `ret`.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast, or do not fit that of `ret`.
+        InvalidInput: An operator on the tape produced `ret` (SX370), or the inputs are on different devices (SX344).
+    """
     return _into(_binary("Add", lhs, rhs), ret)
 
 
 def sub(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
+    """The difference, lhs - rhs.
+
+    Element by element; dtypes are promoted, an int32 tensor with a Python float to float32.  Source: ONNX Sub.
+
+    Args:
+        lhs: A Tensor, an array or a number.
+        rhs: A Tensor, an array or a number; the shapes broadcast.
+        ret: The Tensor to write the result into; None for a new one.
+
+    Returns:
+        Tensor of the broadcast shape; or `ret`.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast, or do not fit that of `ret`.
+        InvalidInput: An operator on the tape produced `ret` (SX370), or the inputs are on different devices (SX344).
+    """
     return _into(_binary("Sub", lhs, rhs), ret)
 
 
 def eltwise_mult(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
+    """The product of elements, lhs rhs.
+
+    Element by element; dtypes are promoted, an int32 tensor with a Python float to float32.  Source: ONNX Mul.
+
+    Args:
+        lhs: A Tensor, an array or a number.
+        rhs: A Tensor, an array or a number; the shapes broadcast.
+        ret: The Tensor to write the result into; None for a new one.
+
+    Returns:
+        Tensor of the broadcast shape; or `ret`.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast, or do not fit that of `ret`.
+        InvalidInput: An operator on the tape produced `ret` (SX370), or the inputs are on different devices (SX344).
+    """
     return _into(_binary("Mul", lhs, rhs), ret)
 
 
 def div(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
+    """The quotient, lhs / rhs.
+
+    Element by element; integers are cast to float32.  Source: ONNX Div.
+
+    Args:
+        lhs: A Tensor, an array or a number.
+        rhs: A Tensor, an array or a number; the shapes broadcast.
+        ret: The Tensor to write the result into; None for a new one.
+
+    Returns:
+        Tensor of the broadcast shape; or `ret`.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast, or do not fit that of `ret`.
+        InvalidInput: An operator on the tape produced `ret` (SX370), or the inputs are on different devices (SX344).
+    """
     return _into(_binary("Div", _float(lhs), _float(rhs)), ret)
 
 
 def mult(A: Tensor, B: Tensor, C: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
-    """A B; with C, alpha A B + beta C is written into C."""
+    """The matrix product, alpha A B; with C, C = alpha A B + beta C.
+
+    Source: ONNX MatMul, which is NumPy's `matmul`.
+
+    Args:
+        A: Tensor of a numeric dtype, shape (..., M, K) or (K,).
+        B: Tensor of the dtype of A, shape (..., K, N) or (K,).
+        C: The Tensor to write the result into, shape (..., M, N); None for a new one.
+        alpha: The factor of the product.
+        beta: The factor of C.
+
+    Returns:
+        Tensor of shape (..., M, N), of the dtype of A; or C.
+
+    Raises:
+        OperatorError: The shapes of A and B do not fit, or the dtypes differ.
+        InvalidInput: An operator on the tape produced C (SX370), or the inputs are on different devices (SX344).
+    """
     product_ = op.MatMul(A, B)
     if alpha != 1.0:
         product_ = op.Mul(product_, alpha)
     if C is None:
-        return product_  # type: ignore[no-any-return]
+        return product_
     return C._with(op.Add(product_, op.Mul(C, beta)) if beta else product_)
 
 
 def einsum(ops: str, *args: Tensor) -> Tensor:
-    """An Einstein sum, as NumPy's."""
-    return op.Einsum(*args, equation=ops)  # type: ignore[no-any-return]
+    """The Einstein sum of tensors.
+
+    Source: ONNX Einsum, which is NumPy's `einsum`.
+
+    Args:
+        ops: The equation, such as "ij,jk->ik".
+        *args: The operands: Tensors of one numeric dtype.
+
+    Returns:
+        Tensor of the shape that the equation defines, of the dtype of the operands.
+
+    Raises:
+        OperatorError: The dtypes of the operands differ.
+        ValueError: The equation is invalid or does not fit the shapes.
+    """
+    return op.Einsum(*args, equation=ops)
 
 
 def tensordot(A: Tensor, B: Tensor, axes: Any = 2) -> Tensor:
-    """The sum of products over the last `axes` axes of A and the first of B, or over the axes listed for each."""
-    a, b = (list(range(A.ndim() - axes, A.ndim())), list(range(axes))) if isinstance(axes, int) else (
-        [v] if isinstance(v, int) else list(v) for v in axes)  # fmt: skip
+    """The sum of products over axes of two tensors.
+
+    Source: NumPy's `tensordot`, as ONNX Einsum.
+
+    Args:
+        A: Tensor of a numeric dtype, any shape.
+        B: Tensor of the dtype of A, any shape; both have at most 26 axes together.
+        axes: The number of last axes of A and first axes of B to sum over, or a pair: the axes of A and those of B, each a
+            sequence or one int.
+
+    Returns:
+        Tensor with the other axes of A, then those of B; of the dtype of A.
+
+    Raises:
+        OperatorError: The dtypes differ.
+        ValueError: The axes of A and of B differ in number or in size.
+    """
+    a, b = (
+        (list(range(A.ndim() - axes, A.ndim())), list(range(axes)))
+        if isinstance(axes, int)
+        else ([v] if isinstance(v, int) else list(v) for v in axes)
+    )
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     first = [next(letters) for _ in range(A.ndim())]
     second = [next(letters) for _ in range(B.ndim())]
@@ -247,48 +668,174 @@ def tensordot(A: Tensor, B: Tensor, axes: Any = 2) -> Tensor:
 
 
 def repeat(t: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
+    """Repeat each element, or each slice along an axis.
+
+    Source: NumPy's `repeat`, as ONNX Gather.
+
+    Args:
+        t: Tensor of any dtype and shape.
+        repeats: The number of repetitions, one for all or one for each.
+        axis: The axis, in [-rank, rank); None to flatten t first.
+
+    Returns:
+        Tensor of the dtype of t; of rank 1 if `axis` is None.
+
+    Raises:
+        IndexError: `axis` is out of range.
+        ValueError: `repeats` has another length than the axis.
+    """
     return t.repeat(repeats, axis)
 
 
 def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
-    """y += alpha x"""
+    """Add a multiple of x to y in place: y += alpha x.
+
+    Args:
+        alpha: The factor.
+        x: Tensor of the dtype of y; its shape broadcasts to that of y.
+        y: The Tensor to change.
+
+    Returns:
+        y.
+
+    Raises:
+        OperatorError: The dtypes differ.
+        ValueError: The shapes cannot be broadcast.
+        InvalidInput: An operator on the tape produced y (SX370).
+    """
     with tape.no_tape():
         value = op.Add(y, op.Mul(x, alpha))
     return y._with(value)
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """Tensors side by side along an axis."""
-    return op.Concat(*tensors, axis=axis)  # type: ignore[no-any-return]
+    """Concatenate tensors along an axis.
+
+    Source: ONNX Concat.
+
+    Args:
+        tensors: One or more Tensors of one dtype, whose shapes differ at `axis` at most.
+        axis: The axis, in [-rank, rank).
+
+    Returns:
+        Tensor whose size at `axis` is the sum of those of the inputs, of their dtype.
+
+    Raises:
+        OperatorError: The dtypes differ, the shapes differ at another axis, or `axis` is out of range.
+    """
+    return op.Concat(*tensors, axis=axis)
 
 
 def bernoulli(p: float, t: Tensor) -> Tensor:
+    """Fill a tensor in place with ones, with probability p, and zeros.
+
+    Args:
+        p: The probability of a one, in [0, 1].
+        t: The Tensor to fill, from the random stream of its device.
+
+    Returns:
+        t.
+    """
     return t.bernoulli(p)
 
 
 def gaussian(mean: float, std: float, t: Tensor) -> Tensor:
+    """Fill a tensor in place with normally distributed random numbers.
+
+    Args:
+        mean: The mean of the distribution.
+        std: The standard deviation of the distribution.
+        t: The Tensor to fill, from the random stream of its device.
+
+    Returns:
+        t.
+    """
     return t.gaussian(mean, std)
 
 
 def uniform(low: float, high: float, t: Tensor) -> Tensor:
+    """Fill a tensor in place with uniformly distributed random numbers in [low, high).
+
+    Args:
+        low: The lower bound.
+        high: The upper bound.
+        t: The Tensor to fill, from the random stream of its device.
+
+    Returns:
+        t.
+    """
     return t.uniform(low, high)
 
 
 def add_column(alpha: float, v: Tensor, beta: float, M: Tensor) -> Tensor:
-    """M = alpha v + beta M, v added to each column."""
+    """Add a vector to each column of a matrix in place: M = alpha v + beta M.
+
+    Args:
+        alpha: The factor of v.
+        v: Tensor of the dtype of M, with one element for each row of M.
+        beta: The factor of M.
+        M: The Tensor to change, a matrix.
+
+    Returns:
+        M.
+
+    Raises:
+        OperatorError: The dtypes differ.
+        ValueError: The shapes cannot be broadcast.
+        InvalidInput: An operator on the tape produced M (SX370).
+    """
     return M._with(op.Add(op.Mul(op.Unsqueeze(v, [1]), alpha), op.Mul(M, beta)))
 
 
 def add_row(alpha: float, v: Tensor, beta: float, M: Tensor) -> Tensor:
-    """M = alpha v + beta M, v added to each row."""
+    """Add a vector to each row of a matrix in place: M = alpha v + beta M.
+
+    Args:
+        alpha: The factor of v.
+        v: Tensor of the dtype of M, with one element for each column of M.
+        beta: The factor of M.
+        M: The Tensor to change, a matrix.
+
+    Returns:
+        M.
+
+    Raises:
+        OperatorError: The dtypes differ.
+        ValueError: The shapes cannot be broadcast.
+        InvalidInput: An operator on the tape produced M (SX370).
+    """
     return M._with(op.Add(op.Mul(v, alpha), op.Mul(M, beta)))
 
 
 def sum_columns(M: Tensor) -> Tensor:
-    """The sum of the columns: one value a row."""
-    return op.ReduceSum(M, [1], keepdims=0)  # type: ignore[no-any-return]
+    """The sum of the columns of a matrix: one element for each row.
+
+    Source: ONNX ReduceSum over axis 1.
+
+    Args:
+        M: Tensor of a numeric dtype, shape (M, N).
+
+    Returns:
+        Tensor of shape (M,), of the dtype of the matrix.
+
+    Raises:
+        OperatorError: The rank is below 2.
+    """
+    return op.ReduceSum(M, [1], keepdims=0)
 
 
 def sum_rows(M: Tensor) -> Tensor:
-    """The sum of the rows: one value a column."""
-    return op.ReduceSum(M, [0], keepdims=0)  # type: ignore[no-any-return]
+    """The sum of the rows of a matrix: one element for each column.
+
+    Source: ONNX ReduceSum over axis 0.
+
+    Args:
+        M: Tensor of a numeric dtype, shape (M, N).
+
+    Returns:
+        Tensor of shape (N,), of the dtype of the matrix.
+
+    Raises:
+        OperatorError: The rank is 0.
+    """
+    return op.ReduceSum(M, [0], keepdims=0)

@@ -1,4 +1,4 @@
-"""Small helpers of SINGA's API: a progress bar, padding arithmetic, and the order of a tape."""
+"""Helper functions of SINGA's API: a progress bar, padding arithmetic, and the order of operators on a tape."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from singa_backend.proto.messages import FreshNames
 
 from . import device as devices
 from ._core import tape
-from ._core.ops import op
 from ._core.tape import Dummy, Operator
-from ._core.tensor import Tensor
+from ._core.tensor import Tensor, op
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -34,10 +33,16 @@ _BAR = 20
 
 
 def update_progress(progress: float, info: str = "") -> None:
-    """Print a bar and a text: `[..........          ] 50.0% loss 0.3`.
+    """Print a progress bar and a text: `[..........          ] 50.0% loss 0.3`.
 
-    progress: a number of [0, 1]; below 0 it says "Halt.", from 1 on "Done.".
-    On a terminal each call replaces the line before, elsewhere each is a line.  Raises TypeError for what is no number.
+    On a terminal each call replaces the previous line; elsewhere each call prints a line.
+
+    Args:
+        progress: Progress in [0, 1]; the bar shows "Halt." below 0, and "Done." at 1 or more.
+        info: Text after the bar.
+
+    Raises:
+        TypeError: If `progress` is not a number.
     """
     share = min(max(float(progress), 0.0), 1.0)
     status = "Halt. " if progress < 0 else "Done. " if progress >= 1 else ""
@@ -54,80 +59,150 @@ def update_progress(progress: float, info: str = "") -> None:
 # --- padding ----------------------------------------------------------------------------------------------------------
 
 
-def get_output_shape(auto_pad: str, input_spatial_shape: Sequence[int], kernel_spatial_shape: Sequence[int],
-                     strides_spatial: Sequence[int]) -> list[int]:  # fmt: skip
-    """The spatial sizes of a convolution or pooling: ceil(in / stride) for SAME_*, ceil((in - kernel + 1) / stride) for VALID.
+def get_output_shape(
+    auto_pad: str, input_spatial_shape: Sequence[int], kernel_spatial_shape: Sequence[int], strides_spatial: Sequence[int]
+) -> list[int]:
+    """Compute the spatial sizes of a convolution or pooling.
 
-    Raises InvalidInput for another `auto_pad`, strides below 1, or lengths that differ.
+    They are ceil(in / stride) for SAME_UPPER and SAME_LOWER, and ceil((in - kernel + 1) / stride) for VALID (ONNX: Conv,
+    `auto_pad`).
+
+    Args:
+        auto_pad: "SAME_UPPER", "SAME_LOWER" or "VALID".
+        input_spatial_shape: Sizes of the spatial axes of the input.
+        kernel_spatial_shape: Sizes of the kernel, one per spatial axis.
+        strides_spatial: Strides, one per spatial axis.
+
+    Returns:
+        The sizes of the spatial axes of the output.
+
+    Raises:
+        InvalidInput: If `auto_pad` is unknown, a stride is below 1, or the lengths differ (SX347).
     """
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER", "VALID"):
-        raise InvalidInput(f"auto_pad is SAME_UPPER, SAME_LOWER or VALID, not {auto_pad!r}", code="SX347")
+        raise InvalidInput(f"auto_pad must be SAME_UPPER, SAME_LOWER or VALID, got {auto_pad!r}", code="SX347")
     if not len(input_spatial_shape) == len(kernel_spatial_shape) == len(strides_spatial) or min(strides_spatial, default=1) < 1:
         raise InvalidInput(
-            f"sizes {list(input_spatial_shape)}, kernel {list(kernel_spatial_shape)} and strides {list(strides_spatial)} do not "
-            "go together", code="SX347", hint="one of each for each spatial axis; strides are 1 or more")  # fmt: skip
+            f"sizes, kernel and strides must have one entry per spatial axis, got {list(input_spatial_shape)}, "
+            f"{list(kernel_spatial_shape)} and {list(strides_spatial)}",
+            code="SX347",
+            hint="strides must be at least 1",
+        )
     taken = [k - 1 if auto_pad == "VALID" else 0 for k in kernel_spatial_shape]
     return [max(0, -((t - n) // s)) for n, t, s in zip(input_spatial_shape, taken, strides_spatial, strict=True)]
 
 
-def get_padding_shape(pad_mode: str, input_spatial_shape: Sequence[int], kernel_spatial_shape: Sequence[int],
-                      strides_spatial: Sequence[int]) -> tuple[list[int], list[int]]:  # fmt: skip
-    """The padding of a convolution or pooling, axis by axis as (before, behind): what is even, and the odd rest.
+def get_padding_shape(
+    pad_mode: str, input_spatial_shape: Sequence[int], kernel_spatial_shape: Sequence[int], strides_spatial: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Compute the padding of a convolution or pooling, divided into an even part and an odd rest.
 
-    Where the whole padding of an axis is odd, one is left over: it stands behind for SAME_UPPER, before for SAME_LOWER.
-    `get_padding_shape("SAME_UPPER", [5], [4], [2])` gives ([1, 1], [0, 1]).  Raises as `get_output_shape` does.
+    If the total padding of an axis is odd, the rest of 1 is after the axis for SAME_UPPER, and before it for SAME_LOWER.
+
+    Args:
+        pad_mode: "SAME_UPPER", "SAME_LOWER" or "VALID".
+        input_spatial_shape: Sizes of the spatial axes of the input.
+        kernel_spatial_shape: Sizes of the kernel, one per spatial axis.
+        strides_spatial: Strides, one per spatial axis.
+
+    Returns:
+        The even part and the odd rest; each is a list (before, after, before, after, ...) over the spatial axes.
+
+    Raises:
+        InvalidInput: If `pad_mode` is unknown, a stride is below 1, or the lengths differ (SX347).
+
+    Example:
+        `get_padding_shape("SAME_UPPER", [5], [4], [2])` returns ([1, 1], [0, 1]).
     """
     sizes = get_output_shape(pad_mode, input_spatial_shape, kernel_spatial_shape, strides_spatial)
     even, odd = [], []
     for n, m, k, s in zip(input_spatial_shape, sizes, kernel_spatial_shape, strides_spatial, strict=True):
-        whole = max(0, (m - 1) * s + k - n)  # a stride that is larger than the kernel leaves something out: no padding
-        even += [whole // 2] * 2
-        odd += [0, whole % 2] if pad_mode == "SAME_UPPER" else [whole % 2, 0]
+        total = max(0, (m - 1) * s + k - n)  # no padding if the stride exceeds the kernel size
+        even += [total // 2] * 2
+        odd += [0, total % 2] if pad_mode == "SAME_UPPER" else [total % 2, 0]
     return even, odd
 
 
 def handle_odd_pad_fwd(x: Any, odd_padding: Sequence[int]) -> Any:
-    """Zeros around the spatial axes of x (N, C, ...): `odd_padding` says how many, axis by axis as (before, behind).
+    """Add zeros around the spatial axes (ONNX: Pad).
 
-    x: a Tensor, or its `.data`; the result is of the same kind and lies on the same device.
+    Args:
+        x: Tensor of shape (N, C, ...), or its `.data`.
+        odd_padding: Numbers of zeros, axis by axis as (before, after).
+
+    Returns:
+        The padded tensor or array, of the type and on the device of x.
+
+    Raises:
+        InvalidInput: If the padding does not match the shape of x (SX347).
     """
-    before, behind = _by_axis(x, odd_padding)
+    before, after = _by_axis(x, odd_padding)
     tensor = x if isinstance(x, Tensor) else Tensor._of(x, devices.resolve(device_of(x)), False)
-    padded = op.Pad(tensor, [*before, *behind])
+    padded = op.Pad(tensor, [*before, *after])
     return padded if isinstance(x, Tensor) else padded.raw
 
 
 def handle_odd_pad_bwd(dx: Any, odd_padding: Sequence[int]) -> Any:
-    """The gradient of `handle_odd_pad_fwd`: dx without what was added.  dx: a Tensor, or its `.data`."""
-    before, behind = _by_axis(dx, odd_padding)
-    return dx[tuple(slice(b, n - e) for b, e, n in zip(before, behind, dx.shape, strict=True))]
+    """Compute the gradient of `handle_odd_pad_fwd`: remove the padding.
+
+    Args:
+        dx: Tensor of shape (N, C, ...), or its `.data`.
+        odd_padding: The padding that was added, axis by axis as (before, after).
+
+    Returns:
+        The tensor or array without the padding.
+
+    Raises:
+        InvalidInput: If the padding does not match the shape of dx (SX347).
+    """
+    before, after = _by_axis(dx, odd_padding)
+    return dx[tuple(slice(b, n - e) for b, e, n in zip(before, after, dx.shape, strict=True))]
 
 
 def _by_axis(x: Any, odd: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Of each axis of x, how much stands before and behind; raises InvalidInput where that does not fit."""
+    """The padding before and after each axis of x; raises InvalidInput if it does not match the shape."""
     rank = len(x.shape)
     if len(odd) % 2 or 2 + len(odd) // 2 > rank or min(odd, default=0) < 0:
-        raise InvalidInput(f"a padding {tuple(odd)} does not fit a shape of {tuple(x.shape)}", code="SX347",
-                           hint="two numbers, 0 or more, for each spatial axis")  # fmt: skip
-    more = [0] * (rank - 2 - len(odd) // 2)
-    return [0, 0, *odd[::2], *more], [0, 0, *odd[1::2], *more]
+        raise InvalidInput(
+            f"odd_padding must have two numbers, 0 or more, per spatial axis of the shape {tuple(x.shape)}, got {tuple(odd)}",
+            code="SX347",
+        )
+    rest = [0] * (rank - 2 - len(odd) // 2)
+    return [0, 0, *odd[::2], *rest], [0, 0, *odd[1::2], *rest]
 
 
 # --- text and tapes ---------------------------------------------------------------------------------------------------
 
 
 def force_unicode(s: Any) -> Any:
-    """Bytes as text, by UTF-8; anything else as it is."""
+    """Decode bytes as UTF-8.
+
+    Args:
+        s: Bytes, or any other value.
+
+    Returns:
+        The text; s itself if it is not bytes.
+
+    Raises:
+        UnicodeDecodeError: If the bytes are not UTF-8.
+    """
     return s.decode("utf-8") if isinstance(s, (bytes, bytearray)) else s
 
 
 def post_order_recursive(
     root: Operator, root_t: Tensor | None
 ) -> tuple[OrderedDict[str, Operator], OrderedDict[str, Tensor], OrderedDict[str, None]]:
-    """The operators that lead to `root`, each after those that made its inputs; then the weights, and the inputs, by name.
+    """List the operators that lead to `root` in topological order, and the leaves.
 
-    root: the creator of `root_t`.  weights: leaves that store their gradients.  inputs: other leaves; their values are None.
-    Each operator is visited once, and no tape is too deep.  Where two have one name, the second goes by `name#1`.
+    The search is iterative, so that its depth is not limited. If two entries have the same name, the second is named `name#1`.
+
+    Args:
+        root: The creator of `root_t`.
+        root_t: The tensor at which the search starts.
+
+    Returns:
+        Three ordered dicts by name: the operators, each after those that produce its inputs; the weights, that is, leaves that
+        store their gradients; and the inputs, that is, other leaves, whose values are None.
     """
     nodes: OrderedDict[str, Operator] = OrderedDict()
     weights: OrderedDict[str, Tensor] = OrderedDict()

@@ -144,7 +144,7 @@ def test_errors_of_the_exporter_name_it() -> None:
 def test_what_differs_is_an_error_that_check_can_switch_off() -> None:
     fitted = linear_model.Ridge().fit(X, TARGET)
     fitted.predict = lambda x: np.zeros(len(x))  # an estimator that is not what the exporter takes it for
-    with pytest.raises(sonnx.ExporterFailure, match=r"exports another model than it runs: output 0 'variable'.*differs by") as e:
+    with pytest.raises(sonnx.ExporterFailure, match=r"exported a model with other outputs: output 0 'variable'.*differs by") as e:
         sonnx.from_sklearn(fitted, X)
     assert e.value.code == "SX911" and "check=False" in e.value.hint
     assert len(ours(sonnx.from_sklearn(fitted, X, check=False), X)[0]) == len(X)
@@ -152,7 +152,7 @@ def test_what_differs_is_an_error_that_check_can_switch_off() -> None:
 
 def test_what_cannot_be_asked() -> None:
     fitted = linear_model.Ridge().fit(X, TARGET)
-    with pytest.raises(InvalidInput, match="rows of a matrix"):
+    with pytest.raises(InvalidInput, match="a matrix with a row for each sample"):
         sonnx.from_sklearn(fitted, X[0])
     with pytest.raises(InvalidInput, match="complex64"):
         sonnx.from_sklearn(fitted, X.astype(np.complex64))

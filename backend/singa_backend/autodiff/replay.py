@@ -20,13 +20,29 @@ from .tape import Tape, Var
 Visitor: TypeAlias = Callable[[Interpreter[Any], Node, list[Any], list[Any]], list[Any]]
 
 
-def replay(op: Interpreter[Any], graph: Graph, inputs: Sequence[Any], states: dict[str, Any] | None = None,
-           captured: Sequence[Any] = (), visitor: Visitor | None = None) -> list[Any]:  # fmt: skip
-    """Do what a graph does, in a vocabulary: its outputs for these inputs.
+def replay(
+    op: Interpreter[Any],
+    graph: Graph,
+    inputs: Sequence[Any],
+    states: dict[str, Any] | None = None,
+    captured: Sequence[Any] = (),
+    visitor: Visitor | None = None,
+) -> list[Any]:
+    """Call an interpreter for each node of a graph; nodes of other opsets are rewritten at the interpreter's.
 
-    states: values in place of initializers, by name; the others become constants.  captured: of an inner graph, in order.
-    visitor: does a node in place of `visit`, which it may call.
-    Nodes of other opsets are rewritten at the vocabulary's; raises UnsupportedModel where that cannot be.
+    Args:
+        op: the interpreter.
+        graph: the graph.
+        inputs: the values of its inputs.
+        states: values in place of initializers, by name; the others become constants.
+        captured: the values of `graph.captured`, in order.
+        visitor: called for each node in place of `visit`, which it may call.
+
+    Returns:
+        The outputs of the graph.
+
+    Raises:
+        UnsupportedModel: a node cannot be written at the interpreter's opset.
     """
     frame: list[Any] = [None] * graph.size
     given = states or {}
@@ -42,7 +58,7 @@ def replay(op: Interpreter[Any], graph: Graph, inputs: Sequence[Any], states: di
 
 
 def visit(op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any], visitor: Visitor | None = None) -> list[Any]:
-    """Do what a node does, in a vocabulary; `visitor` does the nodes within a function."""
+    """Call an interpreter for one node; `visitor` is called for the nodes of a function."""
     if node.function is not None:
         padded = [*inputs, *[None] * (len(node.function.inputs) - len(inputs))]
         return replay(op, node.function, padded, visitor=visitor)
@@ -55,7 +71,7 @@ def visit(op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any],
         and (taken := op.constant_value(inputs[0])) is not None
         and taken.size == 1
     ):
-        # Exporters ask in the graph whether a size is 1 and squeeze; the ranks behind are known only when that is decided.
+        # Exporters write a test for size 1 and a Squeeze into the graph; later ranks are known only if the branch is chosen here.
         branch = node.attributes["then_branch" if taken.item() else "else_branch"]
         return replay(op, branch, [], captured=[frame[outer] for outer, _ in branch.captured], visitor=visitor)
     attributes = {n: v for n, v in node.attributes.items() if n in node.given or isinstance(v, Graph)}
@@ -66,7 +82,7 @@ def visit(op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any],
 
 
 def gradient_of(op: Interpreter[Any], graph: Graph, inputs: Sequence[Any], count: int) -> list[Any]:
-    """The gradients of a graph's output by its first `count` inputs: what ONNX's Gradient operator means."""
+    """The gradients of a graph's output by its first `count` inputs, as ONNX's Gradient operator defines them."""
     tape = Tape(op)
     values = [tape.variable(x, i < count) for i, x in enumerate(inputs)]
     y = replay(tape, graph, values)[0]
@@ -74,9 +90,15 @@ def gradient_of(op: Interpreter[Any], graph: Graph, inputs: Sequence[Any], count
     return [op.zeros_like(v.raw) if g is None else g for v, g in zip(values, grads, strict=False)]
 
 
-def apply(op: Interpreter[Any], operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int,
-          wanted: tuple[bool, ...] = ()) -> list[Any]:  # fmt: skip
-    """Do what an operator of some version does, at the vocabulary's opset."""
+def apply(
+    op: Interpreter[Any],
+    operator: VersionedOperator,
+    inputs: Sequence[Any],
+    attributes: dict[str, Any],
+    outputs: int,
+    wanted: tuple[bool, ...] = (),
+) -> list[Any]:
+    """Call an interpreter for an operator of any version, rewritten at the interpreter's opset if needed."""
     declaration = operator.declaration
     domain, name = declaration.domain, declaration.name
     if op.runs_old_versions and (op.target is not None or not any(isinstance(v, Subgraph) for v in attributes.values())):
@@ -99,7 +121,7 @@ def apply(op: Interpreter[Any], operator: VersionedOperator, inputs: Sequence[An
 
 
 def subgraph_from_graph(op: Interpreter[Any], graph: Graph, captured: Sequence[Any]) -> Subgraph:
-    """A graph attribute in a vocabulary, with what it takes from outside."""
+    """A graph attribute for an interpreter, with the outer values that it reads."""
 
     def make(inner: Interpreter[Any], *inputs: Any) -> list[Any]:
         return replay(inner, graph, inputs, captured=captured)
@@ -108,7 +130,7 @@ def subgraph_from_graph(op: Interpreter[Any], graph: Graph, captured: Sequence[A
 
 
 def graph_of_subgraph(body: Subgraph) -> Graph:
-    """A body as a graph whose inputs are its own and then what it captures; read once."""
+    """A subgraph as a Graph whose inputs are its own and then its captured values; cached."""
     if body.read is None:
         proto = GraphProto()
         proto.CopyFrom(body.proto)
@@ -120,20 +142,20 @@ def graph_of_subgraph(body: Subgraph) -> Graph:
 
 
 def rebuild_subgraph(op: Interpreter[Any], body: Subgraph, captured: Sequence[Any]) -> Subgraph:
-    """The same body in another vocabulary, with other values in place of what it captures."""
+    """The same subgraph for another interpreter, with other captured values."""
     graph, own = graph_of_subgraph(body), len(body.proto.input)
     return op.graph(lambda inner, *xs: replay(inner, graph, [*xs, *captured]), [declared_type(v) for v in graph.inputs[:own]])
 
 
 def run_subgraph(op: Interpreter[Any], body: Subgraph, values: Sequence[Any]) -> list[Any]:
-    """Do what a body does; values: its inputs, and then what it captures."""
+    """Call an interpreter for the nodes of a subgraph; values: its inputs, and then its captured values."""
     return replay(op, graph_of_subgraph(body), values)
 
 
 def subgraph_gradients(
     op: Interpreter[Any], body: Subgraph, values: Sequence[Any], dys: Sequence[Any], needs: Sequence[bool]
 ) -> list[Any]:
-    """The gradients of a body's inputs and of what it captures: it is run once more, and then backward."""
+    """The gradients of a subgraph's inputs and captured values: its forward is computed again, and then its backward."""
     tape = Tape(op)
     variables = [tape.variable(x, bool(n)) for x, n in zip(values, needs, strict=True)]
     outputs = replay(tape, graph_of_subgraph(body), variables)

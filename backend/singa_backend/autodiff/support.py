@@ -1,6 +1,6 @@
-"""How each operator version stands to gradients: it has one, it rightly has none, or nobody has said.
+"""Which operator versions have a gradient, by rule or decomposition, and why the others have none.
 
-This is what the declarations say; what differences say of it is judged in conform/matrix.
+The answers are those of the declarations; conform/gradient_matrix compares the gradients with finite differences.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from ..ir.declaration import Declaration, declarations
 from ..proto.schemas import schemas, type_strings, version_at
 
 REASONS = {
-    "integer": "the outputs are no floats",
+    "integer": "the outputs are not floats",
     "zero": "the gradient is zero almost everywhere",
     "undefined": "there is no gradient",
     "random": "the outputs are drawn at random, whatever the inputs",
     "constant": "the outputs do not depend on float inputs",
 }
-"""Why an operator has no gradient.  The first is found from the schema; the others are declared."""
+"""The reasons why an operator has no gradient.  The first is derived from the schema; the others are declared."""
 
 
 def no_gradient_reason(declaration: Declaration, version: int | None = None) -> str:
-    """The reason why a declaration has no gradient, as it stands in REASONS; empty where it has one, or where nobody has said."""
+    """The key in REASONS of why a declaration has no gradient, and its details; "" if it has one or none is declared."""
     if declaration.gradient_rule is not None or declaration.decomposition_rule is not None:
         return ""
     if declaration.reason:
@@ -31,7 +31,7 @@ def no_gradient_reason(declaration: Declaration, version: int | None = None) -> 
 
 
 def never_float(domain: str, name: str, version: int) -> bool:
-    """Whether no output can be of floats."""
+    """Whether the schema allows floats for no output."""
     schema = schemas[domain, name][version]
     return not any("float" in t or "double" in t for o in schema.outputs for t in type_strings(schema)[o.type_str])
 
@@ -42,7 +42,13 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class GradientSupport:
-    """kind: "gradient", "missing", or a reason of differentiate.REASONS.  how: "rule" or "composition".  why: in words."""
+    """Whether an operator version has a gradient.
+
+    Attributes:
+        kind: "gradient", "missing", or a key of REASONS.
+        how: "rule", "composition" (through the decomposition), or "" if there is neither.
+        why: the reason in words, if there is no gradient.
+    """
 
     kind: str
     how: str = ""
@@ -50,7 +56,7 @@ class GradientSupport:
 
 
 def gradient_support(domain: str, name: str, version: int) -> GradientSupport:
-    """How a schema version stands, by its declaration."""
+    """Whether a schema version has a gradient, by its declaration."""
     declaration = declarations.get((domain, name), {}).get(version)
     if declaration is None:
         return GradientSupport(MISSING, why="the operator is not declared")
@@ -58,7 +64,7 @@ def gradient_support(domain: str, name: str, version: int) -> GradientSupport:
     if never_float(domain, name, version):
         return GradientSupport("integer", how, REASONS["integer"])
     reason = declaration.reason
-    if not reason and how == "composition":  # an old version of an operator without gradient, written as the newest one
+    if not reason and how == "composition":  # an old version of an operator without gradient, decomposed to the newest
         last = declarations[domain, name][max(declarations[domain, name])]
         reason = "" if last.gradient_rule or last.decomposition_rule else last.reason
     elif not reason and not how:
@@ -72,10 +78,10 @@ def gradient_support(domain: str, name: str, version: int) -> GradientSupport:
 
 
 def unwritable(declaration: Declaration, version: int, opset: int = LEAST_OPSET) -> str:
-    """Why a node of this version cannot be written at an opset where gradients can; empty where it can."""
+    """Why a node of this version cannot be written at an opset that has gradients; "" if it can."""
     domain, name = declaration.domain, declaration.name
     there = version_at(domain, name, max(opset, LEAST_OPSET))
     known = declarations.get((domain, name), {}).get(there or 0)
     if declaration.decomposition_rule is not None or known is declaration:
         return ""
-    return f"{name}-{version} does not say how it is written in opset {max(opset, LEAST_OPSET)}"
+    return f"{name}-{version} has no decomposition for opset {max(opset, LEAST_OPSET)}"

@@ -1,15 +1,15 @@
-"""Gradients by the rules under the operators: run a rule, go backward through a graph, rewrite a graph at one opset.
+"""Gradients by the rules of the operators: call the rule of one operator, or record calls and differentiate them in reverse.
 
-A rule takes `op`, the vocabulary that it is written in, and then by name whatever it needs:
+A rule takes `op`, the interpreter, and then by name any of these:
 
-    dy, dys        the gradient of the first output; of all outputs (None where nothing depends on one)
+    dy, dys        the gradient of the first output; of all outputs (None for an output that nothing depends on)
     y, ys          the first output; all of them
-    the inputs and attributes of the declaration, by their names; a variadic input is a list; what is absent has its default
-    needs          for each input, whether its gradient is asked for
-    captured       what the graphs of an If, Loop or Scan take from outside; their gradients follow those of the inputs
+    the inputs and attributes of the declaration, by their names; a variadic input is a list; absent ones have their default
+    needs          for each input, whether its gradient is needed
+    captured       the outer values that the graphs of an If, Loop or Scan read; their gradients follow those of the inputs
 
-and gives the gradients of the inputs in order: one value, or a tuple that may be shorter; None where there is none.
-A declaration without a rule is differentiated through its composition.
+It returns the gradients of the inputs in order: one value, or a tuple that may be shorter, with None for no gradient.
+A declaration without a rule is differentiated through its decomposition.
 """
 
 from __future__ import annotations
@@ -30,44 +30,72 @@ from ..proto.schemas import version_at
 from .support import REASONS, no_gradient_reason
 
 
-def gradients(op: Interpreter[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
-              attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool],
-              version: int | None = None) -> list[Any]:  # fmt: skip
-    """The gradients of a call's inputs (and of what its graphs capture), None where there is none.
+def gradients(
+    op: Interpreter[Any],
+    declaration: Declaration,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    attributes: dict[str, Any],
+    dys: Sequence[Any],
+    needs: Sequence[bool],
+    version: int | None = None,
+) -> list[Any]:
+    """The gradients of a call's inputs (and of the values that its graphs capture).
 
-    inputs: one value per input of the node, None where absent, then the captured ones.  needs: as many.
-    dys: the gradient of each output, None where nothing depends on it.  version: of the call; the declaration's last when absent.
-    Narrow floats are widened, as for the forward: a rule computes in float32, and its gradients are rounded once.
-    Raises UnsupportedModel where the operator has no gradient.
+    Narrow floats are widened as in the forward: a rule computes in float32, and its gradients are rounded once.
+
+    Args:
+        op: the interpreter that computes them.
+        declaration: the operator's declaration.
+        inputs: one value per input of the node, None for an absent one, then the captured values.
+        outputs: the outputs of the call.
+        attributes: the attributes of the call.
+        dys: the gradient of each output, None for an output that nothing depends on.
+        needs: for each of `inputs`, whether its gradient is needed.
+        version: the schema version of the call; None for the declaration's last.
+
+    Returns:
+        One gradient for each of `inputs`, None for no gradient.
+
+    Raises:
+        UnsupportedModel: the operator has no gradient.
     """
     if declaration.gradient_rule is None and declaration.decomposition_rule is None:
         reason = no_gradient_reason(declaration)
-        text = REASONS.get(reason.partition(":")[0], "nobody has declared one")
+        text = REASONS.get(reason.partition(":")[0], "none is declared")
         raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
     bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     if declaration.widen and not bodies:
         wide = [[_widened(op, v) for v in values] for values in (inputs, outputs, dys)]
         if any(w is not v for a, b in zip(wide, (inputs, outputs, dys), strict=True) for w, v in zip(a, b, strict=True)):
             found = _rule(op, declaration, wide[0], wide[1], attributes, wide[2], needs, version)
-            like = next(dy for dy in dys if dy is not None)  # for an input that was not kept: a rule that casts names it
+            like = next(dy for dy in dys if dy is not None)  # for an input that was not kept: rules that cast declare theirs
             return [None if g is None else op.cast(g, x if op.is_value(x) else like) for g, x in zip(found, inputs, strict=True)]
     return _rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
 
 
 def _widened(op: Interpreter[Any], value: Any) -> Any:
-    """A tensor of narrow floats as one of float32; what the caller has put in place of a value stays."""
+    """A tensor of narrow floats as float32; a placeholder of the caller is unchanged."""
     if not op.is_value(value) or op.is_sequence(value):
         return value
     try:
         narrow = op.dtype(value) in dtypes.NARROW_FLOATS
-    except ValueError:  # the type of a symbol may be open
+    except ValueError:  # the type of a symbol may be unknown
         return value
     return op.call("Cast", (value,), {"to": dtypes.onnx_code(np.float32)}, 1)[0] if narrow else value
 
 
-def _rule(op: Interpreter[Any], declaration: Declaration, inputs: Sequence[Any], outputs: Sequence[Any],
-          attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool], version: int | None) -> list[Any]:  # fmt: skip
-    """The gradients by the rule of a declaration, or by its composition."""
+def _rule(
+    op: Interpreter[Any],
+    declaration: Declaration,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    attributes: dict[str, Any],
+    dys: Sequence[Any],
+    needs: Sequence[bool],
+    version: int | None,
+) -> list[Any]:
+    """The gradients by the rule of a declaration, or through its decomposition."""
     bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     count = len(inputs) - sum(len(b.captured) for b in bodies)
     if declaration.gradient_rule is None:
@@ -76,34 +104,44 @@ def _rule(op: Interpreter[Any], declaration: Declaration, inputs: Sequence[Any],
         )
     known: dict[str, Any] = {"dys": list(dys), "ys": list(outputs), "y": outputs[0] if outputs else None, "needs": tuple(needs)}
     known |= {"captured": list(inputs[count:]), "version": version or declaration.versions[-1]}
-    known |= declaration.bind(inputs[:count], attributes)  # where an input is called y, the name is the input's
+    known |= declaration.bind(inputs[:count], attributes)  # if an input is named y, the name means the input
     if "dy" in declaration.gradient_rule.names:
         known["dy"] = dys[0] if dys[0] is not None else op.zeros_like(outputs[0])
     result = declaration.gradient_rule(op, known)
     found = list(result) if isinstance(result, (tuple, list)) else [result]
     if any(g is not None for g in found[len(inputs) :]):
-        raise ValueError(f"the rule of {declaration} gives more gradients than the node has inputs")
-    found = [*found, *[None] * (len(inputs) - len(found))][: len(inputs)]  # what the node leaves out has none
+        raise ValueError(f"the rule of {declaration} must return at most {len(inputs)} gradients, got {len(found)}")
+    found = [*found, *[None] * (len(inputs) - len(found))][: len(inputs)]  # omitted inputs have none
     return [g if n else None for g, n in zip(found, needs, strict=True)]
 
 
-def _through_decomposition(op: Interpreter[Any], declaration: Declaration, version: int, inputs: Sequence[Any], outputs: int,
-                         attributes: dict[str, Any], dys: Sequence[Any], needs: Sequence[bool]) -> list[Any]:  # fmt: skip
+def _through_decomposition(
+    op: Interpreter[Any],
+    declaration: Declaration,
+    version: int,
+    inputs: Sequence[Any],
+    outputs: int,
+    attributes: dict[str, Any],
+    dys: Sequence[Any],
+    needs: Sequence[bool],
+) -> list[Any]:
     tape = Tape(op)
     values = [None if x is None else tape.variable(x, n) for x, n in zip(inputs, needs, strict=True)]
     captured = iter(values[len(inputs) - sum(len(v.captured) for v in attributes.values() if isinstance(v, Subgraph)) :])
-    own = {n: Subgraph(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Subgraph) else v
-           for n, v in attributes.items()}  # fmt: skip
+    own = {
+        n: Subgraph(v.proto, v.opset, dict(zip(v.captured, captured, strict=False))) if isinstance(v, Subgraph) else v
+        for n, v in attributes.items()
+    }
     made = declaration.decompose(tape, version, values, own, outputs)
     return tape.gradients([v if isinstance(v, Var) else tape.variable(v, False) for v in made], dys, values)
 
 
-# --- a tape -----------------------------------------------------------------------------------------------------------
+# --- the tape ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
 class Var:
-    """A value on a tape; `active` says that it depends on what is differentiated by."""
+    """A value on a tape; `active` is True if it depends on a variable whose gradient is needed."""
 
     raw: Any
     active: bool
@@ -120,7 +158,7 @@ class _Entry:
 
 
 class Tape(Interpreter[Var]):
-    """Does what another vocabulary does, and remembers what depends on the active variables."""
+    """Calls another interpreter, and records the calls that depend on active variables."""
 
     def __init__(self, op: Interpreter[Any]) -> None:
         self.op = op
@@ -128,11 +166,11 @@ class Tape(Interpreter[Var]):
         self.entries: list[_Entry] = []
 
     def variable(self, raw: Any, active: bool = True) -> Var:
-        """A value of the vocabulary below, as one of this tape."""
+        """A value of the underlying interpreter as a variable of this tape."""
         return Var(raw, active and self.differentiable(raw), self)
 
     def differentiable(self, raw: Any) -> bool:
-        """Whether a value is of floats."""
+        """Whether a value has a float dtype."""
         try:
             return dtypes.is_float(self.op.dtype(raw))
         except ValueError:
@@ -146,22 +184,28 @@ class Tape(Interpreter[Var]):
         below = {n: self._lowered(v) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = self.op.call(op_type, raw, below, outputs, domain)
         version = version_at(domain, op_type, self.opset)
-        return self._note(declarations[domain, op_type][version or 1], version, below, [*values, *captured], made)
+        return self._record(declarations[domain, op_type][version or 1], version, below, [*values, *captured], made)
 
     def _own(self, value: Any) -> Var | None:
-        """The variable of this tape that a value is, or that it wraps: an inner tape may have wrapped it once more."""
+        """The variable of this tape that a value is or wraps; an inner tape may have wrapped it again."""
         while isinstance(value, Var) and value.tape is not self:
             value = value.raw
         return value if isinstance(value, Var) else None
 
     def _lowered(self, body: Subgraph) -> Subgraph:
-        """A body whose captured values are those of the vocabulary below."""
+        """A subgraph whose captured values are those of the underlying interpreter."""
         captured = {n: v if (own := self._own(v)) is None else own.raw for n, v in body.captured.items()}
         return Subgraph(body.proto, body.opset, captured)
 
-    def _note(self, declaration: Declaration, version: int | None, attributes: dict[str, Any], inputs: list[Var | None],
-              made: Sequence[Any]) -> list[Var]:  # fmt: skip
-        """The results as variables; what depends on an active one is remembered."""
+    def _record(
+        self,
+        declaration: Declaration,
+        version: int | None,
+        attributes: dict[str, Any],
+        inputs: list[Var | None],
+        made: Sequence[Any],
+    ) -> list[Var]:
+        """The results as variables; a call that depends on an active one is recorded."""
         if not any(v is not None and v.active for v in inputs):
             return [Var(y, False) for y in made]
         flows = not no_gradient_reason(declaration, version)
@@ -183,10 +227,10 @@ class Tape(Interpreter[Var]):
     ) -> list[Var]:
         values = [x if isinstance(x, Var) or x is None else Var(x, False) for x in inputs]
         made = self.op.call_version(operator, [_raw(x) for x in inputs], attributes, wanted)
-        return self._note(operator.declaration, operator.version, attributes, values, made)
+        return self._record(operator.declaration, operator.version, attributes, values, made)
 
     def gradients(self, outputs: Sequence[Var], dys: Sequence[Any], by: Sequence[Var | None]) -> list[Any]:
-        """The gradients of the variables `by`, given those of the outputs; None where nothing flows."""
+        """The gradients of the variables `by`, from those of the outputs; None for no gradient."""
         op = self.op
         found: dict[int, Any] = {}
         for y, dy in zip(outputs, dys, strict=True):
@@ -198,14 +242,15 @@ class Tape(Interpreter[Var]):
                 continue
             needs = [v is not None and v.active for v in entry.inputs]
             inputs = [None if v is None else v.raw for v in entry.inputs]
-            grads = gradients(op, entry.declaration, inputs, [y.raw for y in entry.outputs], entry.attributes, here, needs,
-                              entry.version)  # fmt: skip
+            grads = gradients(
+                op, entry.declaration, inputs, [y.raw for y in entry.outputs], entry.attributes, here, needs, entry.version
+            )
             for v, g in zip(entry.inputs, grads, strict=True):
                 if v is not None and g is not None:
                     found[id(v)] = op.add(found.get(id(v)), g)
         return [None if v is None else found.get(id(v)) for v in by]
 
-    def constant(self, value: Any, dtype: Any = None) -> Var:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Var:
         return Var(self.op.constant(value, dtype), False)
 
     def is_value(self, x: Any) -> bool:
@@ -232,6 +277,3 @@ class Tape(Interpreter[Var]):
 
 def _raw(x: Any) -> Any:
     return x.raw if isinstance(x, Var) else x
-
-
-# --- graphs -----------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""How far apart two values are."""
+"""Measure the difference between two values."""

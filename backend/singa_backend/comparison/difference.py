@@ -1,4 +1,4 @@
-"""How far two values lie apart: absolute, relative, in ULP, in dtype and shape, in NaN and Inf, and whether that is too far.
+"""Measure the difference of two values (absolute, relative, in ULP, of dtype and shape, in NaN and Inf) against a tolerance.
 
 Long arrays are compared in blocks, so that the float64 copies stay small.
 """
@@ -23,24 +23,24 @@ _SAMPLE = 1 << 16
 RTOL: dict[str, float] = {
     "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2, "complex128": 1e-9, "complex64": 1e-4,
 }  # fmt: skip
-"""Relative tolerance of a value by its dtype; every dtype that is not here must be equal, but for 8-bit and narrower floats:
-those may be one step apart (0.25)."""
+"""Relative tolerance by dtype; floats of 8 and fewer bits may differ by one step (0.25), all other dtypes must be equal."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|mine - theirs| <= atol + rtol * |theirs|.
+    """The tolerance |mine - theirs| <= atol + rtol * |theirs|.
 
-    rtol: None for the dtype's (`RTOL`).  atol: None for rtol times the usual magnitude of the value (the median of its finite
-    non-zero elements), so that an element that happens to lie near zero is not held to a smaller error than its neighbours.
-    For integers only an `atol` that is given counts.
+    Attributes:
+        rtol: the relative tolerance; None for that of the dtype (`RTOL`).
+        atol: the absolute tolerance; None for rtol times the median magnitude of the finite non-zero elements, so that an element
+            near zero is not compared more strictly than the others.  For integers None is 0.
     """
 
     rtol: float | None = None
     atol: float | None = None
 
     def of(self, theirs: np.ndarray) -> tuple[float, float]:
-        """(rtol, atol) for a value like this one."""
+        """The pair (rtol, atol) for a value."""
         dtype = theirs.dtype
         if not (dtypes.is_float(dtype) or dtype.kind == "c"):
             return 0.0, self.atol or 0.0
@@ -50,12 +50,23 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two values side by side, mine first.
+    """The difference of two values; pairs have the first value's property first.
 
-    verdict: "agrees", "differs", "dtype", "shape" or "kind" (a sequence against a tensor, another length).
-    max_abs, max_rel, ulps: the largest over the elements that are finite on both sides; None where it has no meaning.
-    excess: the largest error in multiples of what is tolerated; infinite where NaN or Inf stand on one side only.
-    outside: the elements outside the tolerance, of `size`.  at: the index of the worst.
+    Attributes:
+        verdict: "agrees", "differs", "dtype", "shape" or "kind" (a sequence against a tensor, different lengths).
+        dtypes: ONNX's names of the dtypes.
+        shapes: the shapes; None for maps and None.
+        max_abs: the maximum absolute difference of elements that are finite in both values; None if not defined.
+        max_rel: the maximum relative difference of such elements; None if not defined.
+        ulps: the maximum difference of such elements in units in the last place; None if not defined.
+        excess: the maximum error as a multiple of the tolerance; infinite if NaN or Inf occurs in one value only.
+        outside: the number of elements outside the tolerance.
+        size: the number of elements.
+        nan: the numbers of NaNs.
+        inf: the numbers of infinite elements.
+        at: the index of the element with the largest excess.
+        mine: that element of the first value, as text.
+        theirs: that element of the second value, as text.
     """
 
     verdict: str
@@ -83,11 +94,11 @@ class Difference:
             return f"{sides[0]} against {sides[1]}"
         if self.agrees:
             return "agrees"
-        count = f"{self.outside} of {self.size} elements lie outside the tolerance"
+        count = f"{self.outside} of {self.size} elements are outside the tolerance"
         return f"{self.mine} against {self.theirs} at {list(self.at)}; {count}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; an infinite figure is None, which JSON can say."""
+        """The fields as plain data; an infinite number is None, because JSON has none."""
         data = asdict(self)
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in data.items()}
 
@@ -96,7 +107,7 @@ DEFAULT = Tolerance()
 
 
 def difference(mine: Any, theirs: Any, tolerance: Tolerance = DEFAULT) -> Difference:
-    """Hold two values of any kind side by side."""
+    """Compare two values of any kind."""
     if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray):
         return _arrays(mine, theirs, tolerance)
     names, shapes = (_kind(mine), _kind(theirs)), (_length(mine), _length(theirs))
@@ -126,7 +137,7 @@ def _length(value: Any) -> tuple[int, ...] | None:
 
 
 def _together(parts: list[Difference], names: tuple[str, str], shapes: Any) -> Difference:
-    """The elements of a sequence as one: the worst of each figure."""
+    """The differences of a sequence's elements as one: the maximum of each figure."""
     if not parts:
         return Difference("agrees", names, shapes)
     worst = max(parts, key=lambda p: (not p.agrees, p.excess))
@@ -137,8 +148,17 @@ def _together(parts: list[Difference], names: tuple[str, str], shapes: Any) -> D
         figures[f] = max((v for p in parts if (v := getattr(p, f)) is not None), default=None)
     counts: dict[str, Any] = {f: sum(getattr(p, f) for p in parts) for f in ("outside", "size")}
     counts |= {f: (sum(getattr(p, f)[0] for p in parts), sum(getattr(p, f)[1] for p in parts)) for f in ("nan", "inf")}
-    return Difference(worst.verdict, names, shapes, **figures, **counts, excess=worst.excess, at=(parts.index(worst), *worst.at),
-                      mine=worst.mine, theirs=worst.theirs)  # fmt: skip
+    return Difference(
+        worst.verdict,
+        names,
+        shapes,
+        **figures,
+        **counts,
+        excess=worst.excess,
+        at=(parts.index(worst), *worst.at),
+        mine=worst.mine,
+        theirs=worst.theirs,
+    )
 
 
 def _arrays(mine: np.ndarray, theirs: np.ndarray, tolerance: Tolerance) -> Difference:
@@ -159,15 +179,25 @@ def _arrays(mine: np.ndarray, theirs: np.ndarray, tolerance: Tolerance) -> Diffe
     shown = (str(a[total.at]), str(b[total.at])) if mine.size else ("", "")
     has = numeric and mine.size > 0
     return Difference(
-        "differs" if total.outside else "agrees", names, shapes,
-        max_abs=total.max_abs if has else None, max_rel=total.max_rel if has else None, ulps=total.ulps,
-        excess=total.excess, outside=total.outside, size=mine.size,
-        nan=(total.nan[0], total.nan[1]), inf=(total.inf[0], total.inf[1]), at=at, mine=shown[0], theirs=shown[1],
-    )  # fmt: skip
+        "differs" if total.outside else "agrees",
+        names,
+        shapes,
+        max_abs=total.max_abs if has else None,
+        max_rel=total.max_rel if has else None,
+        ulps=total.ulps,
+        excess=total.excess,
+        outside=total.outside,
+        size=mine.size,
+        nan=(total.nan[0], total.nan[1]),
+        inf=(total.inf[0], total.inf[1]),
+        at=at,
+        mine=shown[0],
+        theirs=shown[1],
+    )
 
 
 class _Total:
-    """What has been found in the blocks so far."""
+    """The totals of the blocks compared so far."""
 
     def __init__(self) -> None:
         self.max_abs = self.max_rel = self.excess = 0.0
@@ -209,7 +239,7 @@ class _Total:
         self.note(start, excess)
 
     def _same(self, x: np.ndarray, floating: bool) -> None:
-        """A block whose bits are the same on both sides: only what is not finite is counted."""
+        """Add a block whose bits are the same in both values: only elements that are not finite are counted."""
         if not floating:
             return
         if x.dtype.itemsize > 1:
@@ -241,7 +271,7 @@ def _ulps(x: np.ndarray, y: np.ndarray, finite: np.ndarray) -> float | None:
 
 
 def _steps(bits: np.ndarray) -> np.ndarray:
-    """Floats, given by their bits, as numbers that count the representable values from zero."""
+    """Map the bits of floats to integers that count the representable values from zero."""
     wide = bits.astype(np.int64)
     negative = wide >> 63  # -1 or 0
     return np.asarray((wide ^ (negative & np.iinfo(bits.dtype).max)) - negative)
@@ -258,12 +288,12 @@ def _magnitude(x: np.ndarray) -> float:
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Whether two values are the same to the last bit."""
+    """Whether two values are equal bit for bit."""
     return a is b or verdict.same_bits(a, b)
 
 
 def bytes_of(value: Any) -> int:
-    """The memory of a value, strings and maps by a guess."""
+    """The approximate memory of a value in bytes."""
     if isinstance(value, np.ndarray):
         return int(value.nbytes) * (8 if value.dtype == dtypes.STRING else 1)
     return sum(map(bytes_of, value)) if isinstance(value, list) else 64 * len(value) if isinstance(value, dict) else 64

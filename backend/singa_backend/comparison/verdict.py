@@ -1,8 +1,8 @@
-"""Two verdicts on one run: ONNX's own, and a strict one that closes its holes.
+"""The strict comparison of a run's outputs with the expected ones, which checks more than ONNX's own test runner.
 
-Strict: as many outputs as expected; sequences of equal length and kind; maps of equal keys; None where None is expected;
-equal dtypes and shapes; integers, bools, strings and the 8-bit and narrower floats exactly; other floats within the
-case's tolerance, bfloat16 within two of its steps; inputs unchanged, and a second run equal to the first bit for bit.
+It requires as many outputs as expected; sequences of equal length and kind; maps with equal keys; None if None is expected;
+equal dtypes and shapes; equal integers, bools, strings and floats of 8 and fewer bits; other floats within the
+case's tolerance, bfloat16 within two of its steps; unchanged inputs, and a second run equal to the first bit for bit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _EXACT_FLOATS = dtypes.FLOAT8 | dtypes.FLOAT6 | dtypes.FLOAT4
 
 
 def strict(actual: Any, expected: Any, rtol: float, atol: float, where: str = "outputs") -> str:
-    """ "" where the values agree strictly, else where they first differ and how."""
+    """ "" if the values agree strictly, otherwise the first place where they differ and how."""
     if isinstance(expected, (list, tuple)):
         if not isinstance(actual, (list, tuple)):
-            return f"{where}: a {type(actual).__name__} where a sequence is expected"
+            return f"{where}: a {type(actual).__name__}, expected a sequence"
         if len(actual) != len(expected):
             return f"{where}: length {len(actual)}, expected {len(expected)}"
         pairs = enumerate(zip(actual, expected, strict=True))
@@ -35,7 +35,7 @@ def strict(actual: Any, expected: Any, rtol: float, atol: float, where: str = "o
     if expected is None or actual is None:
         return "" if expected is actual else f"{where}: {brief(actual)}, expected {brief(expected)}"
     if not isinstance(actual, np.ndarray):
-        return f"{where}: a {type(actual).__name__} where an array is expected"
+        return f"{where}: a {type(actual).__name__}, expected an array"
     expected = np.asarray(expected)
     if expected.dtype.kind in "US":
         expected = expected.astype(object)
@@ -58,7 +58,7 @@ def _values(actual: np.ndarray, expected: np.ndarray, rtol: float, atol: float, 
     else:
         a, e = _codes(actual), _codes(expected)
         close = np.asarray(a == e)
-        if dtype in _EXACT_FLOATS:  # every code of a NaN is as good as another
+        if dtype in _EXACT_FLOATS:  # all codes of NaN are equal
             close |= np.isnan(actual.astype(np.float32)) & np.isnan(expected.astype(np.float32))
     if close.all():
         return ""
@@ -72,13 +72,13 @@ def _codes(x: np.ndarray) -> np.ndarray:
 
 
 def element(value: Any) -> np.ndarray:
-    """A value of a map as an array; a Python float is ONNX's float."""
+    """A value of a map as an array; a Python float becomes float32."""
     x = np.asarray(value, np.float32 if type(value) is float else None)
     return x.astype(object) if x.dtype.kind == "U" else x
 
 
 def brief(value: Any) -> str:
-    """A value in a few words: its dtype and shape, the keys of a map."""
+    """A short description of a value: its dtype and shape, or the keys of a map."""
     if isinstance(value, dict):
         keys = [repr(k) for k in value]
         return f"a map of {', '.join(keys[:8])}{', ...' if len(keys) > 8 else ''}"
@@ -86,7 +86,7 @@ def brief(value: Any) -> str:
 
 
 def ulps(actual: Any, expected: Any) -> float | None:
-    """The largest distance in units in the last place between float values; None where nothing is float."""
+    """The maximum difference of float values in units in the last place; None if no value is of floats."""
     if isinstance(expected, (list, tuple)):
         found = [u for a, e in zip(actual, expected, strict=False) if (u := ulps(a, e)) is not None]
         return max(found, default=None)
@@ -103,14 +103,14 @@ def ulps(actual: Any, expected: Any) -> float | None:
 
 
 def _ordered(x: np.ndarray) -> np.ndarray:
-    """Floats as numbers that count the representable values from zero."""
+    """Map floats to numbers that count the representable values from zero."""
     kind = _BITS[x.dtype.itemsize]
     bits = x.view(kind).astype(np.float64)
     return np.asarray(np.where(bits < 0, float(np.iinfo(kind).min) - bits, bits))
 
 
 def same_bits(first: Any, second: Any) -> bool:
-    """Whether two results are equal to the last bit."""
+    """Whether two results are equal bit for bit."""
     if isinstance(first, (list, tuple)):
         return isinstance(second, (list, tuple)) and len(first) == len(second) and all(map(same_bits, first, second))
     if isinstance(first, dict):

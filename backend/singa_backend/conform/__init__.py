@@ -1,1 +1,1 @@
-"""ONNX's own suite, run against a backend: cases, verdicts, gaps with reasons, and the support report."""
+"""Runs ONNX's own test suite against a backend: cases, verdicts, known gaps with reasons, and the support report."""

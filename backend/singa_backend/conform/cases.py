@@ -1,4 +1,4 @@
-"""ONNX's cases as data: models and data sets of the installed onnx, and a manifest that no case may leave unseen."""
+"""ONNX's test cases as data: models and data sets of the installed onnx, and a manifest that detects missing cases."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ..errors import SonnxError
 from ..proto.test_data import data_set
 
 KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
-"""ONNX's kinds of cases; "real" are the light models that lie in the wheel."""
+"""ONNX's kinds of cases; "real" are the light models in the wheel."""
 
 
 class ConformanceError(SonnxError):
-    """The run itself cannot be trusted: cases are missing, changed or unexplained."""
+    """The run cannot be trusted: cases are missing, changed or unexplained."""
 
     default_code = "SX800"
 
 
 @dataclass
 class Case:
-    """A model and its data sets; inputs and outputs are NumPy arrays, lists, or None."""
+    """A model and its data sets; inputs and outputs are NumPy arrays, lists or None."""
 
     name: str
     kind: str
@@ -43,7 +43,7 @@ class Case:
     atol: float
 
     def digest(self) -> str:
-        """A hash of the model and of the data's dtypes and shapes (values may differ in the last bit between machines)."""
+        """Hash the model and the data's dtypes and shapes (values may differ in the last bit between machines)."""
         return hashlib.sha256(self.model + repr([(_sketch(i), _sketch(o)) for i, o in self.data]).encode()).hexdigest()[:16]
 
 
@@ -54,7 +54,7 @@ def _sketch(value: Any) -> Any:
 
 
 def load(kinds: Sequence[str] = KINDS, select: str = "") -> list[Case]:
-    """The installed onnx's cases of these kinds whose names match the regular expression `select`."""
+    """Load the installed onnx's cases of these kinds whose names match the regular expression `select`."""
     cases = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the generators provoke infinities on purpose
@@ -69,7 +69,7 @@ def _case(case: Any, kind: str) -> Case:
     if case.model is not None:
         data = [([_plain(x) for x in inputs], [_plain(y) for y in outputs]) for inputs, outputs in case.data_sets]
         return Case(case.name, kind, case.model.SerializeToString(deterministic=True), data, case.rtol, case.atol)
-    if case.url:  # a light model: in the wheel, beside its expected output
+    if case.url:  # a light model: in the wheel, next to its expected output
         path = Path(onnx.__file__).parent.parent / case.url
         data_of = _light_data
     else:
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
 
 
 def light_inputs(model: ModelProto) -> list[Any]:
-    """The official runner's inputs of a light model: arange(n) / n in float32."""
+    """Return the official runner's inputs of a light model: arange(n) / n in float32."""
     known = {i.name for i in model.graph.initializer}
     inputs = []
     for value in model.graph.input:
@@ -107,14 +107,14 @@ def _stored_data(path: Path, model: ModelProto) -> list[tuple[list[Any], list[An
 # --- the manifest -----------------------------------------------------------------------------------------------------
 
 
-def held(name: str) -> Path:
-    """A file of conformance/: out of the installed wheel, or out of the checkout for an editable install."""
+def data_file(name: str) -> Path:
+    """Return the path of a file of conformance/: in the installed wheel, or in the checkout for an editable install."""
     packed = Path(str(resources.files(__package__).joinpath("data", name)))
     return packed if packed.exists() else Path(__file__).resolve().parents[3] / "conformance" / name
 
 
 def manifest_of(cases: Sequence[Case]) -> dict[str, Any]:
-    """What the manifest says of these cases: the onnx release, counts by kind, a digest by name."""
+    """Return the manifest of these cases: the onnx release, counts by kind, a digest by name."""
     return {
         "onnx": onnx.__version__,
         "counts": dict(sorted(Counter(c.kind for c in cases).items())),
@@ -123,20 +123,23 @@ def manifest_of(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def check_manifest(cases: Sequence[Case]) -> str:
-    """Hold the loaded cases to the manifest of this onnx release.
+    """Compare the loaded cases with the manifest of this onnx release.
 
-    Returns the manifest's digest.  Raises ConformanceError when a case is missing, added or changed, or when there is no
-    manifest for the installed onnx.
+    Returns:
+        The manifest's digest.
+
+    Raises:
+        ConformanceError: A case is missing, added or changed, or the manifest is for another onnx release.
     """
-    path = held("manifest.json")
+    path = data_file("manifest.json")
     manifest = json.loads(path.read_text())
     if manifest["onnx"] != onnx.__version__:
         raise ConformanceError(
             f"the manifest is for onnx {manifest['onnx']}; onnx {onnx.__version__} is installed",
-            hint=f"install onnx=={manifest['onnx']}, or renew the manifest with 'sonnx conform --renew-manifest'",
+            hint=f"install onnx=={manifest['onnx']}, or write a new manifest with 'sonnx conform --renew-manifest'",
         )
     loaded = manifest_of(cases)["cases"]
     wrong = sorted(n for n in loaded.keys() | manifest["cases"].keys() if loaded.get(n) != manifest["cases"].get(n))
     if wrong:
-        raise ConformanceError(f"{len(wrong)} cases are not as in the manifest, the first: {', '.join(wrong[:5])}", code="SX801")
+        raise ConformanceError(f"{len(wrong)} cases differ from the manifest, the first: {', '.join(wrong[:5])}", code="SX801")
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]

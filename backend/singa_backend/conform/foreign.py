@@ -1,8 +1,8 @@
-"""Models from elsewhere beside onnxruntime, value by value: every output and every intermediate value of the main graph.
+"""Compares models of other sources with onnxruntime: every output and every intermediate value of the main graph.
 
 The error of a value is its largest absolute difference divided by the largest absolute value of the peer's:
-max|ours - theirs| / max|theirs|.  It is infinite where dtype or shape differ, where NaN or an infinity stands on one side
-only, and where integers, bools or strings are not equal.  Bit patterns of NaN, and signs of zero, do not count.
+max|ours - theirs| / max|theirs|.  It is infinite if dtype or shape differ, if NaN or an infinity is on one side only, and if
+integers, bools or strings are not equal.  Bit patterns of NaN and signs of zero are ignored.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from . import light_models
 
 BOUND = 1e-4
 CHUNK = 64
-"""Intermediate values that are made outputs at a time."""
+"""How many intermediate values become outputs at a time."""
 
 
 def error(ours: Any, theirs: Any) -> float:
-    """How far two values lie apart, as this module defines it."""
+    """Return the error of a value, as this module defines it."""
     if isinstance(theirs, (list, tuple)):
         same = isinstance(ours, (list, tuple)) and len(ours) == len(theirs)
         return max((error(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0) if same else math.inf
@@ -56,9 +56,11 @@ def error(ours: Any, theirs: Any) -> float:
 
 @dataclass
 class Comparison:
-    """One model on one set of inputs beside one peer.
+    """One model on one set of inputs, compared with one peer.
 
-    outputs: the error of each output by name.  values: of each value that was compared, with the operator that makes it.
+    Attributes:
+        outputs: The error of each output by name.
+        values: The operator and the error of each compared intermediate value, by name.
     """
 
     model: str
@@ -71,7 +73,7 @@ class Comparison:
 
     @property
     def worst(self) -> tuple[str, str, float]:
-        """(value, operator, error) of the value that is furthest off, outputs included."""
+        """(value, operator, error) of the value with the largest error, outputs included."""
         every = [(n, op, e) for n, (op, e) in self.values.items()] + [(n, "", e) for n, e in self.outputs.items()]
         return max(every, key=lambda v: v[2])
 
@@ -80,7 +82,7 @@ class Comparison:
         return self.worst[2] <= BOUND
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; errors to two figures, for the last bits differ between machines."""
+        """As plain data; errors have two figures, because the last bits differ between machines."""
         value, operator, worst = self.worst
         return {
             "model": self.model, "inputs": self.inputs, "peer": self.peer, "device": self.device, "operators": self.operators,
@@ -93,7 +95,7 @@ def _short(x: float) -> float | str:
     return float(f"{x:.1e}") if math.isfinite(x) else "infinite"
 
 
-def beside_onnxruntime(
+def compare_with_onnxruntime(
     name: str,
     model: ModelProto,
     inputs: Mapping[str, np.ndarray],
@@ -105,7 +107,14 @@ def beside_onnxruntime(
 ) -> Comparison:
     """Compare every output, and every intermediate value of the main graph in chunks; the peer runs in its child process.
 
-    model: its intermediate values are made outputs, a chunk at a time; everything must fit a file of 2 GB.
+    Args:
+        name: The name of the comparison.
+        model: The model.  Its intermediate values become outputs, a chunk at a time; each file must be below 2 GB.
+        inputs: Arrays by input name.
+        oracle: The peer.
+        device: The device that runs our side.
+        intermediates: Whether to compare the intermediate values.
+        timeout: The seconds that the peer has for a chunk.
     """
     rep = SingaBackend.prepare(model, device)
     outputs = [o.name for o in model.graph.output]
@@ -114,7 +123,7 @@ def beside_onnxruntime(
         for node in model.graph.node
         if node.op_type != "Constant"
         for i, o in enumerate(node.output)
-        if o and not (node.op_type == "Dropout" and i)  # ONNX does not say what the mask is where nothing is dropped
+        if o and not (node.op_type == "Dropout" and i)  # ONNX does not define the mask if nothing is dropped
     }
     inner = [n for n in makers if n not in outputs] if intermediates else []
     shapes = {n: list(x.shape) for n, x in inputs.items()}
@@ -134,7 +143,7 @@ def beside_onnxruntime(
     return made
 
 
-def beside_stored(
+def compare_with_stored(
     name: str,
     model: ModelProto,
     inputs: Mapping[str, np.ndarray],
@@ -143,7 +152,7 @@ def beside_stored(
     peer: str = "stored",
     device: str = "CPU",
 ) -> Comparison:
-    """Compare the outputs with expected ones, in order."""
+    """Compare the outputs with the expected ones, in order."""
     rep = SingaBackend.prepare(model, device)
     found = rep.run(dict(inputs)).to_dict()
     errors = {n: error(found[n], e) for n, e in zip(found, expected, strict=True)}
@@ -151,19 +160,19 @@ def beside_stored(
 
 
 def light_comparisons(oracle: Oracle, select: str = "", seed: int = 0) -> Iterator[Comparison]:
-    """The light models with random weights on normal inputs."""
+    """Compare the light models, with random weights, on normally distributed inputs."""
     for name in light_models.names():
         if re.search(select, name):
             model = light_models.model(name, seed)
             (declared,) = SingaBackend.prepare(model).inputs
             shape = [d for d in declared.shape or () if isinstance(d, int)]
             x = np.random.default_rng(seed + 1).standard_normal(shape).astype(np.float32)
-            yield beside_onnxruntime(f"light {name}", model, {declared.name: x}, oracle, timeout=300)
+            yield compare_with_onnxruntime(f"light {name}", model, {declared.name: x}, oracle, timeout=300)
 
 
 @dataclass
 class Stored:
-    """An exported model, and what its framework computed: one (inputs, outputs) per size of the batch."""
+    """An exported model and what its framework computed: one pair (inputs, outputs) per batch size."""
 
     name: str
     path: Path
@@ -171,13 +180,13 @@ class Stored:
 
 
 def stored(folder: Path, select: str = "") -> list[Stored]:
-    """The models NET-EXPORTER-OPSET.onnx of a folder with NET.npz beside: x0_0 is input 0 of set 0, y1_2 output 2 of set 1."""
+    """Read the models NET-EXPORTER-OPSET.onnx of a folder, with NET.npz: x0_0 is input 0 of set 0, y1_2 output 2 of set 1."""
     out = []
     for path in sorted(folder.glob("*.onnx")):
-        beside = folder / f"{path.stem.partition('-')[0]}.npz"
-        if re.search(select, path.stem) and beside.exists():
+        data = folder / f"{path.stem.partition('-')[0]}.npz"
+        if re.search(select, path.stem) and data.exists():
             inputs = [v.name for v in onnx.load(path).graph.input]
-            with np.load(beside) as arrays:
+            with np.load(data) as arrays:
                 sets = sorted({int(k[1:].partition("_")[0]) for k in arrays})
                 sides = [
                     [[arrays[f"{s}{i}_{j}"] for j in range(sum(k.startswith(f"{s}{i}_") for k in arrays))] for s in "xy"]
@@ -188,19 +197,19 @@ def stored(folder: Path, select: str = "") -> list[Stored]:
 
 
 def stored_comparisons(folder: Path, oracle: Oracle, select: str = "", device: str = "CPU") -> Iterator[Comparison]:
-    """Each stored model at each of its sizes, beside onnxruntime and beside what the framework computed."""
+    """Compare each stored model, at each batch size, with onnxruntime and with what the framework computed."""
     for found in stored(folder, select):
         for inputs, expected in found.data:
             model = onnx.load(found.path)
-            yield beside_onnxruntime(found.name, model, inputs, oracle, device=device)
-            yield beside_stored(found.name, model, inputs, expected, device=device)
+            yield compare_with_onnxruntime(found.name, model, inputs, oracle, device=device)
+            yield compare_with_stored(found.name, model, inputs, expected, device=device)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
 def document(comparisons: Iterable[Comparison]) -> dict[str, Any]:
-    """All comparisons as data, with the versions of what ran."""
+    """Return all comparisons as data, with the versions of the packages."""
     return {
         "bound": BOUND,
         "error": "max|ours - theirs| / max|theirs| of a value",
@@ -211,16 +220,15 @@ def document(comparisons: Iterable[Comparison]) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The data as a page."""
+    """Render the data as a Markdown page."""
     environment = ", ".join(f"{k} {v}" for k, v in document["environment"].items())
     rows = document["comparisons"]
     lines = [
         "# Foreign models", "",
         f"Generated by `sonnx foreign` ({environment}); nothing here is written by hand.", "",
-        f"The error of a value is {document['error'].removesuffix(' of a value')}, infinite where dtype, shape, NaN or integers",
-        f"differ; the bound is {document['bound']:.0e}. *values* counts the intermediate values that were compared besides the",
-        "outputs.",
-        "*onnxruntime* ran in a child process; *stored* is what the framework itself computed when the model was exported.", "",
+        f"The error of a value is {document['error'].removesuffix(' of a value')}; it is infinite if dtype, shape, NaN or",
+        f"integers differ. The bound is {document['bound']:.0e}. *values* counts the compared intermediate values.",
+        "*onnxruntime* ran in a child process; *stored* is what the framework computed when the model was exported.", "",
         f"**{sum(r['good'] for r in rows)} of {len(rows)}** comparisons are within the bound.", "",
         "| model | inputs | operators | peer | device | worst output | values | worst value | |",
         "|---|---|---:|---|---|---:|---:|---|---|",
@@ -238,7 +246,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def write(document: dict[str, Any], folder: Path) -> None:
-    """Write foreign.json, a comparison per line, and foreign.md."""
+    """Write foreign.json, one comparison per line, and foreign.md."""
     folder.mkdir(parents=True, exist_ok=True)
     head = {k: v for k, v in document.items() if k != "comparisons"}
     rows = ",\n  ".join(json.dumps(r, ensure_ascii=False) for r in document["comparisons"])

@@ -1,7 +1,7 @@
-"""Known gaps, each under the sentence that says why; a gap that closes is as wrong as a new one.
+"""Known gaps, each with its reason; a listed gap that passes is an error, as a new gap is.
 
 gaps.txt: an unindented line is a reason, the indented lines under it are the cases that it explains.  `official:NAME`
-explains a case that only the official verdict fails.  undeclared.txt: the same layout, with schema versions
+explains a case that fails only ONNX's own verdict.  undeclared.txt: the same layout, with schema versions
 (`ai.onnx Softmax 13`) that are not implemented.
 """
 
@@ -17,7 +17,7 @@ from .worker import Result
 
 
 def read(path: Path) -> dict[str, str]:
-    """Entry -> the reason it stands under.  Raises ConformanceError for an entry without a reason or named twice."""
+    """Read entry -> reason.  Raises ConformanceError for an entry that has no reason or is listed twice."""
     entries: dict[str, str] = {}
     reason = ""
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -27,16 +27,16 @@ def read(path: Path) -> dict[str, str]:
         if not line[0].isspace():
             reason = text
         elif not reason:
-            raise ConformanceError(f"{path}:{number}: {text!r} stands under no reason", code="SX802")
+            raise ConformanceError(f"{path}:{number}: {text!r} has no reason above it", code="SX802")
         elif text in entries:
-            raise ConformanceError(f"{path}:{number}: {text!r} is named twice", code="SX802")
+            raise ConformanceError(f"{path}:{number}: {text!r} is listed twice", code="SX802")
         else:
             entries[text] = reason
     return entries
 
 
 def undeclared(path: Path) -> dict[tuple[str, str, int], str]:
-    """(domain, operator, version) -> why it is not implemented; the domain as ONNX writes it ("" for ai.onnx)."""
+    """Read (domain, operator, version) -> why it is not implemented; the domain is ONNX's spelling ("" for ai.onnx)."""
     names = {shown: domain for domain, shown in DOMAINS.items()}
     out = {}
     for entry, reason in read(path).items():
@@ -47,7 +47,13 @@ def undeclared(path: Path) -> dict[tuple[str, str, int], str]:
 
 @dataclass
 class Judgement:
-    """A run held to its gaps.  unexpected: failures that no gap explains.  closed: gaps that did not fail."""
+    """A run compared with its gaps.
+
+    Attributes:
+        unexpected: Failures that no gap explains.
+        closed: Gaps that did not fail.
+        explained: The reasons of the failures, by case.
+    """
 
     unexpected: list[Result]
     closed: list[str]
@@ -59,9 +65,9 @@ class Judgement:
 
 
 def judge(results: Sequence[Result], gaps: dict[str, str]) -> Judgement:
-    """Compare failures with gaps in both directions; gaps of cases that did not run are left alone.
+    """Compare failures with gaps in both directions; gaps of cases that did not run are ignored.
 
-    A case that a gap names and that fails counts as failed officially too: coins may fall as they are expected to.
+    A case that fails and has a gap counts as failed under the official verdict too: random values may match by chance.
     """
     failed = {r.name for r in results if r.strict != "passed"}
     for r in results:

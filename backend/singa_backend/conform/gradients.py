@@ -1,7 +1,8 @@
-"""Gradients held against central differences in float64, and against onnxruntime running the gradient's graph in float32.
+"""Compares gradients with central differences in float64, and with onnxruntime running the gradient's graph in float32.
 
-A point is a generated node (see fuzz/) of plain values.  At each the gradients of all float inputs are found three ways: the
-rule computed at once, the rule written as a graph with unknown sizes and run by our executor, and differences of the forward.
+A point is a generated node (see fuzz/) without special values.  At each point the gradients of all float inputs are computed
+in three ways: by the rule, eagerly; by the rule written as a graph with unknown sizes, run by our executor; and by differences
+of the forward computation.
 """
 
 from __future__ import annotations
@@ -42,15 +43,21 @@ _STEPS = (1e-3, 1e-4)
 _MAPS: tuple[Callable[[Any], Any], ...] = (
     lambda x: x, lambda x: x, lambda x: 0.3 + np.abs(x), lambda x: 0.9 * np.tanh(x), lambda x: 1.2 + np.abs(x),
 )  # fmt: skip
-"""Where an operator is defined: everywhere, above 0, between -1 and 1, above 1; a point outside is drawn again."""
+"""Maps into common domains of definition: everything, above 0, between -1 and 1, above 1.  A point outside is drawn again."""
 
 
 @dataclass
 class Point:
     """A node with the values of its inputs, and a gradient for each of its float outputs.
 
-    graph: of the node alone, all inputs to be fed.  asked: the indices of the inputs to differentiate by.
-    free: those of them that ONNX says have no gradient: a rule may give one, and then it is judged.
+    Attributes:
+        case: The generated node.
+        graph: The graph of this node alone; all inputs are fed.
+        opset: The opset in which the gradient is written.
+        feeds: The values of the inputs.
+        asked: The indices of the inputs to differentiate with respect to.
+        dys: The gradients of the outputs; None for outputs that are not floats.
+        free: Those of `asked` that ONNX declares not differentiable: a rule may return a gradient, which is then judged.
     """
 
     case: generate.Case
@@ -65,17 +72,17 @@ class Point:
         return Executor(self.graph, resolve("CPU")).run(self.graph, feeds)
 
     def loss(self, feeds: Sequence[Any]) -> float:
-        """The sum of the outputs, weighted by their gradients."""
+        """Return the sum of the outputs, weighted by their gradients."""
         with np.errstate(all="ignore"):
             return sum(_dot(y, dy) for y, dy in zip(self.forward(feeds), self.dys, strict=True) if dy is not None)
 
     def eager(self) -> list[Any]:
-        """The gradients by the rule, computed at once."""
+        """Return the gradients by the rule, computed eagerly."""
         with in_double(self.case.domain, self.case.operator):
             return [_plain(g) for g in self._differentiated(Eager(opset=self.opset), self.feeds, self.dys)]
 
     def model(self, opset: int | None = None) -> ModelProto:
-        """The gradients as a model of unknown sizes: inputs, then the outputs' gradients; those that are None are no outputs."""
+        """Return the gradients as a model of unknown sizes: inputs, then the outputs' gradients; None gradients are left out."""
         builder = GraphBuilder(opset or self.opset)
         xs = [builder.input(v.name, _type(x)) for v, x in zip(self.graph.inputs, self.feeds, strict=True)]
         dys = [
@@ -93,7 +100,7 @@ class Point:
         return tape.gradients([y if isinstance(y, Var) else Var(y, False) for y in outputs], dys, [values[i] for i in self.asked])
 
     def through_graph(self) -> list[Any]:
-        """The gradients by the model of `model`, run by our executor."""
+        """Return the gradients by the model of `model`, run by our executor."""
         with in_double(self.case.domain, self.case.operator):
             graph = read(self.model())
         values = [*self.feeds, *(dy for dy in self.dys if dy is not None)]
@@ -103,7 +110,7 @@ class Point:
 
 @contextmanager
 def in_double(domain: str, name: str) -> Iterator[None]:
-    """Have an operator whose output is always float32 give what it is given, so that differences can be taken in float64."""
+    """Let an operator whose output is always float32 return its input's dtype, so that differences are taken in float64."""
     if not any(map(_single_only, schemas[domain, name].values())):
         yield
         return
@@ -121,7 +128,7 @@ def in_double(domain: str, name: str) -> Iterator[None]:
     infer = type_inference._inferred
 
     def inferred(builder: GraphBuilder, node: NodeProto, symbols: Sequence[Symbol | None]) -> dict[str, TypeProto]:
-        """ONNX's inference may refuse float64 here: then it is asked about float32."""
+        """ONNX's inference may refuse float64 here: then float32 is inferred."""
         found = infer(builder, node, symbols)
         if found or (node.domain, node.op_type) != (domain, name):
             return found
@@ -137,7 +144,7 @@ def in_double(domain: str, name: str) -> Iterator[None]:
 
 
 def _retyped(type: Any, old: Any, new: Any) -> Any:
-    """A tensor type of another element type."""
+    """Return a tensor type with another element type."""
     made = TypeProto()
     made.CopyFrom(type)
     if made.tensor_type.elem_type == dtypes.onnx_code(old):
@@ -158,7 +165,7 @@ def _type(x: Any) -> Any:
 def _dot(y: Any, dy: Any) -> float:
     if isinstance(y, list):
         return sum(_dot(a, b) for a, b in zip(y, dy, strict=True)) if len(y) == len(dy) else np.nan
-    if y.shape != dy.shape:  # a value that says how many was moved: the forward jumps
+    if y.shape != dy.shape:  # a value that determines a size was moved: the forward jumps
         return np.nan
     return float((y.astype(np.float64) * dy).sum())
 
@@ -168,9 +175,15 @@ def _plain(x: Any) -> Any:
 
 
 def points(domain: str, name: str, version: int, seed: int = 0, count: int = POINTS, every: bool = False) -> Iterator[Point]:
-    """Up to `count` points of an operator's version, always the same for a seed; fewer where too few draws are of use.
+    """Yield up to `count` points of an operator version, the same for a seed; fewer if too few draws are usable.
 
-    every: ask for the gradients of all float inputs, also of those that ONNX says have none.
+    Args:
+        domain: The operator's domain.
+        name: The operator's name.
+        version: The schema version.
+        seed: The seed of the draws.
+        count: The maximum number of points.
+        every: Differentiate with respect to all float inputs, also those that ONNX declares not differentiable.
     """
     allowed = generate.allowed_types(schemas[domain, name][version])
     given = 0
@@ -192,8 +205,8 @@ def _wide(found: list[np.dtype[Any]], rng: np.random.Generator) -> np.dtype[Any]
 
 
 def _point(case: generate.Case, rng: np.random.Generator, every: bool = False) -> Point | None:
-    """The case as a point; None where its values are not plain or it cannot be computed."""
-    model = generate.model(case, held=frozenset())
+    """Return the case as a point; None if it has special values or cannot be computed."""
+    model = generate.model(case, constants=frozenset())
     with in_double(case.domain, case.operator):
         graph = read(model)
     change = _MAPS[int(rng.integers(len(_MAPS)))]
@@ -204,7 +217,7 @@ def _point(case: generate.Case, rng: np.random.Generator, every: bool = False) -
     asked: list[int] = []
     free: list[int] = []
     for i, v in enumerate(graph.inputs):
-        position = list(case.node.input).index(v.name) if v.name in case.node.input else -1  # taken by a graph from outside
+        position = list(case.node.input).index(v.name) if v.name in case.node.input else -1  # captured by a subgraph
         parameter = formal[min(position, len(formal) - 1)] if formal else None
         plain = feeds[i][0] if isinstance(feeds[i], list) and feeds[i] else feeds[i]
         floats = isinstance(plain, np.ndarray) and plain.dtype == np.float64
@@ -251,7 +264,7 @@ def _finite(y: Any) -> bool:
 
 @dataclass
 class Finding:
-    """What a point says of one input: "agree", "kink" (the forward bends or jumps there), or what is wrong."""
+    """The result at a point for one input: "agree", "kink" (the forward bends or jumps there), or what is wrong."""
 
     input: str
     verdict: str
@@ -260,7 +273,7 @@ class Finding:
 
 
 def judge(point: Point, rng: np.random.Generator | None = None) -> list[Finding]:
-    """The rule beside differences, at a point; each input along a random direction.  Raises what the rule raises."""
+    """Compare the rule with differences at a point; each input along a random direction.  Raises what the rule raises."""
     rng = rng or np.random.default_rng(0)
     eager = point.eager()
     graph = point.through_graph()
@@ -286,21 +299,21 @@ def _judged(point: Point, i: int, name: str, grad: Any, rng: np.random.Generator
     slope = 0.0 if grad is None else _dot(grad, direction)
     slopes = [_slope(point, i, direction, h) for h in _STEPS]
     size = max(1e-3, abs(slope), _norm(grad) if grad is not None else 0.0)
-    # Differences that do not agree among themselves say that the forward bends here, not that the rule is wrong.
+    # Differences that disagree with each other show that the forward bends here, not that the rule is wrong.
     spread = abs(slopes[0][0] - slopes[1][0])
-    far, near = (abs(left - right) for _, left, right in slopes)  # where the forward is smooth this shrinks with the step
+    far, near = (abs(left - right) for _, left, right in slopes)  # if the forward is smooth, this shrinks with the step
     bends = near > 0.05 * size or (near > 1e-7 * size and near > 0.3 * far)
     error = min(abs(s - slope) for s, _, _ in slopes) / size
     if error <= TOLERANCE:
         return Finding(name, "agree", error)
     if not all(map(np.isfinite, (slopes[0][0], slopes[1][0]))) or spread > 1e-6 * size or bends:
         return Finding(name, "kink", error)
-    missing = "no gradient was given" if grad is None else f"the rule says {slope:.9g}"
-    return Finding(name, "wrong", error, f"{missing}, differences say {slopes[1][0]:.9g}")
+    missing = "no gradient was returned" if grad is None else f"the rule returns {slope:.9g}"
+    return Finding(name, "wrong", error, f"{missing}, differences return {slopes[1][0]:.9g}")
 
 
 def _slope(point: Point, i: int, direction: Any, h: float) -> tuple[float, float, float]:
-    """The slope along a direction by differences of fourth order, and on either side."""
+    """Return the slope along a direction by fourth-order differences, and the one-sided slopes."""
 
     def at(t: float) -> float:
         feeds = list(point.feeds)

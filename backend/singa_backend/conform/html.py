@@ -1,4 +1,4 @@
-"""The support report as one self-contained HTML page: filters, sorting, the details of every operator; needs no network."""
+"""The support report as one self-contained HTML page with filters, sorting and the details of every operator."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ TEMPLATE = Path(__file__).with_name("templates") / "support.html"
 
 
 def page(report: dict[str, Any]) -> str:
-    """The page that support.json renders to; the same report gives the same page."""
+    """Render support.json as an HTML page; the same report renders to the same page."""
     return fill(TEMPLATE, compact(report))
 
 
 def compact(report: dict[str, Any]) -> dict[str, Any]:
-    """The report as the page embeds it: repeated names as numbers, sets of dtypes as bits of a number.
+    """Return the report as the page embeds it: repeated names as numbers, sets of dtypes as bits of a number.
 
     A row is {o: operator, v: version, d: domain, x: deprecated, l: latest, y: declared, w: reason, t: dtypes allowed,
-    a: attributes, n: cases under test, s: a cell per device, r: old releases, f: dtypes judged by generated models}.
+    a: attributes, n: cases under test, s: a cell per device, r: old releases, f: dtypes judged with generated models}.
     A cell is [cases, passed, official, tested, tested_passed, dtypes, attributes, max_ulp, failed cases].
     """
     domains = list(dict.fromkeys(r["domain"] for r in report["rows"]))

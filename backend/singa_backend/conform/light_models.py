@@ -1,6 +1,6 @@
-"""The nine light models of the onnx wheel with random weights in place of their constant ones.
+"""The nine light models of the onnx wheel, with random weights instead of constant ones.
 
-With constant weights every channel carries the same number, so that a mistake in padding, groups or channel order can hide.
+With constant weights every channel has the same value, which hides mistakes in padding, groups or channel order.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import onnx
 from onnx import ModelProto, numpy_helper
 
 IR_VERSION = 8
-"""Initializers need not be inputs from IR version 4 on."""
+"""Since IR version 4, initializers need not be inputs."""
 
 
 def names() -> list[str]:
-    """The light models in the installed onnx, by name."""
+    """Return the names of the light models in the installed onnx."""
     return [path.stem.removeprefix("light_") for path in sorted(_folder().glob("*.onnx"))]
 
 
 def model(name: str, seed: int = 0) -> ModelProto:
-    """One light model with random weights (see `with_random_weights`)."""
+    """Return one light model with random weights (see `with_random_weights`)."""
     return with_random_weights(onnx.load(_folder() / f"light_{name}.onnx"), seed)
 
 
 def models(seed: int = 0) -> Iterator[tuple[str, ModelProto]]:
-    """All of them, one after the other (VGG-19 alone has 575 MB)."""
+    """Yield all of them, one at a time (VGG-19 alone has 575 MB)."""
     for name in names():
         yield name, model(name, seed)
 
@@ -39,10 +39,10 @@ def _folder() -> Path:
 
 
 def with_random_weights(model: ModelProto, seed: int) -> ModelProto:
-    """A copy of the model whose ConstantOfShape nodes are initializers, and whose float weights are random.
+    """Return a copy of the model whose ConstantOfShape nodes are initializers, and whose float weights are random.
 
-    Kernels are normal with std sqrt(2 / fan_in), batch norm scales lie in [0.5, 1] and variances in [0.8, 1.2], the rest is
-    normal times 0.05.
+    Kernels are normal with standard deviation sqrt(2 / fan_in), batch norm scales are uniform in [0.5, 1] and variances in
+    [0.8, 1.2]; all others are normal with standard deviation 0.05.
     """
     model = ModelProto.FromString(model.SerializeToString())
     model.ir_version = max(model.ir_version, IR_VERSION)
@@ -64,7 +64,7 @@ def with_random_weights(model: ModelProto, seed: int) -> ModelProto:
 
 
 def _through(graph: Any, name: str) -> str:
-    """The name under which a weight meets its operator: behind the Unsqueeze or Reshape of a constant."""
+    """Return the name under which an operator reads a weight: after the Unsqueeze or Reshape of a constant."""
     for node in graph.node:
         if node.op_type in ("Unsqueeze", "Reshape") and node.input[0] == name:
             return str(node.output[0])

@@ -1,4 +1,4 @@
-"""ONNX's own comparison, as its test runner makes it."""
+"""The comparison of ONNX's own test runner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx.backend.test.runner import Runner
 
 
 def official(actual: Any, expected: list[Any], rtol: float, atol: float) -> str:
-    """The official runner's comparison: "" where it is content, else its complaint."""
+    """Compare as the official runner does: "" if it passes, otherwise its error."""
     try:
         Runner.assert_similar_outputs(expected, list(actual), rtol, atol)
     except unittest.SkipTest as skip:

@@ -1,8 +1,8 @@
-"""A pytest item per ONNX case, for any backend class, under the strict verdict; the options stand in sonnx_pytest.py.
+"""One pytest item per ONNX case, for any backend class, under the strict verdict; the options are in sonnx_pytest.py.
 
-Cases that fail must stand in the gaps file under a reason (the layout of conform/gaps.py) and are then expected to fail:
-one that passes is an error until its line is deleted.  Without files on the command line only the cases run.  Items are
-named onnx::KIND::NAME (onnx::data::FOLDER for test data), may be selected by that name, and spread over pytest-xdist.
+Cases that are known to fail are listed in the gaps file under a reason (the layout of conform/gaps.py): a listed case that
+passes is an error until its line is deleted.  Without files on the command line only the cases run.  Items are named
+onnx::KIND::NAME (onnx::data::FOLDER for test data), can be selected by that name, and are distributed by pytest-xdist.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ OURS = "singa_backend:SingaBackend"
 
 
 class NotPassed(Exception):
-    """A case did not pass; the message is the verdict's."""
+    """A case did not pass; the message is that of the verdict."""
 
 
 class Item(pytest.Item):
@@ -52,7 +52,7 @@ class Item(pytest.Item):
 
 
 class Group(pytest.Collector):
-    """The cases of one kind; no file names them, so the plugin gives this group to the session."""
+    """The cases of one kind; no file names them, so the plugin adds this group to the session."""
 
     def __init__(self, *, make: Callable[[Group], list[Item]], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -74,11 +74,11 @@ class Plugin:
         self._kinds = _kinds(option.onnx_suite)
         self._gaps = self._read_gaps(option.onnx_gaps, config)
         here = str(config.invocation_params.dir)
-        if here not in sys.path:  # a backend may lie in the project that it is tested in, also for pytest-xdist's workers
+        if here not in sys.path:  # the backend may be part of the tested project, also for pytest-xdist's workers
             sys.path.insert(0, here)
         self._check_backend()
         named = [a for a in config.args if a.startswith(PREFIX)]
-        if named:  # seen by pytest-xdist's workers, too
+        if named:  # pytest-xdist's workers see it too
             option.onnx_only = named
         self._only: list[str] = getattr(option, "onnx_only", None) or []
         explicit = config.args_source == pytest.Config.ArgsSource.ARGS
@@ -88,7 +88,7 @@ class Plugin:
         try:
             if file:
                 return gaps.read(config.invocation_params.dir / file)
-            return gaps.read(cases.held("gaps.txt")) if self._backend == OURS else {}
+            return gaps.read(cases.data_file("gaps.txt")) if self._backend == OURS else {}
         except (SonnxError, OSError) as error:
             raise pytest.UsageError(f"--onnx-gaps: {error}") from None
 
@@ -99,7 +99,9 @@ class Plugin:
             raise pytest.UsageError(f"--onnx-backend {self._backend}: {error}") from None
         supports = getattr(engine, "supports_device", None)
         if supports is not None and not supports(self._device):
-            raise pytest.UsageError(f"--onnx-device: {self._backend} has no device {self._device!r} here")
+            raise pytest.UsageError(
+                f"--onnx-device: {self._backend} does not support the device {self._device!r} on this machine"
+            )
 
     # --- the items
 
@@ -107,7 +109,7 @@ class Plugin:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Let the session find the groups beside what the command line names; -k, --last-failed and the like follow."""
+        """Add the groups to what the command line names, before -k, --last-failed and similar options apply."""
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
             kinds = [*self._kinds, *(["data"] if self._folders else [])]
@@ -149,19 +151,19 @@ def _kinds(text: str | None) -> list[str]:
     chosen = list(cases.KINDS) if text == "all" else text.split(",")
     unknown = [k for k in chosen if k not in cases.KINDS]
     if unknown:
-        raise pytest.UsageError(f"--onnx-suite: no kind {', '.join(unknown)}; there are {', '.join(cases.KINDS)}")
+        raise pytest.UsageError(f"--onnx-suite: unknown kind {', '.join(unknown)}; there are {', '.join(cases.KINDS)}")
     return chosen
 
 
 def _folder(text: str, config: pytest.Config) -> Path:
     folder = (config.invocation_params.dir / text).resolve()
     if not model_folders(folder):
-        raise pytest.UsageError(f"--onnx-data: {folder} holds no folder with a model and test_data_set_*")
+        raise pytest.UsageError(f"--onnx-data: {folder} contains no folder with a model and test_data_set_*")
     return folder
 
 
 def model_folders(folder: Path) -> list[Path]:
-    """The folders at and beneath this one that hold test_data_set_* and a model.onnx (or a single .onnx file)."""
+    """Return this folder and those below it that contain test_data_set_* and a model.onnx (or a single .onnx file)."""
     places = sorted({p.parent for p in folder.glob("**/test_data_set_*") if p.is_dir()})
     return [p for p in places if _model(p)]
 
@@ -177,18 +179,22 @@ def _loaded(kind: str) -> dict[str, cases.Case]:
 
 
 def _suite(kind: str) -> list[tuple[str, Callable[[], cases.Case]]]:
-    """The names of a kind's cases, and how to load each.
+    """Return the names of a kind's cases, and how to load each.
 
-    Node cases take seconds to generate: their names come from the manifest where it is of the installed onnx, and the cases
-    are made when the first of them runs.
+    Node cases take seconds to generate: their names come from the manifest if it is for the installed onnx, and the cases
+    are generated when the first of them runs.
     """
-    manifest = json.loads(cases.held("manifest.json").read_text())
+    manifest = json.loads(cases.data_file("manifest.json").read_text())
     if kind != "node" or manifest["onnx"] != onnx.__version__:
         names = list(_loaded(kind))
     else:
         others = {name for other in cases.KINDS if other != "node" for name in _loaded(other)}
         names = [name for name in manifest["cases"] if name not in others]
-    return [(name, lambda name=name: _loaded(kind)[name]) for name in names]  # type: ignore[misc]
+    return [(name, partial(_load, kind, name)) for name in names]
+
+
+def _load(kind: str, name: str) -> cases.Case:
+    return _loaded(kind)[name]
 
 
 def _read(place: Path, name: str, rtol: float, atol: float) -> Callable[[], cases.Case]:

@@ -1,8 +1,8 @@
-"""The support report: a row for each schema version of each operator, rendered from executed cases and nothing else.
+"""The support report: a row for each schema version of each operator, built only from executed cases.
 
-Rows say what ran.  Two runs of one source give the same report but for `max_ulp`, which may differ between machines.
-Beside the runs that are given, a report shows what its folder keeps: runs that not every machine can repeat (old releases of
-onnx, real GPUs; `runs/*.json` and `releases.json`) and what generated models judged (`fuzz.json`).
+Two runs of one source produce the same report, except for `max_ulp`, which may differ between machines.  Besides the runs
+passed to `build`, a report shows the results kept in its folder: runs that not every machine can repeat (old releases of onnx,
+GPUs; `runs/*.json` and `releases.json`) and the results of generated models (`fuzz.json`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..dtypes import from_type_string
 from ..ir.declaration import declarations
 from ..proto.schemas import DOMAINS, schemas
 from . import gaps, html, releases
-from .cases import ConformanceError, held
+from .cases import ConformanceError, data_file
 from .markdown import by_release, markdown
 from .results import load, publish, stale_page
 
@@ -28,20 +28,22 @@ Cells = dict[str, list[str]]
 
 
 def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[str, Any]:
-    """The report as data, from the JSON of runs (see results.to_json) and what `folder` keeps.
+    """Return the report as data, from the JSON of runs (see results.to_json) and the results kept in `folder`.
 
     A run whose environment names a `release` executed the cases of that release of onnx ("all": of those in its `releases`,
-    each distinct case once); it is a column of its own, no device.
-    Raises ConformanceError when no run is of the current suite.
+    each distinct case once); it has a separate column and is not a device.
+
+    Raises:
+        ConformanceError: No run is of the current suite.
     """
-    missing = gaps.undeclared(held("undeclared.txt"))
+    missing = gaps.undeclared(data_file("undeclared.txt"))
     named = {label(run): run for run in runs}
     named |= {name: run for name, run in kept(folder).items() if name not in named}
     devices = {n: r for n, r in named.items() if "release" not in r["environment"]}
     old = {n: r for n, r in sorted(named.items(), key=by_release) if "release" in r["environment"]}
     if not devices:
         raise ConformanceError(
-            "every run given is of an old release; a report needs one of the current suite",
+            "a report needs a run of the current suite, got only runs of old releases",
             code="SX809",
             hint="sonnx conform --results cpu.json",
         )
@@ -87,13 +89,13 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
 
 
 def label(run: dict[str, Any]) -> str:
-    """What a report calls a run: its device, or the release whose cases it ran ("1.6.0", "1.6.0 on CUDA")."""
+    """Return a run's name in a report: its device, or the release whose cases it ran ("1.6.0", "1.6.0 on CUDA")."""
     device, release = str(run["environment"]["device"]), run["environment"].get("release")
     return device if release is None else str(release) if device == "CPU" else f"{release} on {device}"
 
 
 def _releases(name: str, run: dict[str, Any]) -> list[tuple[str, Row]]:
-    """(release, its totals, gaps and unexpected failures) for each release in a run."""
+    """Return (release, its totals, gaps and unexpected failures) for each release in a run."""
     found = run.get("releases") or {name: run}
     out = []
     for release, part in found.items():
@@ -105,19 +107,19 @@ def _releases(name: str, run: dict[str, Any]) -> list[tuple[str, Row]]:
 
 
 def _generated(folder: Path | None) -> dict[str, Any]:
-    """What `fuzz.json` in the report's folder says of generated models; nothing where there is none."""
+    """Read `fuzz.json` in the report's folder; empty if there is none."""
     return load(folder / "fuzz.json") if folder else {}
 
 
 def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
-    """The runs that the report's folder keeps, by label."""
+    """Read the runs kept in the report's folder, by label."""
     files = [*sorted((folder / "runs").glob("*.json")), folder / "releases.json"] if folder else []
     found = [json.loads(path.read_text()) for path in files if path.exists()]
     return {label(run): run for run in found}
 
 
 def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Save those of the runs that not every machine can repeat (old releases, GPUs) for the reports to come."""
+    """Save the runs that not every machine can repeat (old releases, GPUs) for later reports."""
     written = []
     for run in runs:
         if label(run) == "all":
@@ -136,7 +138,7 @@ def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _cell(schema: defs.OpSchema, allowed: set[tuple[str, str]], entry: dict[str, Any] | None) -> Row:
-    """What one device ran of one schema version."""
+    """Return what one device ran of one schema version."""
     entry = entry or {}
     ran = {(t, d) for t, d in entry.get("dtypes", ())} & allowed
     return {
@@ -157,7 +159,7 @@ def _cell(schema: defs.OpSchema, allowed: set[tuple[str, str]], entry: dict[str,
 
 
 def _old(allowed: set[tuple[str, str]], entry: dict[str, Any]) -> Row:
-    """What the cases of an old release ran of one schema version."""
+    """Return what the cases of an old release ran of one schema version."""
     ran = {(t, d) for t, d in entry.get("dtypes", ())} & allowed
     return {"cases": entry["cases"], "passed": entry["passed"], "dtypes": _by_parameter(ran), "failed": entry.get("failed", [])}
 
@@ -167,7 +169,7 @@ def _by_parameter(pairs: set[tuple[str, str]]) -> Cells:
 
 
 def _allowed(schema: defs.OpSchema) -> set[tuple[str, str]]:
-    """(type parameter, dtype) for every tensor type that the schema allows somewhere."""
+    """Return (type parameter, dtype) for every tensor type that the schema allows."""
     used = {p.type_str for p in (*schema.inputs, *schema.outputs)}
     out = set()
     for constraint in schema.type_constraints:
@@ -181,19 +183,19 @@ def _allowed(schema: defs.OpSchema) -> set[tuple[str, str]]:
     return out
 
 
-# --- writing, and holding what was written to a run -------------------------------------------------------------------
+# --- writing, and comparing what was written with a run ---------------------------------------------------------------
 
 PAGES = {"support.md": markdown, "support.html": html.page}
-"""What support.json is rendered to."""
+"""The pages rendered from support.json."""
 
 
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Write support.json and the pages that it renders to; returns their paths."""
+    """Write support.json and its pages; returns their paths."""
     return publish(report, folder / "support.json", PAGES)
 
 
 def stale(report: dict[str, Any], folder: Path) -> str:
-    """ "" when the report in `folder` says what `report` says (max_ulp and versions of libraries aside), else the difference."""
+    """Return "" if the report in `folder` equals `report`, apart from max_ulp and library versions, else the difference."""
     path = folder / "support.json"
     if not path.exists():
         return f"{path} does not exist"
@@ -216,7 +218,7 @@ def _difference(key: str, here: Any, there: Any) -> str:
 
 
 def _comparable(report: dict[str, Any], devices: Sequence[str], releases: Sequence[str]) -> dict[str, Any]:
-    """The report without what may differ between machines, for these devices and releases only."""
+    """Return the report without what may differ between machines, for these devices and releases only."""
     keep = {k: report.get(k) for k in ("onnx", "manifest", "versions", "fuzz")}
     for part in ("totals", "gaps", "unexpected"):
         keep[part] = {d: report.get(part, {}).get(d) for d in devices}

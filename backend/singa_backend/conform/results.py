@@ -1,4 +1,4 @@
-"""Results as data: one JSON of a run with the pages that it renders to, and JUnit XML for continuous integration."""
+"""Results as data: the JSON of a run, the pages rendered from it, and JUnit XML for continuous integration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .worker import Cell, Result
 
 
 def environment(device: str, *witnesses: str) -> dict[str, str]:
-    """The versions of what ran, and of these packages beside which it ran; on a GPU those of CUDA and the device too."""
+    """Return the versions of what ran and of the witness packages; on a GPU also those of CUDA, and the device."""
     out = {
         "onnx": onnx.__version__,
         "numpy": np.__version__,
@@ -50,7 +50,7 @@ def _version(package: str) -> str:
 
 
 def to_json(results: Sequence[Result], judgement: Judgement, backend: str, device: str, manifest: str) -> dict[str, Any]:
-    """A run as plain data: its environment, totals, cases, and what was executed per schema version."""
+    """Return a run as plain data: its environment, totals, cases, and what was executed per schema version."""
     return {
         "backend": backend,
         "environment": environment(device),
@@ -69,7 +69,7 @@ def to_json(results: Sequence[Result], judgement: Judgement, backend: str, devic
 
 
 def totals(results: Sequence[Result]) -> dict[str, Any]:
-    """Counts by both verdicts, in all and by kind."""
+    """Count by both verdicts, in total and by kind."""
     kinds = {}
     for kind in dict.fromkeys(r.kind for r in results):
         mine = [r for r in results if r.kind == kind]
@@ -88,7 +88,7 @@ def _passed(results: Sequence[Result], verdict: str) -> int:
 
 
 def _executed(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One entry per schema version that ran, with the cases, dtypes and attributes that it ran in."""
+    """Return one entry per schema version that ran, with its cases, dtypes and attributes."""
     cells: dict[Cell, list[Result]] = {}
     for r in results:
         for cell in r.executed:
@@ -119,7 +119,7 @@ def _executed(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> None:
-    """JUnit XML: an explained gap is a skip with its reason, an unexpected failure or a closed gap is a failure."""
+    """Write JUnit XML: an explained gap is a skip with its reason, an unexpected failure or a closed gap is a failure."""
     suite = ElementTree.Element("testsuite", name="onnx-conformance", tests=str(len(results)))
     unexpected = {r.name for r in judgement.unexpected}
     closed = {name.removeprefix("official:") for name in judgement.closed}
@@ -129,7 +129,7 @@ def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> 
         if r.name in unexpected:
             ElementTree.SubElement(case, "failure", message=r.strict).text = r.reason or r.official_reason
         elif r.name in closed:
-            ElementTree.SubElement(case, "failure", message="this gap has closed: delete its line from gaps.txt")
+            ElementTree.SubElement(case, "failure", message="this case passes now: delete its line from gaps.txt")
         elif reason:
             ElementTree.SubElement(case, "skipped", message=reason)
     suite.set("failures", str(len(suite.findall("./testcase/failure"))))
@@ -145,11 +145,11 @@ def save(document: dict[str, Any], path: Path) -> None:
 
 
 Pages = Mapping[str, Callable[[dict[str, Any]], str]]
-"""What a document is rendered to: the names of files beside it, and how their text is made."""
+"""The pages of a document: the names of files in its folder, and the functions that render their text."""
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The document that a file holds; empty where there is none."""
+    """Read the document in a file; empty if there is none."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
 
@@ -157,16 +157,16 @@ def load(path: Path) -> dict[str, Any]:
 def publish(document: dict[str, Any], path: Path, pages: Pages) -> list[Path]:
     """Write a document and its pages; returns their paths."""
     save(document, path)
-    written = load(path)  # the order of its keys is the file's, for whoever renders it again
+    written = load(path)  # keys in the file's order, as a later rendering reads them
     for name, render in pages.items():
         path.with_name(name).write_text(render(written), encoding="utf-8")
     return [path, *map(path.with_name, pages)]
 
 
 def stale_page(document: dict[str, Any], path: Path, pages: Pages) -> str:
-    """ "" when each page is what the document renders to, else which is not."""
+    """Return "" if each page equals the rendered document, otherwise a message about the first that does not."""
     for name, render in pages.items():
         page = path.with_name(name)
         if not page.exists() or page.read_text(encoding="utf-8") != render(document):
-            return f"{page} is not what {path.name} renders to"
+            return f"{page} differs from the page rendered from {path.name}"
     return ""

@@ -1,4 +1,4 @@
-"""Runs cases in child processes that may die or hang: a death is a result, and the run goes on."""
+"""Runs cases in child processes, which may die or hang: a death is a result, and the run continues."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ Cell = tuple[str, str, int]
 
 @dataclass
 class Result:
-    """What became of one case on one device.
+    """The result of one case on one device.
 
-    strict: "passed", "failed", "unsupported", "error", "died" or "timeout".  official: "passed" or "failed".
-    executed: for each schema version that ran, the (type parameter, dtype) pairs and the attributes that it ran with.
+    Attributes:
+        strict: The strict verdict: "passed", "failed", "unsupported", "error", "died" or "timeout".
+        official: The verdict of ONNX's own comparison: "passed" or "failed".
+        executed: For each schema version that ran, the (type parameter, dtype) pairs and the attributes that it ran with.
     """
 
     name: str
@@ -44,7 +46,7 @@ class Result:
 
 
 def run_case(case: Case, backend: Any, device: str) -> Result:
-    """Run one case here and now, under both verdicts."""
+    """Run one case in this process, under both verdicts."""
     start = time.perf_counter()
     result = Result(case.name, case.kind, "passed", "passed")
     try:
@@ -75,7 +77,7 @@ def run_case(case: Case, backend: Any, device: str) -> Result:
 
 
 def _watch(rep: Any, result: Result) -> None:
-    """Have our own executor note which versions, dtypes and attributes really run; another backend is not watched."""
+    """Let our own executor record which versions, dtypes and attributes run; other backends are not observed."""
     executor = getattr(rep, "_executor", None)
     if executor is None:
         return
@@ -98,14 +100,14 @@ def _watch(rep: Any, result: Result) -> None:
 
 
 def resolve(backend: str) -> Any:
-    """The backend class or module named "module:attribute" or "module"."""
+    """Return the backend class or module named "module:attribute" or "module"."""
     module, _, attribute = backend.partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found
 
 
 def _serve(backend: str, device: str) -> Callable[[Case], Result]:
-    """In the child: what runs a case."""
+    """Return, in the child, the function that runs a case."""
     engine = resolve(backend)
     return lambda case: run_case(case, engine, device)
 
@@ -118,12 +120,21 @@ def run(
     timeout: float = 60.0,
     progress: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Run the cases in `processes` child processes (as many as cores by default); results in the cases' order.
+    """Run the cases in child processes.
 
-    timeout: seconds that one case may take before its process is killed and the case recorded as "timeout".
+    Args:
+        cases: The cases to run.
+        backend: The backend as "module:attribute" or "module".
+        device: The device that the backend prepares models for.
+        processes: The number of child processes; by default one per core.
+        timeout: The seconds that one case may take; then its process is killed and the case is recorded as "timeout".
+        progress: Called with each result as it finishes.
+
+    Returns:
+        The results in the cases' order.
     """
     results: dict[int, Result] = {}
-    # Long models first, so that no child is left alone with one at the end.
+    # Long models first, so that none runs alone at the end.
     order = sorted(range(len(cases)), key=lambda i: cases[i].kind != "real")
     for i, answer in ask_all([cases[i] for i in order], _serve, backend, device, jobs=processes, timeout=timeout):
         case = cases[order[i]]

@@ -1,4 +1,4 @@
-"""Which node went wrong first?  `compare` two engines or models value by value, `bisect` to a node, `reduce` a failing model."""
+"""Find the first wrong node: `compare` two engines or models by value, `bisect` to a node, `reduce` a failing model."""
 
 from ..comparison.difference import Difference, Tolerance, difference
 from .bisect import Reproduction, bisect

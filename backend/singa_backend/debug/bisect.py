@@ -1,4 +1,4 @@
-"""Narrows the first diverging node and writes it as a model of one node, run once more before it is reported.
+"""Finds the first diverging node and writes it as a model of one node, which is run again before it is reported.
 
 found = bisect("model.onnx", {"x": x}, against="onnxruntime", to="repro")
 if found:
@@ -13,21 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from ..comparison.difference import Difference, difference
+from ..devices.device import DeviceLike
 from ..engines.local import Failure
 from ..errors import SonnxError
+from ..proto.load import ModelSource
 from . import repro
 from .compare import BUDGET, Divergence, Judge, Setting
 from .lockstep import Values, Visit
+from .submodel import Source
 
 
 @dataclass
 class Reproduction:
-    """A node that diverges, as files.
+    """A diverging node, written as files.
 
-    node: where.  folder: model.onnx and test_data_set_0, the outputs being the trusted side's.
-    alone: whether the node by itself, read from these files, diverges again.
-    accumulated: no node diverges by itself; then `node` is the one that added most, and `first` where it first showed.
-    differences: of the node alone, by output.  failure: what an engine said, where it gave no values.
+    Attributes:
+        node: the node.
+        folder: of model.onnx and test_data_set_0, with the outputs of the trusted side.
+        alone: whether the node alone, read from these files, diverges again.
+        accumulated: whether no node diverges alone; then `node` added most to the error, and `first` is the first to diverge.
+        first: the first diverging node, if the error accumulated.
+        differences: of the node alone, by output.
+        failure: the message of an engine that returned no values.
     """
 
     node: Divergence
@@ -39,10 +46,15 @@ class Reproduction:
     failure: Failure | None = None
 
     def __str__(self) -> str:
+        """Return the node, and whether it reproduces alone, in one line."""
         return f"{self.node}; reproduces alone: {'yes' if self.alone else 'no'}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for ``--json``."""
+        """Return the reproduction as plain data, for ``--json``.
+
+        Returns:
+            A dict of the attributes.
+        """
         return {
             "node": self.node.to_dict(), "folder": str(self.folder), "alone": self.alone, "accumulated": self.accumulated,
             "first": self.first.to_dict() if self.first else None,
@@ -51,20 +63,55 @@ class Reproduction:
         }  # fmt: skip
 
 
-def bisect(model: Any, inputs: Any, *, against: Any = "onnxruntime", device: str = "CPU", names: Mapping[str, str] | None = None,
-           rtol: float | None = None, atol: float | None = None, local: bool = False, to: str | Path | None = None,
-           budget: int = BUDGET, timeout: float = 60.0,
-           progress: Callable[..., None] | None = None) -> Reproduction | None:  # fmt: skip
-    """Find the first diverging node and write it to the folder `to` (by default named after the model and the node).
+def bisect(
+    model: ModelSource | Source,
+    inputs: Any,
+    *,
+    against: ModelSource | Source = "onnxruntime",
+    device: DeviceLike = "CPU",
+    names: Mapping[str, str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    local: bool = False,
+    to: str | Path | None = None,
+    budget: int = BUDGET,
+    timeout: float = 60.0,
+    progress: Callable[..., None] | None = None,
+) -> Reproduction | None:
+    """Find the first diverging node and write it as a model of one node.
 
-    Arguments as for `compare`.  Without `local` the two sides run freely to the first node that diverges; when that node does
-    not diverge by itself, the error had accumulated, and the node that added most is given instead.  With `local` each node
-    is fed the trusted side's inputs and the first that diverges by itself is taken.
-    A node that this side refuses is a divergence; one that the trusted side refuses is given when there is nothing else.
-    Returns None where both sides agree.  Raises SonnxError.
+    Without `local` both sides run freely to the first node that diverges.  If that node does not diverge alone, the error
+    has accumulated, and the node that added most is returned.  With `local` each node receives the trusted side's inputs, and
+    the first that diverges alone is returned.  A node that this side refuses is a divergence; one that the trusted side
+    refuses is returned only if nothing diverges.
+
+    Args:
+        model: a path, a ModelProto, bytes, or a Source.
+        inputs: as for `SingaRep.run`.
+        against: the trusted side, as for `compare`.
+        device: the device of this side.
+        names: names of values in `model` and their names in the other model, as for `compare`.
+        rtol: the relative tolerance; by default by dtype.
+        atol: the absolute tolerance; by default by dtype and magnitude.
+        local: pass the trusted side's inputs to every node.
+        to: the folder to write; by default named after the model and the node.
+        budget: the maximum bytes of the results of a chunk.
+        timeout: the maximum seconds for one chunk on another engine.
+        progress: called after each node, with `note=` its name.
+
+    Returns:
+        The node and its files; None if both sides agree.
+
+    Raises:
+        InvalidModel: a model breaks a rule of ONNX.
+        UnsupportedModel: a model has an operator that is not implemented.
+        InvalidInput: the inputs or names do not match the model.
+        DeviceUnavailable: the device cannot be used.
+        MissingDependency: onnxruntime is not installed.
     """
-    with Setting(model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget,
-                 timeout=timeout) as setting:  # fmt: skip
+    with Setting(
+        model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget, timeout=timeout
+    ) as setting:
         found = _first(setting, local, progress)
         if found is None:
             return None
@@ -83,7 +130,7 @@ def bisect(model: Any, inputs: Any, *, against: Any = "onnxruntime", device: str
 
 
 def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) -> tuple[Visit, Divergence] | None:
-    """The first visit that diverges; failing that, the first that the trusted side did not compute."""
+    """The first visit that diverges; otherwise the first that the trusted side did not compute."""
     judge = Judge(setting, local)
     refused: tuple[Visit, Divergence] | None = None
     for visit in setting.visits():
@@ -99,7 +146,7 @@ def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) 
 
 
 def _grew_most(setting: Setting, last: int, progress: Callable[..., None] | None) -> tuple[Visit, Divergence] | None:
-    """The node up to this one that, fed the trusted side's inputs, adds the largest error."""
+    """The node, up to this index, that adds the largest error to the trusted side's inputs."""
     judge = Judge(setting, local=True)
     best: tuple[Visit, Divergence] | None = None
     most = 0.0
@@ -111,7 +158,7 @@ def _grew_most(setting: Setting, last: int, progress: Callable[..., None] | None
         if worst is not None and worst.judged and worst.difference.excess > most:
             most = worst.difference.excess
             d = worst.difference
-            why = f"max absolute error {d.max_abs:.3g}, {d.excess:.3g} of what is tolerated" if d.agrees else str(d)
+            why = f"max absolute error {d.max_abs:.3g}, {d.excess:.3g} of the tolerance" if d.agrees else str(d)
             call, name = visit.call, worst.value
             best = visit, Divergence(call.name, call.operator, call.index, [name], f"{name!r}: {why}", True)
         if progress:
@@ -122,7 +169,7 @@ def _grew_most(setting: Setting, last: int, progress: Callable[..., None] | None
 
 
 def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | None) -> Reproduction:
-    """Write the visit's node, read it back, and run it on the side that is to blame."""
+    """Write the visit's node, read it back, and run it on the side that failed."""
     source, call = setting.source, visit.call
     stem = source.path.stem if source.path else "model"
     folder = Path(to) if to is not None else Path(f"{stem}-{repro.folder_name(call.name)}")
@@ -141,7 +188,7 @@ def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | 
 
 
 def _remove(folder: Path) -> None:
-    """Take back a reproduction that did not reproduce: the files that were written, and the folders if they are then empty."""
+    """Delete the files of a reproduction that did not reproduce, and their folders if they are empty."""
     data = folder / "test_data_set_0"
     for path in (*data.glob("*put_*.pb"), folder / "model.onnx"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""Compares two engines, two devices or two models value by value and finds the node where they first part.
+"""Compares two engines, two devices or two models value by value and finds the first node that diverges.
 
 found = compare("model.onnx", {"x": x}, against="onnxruntime")
 found.agrees, found.first, found.rows
@@ -12,22 +12,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..comparison.difference import Difference, Tolerance, difference, same_bits
+from ..devices.device import DeviceLike
 from ..engines.local import Engine, Failure, Foreign, Ours
 from ..engines.oracle import ENGINES
 from ..errors import InvalidInput
+from ..proto.load import ModelSource
 from .lockstep import Values, Visit, attempt, walk, walk_models
 from .submodel import Call, Source
 
 BUDGET = 256 << 20
-"""Bytes that the results of a chunk may take, all copies counted."""
+"""Maximum bytes of the results of a chunk, counting all copies."""
 
 
 @dataclass
 class Row:
     """One value of the main graph on both sides.
 
-    difference: in local mode of the node alone, fed what the trusted side fed it.  carried: in local mode the difference
-    with what earlier nodes brought along.  judged: False for values drawn at random, which nobody can compare.
+    Attributes:
+        value: its name.
+        node: the name of its node.
+        operator: of the node.
+        index: of the node.
+        difference: between the two sides; in local mode of the node alone, with the trusted side's inputs.
+        carried: in local mode, the difference that includes errors of earlier nodes.
+        judged: False for random values, which cannot be compared.
     """
 
     value: str
@@ -40,10 +48,15 @@ class Row:
 
     @property
     def agrees(self) -> bool:
+        """Whether the value is within the tolerance, or is not compared."""
         return self.difference.agrees or not self.judged
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the row as plain data.
+
+        Returns:
+            A dict of the attributes, with those of `difference` inline.
+        """
         return {
             "value": self.value, "node": self.node, "operator": self.operator, "index": self.index, "judged": self.judged,
             **self.difference.to_dict(), "carried": self.carried.to_dict() if self.carried else None,
@@ -52,7 +65,15 @@ class Row:
 
 @dataclass
 class NotCompared:
-    """A node without values on one side, and why."""
+    """A node without values on one side.
+
+    Attributes:
+        node: its name.
+        operator: of the node.
+        index: of the node.
+        side: "mine" or "theirs".
+        failure: the reason.
+    """
 
     node: str
     operator: str
@@ -61,7 +82,11 @@ class NotCompared:
     failure: Failure
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the node as plain data.
+
+        Returns:
+            A dict of the attributes, with those of `failure` inline.
+        """
         return {"node": self.node, "operator": self.operator, "index": self.index, "side": self.side, **self.failure.to_dict()}
 
 
@@ -69,8 +94,14 @@ class NotCompared:
 class Divergence:
     """A node whose outputs differ, or that one side cannot compute.
 
-    inputs_agreed: whether every value that it read was compared and agreed; None where some could not be compared.
-    notes: what differs between the two models' nodes (attributes, weights), where two models are compared.
+    Attributes:
+        node: its name.
+        operator: of the node.
+        index: of the node.
+        values: its outputs that differ.
+        why: the largest difference, or the failure.
+        inputs_agreed: whether all its inputs were compared and agree; None if some could not be compared.
+        notes: differences between the nodes of two models (attributes, weights).
     """
 
     node: str
@@ -82,21 +113,30 @@ class Divergence:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        told = {True: "its inputs agree", False: "its inputs differ already", None: "not all of its inputs could be compared"}
-        return f"{self.operator} {self.node!r}: {self.why} ({told[self.inputs_agreed]})"
+        """Return the node, the difference and the state of its inputs in one line."""
+        inputs = {True: "its inputs agree", False: "its inputs already differ", None: "not all of its inputs could be compared"}
+        return f"{self.operator} {self.node!r}: {self.why} ({inputs[self.inputs_agreed]})"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the divergence as plain data.
+
+        Returns:
+            A dict of the attributes.
+        """
         return dict(vars(self))
 
 
 @dataclass
 class Comparison:
-    """What `compare` found.
+    """The result of `compare`.
 
-    rows: every value that both sides have, in the order of the nodes.  first: the first node, in that order, that diverges.
-    origins: the nodes that diverge although their inputs agree; `first` is the first of them.
-    not_compared: nodes that one side refused, died of, was not asked for or does not have.
+    Attributes:
+        mine: the name of this side.
+        theirs: the name of the trusted side.
+        rows: all values that both sides have, in the order of the nodes.
+        not_compared: nodes that one side refused, crashed at, did not reach or does not have.
+        first: the first diverging node in that order.
+        origins: the nodes that diverge although their inputs do not differ.
     """
 
     mine: str
@@ -108,20 +148,31 @@ class Comparison:
 
     @property
     def failed(self) -> list[NotCompared]:
-        """The nodes that an engine would not or could not compute."""
+        """The nodes that an engine did not compute."""
         return [n for n in self.not_compared if n.failure.how != "absent"]
 
     @property
     def agrees(self) -> bool:
-        """Whether every node was computed on both sides, something was compared, and all of it agrees."""
+        """Whether both sides computed all nodes, at least one value was compared, and all values agree."""
         return bool(self.rows) and self.first is None and not self.failed and all(r.agrees for r in self.rows)
 
     def worst(self, count: int) -> list[Row]:
-        """The rows that lie furthest outside (or nearest to) their tolerance."""
+        """Return the rows with the largest errors in relation to their tolerance.
+
+        Args:
+            count: the maximum number of rows.
+
+        Returns:
+            The rows that differ first, largest error first.
+        """
         return sorted(self.rows, key=lambda r: (r.agrees, -r.difference.excess, r.index))[:count]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for ``--json``."""
+        """Return the comparison as plain data, for ``--json``.
+
+        Returns:
+            A dict of the attributes, and `agrees`.
+        """
         return {
             "mine": self.mine, "theirs": self.theirs, "agrees": self.agrees,
             "first": self.first.to_dict() if self.first else None, "origins": [d.to_dict() for d in self.origins],
@@ -130,15 +181,27 @@ class Comparison:
 
 
 class Setting(AbstractContextManager["Setting"]):
-    """A model, two sides and a tolerance: what compare and bisect share.
+    """A model, two sides and a tolerance: the part that compare and bisect share.  Raises SonnxError.
 
-    mine: what is judged, this package on `device`.  theirs: what is trusted: an engine of `ENGINES`, or, where `against`
-    is another model, this package on the CPU.  Raises SonnxError.
+    Attributes:
+        mine: the side that is judged, this package on `device`.
+        theirs: the trusted side: an engine of `ENGINES`, or, if `against` is another model, this package on the CPU.
     """
 
-    def __init__(self, model: Any, inputs: Any, *, against: Any = "onnxruntime", device: str = "CPU",
-                 names: Mapping[str, str] | None = None, rtol: float | None = None, atol: float | None = None,
-                 budget: int = BUDGET, timeout: float = 60.0, optimised: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: ModelSource | Source,
+        inputs: Any,
+        *,
+        against: ModelSource | Source = "onnxruntime",
+        device: DeviceLike = "CPU",
+        names: Mapping[str, str] | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        budget: int = BUDGET,
+        timeout: float = 60.0,
+        optimised: bool = False,
+    ) -> None:
         self.source = Source.of(model)
         self.other: Source | None = None
         self.names = dict(names or {})
@@ -149,9 +212,9 @@ class Setting(AbstractContextManager["Setting"]):
         self.theirs: Engine
         if isinstance(against, str) and against in ENGINES:
             if optimised and against != "onnxruntime":
-                raise InvalidInput(f"only onnxruntime has an optimiser to switch on, not {against}", code="SX320")
+                raise InvalidInput(f"against must be 'onnxruntime' if optimised, got {against!r}", code="SX320")
             if self.names:
-                raise InvalidInput("names are mapped between two models; both engines run the same one", code="SX320")
+                raise InvalidInput("names map values between two models, but against is an engine", code="SX320")
             self.theirs = Ours() if against == "sonnx" else Foreign(against, optimise=optimised, timeout=timeout)
         else:
             self.other = Source.of(against)
@@ -164,7 +227,7 @@ class Setting(AbstractContextManager["Setting"]):
         self.theirs.close()
 
     def visits(self) -> Iterator[Visit]:
-        """Every node on both sides; with `optimised` one visit, of the graph outputs."""
+        """Visit every node on both sides; with `optimised` only those that produce graph outputs."""
         if self.optimised:
             return self._whole()
         if self.other is not None:
@@ -172,7 +235,7 @@ class Setting(AbstractContextManager["Setting"]):
         return walk(self.source, self.mine, self.theirs, self.inputs, self.budget)
 
     def _whole(self) -> Iterator[Visit]:
-        """The other engine runs the whole model in one piece; the nodes that make its outputs are visited."""
+        """Run the whole model at once on the other engine, and visit the nodes that produce its outputs."""
         source = self.source
         outputs = [n for n in source.outputs if n in source.makers]
         theirs = attempt(self.theirs, source, source.calls, self.inputs, outputs)
@@ -185,9 +248,11 @@ class Setting(AbstractContextManager["Setting"]):
 
 
 class Judge:
-    """Turns visits into rows, and knows which values agreed so far.
+    """Turns visits into rows, and records which values agree.
 
-    local: judge each node by what it makes of the trusted side's inputs, so that errors do not accumulate.
+    Args:
+        setting: what is compared.
+        local: judge each node by its outputs for the trusted side's inputs, so that errors do not accumulate.
     """
 
     def __init__(self, setting: Setting, local: bool = False) -> None:
@@ -196,7 +261,7 @@ class Judge:
         self._agreed: dict[str, bool] = dict.fromkeys(setting.inputs, True)
 
     def judge(self, visit: Visit) -> Divergence | None:
-        """Note one visit; the Divergence where the node diverges."""
+        """Record one visit; returns the Divergence if the node diverges."""
         call, result, setting = visit.call, self.result, self.setting
         mine, theirs = visit.mine, visit.theirs
         if isinstance(mine, dict) and isinstance(theirs, dict):
@@ -226,14 +291,15 @@ class Judge:
         return diverged
 
     def _alone(self, visit: Visit) -> Values | Failure | None:
-        """What this side makes of the other's inputs; None where they are its own to the last bit."""
+        """This side's outputs for the other's inputs; None if the inputs are equal to the bit."""
         if all(same_bits(visit.my_inputs[n], v) for n, v in visit.their_inputs.items() if n in visit.my_inputs):
             return None
-        return attempt(self.setting.mine, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs,
-                       visit.call.outputs)  # fmt: skip
+        return attempt(
+            self.setting.mine, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs, visit.call.outputs
+        )
 
     def _fails(self, call: Call, side: str, failure: Failure, also: bool = False) -> Divergence | None:
-        """Note a failure; only one of the judged side alone is a divergence."""
+        """Record a failure; it is a divergence only if the trusted side succeeded."""
         self.result.not_compared.append(NotCompared(call.name, call.operator, call.index, side, failure))
         return None if also or failure.how == "not reached" else self._diverges(call, list(call.outputs), str(failure))
 
@@ -249,7 +315,7 @@ class Judge:
 
 
 def _notes(setting: Setting, call: Call, values: list[str]) -> list[str]:
-    """What is different about the other model's node that makes the same value."""
+    """The differences between this node and the other model's node of the same value."""
     other = setting.other
     assert other is not None
     partner = next((c for v in values if (c := other.makers.get(setting.names.get(v, v)))), None)
@@ -262,7 +328,7 @@ def _notes(setting: Setting, call: Call, values: list[str]) -> list[str]:
     for name in sorted(mine.keys() | theirs.keys()):
         if mine.get(name) != theirs.get(name):
             both = name in mine and name in theirs
-            notes.append(f"attribute {name!r} {'differs' if both else 'is set in one of the models only'}")
+            notes.append(f"attribute {name!r} {'differs' if both else 'is set in only one of the models'}")
     for a, b in zip(call.uses, partner.uses, strict=False):
         if a in setting.source.weights and b in other.weights:
             apart = difference(setting.source.weight(a), other.weight(b), Tolerance(0, 0))
@@ -271,22 +337,66 @@ def _notes(setting: Setting, call: Call, values: list[str]) -> list[str]:
     return notes
 
 
-def compare(model: Any, inputs: Any, *, against: Any = "onnxruntime", device: str = "CPU", names: Mapping[str, str] | None = None,
-            rtol: float | None = None, atol: float | None = None, local: bool = False, optimised: bool = False,
-            budget: int = BUDGET, timeout: float = 60.0, progress: Callable[..., None] | None = None) -> Comparison:  # fmt: skip
-    """Compare a model's values, node by node, with those of a trusted side; no more than a chunk is held at once.
+def compare(
+    model: ModelSource | Source,
+    inputs: Any,
+    *,
+    against: ModelSource | Source = "onnxruntime",
+    device: DeviceLike = "CPU",
+    names: Mapping[str, str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    local: bool = False,
+    optimised: bool = False,
+    budget: int = BUDGET,
+    timeout: float = 60.0,
+    progress: Callable[..., None] | None = None,
+) -> Comparison:
+    """Compare a model's values, node by node, with those of a trusted side.
 
-    model: a path (then long weights stay in the file), a ModelProto, bytes, or a Source.  inputs: as `SingaRep.run` takes.
-    against: "onnxruntime" or "reference" (in a child process, onnxruntime's optimiser off), "sonnx" (the CPU, for another
-        `device`), or another model, whose values are paired by name and then by `names` (name in MODEL -> name there).
-    rtol, atol: instead of the tolerance by dtype; see `Tolerance`.
-    local: feed each node what the trusted side fed it, so that errors do not accumulate.
-    optimised: onnxruntime as it is meant to run; then only graph outputs can be compared.
-    budget: bytes for the results of a chunk.  timeout: seconds that another engine may take for one.
-    Raises SonnxError when the model or the inputs are not acceptable; what an engine refuses is part of the result.
+    Only the live values and the results of one chunk are held at once.  A node that an engine refuses is part of the result.
+
+    Args:
+        model: a path (then long weights stay in the file), a ModelProto, bytes, or a Source.
+        inputs: as for `SingaRep.run`.
+        against: "onnxruntime" or "reference" (in a child process, with onnxruntime's optimizer off), "sonnx" (the CPU, for
+            another `device`), or another model, whose values are paired by name.
+        device: the device of this side.
+        names: names of values in `model` and their names in the other model; they take precedence over equal names.
+        rtol: the relative tolerance; by default by dtype, see `Tolerance`.
+        atol: the absolute tolerance; by default by dtype and magnitude.
+        local: pass the trusted side's inputs to every node, so that errors do not accumulate.
+        optimised: run onnxruntime with its optimizer; then only graph outputs are compared.
+        budget: the maximum bytes of the results of a chunk.
+        timeout: the maximum seconds for one chunk on another engine.
+        progress: called after each node, with `note=` its name.
+
+    Returns:
+        All values that both sides have, and the first diverging node.
+
+    Raises:
+        InvalidModel: a model breaks a rule of ONNX.
+        UnsupportedModel: a model has an operator that is not implemented.
+        InvalidInput: the inputs or names do not match the model.
+        DeviceUnavailable: the device cannot be used.
+        MissingDependency: onnxruntime is not installed.
+
+    Example:
+        >>> found = compare("model.onnx", {"x": x}, against="onnxruntime")  # doctest: +SKIP
+        >>> found.agrees, found.first  # doctest: +SKIP
     """
-    with Setting(model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget,
-                 timeout=timeout, optimised=optimised) as setting:  # fmt: skip
+    with Setting(
+        model,
+        inputs,
+        against=against,
+        device=device,
+        names=names,
+        rtol=rtol,
+        atol=atol,
+        budget=budget,
+        timeout=timeout,
+        optimised=optimised,
+    ) as setting:
         judge = Judge(setting, local)
         for visit in setting.visits():
             judge.judge(visit)

@@ -1,9 +1,8 @@
-"""Walks a model call by call on two sides at once and holds no more than is alive, plus one chunk of results.
+"""Walks a model call by call on two sides at once, and holds only live values and one chunk of results.
 
-`walk` steps through one model: this package computes call by call, and as soon as the results of the calls fill a chunk the
-other engine computes those calls as one small model.  Where an engine refuses a chunk or dies of it, the chunk is halved
-until the one call is found; the other side's values stand in for its outputs and the walk goes on.
-Where values are drawn at random, what the trusted side drew is used on both sides.
+`walk` steps through one model: this package computes call by call, and once the results fill a chunk, the other engine
+computes its calls as one small model.  If an engine refuses a chunk or crashes, the chunk is halved until the call is found;
+the other side's values replace its outputs, and the walk continues.  Random values of the trusted side are used on both sides.
 `walk_models` steps through two models and pairs their values by name.
 """
 
@@ -22,15 +21,19 @@ from .submodel import Call, Source
 Values = dict[str, Any]
 
 COPIES = 4
-"""What a byte of a result costs while a chunk is compared: two sides, and the copies of one that pass through the pipe."""
+"""Copies of a result while a chunk is compared: two sides, and those of one side that pass through the pipe."""
 
 
 @dataclass
 class Visit:
-    """One call as both sides see it.
+    """One call on both sides.
 
-    mine, theirs: the outputs by name, or why there are none (theirs may lack some names where the other model has none of
-    that name).  my_inputs, their_inputs: the values that it read, weights not among them.
+    Attributes:
+        call: the node.
+        mine: this side's outputs by name, or why there are none.
+        theirs: the other side's; names that the other model does not have are missing.
+        my_inputs: the values that this side read, without weights.
+        their_inputs: the values that the other side read, without weights.
     """
 
     call: Call
@@ -41,7 +44,7 @@ class Visit:
 
 
 def attempt(engine: Engine, source: Source, calls: Sequence[Call], values: Values, outputs: Sequence[str]) -> Values | Failure:
-    """These calls as one model on an engine, fed from `values`."""
+    """Run these calls as one model on an engine, with inputs from `values`."""
     made = {n for call in calls for n in call.outputs}
     feeds = {n: values[n] for call in calls for n in call.uses if n not in made and n in values}
     try:
@@ -56,10 +59,14 @@ def _missing(source: Source, call: Call, values: Values, engine: Engine) -> Fail
 
 
 def walk(source: Source, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> Iterator[Visit]:
-    """Every call of the model on both engines.
+    """Visit every call of the model on both engines.
 
-    theirs: None to walk with one engine; its values stand on both sides.  inputs: checked, by name.
-    budget: the bytes that the results of a chunk may cost.
+    Args:
+        source: the model.
+        mine: the judged engine.
+        theirs: the trusted engine; None to use the values of `mine` on both sides.
+        inputs: checked, by name.
+        budget: the maximum bytes of the results of a chunk.
     """
     return _Walk(source, mine, theirs, inputs, budget).visits()
 
@@ -107,7 +114,7 @@ class _Walk:
     def _theirs(
         self, engine: Engine, waiting: Sequence[tuple[int, Call, Values | Failure]], found: dict[int, Values | Failure]
     ) -> None:
-        """The other side's outputs of these calls, by their indices; halves what fails."""
+        """Compute the other side's outputs of these calls, by index; halves a chunk that fails."""
         first, call, mine = waiting[0]
         values = self.their_values
         if len(waiting) == 1:
@@ -136,16 +143,24 @@ class _Walk:
 def walk_models(
     source: Source, other: Source, mine: Engine, theirs: Engine, inputs: Values, names: Mapping[str, str], budget: int
 ) -> Iterator[Visit]:
-    """Every call of `source` beside the values of `other`.
+    """Visit every call of `source`, with the values of `other`.
 
-    names: what a value of `source` is called in `other`; the same where it does not say.  The graph outputs and inputs are
-    paired by position where no name fits.  What the other side has computed and this side has not yet met lies on a shelf:
-    in memory up to `budget` bytes, on disk beyond.
+    Values of `other` that are not needed yet are stored: in memory up to `budget` bytes, then on disk.
+
+    Args:
+        source: the judged model.
+        other: the trusted model.
+        mine: the engine of `source`.
+        theirs: the engine of `other`.
+        inputs: of `source`, checked, by name.
+        names: names of values in `source` and their names in `other`; by default equal names, then the positions of graph
+            inputs and outputs.
+        budget: the maximum bytes of stored values in memory.
     """
     pairs = _pairs(source, other, names)
     wanted = {there for here, there in pairs.items() if here in source.makers}
-    with SpillStore(budget) as shelf:
-        partner = _Partner(other, theirs, {pairs.get(n, n): v for n, v in inputs.items()}, wanted, shelf)
+    with SpillStore(budget) as store:
+        partner = _Partner(other, theirs, {pairs.get(n, n): v for n, v in inputs.items()}, wanted, store)
         partner.check()
         my_values = dict(inputs)
         their_values = dict(inputs)
@@ -166,25 +181,27 @@ def walk_models(
                 my_values |= found
             absent = Failure(theirs.name, "absent", "the other model has no value of these names")
             yield Visit(
-                call, result, found or failure or absent,
+                call,
+                result,
+                found or failure or absent,
                 {n: my_values[n] for n in call.uses if n in my_values},
                 {n: their_values[n] for n in call.uses if n in their_values},
-            )  # fmt: skip
+            )
             for name in source.dies.get(i, ()):
                 my_values.pop(name, None)
                 their_values.pop(name, None)
 
 
 def _pairs(source: Source, other: Source, names: Mapping[str, str]) -> dict[str, str]:
-    """The values of `source` and what they are called in `other`; raises InvalidInput for names that are none."""
+    """The names of `source` and the paired names of `other`; raises InvalidInput for unknown names."""
     here = {v.name for v in (*source.inputs, *source.optional_inputs)} | source.makers.keys() | source.weights.keys()
     there = {v.name for v in (*other.inputs, *other.optional_inputs)} | other.makers.keys() | other.weights.keys()
     for a, b in names.items():
         if a not in here or b not in there:
             side, name = ("MODEL", a) if a not in here else ("the other model", b)
-            raise InvalidInput(f"the map {a}={b}: {name!r} is no value of {side}", code="SX320")
+            raise InvalidInput(f"the map {a}={b}: {name!r} is not a value of {side}", code="SX320")
     if len(set(names.values())) < len(names):
-        raise InvalidInput(f"the map gives one value of the other model to several of MODEL: {dict(names)}", code="SX320")
+        raise InvalidInput(f"the map pairs one value of the other model with several of MODEL: {dict(names)}", code="SX320")
     pairs = {n: n for n in sorted((here & there) - names.keys() - set(names.values()))} | dict(names)
     ends = [(source.outputs, other.outputs), ([v.name for v in source.inputs], [v.name for v in other.inputs])]
     for mine, theirs in ends:
@@ -195,27 +212,30 @@ def _pairs(source: Source, other: Source, names: Mapping[str, str]) -> dict[str,
 
 
 class _Partner:
-    """The other model, advanced only as far as its values are asked for."""
+    """The other model, which runs only as far as its values are requested."""
 
-    def __init__(self, source: Source, engine: Engine, values: Values, wanted: set[str], shelf: SpillStore) -> None:
+    def __init__(self, source: Source, engine: Engine, values: Values, wanted: set[str], store: SpillStore) -> None:
         self.source, self.engine, self.values = source, engine, values
-        self.wanted, self.shelf = wanted, shelf
+        self.wanted, self.store = wanted, store
         self.failures: dict[str, Failure] = {}
         self.next = 0
 
     def check(self) -> None:
         missing = [v.name for v in self.source.inputs if v.name not in self.values]
         if missing:
-            raise InvalidInput(f"the other model also takes {', '.join(map(repr, missing))}", code="SX320",
-                               hint="pair the inputs by name: --map A=B")  # fmt: skip
+            raise InvalidInput(
+                f"the other model also has the inputs {', '.join(map(repr, missing))}",
+                code="SX320",
+                hint="pair the inputs by name: --map A=B",
+            )
 
     def take(self, name: str) -> Any:
-        """A value of the other model, or the Failure that took it."""
+        """A value of the other model, or the Failure of its node."""
         if name in self.source.weights and name not in self.source.makers:
             return self.source.weight(name)
-        while name not in self.shelf and name not in self.failures:
+        while name not in self.store and name not in self.failures:
             self._step()
-        return self.failures[name] if name in self.failures else self.shelf.take(name)
+        return self.failures[name] if name in self.failures else self.store.take(name)
 
     def _step(self) -> None:
         i, call = self.next, self.source.calls[self.next]
@@ -228,6 +248,6 @@ class _Partner:
             self.values |= result
             for name in call.outputs:
                 if name in self.wanted:
-                    self.shelf.put(name, result[name])
+                    self.store.put(name, result[name])
         for name in self.source.dies.get(i, ()):
             self.values.pop(name, None)

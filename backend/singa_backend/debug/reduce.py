@@ -1,9 +1,9 @@
-"""Shrinks a failing model to the few nodes, outputs and rows that still fail, and writes it with its inputs.
+"""Reduces a failing model to few nodes, outputs and rows that still fail, and writes it with its inputs.
 
     found = reduce("model.onnx", {"x": x}, differs("onnxruntime"), to="small")
     print(found)          # 2 of 113 nodes, ...
 
-Nodes are cut from the end and from the front, then by delta debugging; a cut input is fed what it was in the whole model.
+Nodes are cut from the end and from the front, then by delta debugging; new inputs get their values in the whole model.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from onnx import ModelProto, TensorProto, helper
 from ..comparison.difference import Tolerance, difference
 from ..engines.local import Engine, Failure, Foreign, Ours
 from ..errors import InvalidInput, SonnxError
+from ..proto.load import ModelSource
 from . import repro
 from .compare import BUDGET
 from .lockstep import Values, walk
@@ -32,11 +33,12 @@ from .submodel import Call, Source
 
 
 class Predicate(AbstractContextManager["Predicate"], ABC):
-    """What it means that a model fails.
+    """The condition that a model fails.
 
-    trusted: the engine whose values stand in where the model is cut; None for ours.
-    inferred: candidates must pass ONNX's shape inference too, where the whole model does: nothing else holds them valid.
-    fewer_rows: whether to try with fewer rows.
+    Attributes:
+        trusted: the engine whose values are the inputs of a cut model; None for this package.
+        inferred: whether candidates must pass ONNX's shape inference if the whole model does, because no engine checks them.
+        fewer_rows: whether to try fewer rows.
     """
 
     trusted: Engine | None = None
@@ -45,27 +47,63 @@ class Predicate(AbstractContextManager["Predicate"], ABC):
 
     @abstractmethod
     def fails(self, model: ModelProto, folder: Path | None, inputs: Values) -> Values | None:
-        """The outputs that the model should have (empty where nobody knows) if it fails, None if it does not."""
+        """Test whether a model fails.
+
+        Args:
+            model: a candidate.
+            folder: the folder of its external data.
+            inputs: values by name.
+
+        Returns:
+            If it fails, the expected outputs by name (empty if they are not known); None if it does not fail.
+        """
 
     def __exit__(self, *_: object) -> None:
+        """Close the trusted engine."""
         if self.trusted is not None:
             self.trusted.close()
 
 
 class raises(Predicate):
-    """This package raises a SonnxError of this code, always at the same operator, when it prepares or runs the model."""
+    """The model fails if this package raises an error of this code, always at the same operator.
+
+    Attributes:
+        code: of the error.
+        engine: this package.
+        operator: at which the error is raised; None before the first failure.
+    """
 
     fewer_rows = False  # another shape may be wrong for another reason
     operator: str | None = None
 
     def __init__(self, code: str, device: str = "CPU") -> None:
+        """Create the condition.
+
+        Args:
+            code: of a SonnxError, such as "SX404".
+            device: the device that runs the model.
+
+        Raises:
+            DeviceUnavailable: the device cannot be used.
+        """
         self.code = code
         self.engine = Ours(device)
 
     def __str__(self) -> str:
+        """Return the condition as a sentence."""
         return f"{self.engine.name} raises {self.code}"
 
     def fails(self, model: ModelProto, folder: Path | None, inputs: Values) -> Values | None:
+        """Test whether a model fails.
+
+        Args:
+            model: a candidate.
+            folder: the folder of its external data.
+            inputs: values by name.
+
+        Returns:
+            An empty dict if it fails, None if it does not.
+        """
         try:
             self.engine.run(model, folder, inputs)
         except SonnxError as error:
@@ -76,21 +114,56 @@ class raises(Predicate):
 
 
 class differs(Predicate):
-    """The outputs of this package on `device` differ from those of another engine, which runs the model.
+    """The model fails if its outputs differ from those of another engine that can run it.
 
-    against: "onnxruntime", "reference" or "sonnx" (the CPU).  rtol, atol, timeout: as for `compare`.
+    Attributes:
+        engine: this package.
+        trusted: the other engine.
+        tolerance: of the comparison.
     """
 
-    def __init__(self, against: str = "onnxruntime", *, device: str = "CPU", rtol: float | None = None,
-                 atol: float | None = None, timeout: float = 60.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        against: str = "onnxruntime",
+        *,
+        device: str = "CPU",
+        rtol: float | None = None,
+        atol: float | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        """Create the condition.
+
+        Args:
+            against: "onnxruntime", "reference" or "sonnx" (the CPU).
+            device: the device of this package.
+            rtol: the relative tolerance; by default by dtype.
+            atol: the absolute tolerance; by default by dtype and magnitude.
+            timeout: the maximum seconds for one run on the other engine.
+
+        Raises:
+            SonnxError: the engine is unknown (SX901).
+            DeviceUnavailable: the device cannot be used.
+            MissingDependency: onnxruntime is not installed.
+        """
         self.engine = Ours(device)
         self.trusted: Engine = Ours() if against == "sonnx" else Foreign(against, timeout=timeout)
         self.tolerance = Tolerance(rtol, atol)
 
     def __str__(self) -> str:
+        """Return the condition as a sentence."""
         return f"the outputs of {self.engine.name} differ from those of {self.trusted.name}"
 
     def fails(self, model: ModelProto, folder: Path | None, inputs: Values) -> Values | None:
+        """Test whether a model fails.
+
+        Args:
+            model: a candidate.
+            folder: the folder of its external data.
+            inputs: values by name.
+
+        Returns:
+            The outputs of the other engine if they differ, None if they agree or an engine refuses the model.
+        """
         try:
             mine = self.engine.run(model, folder, inputs)
             theirs = self.trusted.run(model, folder, inputs)
@@ -100,21 +173,40 @@ class differs(Predicate):
 
 
 class command(Predicate):
-    """A shell command exits with another code than 0.
+    """The model fails if a shell command exits with a code other than 0.
 
-    text: the command; {model} becomes the path of the candidate's model.onnx, {data} that of its test_data_set_0.
-    timeout: seconds; a command that takes longer does not count as failing.
+    Attributes:
+        text: the command.
+        timeout: in seconds.
     """
 
     inferred = True
 
     def __init__(self, text: str, timeout: float = 60.0) -> None:
+        """Create the condition.
+
+        Args:
+            text: the command; {model} is replaced by the path of the candidate's model.onnx, {data} by that of its
+                test_data_set_0.
+            timeout: the maximum seconds; a command that takes longer does not count as failing.
+        """
         self.text, self.timeout = text, timeout
 
     def __str__(self) -> str:
-        return f"{self.text!r} exits with another code than 0"
+        """Return the condition as a sentence."""
+        return f"{self.text!r} exits with a code other than 0"
 
     def fails(self, model: ModelProto, folder: Path | None, inputs: Values) -> Values | None:
+        """Test whether a model fails.
+
+        Args:
+            model: a candidate.
+            folder: the folder of its external data.
+            inputs: values by name.
+
+        Returns:
+            An empty dict if it fails, None if it does not.
+        """
         with tempfile.TemporaryDirectory(prefix="sonnx-") as name:
             path = Path(name)
             whole = _source(model, folder)
@@ -129,10 +221,16 @@ class command(Predicate):
 
 @dataclass
 class Reduction:
-    """What is left of a failing model.
+    """The result of `reduce`.
 
-    folder: model.onnx and test_data_set_0.  nodes: (before, after), and operators, what is left.  outputs: (before, after).
-    tried: how many candidates were run.
+    Attributes:
+        folder: of model.onnx and test_data_set_0.
+        predicate: the condition as a sentence.
+        nodes: their number (before, after).
+        outputs: their number (before, after).
+        operators: of the remaining nodes.
+        shapes: of the remaining inputs.
+        tried: the number of candidates that were run.
     """
 
     folder: Path
@@ -144,26 +242,54 @@ class Reduction:
     tried: int = 0
 
     def __str__(self) -> str:
+        """Return the numbers of nodes and outputs in one line."""
         shown = ", ".join(self.operators[:6]) + (", ..." if len(self.operators) > 6 else "")
         return f"{self.nodes[1]} of {self.nodes[0]} nodes ({shown}), {self.outputs[1]} of {self.outputs[0]} outputs"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for ``--json``."""
+        """Return the result as plain data, for ``--json``.
+
+        Returns:
+            A dict of the attributes.
+        """
         return vars(self) | {"folder": str(self.folder)}
 
 
-def reduce(model: Any, inputs: Any, predicate: Predicate, *, to: str | Path | None = None, tries: int = 1000,
-           budget: int = BUDGET, progress: Callable[..., None] | None = None) -> Reduction:  # fmt: skip
-    """The smallest model found that still fails, written to the folder `to` (by default the model's name and "-reduced").
+def reduce(
+    model: ModelSource | Source,
+    inputs: Any,
+    predicate: Predicate,
+    *,
+    to: str | Path | None = None,
+    tries: int = 1000,
+    budget: int = BUDGET,
+    progress: Callable[..., None] | None = None,
+) -> Reduction:
+    """Find a small part of a model that still fails, and write it with its inputs.
 
-    model, inputs: as for `compare`.  predicate: `raises(code)`, `differs(engine)` or `command(text)`.
-    tries: how many candidates may be run.  budget: bytes of recorded values that stay in memory; the rest lies on disk.
-    Raises InvalidInput when the whole model does not fail.
+    Args:
+        model: a path, a ModelProto, bytes, or a Source.
+        inputs: as for `SingaRep.run`.
+        predicate: the failure: `raises(code)`, `differs(engine)` or `command(text)`.
+        to: the folder to write; by default the model's name and "-reduced".
+        tries: the maximum number of candidates to run.
+        budget: the maximum bytes of recorded values in memory; others are on disk.
+        progress: called before each candidate, with `note=` its number of nodes.
+
+    Returns:
+        What is left of the model, and its files.
+
+    Raises:
+        InvalidInput: the whole model does not fail (SX321), or the inputs do not match it.
+        InvalidModel: the model breaks a rule of ONNX.
+
+    Example:
+        >>> reduce("model.onnx", {"x": x}, differs("onnxruntime"), to="small")  # doctest: +SKIP
     """
     source = Source.of(model)
-    with predicate, SpillStore(budget) as shelf:
+    with predicate, SpillStore(budget) as store:
         fed = source.feeds(inputs)
-        search = _Search(source, predicate, shelf, fed, tries, progress)
+        search = _Search(source, predicate, store, fed, tries, progress)
         search.record(budget)
         found = search.search()
         stem = source.path.stem if source.path else "model"
@@ -176,7 +302,7 @@ def reduce(model: Any, inputs: Any, predicate: Predicate, *, to: str | Path | No
 
 @dataclass
 class _Candidate:
-    """A part of the model that fails: its calls, what it is fed, what it gives, and what it should have given."""
+    """A part of the model that fails: its calls, inputs, outputs and expected results."""
 
     source: Source
     calls: tuple[Call, ...]
@@ -186,8 +312,8 @@ class _Candidate:
 
 
 class _Search:
-    def __init__(self, source: Source, predicate: Predicate, shelf: SpillStore, fed: Values, tries: int, progress: Any) -> None:
-        self.source, self.predicate, self.shelf, self.fed = source, predicate, shelf, fed
+    def __init__(self, source: Source, predicate: Predicate, store: SpillStore, fed: Values, tries: int, progress: Any) -> None:
+        self.source, self.predicate, self.store, self.fed = source, predicate, store, fed
         self.tries, self.tried, self.progress = tries, 0, progress
         self.known: dict[tuple[int, ...], _Candidate | None] = {}
         whole = source.part(source.calls, fed, [n for n in source.outputs if n in source.makers])
@@ -195,21 +321,24 @@ class _Search:
         self.legal = self.inferred or _legal(whole, False)
 
     def record(self, budget: int) -> None:
-        """Put what every node makes on the shelf: the trusted side's values, else this side's."""
+        """Store the outputs of every node: the trusted side's if it has them, otherwise this side's."""
         for name, value in self.fed.items():
-            self.shelf.put(name, value)
+            self.store.put(name, value)
         for visit in walk(self.source, Ours(), self.predicate.trusted, self.fed, budget):
             values = visit.theirs if isinstance(visit.theirs, dict) else visit.mine
             if not isinstance(values, Failure):
                 for name, value in values.items():
-                    self.shelf.put(name, value)
+                    self.store.put(name, value)
 
     def search(self) -> _Candidate:
         calls = self.source.calls
         found = self._try(calls, tuple(n for n in self.source.outputs if n in self.source.makers))
         if found is None:
-            raise InvalidInput(f"there is nothing to reduce: it is not so that {self.predicate}", code="SX321",
-                               hint="give the inputs and the tolerance with which the whole model fails")  # fmt: skip
+            raise InvalidInput(
+                f"there is nothing to reduce: the whole model does not fail ({self.predicate})",
+                code="SX321",
+                hint="pass the inputs and the tolerance with which the whole model fails",
+            )
         found = self._cut(found)
         found = self._delta(found)
         found = self._drop_outputs(found)
@@ -218,7 +347,7 @@ class _Search:
     # --- nodes
 
     def _cut(self, found: _Candidate) -> _Candidate:
-        """From the end, then from the front, by halves: the shortest run of nodes that fails, if failing is monotone."""
+        """Bisect from the end, then from the front: the shortest run of nodes that fails, if failing is monotone."""
         for end in (True, False):
             low, high = 0, len(found.calls)  # keeping `high` nodes fails
             calls = found.calls
@@ -232,7 +361,7 @@ class _Search:
         return found
 
     def _delta(self, found: _Candidate) -> _Candidate:
-        """Delta debugging: leave out ever smaller groups of nodes as long as it goes on failing."""
+        """Delta debugging: remove ever smaller groups of nodes while the rest still fails."""
         groups = 2
         while len(found.calls) > 1 and groups <= len(found.calls):
             size = -(-len(found.calls) // groups)
@@ -255,19 +384,19 @@ class _Search:
         return found
 
     def _try(self, calls: Sequence[Call], outputs: tuple[str, ...] | None = None) -> _Candidate | None:
-        """This run of nodes as a model, if it is one and fails.  outputs: by default what no node of it reads."""
+        """The model of these nodes, if it is valid and fails.  outputs: by default the values that none of them reads."""
         calls = tuple(calls)
         key = tuple(c.index for c in calls)
         if outputs is None and key in self.known:
             return self.known[key]
         made = {n for c in calls for n in c.outputs}
         needed = {n for c in calls for n in c.uses if n not in made}
-        outer = [n for n in needed if n in self.shelf or n not in self.source.weights]
+        outer = [n for n in needed if n in self.store or n not in self.source.weights]
         found = None
-        if calls and all(n in self.shelf for n in outer):
+        if calls and all(n in self.store for n in outer):
             read = {n for c in calls for n in c.uses}
             ends = outputs or tuple(n for c in calls for n in c.outputs if n not in read or n in self.source.outputs)
-            found = self._candidate(self.source, calls, {n: self.shelf.get(n) for n in outer}, ends)
+            found = self._candidate(self.source, calls, {n: self.store.get(n) for n in outer}, ends)
         if outputs is None:
             self.known[key] = found
         return found
@@ -287,7 +416,7 @@ class _Search:
     # --- rows
 
     def _fewer_rows(self, found: _Candidate) -> _Candidate:
-        """Keep the first index only, along each axis that the inputs share, where it goes on failing."""
+        """Keep only the first index along each axis that the inputs share, if the model still fails."""
         for axis in range(max((v.ndim for v in found.inputs.values() if isinstance(v, np.ndarray)), default=0)):
             sizes = sorted({v.shape[axis] for v in found.inputs.values() if _reaches(v, axis) and v.shape[axis] > 1})
             for size in sizes:
@@ -305,7 +434,7 @@ def _reaches(value: Any, axis: int) -> bool:
 
 
 def _legal(model: ModelProto, inferred: bool) -> bool:
-    """Whether ONNX's checker, and its shape inference where `inferred`, take the model, weights in other files aside."""
+    """Whether ONNX's checker, and if `inferred` its shape inference, accept the model without its external data."""
     copy = ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
@@ -316,11 +445,11 @@ def _legal(model: ModelProto, inferred: bool) -> bool:
     try:
         if inferred:
             onnx.shape_inference.infer_shapes(copy, strict_mode=True)
-        for value in graph.output:  # the checker wants a type and a shape, which only a run could tell
+        for value in graph.output:  # the checker requires a type and shape, which only a run determines
             value.type.tensor_type.elem_type = TensorProto.FLOAT
             value.type.tensor_type.shape.SetInParent()
         onnx.checker.check_model(copy)
-    except Exception:  # whatever it raises means no
+    except Exception:  # any exception means that it is not valid
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""One node, or a few, as files that anybody can run: a model and a data set in ONNX's test_data_set layout."""
+"""Writes a part of a model as files that any runtime can run: a model and a data set in ONNX's test_data_set layout."""
 
 from __future__ import annotations
 
@@ -17,12 +17,23 @@ from ..proto.load import embed
 from .submodel import Call, Source
 
 
-def write(folder: Path, source: Source, calls: Sequence[Call], values: Mapping[str, Any], outputs: Sequence[str],
-          results: Mapping[str, Any]) -> ModelProto:  # fmt: skip
-    """Write model.onnx and test_data_set_0 into `folder`; gives the model, weights included.
+def write(
+    folder: Path,
+    source: Source,
+    calls: Sequence[Call],
+    values: Mapping[str, Any],
+    outputs: Sequence[str],
+    results: Mapping[str, Any],
+) -> ModelProto:
+    """Write model.onnx and test_data_set_0 to `folder`; returns the model with its weights.
 
-    values: the inputs by name; weights that are not among them stay initializers.  outputs: what the model gives.
-    results: what it should give, by name; where some outputs are not among them, the model gives only those that are.
+    Args:
+        folder: which is created.
+        source: the whole model.
+        calls: the nodes to write.
+        values: the inputs by name; other weights stay initializers.
+        outputs: the outputs of the model.
+        results: the expected outputs by name; if some outputs have no result, the model has only those that have.
     """
     outputs = [n for n in outputs if n in results] or outputs
     model = source.part(calls, values, outputs, results)
@@ -38,7 +49,7 @@ def write(folder: Path, source: Source, calls: Sequence[Call], values: Mapping[s
         old.unlink()
     onnx.save(model, folder / "model.onnx")
     for i, declared in enumerate(model.graph.input):
-        if declared.name in values:  # before IR version 4 the initializers stand behind them
+        if declared.name in values:  # before IR version 4 the initializers follow them
             (data / f"input_{i}.pb").write_bytes(_serialised(values[declared.name], declared.name))
     for i, name in enumerate(outputs):
         if name in results:
@@ -59,7 +70,7 @@ def _serialised(value: Any, name: str) -> bytes:
 
 
 def _map(value: dict[Any, Any], name: str = "") -> MapProto:
-    """A map; onnx's own from_dict takes no text for keys."""
+    """Create a MapProto; onnx's own from_dict does not accept strings as keys."""
     proto = MapProto(name=name, values=numpy_helper.from_list([verdict.element(v) for v in value.values()]))
     if any(isinstance(key, str) for key in value):
         proto.key_type, proto.string_keys[:] = TensorProto.STRING, [str(key).encode() for key in value]
@@ -69,7 +80,7 @@ def _map(value: dict[Any, Any], name: str = "") -> MapProto:
 
 
 def read(folder: Path) -> tuple[Source, dict[str, Any], dict[str, Any]]:
-    """What `write` wrote: the model, its inputs and its expected outputs by name."""
+    """Read the files of `write`: the model, its inputs and its expected outputs by name."""
     source = Source(folder / "model.onnx")
     graph = source.proto.graph
     inputs, outputs = test_data.data_set(folder / "test_data_set_0", source.proto)
@@ -78,5 +89,5 @@ def read(folder: Path) -> tuple[Source, dict[str, Any], dict[str, Any]]:
 
 
 def folder_name(text: str) -> str:
-    """A name for a folder, out of a node's name."""
+    """Derive a folder name from a node's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._")[:80] or "node"

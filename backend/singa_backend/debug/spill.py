@@ -1,4 +1,4 @@
-"""Values by name: in memory up to a budget, beyond it in a temporary folder that goes when the shelf is closed."""
+"""Stores values by name: in memory up to a budget, then in a temporary folder that is deleted on close."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..comparison.difference import bytes_of
 
 
 class SpillStore:
-    """A place for values that are needed later.  budget: the bytes that may stay in memory."""
+    """Stores values that are needed later.  budget: the maximum bytes in memory."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -47,14 +47,14 @@ class SpillStore:
         self._files[name] = (path, value.dtype, value.shape)
 
     def get(self, name: str) -> Any:
-        """The value; a file is read anew each time.  Raises KeyError."""
+        """The value; a file is read again each time.  Raises KeyError."""
         if name in self._values:
             return self._values[name]
         path, dtype, shape = self._files[name]
         return np.fromfile(path, np.uint8).view(dtype).reshape(shape)
 
     def take(self, name: str) -> Any:
-        """The value, which then leaves the shelf; raises KeyError."""
+        """Remove a value and return it; raises KeyError."""
         value = self.get(name)
         if name in self._values:
             self.held -= bytes_of(self._values.pop(name))

@@ -1,4 +1,4 @@
-"""A model as calls over named values, any run of which can be cut out as a model of its own."""
+"""A model as calls over named values; any run of calls can be extracted as a separate model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..backend import SingaBackend
 from ..errors import InvalidModel
 from ..ir.declaration import has_trait
 from ..proto import tensor_data
-from ..proto.load import open_light
+from ..proto.load import ModelSource, open_light
 from ..proto.schemas import plain_domain
 from ..proto.values import Value
 
@@ -27,7 +27,12 @@ from ..proto.values import Value
 class Call:
     """One node of the main graph.
 
-    uses: the values that it reads, those that its subgraphs take from outside included.  outputs: what it makes.
+    Attributes:
+        index: its position in the file.
+        name: its name, or operator and position.
+        proto: its message.
+        uses: the values that it reads, including those that its subgraphs capture.
+        outputs: the values that it produces.
     """
 
     index: int
@@ -38,22 +43,38 @@ class Call:
 
     @property
     def operator(self) -> str:
+        """The operator."""
         return self.proto.op_type
 
     def __str__(self) -> str:
+        """Return operator and name."""
         return f"{self.operator} {self.name!r}"
 
 
 class Source:
     """A model's main graph.
 
-    proto: the model, the bytes of its long tensors left in the file where it was opened by path.  folder: where they lie.
-    calls: the nodes in an order that can be run; Constant nodes that hold a tensor count as weights instead.
-    weights: initializers and such constants by name.  inputs: what must be fed.  optional_inputs: initializers that may be.
-    Raises InvalidModel.
+    Attributes:
+        path: of the file, if the model was opened by path.
+        proto: the model; if it was opened by path, the bytes of long tensors stay in the file.
+        folder: the folder of these bytes.
+        weights: initializers, and tensors of Constant nodes, by name.
+        inputs: the inputs without an initializer.
+        optional_inputs: the inputs with an initializer, which may be overridden.
+        outputs: names of the outputs.
+        calls: the nodes in an order that can be run, without the Constant nodes in `weights`.
+        makers: the producer of each value.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: ModelSource) -> None:
+        """Read a model.
+
+        Args:
+            model: a path, a ModelProto or bytes.
+
+        Raises:
+            InvalidModel: the model is not an ONNX file, the nodes have a cycle, or a value is not defined (SX101).
+        """
         self.path = Path(model) if isinstance(model, (str, Path)) else None
         self.proto, self.folder = open_light(model)
         graph = self.proto.graph
@@ -76,17 +97,27 @@ class Source:
         for call in self.calls:
             for n in call.uses:
                 if n not in known:
-                    raise InvalidModel(f"input {n!r} is defined nowhere", code="SX101", node=call.name, operator=call.operator)
+                    raise InvalidModel(f"input {n!r} is not defined", code="SX101", node=call.name, operator=call.operator)
         self._functions = {(f.domain, f.name) for f in self.proto.functions}
 
     @classmethod
-    def of(cls, model: Any) -> Source:
-        """The model as a Source; a Source is given back as it is."""
+    def of(cls, model: ModelSource | Source) -> Source:
+        """Convert a model to a Source.
+
+        Args:
+            model: a path, a ModelProto, bytes, or a Source.
+
+        Returns:
+            The Source itself, or a new one.
+
+        Raises:
+            InvalidModel: as for the constructor.
+        """
         return model if isinstance(model, Source) else cls(model)
 
     @cached_property
     def dies(self) -> dict[int, tuple[str, ...]]:
-        """For each call's index in `calls`, the values that nobody reads after it."""
+        """For each index in `calls`, the values that no later call reads."""
         last = {n: i for i, call in enumerate(self.calls) for n in (*call.outputs, *call.uses)}
         dies: dict[int, list[str]] = {}
         for name, i in last.items():
@@ -95,15 +126,22 @@ class Source:
 
     @cached_property
     def types(self) -> dict[str, TypeProto]:
-        """The types of values as far as ONNX's inference knows them."""
+        """The types of values, as far as ONNX's inference knows them."""
         try:
             graph = onnx.shape_inference.infer_shapes(self.proto).graph
-        except Exception:  # best effort: whatever is wrong with the model, its runs will tell
+        except Exception:  # best effort: errors of the model are reported when it runs
             graph = self.proto.graph
         return {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
 
     def draws(self, call: Call) -> bool:
-        """Whether its values are drawn at random, so that nobody can compare them; Dropout's are when it trains."""
+        """Test whether a node draws random numbers, so that its outputs cannot be compared; Dropout does in training mode.
+
+        Args:
+            call: a node of this model.
+
+        Returns:
+            Whether its outputs are random.
+        """
         if call.operator != "Dropout":
             return has_trait(plain_domain(call.proto.domain), call.operator, "random")
         training = call.proto.input[2] if len(call.proto.input) > 2 else ""
@@ -113,21 +151,48 @@ class Source:
         return opset < 7 and not any(a.name == "is_test" and a.i for a in call.proto.attribute)
 
     def weight(self, name: str) -> np.ndarray:
-        """The array of a weight; raises InvalidModel."""
+        """Read a weight.
+
+        Args:
+            name: a key of `weights`.
+
+        Returns:
+            The array.
+
+        Raises:
+            InvalidModel: the tensor is damaged, or its file is missing.
+        """
         proto = self.weights[name]
         return (
             tensor_data.tensor(proto, self.folder) if isinstance(proto, TensorProto) else tensor_data.sparse(proto, self.folder)
         )
 
     def weight_bytes(self, call: Call) -> int:
-        """The bytes of the weights that a call reads."""
+        """Return the size of the weights that a node reads.
+
+        Args:
+            call: a node of this model.
+
+        Returns:
+            The bytes, without sparse weights.
+        """
         protos = [self.weights[n] for n in call.uses if n in self.weights]
         return sum(
             tensor_data.byte_size(dtypes.numpy_dtype(p.data_type), tuple(p.dims)) for p in protos if isinstance(p, TensorProto)
         )
 
     def feeds(self, inputs: Any) -> dict[str, Any]:
-        """The inputs by name, checked against what the model declares; raises InvalidInput."""
+        """Check inputs against the model's declared inputs.
+
+        Args:
+            inputs: as for `SingaRep.run`.
+
+        Returns:
+            The inputs by name.
+
+        Raises:
+            InvalidInput: the inputs do not match the declared ones.
+        """
         named = set(inputs) if isinstance(inputs, Mapping) else set()
         taken = [i for i in self.proto.graph.input if i.name not in self.weights or i.name in named]
         graph = helper.make_graph([], "inputs", taken, taken)  # a graph of no nodes checks what it is fed
@@ -137,10 +202,17 @@ class Source:
     def part(
         self, calls: Sequence[Call], values: Mapping[str, Any], outputs: Sequence[str], results: Mapping[str, Any] | None = None
     ) -> ModelProto:
-        """A model of these calls alone, with the opsets, functions and IR version of the whole.
+        """Extract nodes as a model with the opsets, functions and IR version of the whole.
 
-        values: what to declare as inputs (where a weight is among them, it is fed too); other weights stay initializers,
-            their bytes wherever they lay.  outputs: which values to give.  results: arrays that say the outputs' types.
+        Args:
+            calls: the nodes, in an order that can be run.
+            values: the values to declare as inputs, which may be weights; other weights stay initializers, and their bytes
+                stay where they are.
+            outputs: the values to declare as outputs.
+            results: arrays that determine the types of outputs.
+
+        Returns:
+            The model.
         """
         made = {n for call in calls for n in call.outputs}
         model = ModelProto(ir_version=self.proto.ir_version, producer_name="sonnx")
@@ -151,7 +223,7 @@ class Source:
         graph.name = calls[0].name if len(calls) == 1 else self.proto.graph.name or "part"
         for call in calls:
             graph.node.append(call.proto)
-            graph.node[-1].name = call.name  # engines name nodes in their complaints
+            graph.node[-1].name = call.name  # engines name nodes in their errors
         for name in dict.fromkeys(n for call in calls for n in call.uses if n not in made):
             if name in values:
                 graph.input.append(self.info(name, values[name]))
@@ -162,7 +234,7 @@ class Source:
                 graph.initializer[-1].name = name
             else:
                 graph.sparse_initializer.append(weight)
-        if self.proto.ir_version < 4:  # there every initializer is an input too
+        if self.proto.ir_version < 4:  # then every initializer is an input too
             graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer)
         for name in outputs:
             typed = results is not None and name in results
@@ -175,7 +247,15 @@ class Source:
         )
 
     def info(self, name: str, value: Any) -> ValueInfoProto:
-        """The declaration of a value like this one."""
+        """Create the declaration of a value.
+
+        Args:
+            name: of the value.
+            value: an array, a list, a dict or None.
+
+        Returns:
+            Its name, with its type if it is known.
+        """
         if isinstance(value, np.ndarray):
             return helper.make_tensor_value_info(name, dtypes.onnx_code(value.dtype), value.shape)
         known = self.types.get(name)
@@ -188,7 +268,7 @@ class Source:
 
 
 def _constant(node: NodeProto) -> TensorProto | None:
-    """The tensor of a Constant node, under the name of its output; None for another node."""
+    """The tensor of a Constant node; None for other nodes."""
     if (node.op_type, node.domain) != ("Constant", "") or len(node.attribute) != 1 or len(node.output) != 1:
         return None
     attribute: AttributeProto = node.attribute[0]
@@ -196,7 +276,7 @@ def _constant(node: NodeProto) -> TensorProto | None:
 
 
 def _ordered(nodes: Sequence[tuple[int, NodeProto]]) -> Iterator[Call]:
-    """The calls, in the file's order where that can be run, else sorted; raises InvalidModel for a cycle."""
+    """The calls in the file's order if it can be run, otherwise sorted; raises InvalidModel for a cycle."""
     calls = [_call(i, proto) for i, proto in nodes]
     makers = {n: i for i, call in enumerate(calls) for n in call.outputs}
     needs = {i: [makers[n] for n in call.uses if n in makers] for i, call in enumerate(calls)}
@@ -215,7 +295,7 @@ def _call(index: int, proto: NodeProto) -> Call:
 
 
 def _uses(node: NodeProto) -> Iterator[str]:
-    """The names that a node reads: its inputs, then what its subgraphs take from outside."""
+    """The names that a node reads: its inputs, then the values that its subgraphs capture."""
     yield from (n for n in node.input if n)
     for attribute in node.attribute:
         if attribute.HasField("g"):

@@ -1,6 +1,6 @@
-"""Devices: a device is an array namespace, and the transfers between it and the host.
+"""Devices: a device is an array namespace and the transfers between it and the host.
 
-`CPU` is NumPy, `CUDA` and `CUDA:1` are CuPy, and `STRICT` is NumPy that offers only what CuPy offers, for tests.
+`CPU` is NumPy, `CUDA` and `CUDA:1` are CuPy, and `STRICT` is NumPy restricted to CuPy's functions, for tests.
 A new device is one subclass of `Device` and one entry of `DEVICES`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from functools import cache
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,16 +18,34 @@ from ..errors import DeviceUnavailable
 from ..limits import physical_memory
 from . import namespaces, strict
 
-DeviceLike: TypeAlias = Any
-"""A Device, its name ("CPU", "CUDA", "CUDA:1", "STRICT"), or a device of `onnx.backend.base`."""
-
 _Kind: TypeAlias = type[namespaces.Namespace]
 
 
-class Device(ABC):
-    """A device by ONNX's name for it.
+class OnnxDevice(Protocol):
+    """A device of `onnx.backend.base`."""
 
-    type: its name.  device_id: the ordinal of a GPU, 0 for other devices.  xp: the namespace of its arrays.
+    @property
+    def type(self) -> int | str:
+        """A number of ONNX's `DeviceType` (0 CPU, 1 CUDA), or a name."""
+        ...
+
+    @property
+    def device_id(self) -> int:
+        """The ordinal of a GPU."""
+        ...
+
+
+class Device(ABC):
+    """A device: an array namespace and the transfers between it and the host.
+
+    `str(device)` is its name with the ordinal, such as "CUDA:1".
+
+    Attributes:
+        type: ONNX's name of the kind of device, such as "CPU".
+        namespace: the class of the namespace of its arrays.
+        is_host: whether its arrays are NumPy arrays.
+        device_id: the ordinal of a GPU; 0 for other devices.
+        xp: the namespace of its arrays.
     """
 
     type: ClassVar[str]
@@ -36,7 +54,14 @@ class Device(ABC):
     xp: Any
 
     def __init__(self, device_id: int = 0) -> None:
-        """Raises DeviceUnavailable if this machine does not have the device."""
+        """Create the device.
+
+        Args:
+            device_id: the ordinal of a GPU; 0 for other devices.
+
+        Raises:
+            DeviceUnavailable: this machine does not have the device.
+        """
         self.device_id = device_id
         self._check()
         self.xp = _namespace(self.namespace)
@@ -51,21 +76,39 @@ class Device(ABC):
 
     @classmethod
     def current(cls) -> Device:
-        """The device of this kind on which work is issued now."""
+        """Return the device of this kind on which work is issued now.
+
+        Returns:
+            For CUDA, CuPy's current device; for other kinds, the only one.
+        """
         return cls()
 
     @classmethod
     @abstractmethod
     def holding(cls, value: Any) -> Device | None:
-        """The device of this kind that holds an array, if one does."""
+        """Return the device of this kind that holds an array.
+
+        Args:
+            value: any value.
+
+        Returns:
+            The device; None if the value is not an array of this kind of device.
+        """
 
     @property
     def memory(self) -> int:
-        """Bytes of memory of this device."""
+        """The device's memory in bytes."""
         return physical_memory()
 
     def put(self, value: Any) -> Any:
-        """Copy a host value (array, sequence, map or None) to this device; a value that it cannot hold stays on the host."""
+        """Copy a value from the host to this device.
+
+        Args:
+            value: an array, a list of them, a map or None.
+
+        Returns:
+            The value on this device; strings, maps and dtypes that CuPy lacks stay on the host.
+        """
         if self.is_host or value is None or is_host_value(value):
             return value
         if isinstance(value, list):
@@ -73,13 +116,24 @@ class Device(ABC):
         return self.xp.from_host(np.asarray(value))
 
     def get(self, value: Any) -> Any:
-        """The value on the host."""
+        """Copy a value from this device to the host.
+
+        Args:
+            value: an array of this device, a list of them, or a value that is on the host.
+
+        Returns:
+            The value as NumPy arrays.
+        """
         if isinstance(value, list):
             return [self.get(v) for v in value]
         return self.xp.to_host(value) if self.xp.isarray(value) else value
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which work on this device is issued."""
+        """Return a context in which work is issued on this device.
+
+        Returns:
+            A context manager.
+        """
         return contextlib.nullcontext()
 
 
@@ -92,6 +146,7 @@ class CpuDevice(Device):
 
     @classmethod
     def holding(cls, value: Any) -> Device | None:
+        """Return the host if the value is a NumPy array."""
         return cls() if isinstance(value, np.ndarray) else None
 
 
@@ -102,50 +157,58 @@ class CudaDevice(Device):
     namespace = namespaces.CupyNamespace
 
     def _check(self) -> None:
-        count, why = _gpus()
+        count, reason = _gpus()
         if self.device_id >= count:
-            raise DeviceUnavailable(f"CUDA:{self.device_id} was requested; there are {count} CUDA devices{why}",
-                                    hint="use device='CPU', or install the [gpu] extra on a machine with a GPU")  # fmt: skip
+            raise DeviceUnavailable(
+                f"CUDA:{self.device_id} was requested; there are {count} CUDA devices{reason}",
+                hint="use device='CPU', or install the [gpu] extra on a machine with a GPU",
+            )
 
     @classmethod
     def current(cls) -> Device:
+        """Return CuPy's current device."""
         return cls(int(_namespace(cls.namespace).module.cuda.Device().id))
 
     @classmethod
     def holding(cls, value: Any) -> Device | None:
+        """Return the GPU that holds a CuPy array."""
         return cls(int(value.device.id)) if hasattr(value, "__cuda_array_interface__") else None
 
     @property
     def memory(self) -> int:
+        """The GPU's memory in bytes."""
         return int(self.active().mem_info[1])
 
     def active(self) -> Any:
+        """Return CuPy's context of this GPU."""
         return self.xp.module.cuda.Device(self.device_id)
 
 
 class StrictDevice(Device):
-    """NumPy with CuPy's restrictions."""
+    """NumPy with CuPy's restrictions, for tests without a GPU."""
 
     type = "STRICT"
     namespace = strict.StrictNamespace
 
     @classmethod
     def holding(cls, value: Any) -> Device | None:
+        """Return the device if the value is a StrictArray."""
         return cls() if isinstance(value, strict.StrictArray) else None
 
 
 DEVICES: dict[str, type[Device]] = {kind.type: kind for kind in (CpuDevice, CudaDevice, StrictDevice)}
-"""The kinds of devices by name."""
+"""The classes of devices by name."""
 
 
 def _unknown(type: str, device_id: int) -> DeviceUnavailable:
-    return DeviceUnavailable(f"device {type!r} (ordinal {device_id}) was requested; there are CPU and CUDA",
-                             hint="write 'CPU', 'CUDA' or 'CUDA:1'")  # fmt: skip
+    return DeviceUnavailable(
+        f"a device must be CPU or CUDA, got {type!r} (ordinal {device_id})", hint="pass 'CPU', 'CUDA' or 'CUDA:1'"
+    )
 
 
 @cache
 def _namespace(kind: Any) -> Any:
-    """The one namespace of a kind."""
+    """The only instance of a namespace class."""
     return namespaces.numpy if kind is namespaces.NumpyNamespace else kind()
 
 
@@ -162,14 +225,26 @@ def _gpus() -> tuple[int, str]:
 
 
 def device_count(type: str) -> int:
-    """How many devices of a kind this machine has."""
+    """The number of devices of a kind that this machine has."""
     return _gpus()[0] if type == "CUDA" else int(type in DEVICES)
 
 
-def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
-    """A Device from "CPU", "CUDA:1", a device of onnx.backend.base, or a Device.
+DeviceLike: TypeAlias = Device | OnnxDevice | str
+"""A Device, its name ("CPU", "CUDA", "CUDA:1", "STRICT"), or a device of `onnx.backend.base`."""
 
-    device_id: the ordinal, for a name without one.  Raises DeviceUnavailable.
+
+def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
+    """Return the Device that a name or an object means.
+
+    Args:
+        device: "CPU", "CUDA", "CUDA:1", "STRICT", a device of `onnx.backend.base`, or a Device.
+        device_id: the ordinal of a GPU; None for the one in the name, or 0.
+
+    Returns:
+        The device.
+
+    Raises:
+        DeviceUnavailable: the name is unknown, or this machine does not have the device.
     """
     if isinstance(device, Device):
         return device
@@ -180,7 +255,7 @@ def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
         name, _, ordinal = str(device).partition(":")
         name = name.upper()
     if ordinal and not ordinal.isdecimal():
-        raise DeviceUnavailable(f"device {device!r}: {ordinal!r} is not an ordinal", hint="write 'CUDA:1'")
+        raise DeviceUnavailable(f"the ordinal of a device must be an integer, got {device!r}", hint="pass 'CUDA:1'")
     number = int(ordinal or 0) if device_id is None else device_id
     if name not in DEVICES:
         raise _unknown(name, number)
@@ -188,12 +263,12 @@ def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
 
 
 def device_of_namespace(xp: namespaces.Namespace) -> Device:
-    """The device whose namespace this is; for CUDA, the current device."""
+    """The device of a namespace; for CUDA, the current device."""
     return next(kind.current() for kind in DEVICES.values() if isinstance(xp, kind.namespace))
 
 
 def device_of(value: Any) -> Device:
-    """The device that holds an array; the CPU for values of other kinds."""
+    """The device that holds an array; the CPU for other values."""
     return next((d for kind in DEVICES.values() if (d := kind.holding(value)) is not None), CpuDevice())
 
 

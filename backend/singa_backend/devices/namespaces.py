@@ -1,27 +1,29 @@
-"""The `xp` that operators are written on: NumPy, CuPy, or NumPy that offers only what CuPy offers.
+"""The array namespaces `xp` of operator bodies: NumPy, CuPy, or NumPy restricted to CuPy's functions.
 
-An operator body may use every name that NumPy and CuPy share, and the extras below, in which their differences are met:
+An operator body may use every name that NumPy and CuPy share, and these functions, which hide their differences:
 
     xp.from_host(a)  xp.to_host(x)             the only ways between the device and the host
-    xp.cast(x, dtype)                          astype with one answer for floats that no integer can hold
+    xp.cast(x, dtype)                          astype with a defined result for floats outside the integer range
     xp.indices(i, size)                        integer indices, negative ones wrapped, checked against the size
     xp.scatter(out, index, values, reduction)  in place on `out`: "none", "add", "mul", "max", "min"
     xp.windows(x, shape, axis)                 a sliding-window view
-    xp.as_strided(x, shape, strides)           the view behind every pooling
-    xp.erf(x)  xp.erfc(x)                      the error function, and what it lacks to 1
-    xp.isarray(x)                              is it an array of this namespace?
+    xp.as_strided(x, shape, strides)           a strided view, used by pooling
+    xp.erf(x)  xp.erfc(x)                      the error function, and 1 minus it
+    xp.isarray(x)                              whether x is an array of this namespace
 
-The functions that make much of little (zeros, tile, take, ...) ask the limits of the call first: see limits.py.
+Functions whose result may be larger than their arguments (zeros, tile, take, ...) check the limits of the call first (limits.py).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .. import limits
+from ..dtypes import DTypeLike
 from ..errors import OperatorError
 from .special import erf, erfc, in_pieces
 
@@ -32,39 +34,43 @@ _REDUCTIONS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimu
 
 
 class Namespace(ABC):
-    """What is common to the namespaces; names that are not here are the array module's own."""
+    """Functions of all namespaces; other names are those of the array module."""
+
+    lib: Any
+    trunc: Callable[..., Array]
+    where: Callable[..., Array]
 
     def __init__(self, module: Any, names: dict[str, Any]) -> None:
         self.__dict__.update((n, limits.guarded(n, v)) for n, v in names.items() if not hasattr(type(self), n))
         self.module = module
 
-    def cast(self, x: Array, dtype: Any) -> Array:
-        """`x.astype(dtype)`; a float that int64 cannot hold becomes its minimum, then wraps into narrower integers.
+    def cast(self, x: Array, dtype: DTypeLike) -> Array:
+        """`x.astype(dtype)`; a float outside int64 becomes its minimum, which then wraps into narrower integers.
 
-        ONNX leaves these casts undefined; NumPy's answer depends on the processor and CuPy saturates.
+        ONNX leaves these casts undefined; NumPy's result depends on the processor, and CuPy saturates.
         """
         dtype = np.dtype(dtype)
         if dtype.kind not in "iu" or x.dtype.kind not in "f":
             return x.astype(dtype)
         wide = np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
         low, high = (0.0, 2.0**64) if wide == np.uint64 else (-(2.0**63), 2.0**63)
-        whole = self.trunc(x.astype(np.float64))  # type: ignore[attr-defined]
+        whole = self.trunc(x.astype(np.float64))
         inside = (whole >= low) & (whole < high)
-        held = self.where(inside, whole, 0).astype(wide)  # type: ignore[attr-defined]
+        held = self.where(inside, whole, 0).astype(wide)
         outside = wide.type(0 if wide == np.uint64 else -(2**63))
-        return self.where(inside, held, outside).astype(dtype)  # type: ignore[attr-defined]
+        return self.where(inside, held, outside).astype(dtype)
 
     def indices(self, i: Array, size: int, *, negative: bool = True) -> Array:
-        """`i` with negative indices counted from the end; raises OperatorError for one outside [-size, size)."""
+        """`i` with negative indices counted from the end; raises OperatorError for an index outside [-size, size)."""
         low = -size if negative else 0
         if not i.size:
             return i
-        least = self.to_host(i.min())
-        if least < low or self.to_host(i.max()) >= size:
+        minimum = self.to_host(i.min())
+        if minimum < low or self.to_host(i.max()) >= size:
             at = self.to_host(i)
             wrong = at[(at < low) | (at >= size)].flat[0]
-            raise OperatorError(f"index {wrong} is outside [{low}, {size})", code="SX401")
-        return self.where(i < 0, i + size, i) if least < 0 else i  # type: ignore[attr-defined]
+            raise OperatorError(f"an index must be in [{low}, {size}), got {wrong}", code="SX401")
+        return self.where(i < 0, i + size, i) if minimum < 0 else i
 
     def erf(self, x: Array) -> Array:
         """The error function, to about 1 unit in the last place of float32 or float64."""
@@ -76,16 +82,16 @@ class Namespace(ABC):
 
     def windows(self, x: Array, shape: Any, axis: Any) -> Array:
         """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
-        return self.lib.stride_tricks.sliding_window_view(x, shape, axis)  # type: ignore[attr-defined]
+        return self.lib.stride_tricks.sliding_window_view(x, shape, axis)
 
     def as_strided(self, x: Array, shape: Any, strides: Any) -> Array:
         """A view of `x` with this shape and these strides in bytes."""
-        return self.lib.stride_tricks.as_strided(x, shape, strides)  # type: ignore[attr-defined]
+        return self.lib.stride_tricks.as_strided(x, shape, strides)
 
     def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
-        """Whether sums of `count` products of x and w may exceed 2**24, above which float32 does not hold every integer.
+        """Whether sums of `count` products of x and w may exceed 2**24, above which float32 cannot represent every integer.
 
-        BLAS kernels of the host then round equal rows differently.  A device is not asked: it would have to wait.
+        The host's BLAS kernels may then round equal rows differently.  Always False on a device, which would have to synchronize.
         """
         return False
 
@@ -108,7 +114,7 @@ def _largest(x: np.ndarray) -> float:
 
 
 class NumpyNamespace(Namespace):
-    """NumPy: the definition."""
+    """NumPy, which defines the results of the other namespaces."""
 
     def __init__(self) -> None:
         names = {n: v for n, v in vars(np).items() if not n.startswith("_")}  # dir(np) would load f2py, testing and others
@@ -123,8 +129,8 @@ class NumpyNamespace(Namespace):
     def isarray(self, x: Any) -> bool:
         return isinstance(x, np.ndarray)
 
-    def cast(self, x: Array, dtype: Any) -> Array:
-        """As above; where all values fit, `astype` alone."""
+    def cast(self, x: Array, dtype: DTypeLike) -> Array:
+        """As `Namespace.cast`; only `astype` if all values are in range."""
         dtype = np.dtype(dtype)
         if dtype.kind in "iu" and x.dtype.kind == "f" and x.size:
             info = np.iinfo(dtype)
@@ -149,10 +155,10 @@ class NumpyNamespace(Namespace):
 
 
 class CupyNamespace(Namespace):
-    """CuPy, with NumPy's meaning where the two differ.
+    """CuPy, with NumPy's results where the two differ.
 
-    Only additions of 4 and 8 bytes are scattered on the device.  Everything else goes through the host: CuPy has no multiply,
-    its float64 maximum passes through float32, and where a place is written twice the winner is undefined.
+    Only additions of 4 and 8 bytes are scattered on the device.  Everything else is scattered on the host: CuPy has no multiply,
+    its float64 maximum is computed in float32, and the result of writing an element twice is undefined.
     """
 
     _ON_DEVICE = frozenset(np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64, np.uint32, np.uint64))
@@ -173,7 +179,7 @@ class CupyNamespace(Namespace):
         return isinstance(x, self.module.ndarray)
 
     def clip(self, x: Array, low: Any, high: Any) -> Array:
-        """`high` where low > high, and NaN where a bound is; CuPy's own clip gives `low`, and `x`."""
+        """`high` if low > high, and NaN if a bound is NaN; CuPy's own clip returns `low` and `x` in these cases."""
         return self.module.minimum(self.module.maximum(x, low), high)
 
     def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:

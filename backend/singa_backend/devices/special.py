@@ -10,8 +10,8 @@ import numpy as np
 Array = Any  # of any namespace
 
 # erf(x) = 1 - exp(-x * p(x)) for 0 <= x, and erfc(x) = exp(-x * x) * q(t) / (x + 3) with t = (x - 3) / (x + 3).  The polynomials,
-# lowest power first, are least in the greatest relative error they leave: 4e-9 and 3e-9 (float32), 7e-17 and 7e-18 (float64).
-# erf is 1, or erfc 0, from the bound on that stands before each.
+# lowest power first, minimize the maximum relative error: 4e-9 and 3e-9 (float32), 7e-17 and 7e-18 (float64).
+# At or above the bound before each polynomial, erf is 1 and erfc is 0.
 _ERF = {
     np.float32: (4.0, (
         1.128379172, 0.636619382, 0.1027778308, -0.01915306625, -0.0001603897153, 0.001667018699, -0.0006328303106,
@@ -45,6 +45,7 @@ _ERFC = {
 
 
 def erf(xp: Any, x: Array) -> Array:
+    """The error function of each element."""
     z, kind = _float(x)
     last, p = _ERF[kind]
     a = xp.minimum(xp.abs(z), last)
@@ -52,12 +53,13 @@ def erf(xp: Any, x: Array) -> Array:
 
 
 def erfc(xp: Any, x: Array) -> Array:
+    """The complementary error function of each element."""
     z, kind = _float(x)
     last, q = _ERFC[kind]
     a = xp.minimum(xp.abs(z), last)
     r = 1 / (a + 3)
     y = _polynomial((a - 3) * r, q) * r * xp.exp(-a * a)
-    return _like(x, xp.abs(2 * (z < 0).astype(kind) - y))  # of a negative number it is 2 - y
+    return _like(x, xp.abs(2 * (z < 0).astype(kind) - y))  # erfc(-x) = 2 - erfc(x)
 
 
 def _float(x: Array) -> tuple[Array, Any]:
@@ -79,7 +81,7 @@ def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
 
 
 def in_pieces(function: Callable[[Array], Array], x: np.ndarray, size: int = 1 << 13) -> Array:
-    """`function`, elementwise with many temporaries, of pieces that stay in the processor's cache."""
+    """Apply an elementwise function with many temporaries to pieces that fit in the processor's cache."""
     if x.size <= size:
         return function(x)
     flat = x.reshape(-1)

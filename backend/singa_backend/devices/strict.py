@@ -1,4 +1,4 @@
-"""NumPy that offers only what CuPy offers: it finds, without a GPU, what would break on one."""
+"""NumPy restricted to CuPy's functions: finds, without a GPU, what would fail on one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import HOST_ONLY
+from ..dtypes import HOST_ONLY, DTypeLike
 from .namespaces import Array, Namespace, numpy
 
 
 @cache
 def _cupy_names() -> dict[str, frozenset[str]]:
-    """What CuPy 14.2, its arrays and the modules that operators use name."""
+    """The names in CuPy 14.2, its arrays and the modules that operators use."""
     return {part: frozenset(names) for part, names in _cupy().items() if part != "parameters"}
 
 
 @cache
 def _cupy_parameters(part: str) -> dict[str, list[str]]:
-    """The parameters of those of these functions or methods that say which they have."""
+    """The parameters of the functions or methods whose signature is known."""
     parameters: dict[str, list[str]] = _cupy()["parameters"][part]
     return parameters
 
@@ -34,22 +34,22 @@ def _cupy() -> Any:
 
 
 class StrictArray:
-    """An array that behaves as CuPy's do: no implicit way to the host, reductions of rank 0, CuPy's methods only."""
+    """An array that behaves as CuPy's: no implicit copy to the host, reductions return arrays of rank 0, CuPy's methods only."""
 
     __slots__ = ("_a",)
     __array_ufunc__ = None
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # arrays compare element by element
 
     def __init__(self, a: Any) -> None:
         self._a = np.asarray(a)
         if self._a.dtype in HOST_ONLY:
-            raise TypeError(f"cupy has no arrays of {self._a.dtype}: such values stay on the host")
+            raise TypeError(f"cupy has no arrays of {self._a.dtype}; keep such values on the host")
 
     def __getattr__(self, name: str) -> Any:
         if name not in _cupy_names()["ndarray"]:
             raise AttributeError(f"cupy.ndarray has no attribute {name!r}")
         if name in ("get", "item", "tolist", "tobytes", "__array__"):
-            raise TypeError(f"ndarray.{name} copies to the host: write xp.to_host(x)")
+            raise TypeError(f"ndarray.{name} copies to the host; use xp.to_host(x)")
         value = getattr(self._a, name)
         return _strict_call(value, name, _cupy_parameters("ndarray").get(name)) if callable(value) else _wrap(value)
 
@@ -63,7 +63,7 @@ class StrictArray:
         return (StrictArray(a) for a in self._a)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("Implicit conversion of a device array to the host: write xp.to_host(x)")
+        raise TypeError("Implicit conversion of a device array to the host; use xp.to_host(x)")
 
     __bool__ = __int__ = __float__ = __index__ = __complex__ = __array__ = _refuse
 
@@ -94,7 +94,7 @@ def _unwrap(value: Any) -> Any:
     if isinstance(value, StrictArray):
         return value._a
     if isinstance(value, np.ndarray):
-        raise TypeError("a host array met a device array: write xp.from_host(a)")
+        raise TypeError("all arrays must be on the device, got a host array; use xp.from_host(a)")
     if isinstance(value, (tuple, list)):
         return type(value)(_unwrap(v) for v in value)
     if isinstance(value, dict):
@@ -115,11 +115,12 @@ def _wrap(value: Any) -> Any:
 
 
 def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[str] | None = None) -> Callable[..., Any]:
-    """`function` on strict arrays.  parameters: what CuPy's function of this name takes; None where it does not say."""
+    """`function` on strict arrays.  parameters: those of CuPy's function of this name; None if they are not known."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if parameters is not None and not kwargs.keys() <= set(parameters):
-            raise TypeError(f"cupy's {name} takes {', '.join(parameters)}; not {', '.join(kwargs.keys() - set(parameters))}")
+            unknown = ", ".join(kwargs.keys() - set(parameters))
+            raise TypeError(f"the parameters of cupy's {name} must be {', '.join(parameters)}, got {unknown}")
         return _wrap(function(*_unwrap(args), **_unwrap(kwargs)))
 
     return call
@@ -135,7 +136,7 @@ class _StrictUfunc:
         return _strict_call(self._ufunc, self._ufunc.__name__, ["out", "casting", "dtype"])(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # CuPy's ufuncs have reduce, accumulate and reduceat too, but most of them only raise; nobody needs them.
+        # CuPy's ufuncs also have reduce, accumulate and reduceat, but most of them only raise; no operator uses them.
         if name not in ("outer", "nin", "nout") and (name, self._ufunc.__name__) != ("at", "add"):
             raise AttributeError(f"cupy's ufunc {self._ufunc.__name__} has no {name!r}")
         value = getattr(self._ufunc, name)
@@ -160,18 +161,18 @@ def _strict(value: Any, name: str, parameters: dict[str, list[str]]) -> Any:
     return _strict_call(value, name, parameters.get(name))
 
 
-# These describe dtypes and shapes; they touch no data and take whatever they get.
+# Functions of dtypes and shapes, which access no data and accept any argument.
 _PLAIN = frozenset({"dtype", "finfo", "iinfo", "result_type", "promote_types", "can_cast", "issubdtype", "broadcast_shapes"})
 
 
 def _where(condition: np.ndarray, x: Any, y: Any) -> Any:
-    """CuPy's has no loop for bfloat16: it answers in float32."""
+    """CuPy's `where` has no bfloat16 loop and returns float32."""
     z = np.where(condition, x, y)
     return z.astype(np.float32) if z.dtype.name == "bfloat16" else z
 
 
 class StrictNamespace(Namespace):
-    """NumPy behind CuPy's face."""
+    """NumPy with CuPy's names, parameters and restrictions."""
 
     def __init__(self) -> None:
         known = _cupy_names()
@@ -181,8 +182,8 @@ class StrictNamespace(Namespace):
         for part in ("linalg", "fft"):
             names[part] = _StrictModule(getattr(np, part), known[part], f"cupy.{part}", _cupy_parameters(part))
         tricks = frozenset({"as_strided", "sliding_window_view"})
-        lib = ModuleType("cupy.lib")
-        lib.stride_tricks = _StrictModule(np.lib.stride_tricks, tricks, "cupy.lib.stride_tricks", {})  # type: ignore[attr-defined]
+        lib: Any = ModuleType("cupy.lib")
+        lib.stride_tricks = _StrictModule(np.lib.stride_tricks, tricks, "cupy.lib.stride_tricks", {})
         names["lib"] = lib
         names["ndarray"] = StrictArray
         names["where"] = _strict_call(_where)
@@ -192,17 +193,17 @@ class StrictNamespace(Namespace):
     def from_host(self, a: np.ndarray) -> Array:
         return StrictArray(a)
 
-    def asarray(self, a: Any, dtype: Any = None) -> Array:
-        """Like cupy.asarray, this one may be given host data."""
+    def asarray(self, a: Any, dtype: DTypeLike | None = None) -> Array:
+        """As cupy.asarray, accepts host data."""
         return StrictArray(np.asarray(a._a if isinstance(a, StrictArray) else _unwrap_list(a), dtype))
 
-    def array(self, a: Any, dtype: Any = None) -> Array:
-        """Like cupy.array, this one may be given host data."""
+    def array(self, a: Any, dtype: DTypeLike | None = None) -> Array:
+        """As cupy.array, accepts host data."""
         return StrictArray(np.array(a._a if isinstance(a, StrictArray) else _unwrap_list(a), dtype))
 
     def to_host(self, x: Array) -> np.ndarray:
         if not isinstance(x, StrictArray):
-            raise TypeError(f"to_host of a {type(x).__name__}, which is not on the device")
+            raise TypeError(f"to_host requires an array on the device, got a {type(x).__name__}")
         return x._a.copy()
 
     def isarray(self, x: Any) -> bool:

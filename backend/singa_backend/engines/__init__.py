@@ -1,1 +1,1 @@
-"""Other engines, and this one, as peers for comparisons."""
+"""Engines that run models for comparisons: this package and others."""

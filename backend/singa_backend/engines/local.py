@@ -1,4 +1,4 @@
-"""What computes a part of a model: this package on a device, or another engine in a child process."""
+"""Engines that run a part of a model: this package on a device, or another engine in a child process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ class Engine(Protocol):
     name: str
 
     def run(self, model: ModelProto, folder: Path | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs by name; raises SonnxError."""
+        """Run a model and return its outputs by name; raises SonnxError."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release the engine's resources."""
 
 
 class Ours:
-    """This package, in this process.  device: "CPU", "CUDA", "CUDA:1", "STRICT"; raises DeviceUnavailable."""
+    """This package, in this process.
 
-    def __init__(self, device: str = "CPU") -> None:
+    Args:
+        device: "CPU", "CUDA", "CUDA:1", "STRICT"; raises DeviceUnavailable.
+    """
+
+    def __init__(self, device: devices.DeviceLike = "CPU") -> None:
         self.device = devices.resolve(device)
         self.name = "sonnx" if str(self.device) == "CPU" else f"sonnx on {self.device}"
 
@@ -43,9 +47,12 @@ class Ours:
 
 
 class Foreign:
-    """onnxruntime or onnx's reference, in a child process.
+    """onnxruntime or onnx's reference, in a child process; raises MissingDependency.
 
-    optimise: whether onnxruntime may rewrite the graph.  timeout: seconds for one part.  Raises MissingDependency.
+    Args:
+        name: the engine, one of `oracle.ENGINES`.
+        optimise: whether onnxruntime may rewrite the graph.
+        timeout: seconds for one part.
     """
 
     def __init__(self, name: str, *, optimise: bool = False, timeout: float = 60.0) -> None:
@@ -62,7 +69,7 @@ class Foreign:
 
 
 def _plain(value: Any) -> Any:
-    """A value as this package writes it: arrays, strings as objects, lists."""
+    """Convert a value to this package's form: arrays, strings as objects, lists."""
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray):
@@ -71,10 +78,14 @@ def _plain(value: Any) -> Any:
 
 
 class Failure:
-    """Why there are no values of a call on one side.
+    """Why one side has no values of a call.
 
-    how: "refused", "died", "timeout"; "not reached" where an earlier failure took its inputs; "absent" where the other
-    model has no such value.  message: the engine's own words.
+    Attributes:
+        engine: its name.
+        how: "refused", "died", "timeout"; "not reached" if an earlier failure left it without inputs; "absent" if the other
+            model has no such value.
+        message: the engine's own message.
+        code: of the error.
     """
 
     def __init__(self, engine: str, how: str, message: str, code: str = "") -> None:
@@ -90,5 +101,5 @@ class Failure:
         return f"{self.engine}: {self.how}" + (f": {self.message}" if self.message else "")
 
     def to_dict(self) -> dict[str, str]:
-        """As plain data."""
+        """Return the failure as plain data."""
         return dict(vars(self))

@@ -1,4 +1,4 @@
-"""Other engines, each in a child process: onnxruntime can die on legal inputs, the reference can hang; both are results.
+"""Other engines, each in a child process: onnxruntime can crash on valid inputs, the reference can hang; both are results.
 
 with Oracle("onnxruntime") as oracle:
     outputs = oracle.run(model, {"x": x}, timeout=10)      # {name: array}; raises EngineFailure
@@ -16,29 +16,56 @@ from ..errors import MissingDependency, SonnxError
 from ..processes import Child, ChildFailure
 
 ENGINES = ("onnxruntime", "reference", "sonnx")
+"""Names of the engines: onnxruntime on the CPU, onnx's ReferenceEvaluator, and this package."""
 
 
 class EngineFailure(SonnxError):
-    """Another engine gave no outputs.  how: "refused" (it raised), "died", or "timeout"."""
+    """An engine returned no outputs (SX900).
+
+    Attributes:
+        engine: its name.
+        how: "refused" (it raised), "died" or "timeout".
+        reason: the engine's own message.
+    """
 
     default_code = "SX900"
 
     def __init__(self, engine: str, how: str, message: str) -> None:
+        """Create the error.
+
+        Args:
+            engine: the name of the engine.
+            how: "refused" (it raised), "died" or "timeout".
+            message: the engine's own message.
+        """
         super().__init__(f"{engine} {how}: {message}")
         self.engine, self.how, self.reason = engine, how, message
 
 
 class Oracle:
-    """An engine in a child process that is started again when it dies or hangs.
+    """An engine in a child process, which is restarted after it dies or hangs.
 
-    engine: "onnxruntime", "reference" (onnx.reference) or "sonnx".  device: for "sonnx".
-    optimise: whether onnxruntime may rewrite the graph.  memory: a cap on the child's address space in bytes, None for none.
-    Raises MissingDependency when onnxruntime is asked for and not installed.
+    A context manager: `close` is called at the end of the `with` statement.
+
+    Attributes:
+        engine: the name of the engine.
     """
 
     def __init__(self, engine: str, *, device: str = "CPU", optimise: bool = True, memory: int | None = None) -> None:
+        """Choose an engine; the child process starts with the first `run`.
+
+        Args:
+            engine: "onnxruntime", "reference" (onnx.reference) or "sonnx".
+            device: the device of "sonnx": "CPU", "CUDA", "CUDA:1" or "STRICT".
+            optimise: whether onnxruntime may rewrite the graph.
+            memory: the maximum address space of the child in bytes; None for no limit.
+
+        Raises:
+            SonnxError: the engine is unknown (SX901).
+            MissingDependency: onnxruntime is not installed.
+        """
         if engine not in ENGINES:
-            raise SonnxError(f"engine {engine!r} was asked for; there are {', '.join(ENGINES)}", code="SX901")
+            raise SonnxError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}", code="SX901")
         if engine == "onnxruntime" and not _installed("onnxruntime"):
             raise MissingDependency("onnxruntime is not installed", hint="pip install 'sonnx[oracle]'")
         self.engine = engine
@@ -46,22 +73,33 @@ class Oracle:
         self._loaded: object = None
 
     def __enter__(self) -> Oracle:
+        """Return the engine itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the child process."""
         self.close()
 
     def close(self) -> None:
-        """End the child."""
+        """End the child process."""
         self._child.close()
 
     def run(
         self, model: bytes | str | Path, inputs: Mapping[str, Any], *, timeout: float = 30.0, folder: Path | None = None
     ) -> dict[str, Any]:
-        """The model's outputs by name; the session of the last model is kept, so that running it again is cheap.
+        """Run a model; the session of the last model is kept, so that another run of it is cheap.
 
-        folder: beneath which the external data of a model given as bytes lie; the child reads them.
-        Raises EngineFailure when the engine refuses the model or the inputs, dies, or gives no answer in `timeout` seconds.
+        Args:
+            model: a serialized ModelProto, or the path of a file.
+            inputs: arrays by name, with the dtypes and shapes that the model declares.
+            timeout: the maximum time of this call in seconds.
+            folder: the folder of external data of a model that is passed as bytes; the child reads them.
+
+        Returns:
+            The outputs by name.
+
+        Raises:
+            EngineFailure: the engine refuses the model or the inputs, dies, or does not finish in `timeout` seconds (SX900).
         """
         if not self._child.alive:
             self.close()
@@ -85,7 +123,7 @@ def _installed(name: str) -> bool:
 
 
 def _serve(engine: str, options: dict[str, Any]) -> Callable[[Any], tuple[bool, Any]]:
-    """In the child: what answers (model or None, inputs, folder) with (True, outputs) or (False, why not)."""
+    """In the child: create the function that answers (model or None, inputs, folder) by (True, outputs) or (False, message)."""
     warnings.simplefilter("ignore")
     load = {"onnxruntime": _onnxruntime, "reference": _reference, "sonnx": _sonnx}[engine]
     session: Any = None
@@ -105,7 +143,7 @@ def _serve(engine: str, options: dict[str, Any]) -> Callable[[Any], tuple[bool, 
 
 
 def _whole(model: bytes, folder: Path) -> bytes:
-    """The model with its external data read in."""
+    """Load the external data of a model into it."""
     from onnx import ModelProto
 
     from ..proto.load import embed

@@ -1,7 +1,8 @@
-"""Would this model run?  Every problem at once: what contradicts ONNX, what is not implemented, and what onnx's checker says."""
+"""Check whether a model can run: lists all violations of ONNX, unimplemented operators, and the result of onnx's checker."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ..errors import Problem, SonnxError
 from ..ir.reader import read
 from ..limits import Budget, Limits, spend
 from ..proto.checker import CheckerResult, check_and_infer
-from ..proto.load import load_model
+from ..proto.load import ModelSource, load_model
 from ..proto.schemas import plain_domain, schemas, type_strings
 from .table import Call, Table
 from .tables import Inspection, readable, tables
@@ -23,7 +24,16 @@ _VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 
 @dataclass
 class OperatorUse:
-    """One operator as one schema version: how many nodes use it, with which dtypes, and whether it is implemented."""
+    """The use of one schema version of an operator.
+
+    Attributes:
+        domain: of the operator, "ai.onnx" for ONNX's own.
+        operator: its name.
+        version: the schema version; None for a function of the model and an unknown operator.
+        status: "supported", "deprecated", "unsupported", or "function" for a function of the model.
+        nodes: the number of nodes that use it.
+        dtypes: names of the dtypes of their inputs and outputs, as far as they are known.
+    """
 
     domain: str
     operator: str
@@ -33,12 +43,23 @@ class OperatorUse:
     dtypes: set[str] = field(default_factory=set)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the use as plain data.
+
+        Returns:
+            A dict of the attributes, with sorted dtypes.
+        """
         return {**vars(self), "dtypes": sorted(self.dtypes)}
 
 
 @dataclass
 class CheckReport:
-    """What `check` found.  problems: all of them, with codes (docs/errors.md); opinion: onnx's own checker, beside ours."""
+    """The result of `check`.
+
+    Attributes:
+        inspection: the tables of the model.
+        problems: all problems, with their codes (docs/errors.md).
+        operators: the operators that the model uses, unsupported ones first.
+    """
 
     inspection: Inspection
     problems: list[Problem]
@@ -46,11 +67,12 @@ class CheckReport:
 
     @property
     def opinion(self) -> CheckerResult:
+        """The result of onnx's own checker."""
         return self.inspection.opinion
 
     @property
     def valid(self) -> bool:
-        """Whether nothing contradicts ONNX."""
+        """Whether the model violates no rule of ONNX."""
         return not any(p.code.startswith("SX1") for p in self.problems)
 
     @property
@@ -60,11 +82,15 @@ class CheckReport:
 
     @property
     def dtypes(self) -> list[str]:
-        """Every dtype that occurs, as far as shape inference knows."""
+        """The dtypes of all values, as far as shape inference knows them."""
         return sorted(set().union(*(use.dtypes for use in self.operators)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """Return the report as plain data, for ``--json``.
+
+        Returns:
+            A dict of file, good, valid, opsets, problems, operators, and the result of onnx's checker.
+        """
         seen = self.inspection
         return {
             "file": seen.file, "good": self.good, "valid": self.valid, "ir_version": seen.ir_version, "opsets": seen.opsets,
@@ -75,14 +101,25 @@ class CheckReport:
         }  # fmt: skip
 
 
-def check(model: Any, *, timeout: float = 60.0) -> CheckReport:
-    """Hold a model (a ModelProto, bytes or a path) to ONNX's rules and to what is implemented; nothing is executed.
+def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
+    """Check a model against ONNX's rules and the implemented operators, without running it.
 
-    timeout: seconds that reading it may take, and that onnx's shape inference and checker may, in a child process.
-    Raises InvalidModel only when this is no ONNX file at all; everything else is a problem in the report.
+    Args:
+        model: a ModelProto, bytes or a path.
+        timeout: the maximum seconds for reading the model, and for onnx's shape inference and checker in a child process.
+
+    Returns:
+        All problems, and the operators that the model uses.
+
+    Raises:
+        InvalidModel: the model is not an ONNX file; all other problems are in the report.
+
+    Example:
+        >>> report = check("model.onnx")  # doctest: +SKIP
+        >>> report.good, report.problems  # doctest: +SKIP
     """
     proto, folder = load_model(model)
-    path = Path(model) if folder is not None else None
+    path = Path(model) if isinstance(model, (str, os.PathLike)) else None
     problems: list[Problem] = []
     try:
         with spend(Budget(Limits(deadline=timeout))):
@@ -110,7 +147,7 @@ def _dtype(table: Table, name: str) -> str:
 
 
 def _mistyped(table: Table, call: Call) -> list[Problem]:
-    """Inputs of a dtype that the schema version does not allow, where the dtype is known."""
+    """Inputs whose dtype is known and not allowed by the schema version."""
     if call.version is None:
         return []
     schema = schemas[plain_domain(call.domain), call.operator][call.version]
@@ -126,6 +163,8 @@ def _mistyped(table: Table, call: Call) -> list[Problem]:
         types = set(type_strings(schema)[formal.type_str])
         if f"tensor({dtypes.onnx_name(value.dtype)})" not in types:
             names = ", ".join(sorted(t.removeprefix("tensor(").removesuffix(")") for t in types if t.startswith("tensor(")))
-            message = f"input {formal.name!r} ({name}) is {dtypes.onnx_name(value.dtype)}; {call.title} takes {names or types}"
+            message = (
+                f"input {formal.name!r} ({name}) of {call.title} must be of {names or types}, got {dtypes.onnx_name(value.dtype)}"
+            )
             found.append(Problem(message, "SX107", call.name, call.operator, None, call.version))
     return found

@@ -1,7 +1,7 @@
-"""Where to draw the nodes of a graph: layers from top to bottom, few crossings, straight lines; no dependencies.
+"""Layout of a drawn graph: layers from top to bottom, few crossings, straight lines; no dependencies.
 
-The steps are those of Sugiyama, Tagawa and Toda: layers by longest path, order within layers by barycentres, then places as
-near to the neighbours as the widths allow (least squares under a fixed order: pooling of adjacent violators).
+The steps are those of Sugiyama, Tagawa and Toda: layers by longest path, order within layers by barycenters, then positions
+as near to the neighbors as the widths allow (least squares under a fixed order: pooling of adjacent violators).
 """
 
 from __future__ import annotations
@@ -10,15 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LAYER = 78.0
-"""From one layer to the next."""
+"""Distance between layers in pixels."""
 GAP = 22.0
 FAR = 24
-"""An edge over more layers than this is not routed: the page draws its two ends."""
+"""An edge across more layers than this is not routed: the page draws its two ends."""
 
 
 @dataclass
 class Layout:
-    """x of the middle and layer of each vertex; for each (source, target) the xs that it passes, a layer each, None if far."""
+    """Positions of vertices and edges.
+
+    Attributes:
+        x: the x of the middle of each vertex.
+        layer: of each vertex.
+        routes: for each (source, target) its x in every layer that it crosses, None if it is not routed.
+        width: of the drawing.
+        layers: the number of layers.
+    """
 
     x: list[float]
     layer: list[int]
@@ -30,7 +38,10 @@ class Layout:
 def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]], sinks: frozenset[int] = frozenset()) -> Layout:
     """Lay out vertices of these widths; edges that would close a cycle are drawn and otherwise ignored.
 
-    sinks: vertices that are drawn below everything they depend on and nothing depends on (a graph's outputs).
+    Args:
+        widths: of the vertices.
+        edges: (source, target) pairs.
+        sinks: vertices without successors that are drawn below their predecessors (a graph's outputs).
     """
     count = len(widths)
     pairs = list(dict.fromkeys(e for e in edges if e[0] != e[1]))
@@ -62,7 +73,7 @@ def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]], sinks: fr
 
 
 def _layers(count: int, edges: Sequence[tuple[int, int]], sinks: frozenset[int]) -> list[int]:
-    """The longest path from a source; what only later layers need moves down to them."""
+    """The longest path from a source; vertices that only later layers read move down to them."""
     down: list[list[int]] = [[] for _ in range(count)]
     up: list[list[int]] = [[] for _ in range(count)]
     for a, b in edges:
@@ -100,9 +111,9 @@ def _layers(count: int, edges: Sequence[tuple[int, int]], sinks: frozenset[int])
 def _bends(
     count: int, edges: Sequence[tuple[int, int]], layer: list[int]
 ) -> tuple[dict[int, list[int]], list[tuple[int, int]], list[tuple[int, int]]]:
-    """A place in every layer that an edge crosses, shared by all edges of one source.
+    """Create a bend in every layer that an edge crosses, shared by all edges of one source.
 
-    Gives the bends of each source from top to bottom, (source, layer) of each bend, and the edges between adjacent layers.
+    Returns the bends of each source from top to bottom, (source, layer) of each bend, and the edges between adjacent layers.
     """
     reach: dict[int, int] = {}
     for a, b in edges:
@@ -126,7 +137,7 @@ def _bends(
 
 
 def _order(rows: list[list[int]], up: list[list[int]], down: list[list[int]]) -> None:
-    """Sort each row by the mean position of its neighbours, down and up a few times."""
+    """Sort each row by the mean position of its neighbors, several times down and up."""
     at: dict[int, float] = {}
     for row in rows:
         at.update((v, i) for i, v in enumerate(row))
@@ -141,7 +152,7 @@ def _order(rows: list[list[int]], up: list[list[int]], down: list[list[int]]) ->
 
 
 def _places(rows: list[list[int]], up: list[list[int]], down: list[list[int]], wide: list[float], count: int) -> list[float]:
-    """Each vertex as near to its neighbours as the order and the widths allow; bends weigh more, so that lines are straight."""
+    """Place vertices as near to their neighbors as order and widths allow; bends weigh more, so that lines are straight."""
     x = [0.0] * len(wide)
     for row in rows:
         edge = -sum(wide[v] + GAP for v in row) / 2
@@ -150,7 +161,7 @@ def _places(rows: list[list[int]], up: list[list[int]], down: list[list[int]], w
             edge += wide[v] + GAP
 
     def pull(u: int, v: int) -> float:
-        """A source (a constant, say) goes where it is used, and what uses it stays on the main line."""
+        """The weight of a neighbor: a source (such as a constant) moves to its reader, not the reader to the source."""
         return 0.02 if not up[u] and u in up[v] else 1.0
 
     for sweep in range(10):
@@ -169,7 +180,7 @@ def _places(rows: list[list[int]], up: list[list[int]], down: list[list[int]], w
 
 
 def _straighten(x: list[float], place: list[int]) -> None:
-    """Take out the slope that many small steps to one side add up to in a tall graph."""
+    """Remove the slope that many small steps to one side add up to in a tall graph."""
     n = len(x)
     if n < 2:
         return
@@ -181,7 +192,7 @@ def _straighten(x: list[float], place: list[int]) -> None:
 
 
 def _separated(wish: list[float], weight: list[float], wide: list[float]) -> list[float]:
-    """The places nearest to the wishes (weighted squares) that keep the order and the gaps."""
+    """The positions nearest to the wishes (weighted least squares) that keep the order and the gaps."""
     shift, shifts = 0.0, []
     for i in range(len(wish)):
         shift += (wide[i - 1] + wide[i]) / 2 + GAP if i else 0.0

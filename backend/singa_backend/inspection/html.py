@@ -1,4 +1,4 @@
-"""Fill an HTML page that needs no network."""
+"""Fill HTML pages that work offline."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def fill(template: Path, data: dict[str, Any]) -> str:
-    """A page template with its data written into the element that waits for them."""
+    """Insert data as JSON into the data element of a page template."""
     text = json.dumps(data, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
     text = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     before, mark, after = template.read_text(encoding="utf-8").partition('{"data":null}')
-    assert mark, f"{template} has no place for its data"
+    assert mark, f"{template} has no data element"
     return before + text + after

@@ -1,4 +1,4 @@
-"""A model's graphs as one self-contained HTML page: pan, zoom, search, click a node for its details; needs no network."""
+"""A self-contained HTML page of a model's graphs: pan, zoom, search, click a node for details; works offline."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ _FAMILIES = {
     "move": {"shape", "gather", "pad_slice", "creation", "cast", "sequence", "resize", "quantize"},
     "flow": {"control"},
 }
-"""Colour -> the operator families (modules) that have it."""
+"""Color -> its operator families (modules)."""
 
 
 def page(tables: Sequence[Table], details: dict[str, Any]) -> str:
-    """The page of an inspected model: its graphs, and the details of the model as a whole."""
+    """Create the page of an inspected model from its graphs and the details of the whole model."""
     index = {table.path: i for i, table in enumerate(tables)}
-    return fill(TEMPLATE, {
-        **details, "layer": LAYER, "graphs": [_graph(table, index, _captured(tables, table)) for table in tables],
-    })  # fmt: skip
+    return fill(
+        TEMPLATE,
+        {
+            **details,
+            "layer": LAYER,
+            "graphs": [_graph(table, index, _captured(tables, table)) for table in tables],
+        },
+    )
 
 
 def _captured(tables: Sequence[Table], table: Table) -> dict[int, set[str]]:
-    """Node -> the names of this graph's values that the graphs within it use."""
+    """Node -> the values of this graph that its subgraphs capture."""
     made = {n for c in table.nodes for n in c.outputs} | {v.name for v in table.inputs}
     inner = {t.path: t for t in tables}
     out: dict[int, set[str]] = {}
@@ -47,9 +52,9 @@ def _captured(tables: Sequence[Table], table: Table) -> dict[int, set[str]]:
 
 
 def _graph(table: Table, index: dict[str, int], captured: dict[int, set[str]]) -> dict[str, Any]:
-    """Vertices with places, edges with routes, and what the details of a vertex show.
+    """Vertices with positions, edges with routes, and the details of vertices.
 
-    Constant nodes and initializers are no vertices: they stand in the details of the nodes that use them.
+    Constant nodes and initializers are not vertices: the details of the nodes that read them show them.
     """
     vertices: list[dict[str, Any]] = []
     makers: dict[str, int] = {}
@@ -75,8 +80,10 @@ def _graph(table: Table, index: dict[str, int], captured: dict[int, set[str]]) -
     found = layered([_width(v) for v in vertices], list(pairs), frozenset(outputs))
     for vertex, x, row in zip(vertices, found.x, found.layer, strict=True):
         vertex["p"] = [x, row, _width(vertex)]
-    edges = [[a, b, found.routes.get((a, b)), names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"]
-             for (a, b), names in pairs.items()]  # fmt: skip
+    edges = [
+        [a, b, found.routes.get((a, b)), names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"]
+        for (a, b), names in pairs.items()
+    ]
     states = {s.value.name: [table.shown(s.value.name), s.bytes] for s in table.states}
     used = {n for v in vertices for n in (*v.get("i", ()), *v.get("o", ()))}
     types = {n: t for n in used if (t := table.shown(n))}

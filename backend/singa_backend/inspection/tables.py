@@ -1,11 +1,12 @@
-"""A model as tables: its inputs, outputs, states and nodes, graph by graph, for people, for JSON and for the picture.
+"""Tables of a model: inputs, outputs, states and nodes of each graph, for people, for JSON and for the picture.
 
-Made from the file itself, so that a model that would be refused can be looked at too.
+They are made from the file itself, so an invalid model can be inspected too.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..errors import SonnxError
 from ..ir.declaration import declarations
 from ..proto import tensor_data
 from ..proto.checker import CheckerResult, check_and_infer, value_of
-from ..proto.load import load_model
+from ..proto.load import ModelSource, load_model
 from ..proto.messages import imported
 from ..proto.schemas import DOMAINS, plain_domain, schema_version, schemas
 from ..proto.values import Value
@@ -31,7 +32,18 @@ from .table import Call, State, Table, of_value
 
 @dataclass
 class Inspection:
-    """What is in a model.  opinion: what onnx's own checker says."""
+    """The contents of a model.
+
+    Attributes:
+        file: the path, "" if the model was not read from a file.
+        ir_version: of the model.
+        producer: name and version of the program that wrote it.
+        opsets: versions by domain.
+        metadata: the model's metadata_props.
+        functions: names of the functions that the model defines.
+        graphs: the main graph first, then subgraphs and bodies of functions.
+        opinion: the result of onnx's own checker.
+    """
 
     file: str
     ir_version: int
@@ -44,26 +56,41 @@ class Inspection:
 
     @property
     def main(self) -> Table:
+        """The main graph."""
         return self.graphs[0]
 
     def calls(self) -> Iterator[tuple[Table, Call]]:
-        """Every node of every graph, with its graph."""
+        """Iterate over the nodes of all graphs.
+
+        Returns:
+            An iterator of (graph, node).
+        """
         return ((table, call) for table in self.graphs for call in table.nodes)
 
     def operators(self) -> Counter[str]:
-        """How often each operator occurs ("Conv-11"), the bodies of functions counted once."""
+        """Count the operators of all graphs; bodies of functions count once.
+
+        Returns:
+            The number of nodes for each operator, such as "Conv-11".
+        """
         return Counter(call.title for _, call in self.calls())
 
     @property
     def parameters(self) -> int:
+        """The number of elements of all initializers."""
         return sum(s.parameters for t in self.graphs for s in t.states)
 
     @property
     def bytes(self) -> int:
+        """The number of bytes of all initializers."""
         return sum(s.bytes for t in self.graphs for s in t.states)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """Return the tables as plain data, for ``--json``.
+
+        Returns:
+            A dict of the model's facts, its operators and its graphs.
+        """
         return {
             "file": self.file, "ir_version": self.ir_version, "producer": self.producer, "opsets": self.opsets,
             "metadata": self.metadata, "functions": self.functions, "parameters": self.parameters, "bytes": self.bytes,
@@ -77,7 +104,11 @@ class Inspection:
         }  # fmt: skip
 
     def html(self) -> str:
-        """A self-contained page with a picture of the graphs."""
+        """Draw the graphs.
+
+        Returns:
+            The text of a self-contained HTML page.
+        """
         details = {
             "file": Path(self.file).name or "model", "ir": self.ir_version, "producer": self.producer, "opsets": self.opsets,
             "metadata": self.metadata, "parameters": self.parameters, "bytes": self.bytes,
@@ -86,20 +117,32 @@ class Inspection:
         return page(self.graphs, details)
 
 
-def inspect(model: Any, *, stats: bool = False, timeout: float = 60.0) -> Inspection:
-    """What is in a model (a ModelProto, bytes or a path); nothing is executed.
+def inspect(model: ModelSource, *, stats: bool = False, timeout: float = 60.0) -> Inspection:
+    """List the contents of a model without running it.
 
-    stats: read every state and give its min, max and number of NaN and Inf.  timeout: seconds that onnx's shape inference
-    and checker may take, in a child process.  Raises InvalidModel when this is no ONNX file.
+    Args:
+        model: a ModelProto, bytes or a path.
+        stats: read every initializer, and compute its min, max and numbers of NaN and Inf.
+        timeout: the maximum seconds for onnx's shape inference and checker, in a child process.
+
+    Returns:
+        The tables of all graphs.
+
+    Raises:
+        InvalidModel: the model is not an ONNX file.
+
+    Example:
+        >>> found = inspect("model.onnx")  # doctest: +SKIP
+        >>> found.operators(), found.parameters  # doctest: +SKIP
     """
     proto, folder = load_model(model)
     proto = readable(proto)
-    path = Path(model) if folder is not None else None
+    path = Path(model) if isinstance(model, (str, os.PathLike)) else None
     return tables(proto, path, check_and_infer(proto, path, timeout), folder if stats else None, stats)
 
 
 def readable(model: ModelProto) -> ModelProto:
-    """The model, or a copy in which what is not UTF-8 can be shown: Protocol Buffers give bytes for such a name."""
+    """The model, or a copy without text that is not UTF-8, for which Protocol Buffers return bytes."""
     if not any(isinstance(text, bytes) for _, _, text in _texts(model)):
         return model
     copy = ModelProto()
@@ -115,7 +158,7 @@ def readable(model: ModelProto) -> ModelProto:
 
 
 def _texts(message: Message) -> Iterator[tuple[Any, str | int, str | bytes]]:
-    """Every text in a message: what holds it, the name of the field or the index there, and the text."""
+    """Every text of a message: its container, the field name or index there, and the text."""
     for kind, value in message.ListFields():
         if kind.type == kind.TYPE_STRING:
             alone = isinstance(value, (str, bytes))
@@ -126,7 +169,7 @@ def _texts(message: Message) -> Iterator[tuple[Any, str | int, str | bytes]]:
 
 
 def tables(proto: ModelProto, path: Path | None, opinion: CheckerResult, folder: Path | None, stats: bool) -> Inspection:
-    """The tables of a model that is already loaded."""
+    """Create the tables of a loaded model."""
     reader = _Reader(proto, opinion, folder, stats)
     reader.graph(proto.graph, "", "main graph", 0, reader.opsets)
     for f in proto.functions:
@@ -134,8 +177,9 @@ def tables(proto: ModelProto, path: Path | None, opinion: CheckerResult, folder:
     metadata = {p.key: p.value for p in proto.metadata_props}
     producer = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
     opsets = {DOMAINS.get(d, d): v for d, v in reader.opsets.items()}
-    return Inspection(str(path or ""), proto.ir_version, producer, opsets, metadata, list(reader.functions.values()),
-                      reader.found, opinion)  # fmt: skip
+    return Inspection(
+        str(path or ""), proto.ir_version, producer, opsets, metadata, list(reader.functions.values()), reader.found, opinion
+    )
 
 
 class _Reader:
@@ -149,7 +193,7 @@ class _Reader:
         self.found: list[Table] = []
 
     def graph(self, proto: GraphProto, path: str, title: str, depth: int, opsets: dict[str, int]) -> None:
-        """Put the table of a graph and of those within it on the list."""
+        """Append the tables of a graph and its subgraphs."""
         known = {i.name: value_of(i) for i in proto.value_info}
         known |= {name: value for name, value in self.opinion.values.get(path, {}).items() if value.kind}
         states = [*map(self._state, proto.initializer), *(self._state(s.values, s.dims) for s in proto.sparse_initializer)]
@@ -162,7 +206,7 @@ class _Reader:
         self._nodes(proto.node, table, opsets)
 
     def body(self, proto: Any) -> None:
-        """Put the table of a function's body on the list; its values have no types of their own."""
+        """Append the table of a function's body, whose inputs and outputs have no types."""
         name = self.functions[plain_domain(proto.domain), proto.name, proto.overload]
         inputs, outputs = ([Value(n) for n in names] for names in (proto.input, proto.output))
         known = {i.name: value_of(i) for i in proto.value_info}
@@ -192,15 +236,23 @@ class _Reader:
             status = "unsupported"
         else:
             status = "deprecated" if schemas[domain, proto.op_type][version].deprecated else "supported"
-        call = Call(index, proto.name or f"{proto.op_type}_{index}", proto.op_type, DOMAINS.get(domain, domain), version,
-                    status, list(proto.input), list(proto.output))  # fmt: skip
+        call = Call(
+            index,
+            proto.name or f"{proto.op_type}_{index}",
+            proto.op_type,
+            DOMAINS.get(domain, domain),
+            version,
+            status,
+            list(proto.input),
+            list(proto.output),
+        )
         call.attributes = {a.name: _words(a) for a in proto.attribute}
         if name is not None:
             call.graphs.append(f"function:{name}")
         return call
 
     def _state(self, proto: TensorProto, dims: Iterable[int] | None = None) -> State:
-        """An initializer; `dims` are those of the dense tensor that a sparse one means."""
+        """An initializer; `dims` is the dense shape of a sparse one."""
         shape = tuple(proto.dims if dims is None else dims)
         stored = tuple(max(0, d) for d in proto.dims)
         known = proto.data_type in TensorProto.DataType.values() and proto.data_type
@@ -229,7 +281,7 @@ class _Reader:
 
 
 def _words(attribute: AttributeProto) -> str:
-    """An attribute's value in a few words; a long one says how long it is."""
+    """Format an attribute's value; a long one is shortened, with its length."""
     if attribute.ref_attr_name:
         return f"@{attribute.ref_attr_name}"
     if attribute.type == AttributeProto.TENSOR:
@@ -261,7 +313,7 @@ def _tensor_words(proto: TensorProto) -> str:
     if all(d >= 0 for d in proto.dims) and math.prod(proto.dims) <= 8 and proto.data_location != TensorProto.EXTERNAL:
         try:
             return f"{words} {_limited(numpy_helper.to_array(proto))}"
-        except Exception:  # damaged: `check` says how
+        except Exception:  # damaged: `check` reports it
             return words
     return words
 

@@ -1,7 +1,8 @@
-"""Can this model be trained?  Before anything runs: which parameters get a gradient, and everything that stands in the way."""
+"""Reports, without running a model, which parameters get a gradient, and every node that blocks one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +16,14 @@ from ..errors import InvalidInput, Problem
 from ..interpreters.base import LEAST_OPSET
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
-from ..proto.load import load_model
+from ..proto.load import ModelSource, load_model
 from ..proto.schemas import DOMAINS, schemas
 
 Key = tuple[int, int]
-"""A value: the scope that it lies in, and its slot there."""
+"""A value: its scope, and its slot in that scope."""
 
 CODES = {"missing": "SX830", "unwritable": "SX831", "no gradient": "SX832", "not asked": "SX833"}
-"""What can stand in the way: training raises at the first two; at the others the gradient ends."""
+"""Codes of problems: training raises for the first two; for the others the gradient ends."""
 _SCOPES = 100_000
 _STATISTICS = (3, 4)
 """The inputs of BatchNormalization that are running statistics: they are updated, not trained."""
@@ -30,11 +31,17 @@ _STATISTICS = (3, 4)
 
 @dataclass
 class TrainableReport:
-    """What `trainable_report` found.
+    """The result of `trainable_report`.
 
-    trainable: the parameters with a gradient.  blocked: those without, and why.  problems: every node on a path from a
-    parameter to an output where the gradient ends, or where training would raise.  outputs: those that are differentiated.
-    statistics: of BatchNormalization.  settings: floats that say how and not what, as the ratio of a Dropout.
+    Attributes:
+        file: the name of the file or graph.
+        outputs: the values that are differentiated.
+        trainable: the parameters with a gradient.
+        blocked: the parameters without a gradient, and the reason for each.
+        statistics: running statistics of BatchNormalization, which are updated and not trained.
+        settings: float parameters that configure an operator, such as the ratio of a Dropout.
+        problems: every node on a path from a parameter to an output at which the gradient ends (SX832, SX833), or training
+            would raise (SX830, SX831).
     """
 
     file: str
@@ -56,13 +63,18 @@ class TrainableReport:
         return not self.blocked and not self.fatal and bool(self.trainable)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """Return the report as plain data, for ``--json``.
+
+        Returns:
+            A dict of the attributes, and `good`.
+        """
         return {
             "file": self.file, "good": self.good, "outputs": self.outputs, "trainable": self.trainable, "blocked": self.blocked,
             "statistics": self.statistics, "settings": self.settings, "problems": [vars(p) for p in self.problems],
         }  # fmt: skip
 
     def __str__(self) -> str:
+        """Return the report as text, a line for each blocked parameter and each problem."""
         count = len(self.trainable) + len(self.blocked)
         lines = [f"{self.file}: {len(self.trainable)} of {count} parameters get a gradient of {', '.join(self.outputs)}"]
         lines += [f"  no gradient: {name}: {why}" for name, why in self.blocked.items()]
@@ -70,29 +82,48 @@ class TrainableReport:
         return "\n".join(lines)
 
 
-def trainable_report(model: Any, by: Sequence[str] | None = None, outputs: Sequence[str] | None = None) -> TrainableReport:
-    """What blocks the gradients of a model (a ModelProto, bytes, a path or a Graph), all at once; nothing is executed.
+def trainable_report(
+    model: ModelSource | Graph, by: Sequence[str] | None = None, outputs: Sequence[str] | None = None
+) -> TrainableReport:
+    """Report everything that blocks the gradients of a model, without running it.
 
-    by: the float initializers or inputs to differentiate by; all float initializers when absent, or where there are none,
-    the float constants that `SONNXModel` trains in their place.
-    outputs: the values that the loss is made of; all outputs of the graph when absent.
-    Raises InvalidModel or UnsupportedModel when it cannot be read, InvalidInput for a name that it does not have.
+    Args:
+        model: a ModelProto, bytes, a path or a Graph.
+        by: the float initializers or inputs to differentiate with respect to; by default all float initializers, or if there
+            are none, the float constants that `SONNXModel` trains in their place.
+        outputs: the values that the loss is computed from; by default all outputs of the graph.
+
+    Returns:
+        The parameters with and without a gradient, and the nodes at which gradients end.
+
+    Raises:
+        InvalidModel: the model breaks a rule of ONNX.
+        UnsupportedModel: the model has an operator that is not implemented.
+        InvalidInput: the model does not have a value of a name in `by` or `outputs` (SX305).
+
+    Example:
+        >>> report = trainable_report("model.onnx")  # doctest: +SKIP
+        >>> report.good, report.blocked  # doctest: +SKIP
     """
     if isinstance(model, Graph):
         graph, file = model, model.name
     else:
         proto, folder = load_model(model)
-        graph, file = read(proto, folder).with_weights(), Path(model).name if folder is not None else proto.graph.name
+        graph = read(proto, folder).with_weights()
+        file = Path(model).name if isinstance(model, (str, os.PathLike)) else proto.graph.name
     ends = list(outputs) if outputs is not None else [v.name for v in graph.outputs]
     for name in (*(by or ()), *ends):
         if name not in graph.slots:
-            raise InvalidInput(f"{name!r} is no value of the model", code="SX305")
+            raise InvalidInput(f"{name!r} is not a value of the model", code="SX305")
     report = TrainableReport(file or "the model", ends)
     flow = _Flow(graph)
     running = {
-        n.input_names[i] for n in graph.all_nodes() if (n.domain, n.op_type) == ("", "BatchNormalization")
-        for i in _STATISTICS if i < len(n.input_names)
-    }  # fmt: skip
+        n.input_names[i]
+        for n in graph.all_nodes()
+        if (n.domain, n.op_type) == ("", "BatchNormalization")
+        for i in _STATISTICS
+        if i < len(n.input_names)
+    }
     names = list(by) if by is not None else [n for n, x in graph.states.items() if dtypes.is_float(x.dtype) and n not in running]
     report.statistics = [] if by is not None else [n for n in graph.states if n in running]
     asked = {name: (0, graph.slots[name]) for name in names}
@@ -101,7 +132,7 @@ def trainable_report(model: Any, by: Sequence[str] | None = None, outputs: Seque
     for name, key in asked.items():
         dtype = flow.types.get(key)
         if dtype is not None and not dtypes.is_float(dtype):
-            report.blocked[name] = f"it is of {dtypes.onnx_name(dtype)}, not of floats"
+            report.blocked[name] = f"its dtype is {dtypes.onnx_name(dtype)}, not a float type"
             continue
         reached = flow.after({key})
         if reached & {w for w in wanted if flow.floats(w)}:
@@ -133,9 +164,13 @@ class _Stop:
 
 
 class _Flow:
-    """Every value of a model, those of subgraphs and of each call of a function included, and what depends on what.
+    """The dependencies between all values of a model, including those of subgraphs and of each call of a function.
 
-    edges: by which gradients flow.  depends: all of them.  types: the dtypes that are known.
+    Attributes:
+        edges: the dependencies along which gradients flow.
+        needs: all dependencies.
+        types: the dtypes that are known.
+        stops: the nodes at which gradients end.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -149,20 +184,20 @@ class _Flow:
         self._enter(graph, "")
 
     def floats(self, key: Key) -> bool:
-        """Whether a value may be of floats."""
+        """Whether a value may be float."""
         dtype = self.types.get(key)
         return dtype is None or dtypes.is_float(dtype)
 
     def after(self, keys: set[Key]) -> set[Key]:
-        """What gets its gradient to these values."""
+        """The values whose gradients flow back to these values."""
         return _closure(keys, self.edges)
 
     def before(self, keys: set[Key]) -> set[Key]:
-        """What these values depend on in any way."""
+        """The values that these values depend on."""
         return _closure(keys, self.needs)
 
     def _enter(self, graph: Graph, where: str) -> int:
-        """A scope for a graph; one for each call, until there are very many: then calls of one function share one."""
+        """Create a scope for a graph, one for each call; beyond a maximum, calls of one function share a scope."""
         if self._scopes >= _SCOPES and id(graph) in self._known:
             return self._known[id(graph)]
         scope = self._known[id(graph)] = self._scopes
@@ -187,8 +222,14 @@ class _Flow:
         self._typed(node, ins, outs)
         title = f"{where}{node.name or node.op_type}"
         if node.function is not None:
-            self._within(scope, node, node.function, title, list(zip(ins, node.function.input_slots, strict=False)),
-                         list(zip(node.function.output_slots, outs, strict=False)))  # fmt: skip
+            self._within(
+                scope,
+                node,
+                node.function,
+                title,
+                list(zip(ins, node.function.input_slots, strict=False)),
+                list(zip(node.function.output_slots, outs, strict=False)),
+            )
             return
         captured = [(scope, outer) for g in node.graphs for outer, _ in g.captured]
         ends = {o for o in outs if o is not None}
@@ -213,7 +254,7 @@ class _Flow:
                 self._link(key, o, problem is None and not through)
 
     def _problem(self, node: Node, title: str) -> Problem | None:
-        """Why no gradient passes this node, whatever the input."""
+        """Why no gradient passes this node, for any input."""
         if node.operator is None or node.forward_graph is not None:
             return None
         domain, name, version = node.domain, node.op_type, node.operator.version
@@ -227,19 +268,19 @@ class _Flow:
             old = unwritable(node.operator.declaration, version, self.opset)
             if not old:
                 return None
-            text, code = f"a gradient is written in opset {self.opset}: {old}", CODES["unwritable"]
+            text, code = f"the gradient must be written in opset {self.opset}: {old}", CODES["unwritable"]
         return Problem(text, code, title, name, node.opset, version)
 
     def _whole(self, node: Node, title: str, outs: Sequence[Key | None]) -> Problem | None:
-        """A node that may give floats and gives none here: a Cast to integers."""
+        """The problem of a node that could return floats but does not here: a Cast to integers."""
         if node.operator is None or not outs or any(self.floats(o) for o in outs if o is not None):
             return None
         names = ", ".join(dict.fromkeys(dtypes.onnx_name(self.types[o]) for o in outs if o is not None))
-        text = f"{node.op_type}-{node.operator.version} has no gradient here: it gives {names}"
+        text = f"{node.op_type}-{node.operator.version} has no gradient here: it returns {names}"
         return Problem(text, CODES["no gradient"], title, node.op_type, node.opset, node.operator.version)
 
     def _refused(self, node: Node, title: str, position: int) -> Problem | None:
-        """Why an input of a node that has a gradient has none."""
+        """Why one input of a node with a gradient has none."""
         if node.operator is None or node.forward_graph is not None:
             return None
         domain, name, version = node.domain, node.op_type, node.operator.version
@@ -251,7 +292,7 @@ class _Flow:
         return Problem(text, CODES["not asked"], title, name, node.opset, version)
 
     def _typed(self, node: Node, ins: Sequence[Key | None], outs: Sequence[Key | None]) -> None:
-        """The dtypes of a node's outputs, as far as its inputs and attributes say them."""
+        """Record the dtypes of a node's outputs, as far as its inputs and attributes determine them."""
         if node.operator is None or node.forward_graph is not None:
             return
         given = [None if k is None else self.types.get(k) for k in ins]
@@ -267,7 +308,7 @@ class _Flow:
                 self.types[key] = dtype
 
     def _graphs(self, scope: int, node: Node, title: str, ins: list[Key | None], outs: list[Key | None]) -> bool:
-        """Join the values of a node with those of its graphs; whether that is known for this operator."""
+        """Connect the values of a node with those of its subgraphs; False for an unknown operator."""
         inner = [g for g in node.attributes.values() if isinstance(g, Graph)]
         if node.op_type == "If":
             for g in inner:
@@ -290,9 +331,17 @@ class _Flow:
             return False
         return True
 
-    def _within(self, scope: int, node: Node, graph: Graph, title: str, fed: Sequence[tuple[Key | None, int]],
-                made: Sequence[tuple[int, Key | None]], back: Sequence[tuple[int, int]] = ()) -> None:  # fmt: skip
-        """A scope for a graph of a node, joined to the values around it."""
+    def _within(
+        self,
+        scope: int,
+        node: Node,
+        graph: Graph,
+        title: str,
+        fed: Sequence[tuple[Key | None, int]],
+        made: Sequence[tuple[int, Key | None]],
+        back: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Create the scope of a node's subgraph, and connect it to the outer values."""
         known = {slot: self.types.get(key) for key, slot in fed if key is not None}
         inner = self._enter_known(graph, f"{title}/", known, scope)
         for key, slot in fed:

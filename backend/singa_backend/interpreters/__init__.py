@@ -1,1 +1,1 @@
-"""ONNX operators as functions, with one meaning for each interpreter: compute, or build a graph."""
+"""ONNX operators as functions, which an interpreter computes or writes to a graph."""

@@ -1,12 +1,12 @@
-"""ONNX's operators as functions: `op.Mul(x, y)` computes at once, or adds a node to a graph that is being built.
+"""The interface of interpreters: `op.Mul(x, y)` computes the product, or adds a node to a graph.
 
-A gradient rule is written once against a vocabulary.  `Eager` (here) computes on a device; `Builder` (builder.py) writes
-nodes; `Tape` (differentiate.py) does what the vocabulary under it does and remembers it.
+A gradient rule is written once and works with every interpreter.  `Eager` (eager.py) computes on a device; `GraphBuilder`
+(builder.py) writes nodes; `Tape` (autodiff/tape.py) calls another interpreter and records the calls.
 
-    op.ReduceSum(x, [0, 1], keepdims=1)      Python numbers and lists become constants of the dtype that the schema asks for
+    op.ReduceSum(x, [0, 1], keepdims=1)      Python numbers and lists become constants of the dtype that the schema requires
     values, indices = op.TopK(x, k, outputs=2)
 
-A rule may ask for a rank and a dtype, never for a size or a value: it asks op.Shape.
+A rule may depend on ranks and dtypes, but not on sizes or values: it computes sizes with op.Shape.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 from onnx import GraphProto, TypeProto, helper
@@ -27,17 +27,21 @@ from ..ir.versioned import VersionedOperator
 from ..proto.schemas import schema_version, schemas, type_strings
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 LEAST_OPSET = 18
-"""The least opset in which rules are written: before it the reductions took their axes as an attribute."""
+"""The minimum opset of gradient rules: before it, the axes of reductions are attributes."""
 
 
 @dataclass(eq=False)
 class Subgraph:
-    """A graph attribute that a rule has made.
+    """A graph attribute.
 
-    captured: what it takes from outside, by the name that it has there.
-    opset: that of its nodes.
+    Attributes:
+        proto: the graph.
+        opset: the opset of its nodes.
+        captured: the outer values that it reads, by name.
+        read: the graph as `graph_of_subgraph` read it.
     """
 
     proto: GraphProto
@@ -48,29 +52,44 @@ class Subgraph:
 
 INT = helper.make_tensor_type_proto(dtypes.onnx_code(np.int64), [])
 BOOL = helper.make_tensor_type_proto(dtypes.onnx_code(np.bool_), [])
-"""The types of what a Loop gives its body."""
+"""The types of the first two inputs of a Loop's body: the iteration number and the condition."""
+
+
+class OperatorFunction(Protocol[T_co]):
+    """An ONNX operator as a function: it returns one value, or with `outputs` greater than 1 a tuple of that many."""
+
+    @overload
+    def __call__(self, *inputs: Any, outputs: int, domain: str = "", **attributes: Any) -> tuple[T_co, ...]: ...
+
+    @overload
+    def __call__(self, *inputs: Any, domain: str = "", **attributes: Any) -> T_co: ...
 
 
 class Interpreter(ABC, Generic[T]):
-    """ONNX's operators at one opset, on values of some kind.  target: the opset that is written, where calls are of another."""
+    """ONNX's operators at one opset, on values of type T.
+
+    Attributes:
+        opset: the opset of the calls.
+        target: the opset that is written, if it differs from that of the calls; None otherwise.
+    """
 
     opset: int
     target: int | None = None
 
     @property
     def runs_old_versions(self) -> bool:
-        """Whether operators of any version run as they are: what computes at once does not need one opset."""
+        """Whether operators of any schema version are accepted by `call_version`."""
         return False
 
     @property
     def is_symbolic(self) -> bool:
-        """Whether calls write a graph, so that what is known now is known whenever it runs."""
+        """Whether calls write a graph, so that a value that is known now is the same in every run."""
         return False
 
     def call_version(
         self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[T]:
-        """The outputs of an operator as a version of it means it; only where versions are kept."""
+        """The outputs of an operator at a given schema version; only if `runs_old_versions`."""
         raise NotImplementedError
 
     @abstractmethod
@@ -78,29 +97,30 @@ class Interpreter(ABC, Generic[T]):
         """The outputs of an operator; the inputs may be values, None (absent), numbers and lists."""
 
     @abstractmethod
-    def constant(self, value: Any, dtype: Any = None) -> T:
-        """A value that is known, from a number, a list or an array."""
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> T:
+        """A constant from a number, a list or an array."""
 
     @abstractmethod
     def is_value(self, x: Any) -> bool:
-        """Whether `x` is a value of this vocabulary, and not something to make a constant of."""
+        """Whether `x` is a value of this interpreter; other arguments become constants."""
 
     @abstractmethod
     def dtype(self, x: T) -> np.dtype[Any]:
         """The element type of a tensor."""
 
     @abstractmethod
-    def is_sequence(self, x: T) -> bool: ...
+    def is_sequence(self, x: T) -> bool:
+        """Whether a value is a sequence."""
 
     @abstractmethod
     def shape(self, x: T) -> tuple[int | str | None, ...] | None:
-        """As much as is known of a tensor's shape: sizes, names of unknown sizes, None; for helpers, not for rules."""
+        """The known part of a tensor's shape: sizes, names of symbolic sizes, None; for helpers, not for rules."""
 
     @abstractmethod
     def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        """A graph for If, Loop or Scan: `make(op, *inputs)` gives its outputs; values from outside may be used in it."""
+        """A subgraph for If, Loop or Scan: `make(op, *inputs)` returns its outputs and may use outer values."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> OperatorFunction[T]:
         if not name[:1].isupper():
             raise AttributeError(name)
 
@@ -111,24 +131,24 @@ class Interpreter(ABC, Generic[T]):
         return function
 
     def constant_value(self, x: T) -> np.ndarray | None:
-        """The value of a tensor where it is known while the graph is built: a rule may save work by it, and needs no more."""
+        """The value of a tensor if it is known while the graph is built; a rule may use it only to write less."""
         return None
 
     def with_type(self, x: T, type: TypeProto | None) -> T:
-        """The same value, of which this type is known where its own says no rank."""
+        """The same value with this type, if its own has no rank."""
         return x
 
-    # --- what most rules need
+    # --- helpers of gradient rules
 
     def rank(self, x: T) -> int:
-        """The number of dimensions; raises ValueError where it is not known."""
+        """The number of dimensions; raises ValueError if it is not known."""
         shape = self.shape(x)
         if shape is None:
-            raise ValueError("a gradient needs the rank of a value, and the model does not say it")
+            raise ValueError("a gradient requires the rank of a value, which the model does not declare")
         return len(shape)
 
     def type(self, x: T, drop: Sequence[int] = (), add: int = 0) -> TypeProto:
-        """The type of a value without its sizes, for a graph's input, without the axes `drop` and with `add` more."""
+        """The type of a value without sizes, for a subgraph's input, without the axes `drop` and with `add` more."""
         if self.is_sequence(x):
             return helper.make_sequence_type_proto(helper.make_tensor_type_proto(dtypes.onnx_code(self.dtype(x)), None))
         shape = self.shape(x)
@@ -145,7 +165,7 @@ class Interpreter(ABC, Generic[T]):
         return self.call("SequenceMap", (a, b), {"body": body}, 1)[0]
 
     def full_like(self, x: T, value: float) -> T:
-        """An array of the shape and dtype of `x`, filled; for a sequence, one for each of its arrays."""
+        """An array of the shape and dtype of `x`, filled with a value; for a sequence, one for each of its arrays."""
         if not self.is_sequence(x):
             one = helper.make_tensor("value", dtypes.onnx_code(self.dtype(x)), [1], [value])
             return self.call("ConstantOfShape", self.call("Shape", (x,), {}, 1), {"value": one}, 1)[0]
@@ -161,7 +181,7 @@ class Interpreter(ABC, Generic[T]):
         return x if self.dtype(x) == self.dtype(like) else self.call("CastLike", (x, like), {}, 1)[0]
 
     def axes_but(self, x: T, *kept: int) -> list[int]:
-        """The axes of `x` without these."""
+        """The axes of `x` other than these."""
         rank = self.rank(x)
         return [a for a in range(rank) if a not in {k % rank for k in kept if rank}]
 
@@ -172,7 +192,7 @@ class Interpreter(ABC, Generic[T]):
         return self.call("Transpose", (x,), {"perm": perm}, 1)[0]
 
     def sum_to(self, dy: T, like: T) -> T:
-        """Undo broadcasting: the gradient of an array like `like` that was spread to the shape of `dy`."""
+        """Undo broadcasting: the gradient of `like`, which was broadcast to the shape of `dy`."""
         shape, spread = self.shape(like), self.shape(dy)
         if shape is not None and spread is not None:
             axes = _spread_axes(shape, spread)
@@ -182,22 +202,20 @@ class Interpreter(ABC, Generic[T]):
                 if len(shape) < len(spread):
                     dy = self.call("Squeeze", (dy, list(range(len(spread) - len(shape)))), {}, 1)[0]
                 return dy
-        op: Any = self
-        mine, theirs = op.Shape(like), op.Shape(dy)
-        padded = op.Concat(op.Expand([1], op.Sub(op.Shape(theirs), op.Shape(mine))), mine, axis=0)
-        spreads = op.Not(op.Equal(padded, theirs))
-        axes = op.Squeeze(op.NonZero(spreads), [0])
-        summed = op.ReduceSum(dy, axes, keepdims=1, noop_with_empty_axes=1)
-        return op.Reshape(summed, mine, allowzero=1)  # type: ignore[no-any-return]
+        mine, theirs = self.Shape(like), self.Shape(dy)
+        padded = self.Concat(self.Expand([1], self.Sub(self.Shape(theirs), self.Shape(mine))), mine, axis=0)
+        spreads = self.Not(self.Equal(padded, theirs))
+        summed = self.ReduceSum(dy, self.Squeeze(self.NonZero(spreads), [0]), keepdims=1, noop_with_empty_axes=1)
+        return self.Reshape(summed, mine, allowzero=1)
 
 
 def _element(op: Interpreter[Any], x: Any) -> TypeProto:
-    """The type of an array of a sequence."""
+    """The type of the arrays in a sequence."""
     return helper.make_tensor_type_proto(dtypes.onnx_code(op.dtype(x)), None)
 
 
 def _spread_axes(shape: Sequence[int | str | None], spread: Sequence[int | str | None]) -> list[int] | None:
-    """The axes along which `shape` was repeated to become `spread`; None where the sizes do not say."""
+    """The axes along which `shape` was broadcast to `spread`; None if the sizes are not known."""
     more = len(spread) - len(shape)
     axes = list(range(more))
     for i, (have, want) in enumerate(zip(shape, spread[more:], strict=True)):
@@ -211,11 +229,11 @@ def _spread_axes(shape: Sequence[int | str | None], spread: Sequence[int | str |
 
 
 Op: TypeAlias = "Interpreter[Any]"
-"""ONNX's operators as functions; see vocabulary.py."""
+"""ONNX's operators as functions, the first parameter of a rule."""
 
 
 V: TypeAlias = Any
-"""A value in a vocabulary: an array, or a symbol of a graph that is being built."""
+"""A value of an interpreter: an array, or a symbol of a graph that is being built."""
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -223,7 +241,7 @@ V: TypeAlias = Any
 
 @cache
 def formal(domain: str, op_type: str, opset: int) -> tuple[tuple[str, ...], dict[str, tuple[np.dtype[Any] | None, ...]]]:
-    """The type strings of an operator's inputs, and what each may be."""
+    """The type strings of an operator's inputs, and the dtypes that each allows."""
     version = schema_version(domain, op_type, opset)
     if version is None:
         raise ValueError(f"opset {opset} has no {op_type}")
@@ -233,9 +251,9 @@ def formal(domain: str, op_type: str, opset: int) -> tuple[tuple[str, ...], dict
 
 
 def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[Any]) -> list[T | None]:
-    """The inputs of a call as values: numbers and lists become constants of the dtype that the schema asks for.
+    """The inputs of a call as values: numbers and lists become constants of the dtype that the schema requires.
 
-    Raises InvalidInput (SX372) where integers or booleans are asked for and cannot hold the number.
+    Raises InvalidInput (SX372) if integers or booleans are required and cannot represent the number.
     """
     if all(x is None or op.is_value(x) for x in inputs):
         return list(inputs)
@@ -252,30 +270,32 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
     for i, x in enumerate(inputs):
         which = named(i)
         if x is None or op.is_value(x) or (isinstance(x, list) and not x and None in kinds[which]):
-            values.append(x)  # an empty list, where a sequence may stand, is one
+            values.append(x)  # an empty list is a sequence if the schema allows one
             continue
         if which in bound:
             dtype: Any = op.dtype(bound[which])
         else:
             natural = x.dtype if isinstance(x, (np.ndarray, np.generic)) else _natural(x)
             dtype = kinds[which][0] if len(kinds[which]) == 1 else natural
-        values.append(op.constant(_held(x, np.dtype(dtype), op_type), dtype))
+        values.append(op.constant(_representable(x, np.dtype(dtype), op_type), dtype))
     return values
 
 
-def _held(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
-    """`x`, unless integers or booleans of this dtype cannot hold it: a fraction, NaN, or out of range."""
+def _representable(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
+    """`x`; raises InvalidInput if an integer or boolean dtype cannot represent it: a fraction, NaN, or out of range."""
     given = np.asarray(x)
     if dtype.kind not in "iub" or given.dtype == dtype or given.dtype.kind not in "iubfO":
         return x
     try:
         with np.errstate(invalid="ignore"):
-            held = bool((given.astype(dtype) == given).all())
+            exact = bool((given.astype(dtype) == given).all())
     except (OverflowError, ValueError, TypeError):
-        held = False
-    if not held:
-        hint = "cast the tensors, or give a number of their type; operators of Tensor promote by themselves"
-        raise InvalidInput(f"{op_type} is given {x!r} beside tensors of {dtype}, which cannot hold it", code="SX372", hint=hint)
+        exact = False
+    if not exact:
+        hint = "cast the tensors, or pass a number of their type; operators of Tensor promote automatically"
+        raise InvalidInput(
+            f"numbers passed to {op_type} must be {dtype} like its tensors, got {x!r}", code="SX372", hint=hint
+        )
     return x
 
 
@@ -285,7 +305,7 @@ def _natural(x: Any) -> np.dtype[Any]:
 
 
 def same_attributes(domain: str, op_type: str, opset: int, attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes that this opset's version of the operator knows, without those that are None."""
+    """The attributes that the operator has at this opset, without those that are None."""
     version = schema_version(domain, op_type, opset)
     known = schemas[domain, op_type][version].attributes if version else {}
     return {n: v for n, v in attributes.items() if v is not None and n in known}

@@ -1,7 +1,7 @@
-"""A graph that is being built: operators become nodes, values become symbols of known type.
+"""Build a graph: calls of operators become nodes, values are symbols with types.
 
-What can be known is worked out at once: constants are folded, the shape of a value whose sizes are known is a constant, and the
-same call on the same symbols gives the same node.
+Constants are folded, the Shape of a value whose sizes are known is a constant, and equal calls on the same symbols share one
+node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .evaluate import Evaluator
 from .type_inference import output_types
 
 _FOLD = 4096
-"""Elements of a constant that is worked out when the graph is built."""
+"""Maximum number of elements of a folded constant."""
 
 _outer = count()
 
@@ -34,9 +34,13 @@ _outer = count()
 class Symbol:
     """A value of a graph that is being built.
 
-    value: where it is known, and may be worked with while building.  frozen_value: of a weight that keeps its name: it is known, but
-    what hangs on it is not worked out.
-    name_hint: the names that a constant without one is to get, of the value and of the node that made it.
+    Attributes:
+        name: its name; "" for a constant that no node has used yet.
+        builder: the graph that defines it.
+        type: its type; None if it is not known.
+        value: its value, if it is known and may be folded.
+        frozen_value: the value of a weight, which is known but not folded.
+        name_hint: for a constant without a name, the names to use for the value and for its node.
     """
 
     name: str
@@ -50,9 +54,10 @@ class Symbol:
 class GraphBuilder(Interpreter[Symbol]):
     """Writes a graph at one opset.
 
-    outer: the vocabulary around it, for the graph of an If, Loop or Scan.
-    marks_constants: float constants without a name become Constant nodes, and only weights are initializers: whoever reads the
-        file can tell them apart, and trains the weights alone.
+    Attributes:
+        outer: the enclosing interpreter, for a subgraph of an If, Loop or Scan; None otherwise.
+        marks_constants: whether float constants without a name become Constant nodes, so that only weights are initializers and
+            training the file updates the weights alone.
     """
 
     marks_constants = False
@@ -64,11 +69,11 @@ class GraphBuilder(Interpreter[Symbol]):
         self.nodes: list[NodeProto] = []
         self.captured: dict[str, Any] = {}
         self.initializers: dict[str, TensorProto] = {}
-        self.arrays: dict[str, np.ndarray] = {}  # the data of large initializers, until it is known where they go
+        self.arrays: dict[str, np.ndarray] = {}  # the data of large initializers, until their destination is known
         parent = outer if isinstance(outer, GraphBuilder) else None
         self.root: GraphBuilder = parent.root if parent else self
         self.domains: dict[str, int] = self.root.domains if parent else {}
-        """The version of each other domain that the file imports; the newest where none is given."""
+        """The version of each other domain that the file imports; the newest for a domain that is not listed."""
         self._names: dict[str, int] = {}
         self._reserved: set[str] = set()
         self._node_names = FreshNames()
@@ -76,32 +81,32 @@ class GraphBuilder(Interpreter[Symbol]):
         self._marked: dict[str, str] = {}
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
         self._made: set[str] = set()
-        self._adopted: dict[int, tuple[Any, Symbol]] = {}
-        self._eager = Evaluator(opset=opset)
+        self._imported: dict[int, tuple[Any, Symbol]] = {}
+        self._evaluator = Evaluator(opset=opset)
 
     @property
     def is_symbolic(self) -> bool:
         return True
 
     def imported(self, domain: str) -> int:
-        """The version of a domain that this graph is written in; of one that is not imported yet the newest there is."""
+        """The version of a domain in this graph; the newest for a domain that is not imported yet."""
         return self.opset if domain == "" else self.domains.get(domain, ANY_OPSET)
 
     # --- values
 
     def name(self, hint: str) -> str:
-        """A name that no value of this model has: the hint itself where it is free."""
+        """A name that no value of this model has: the hint itself if it is unused."""
         names = self.root._names
         n = names.get(hint, 0 if hint in self.root._reserved else -1) + 1
         names[hint] = n
         return self.name(f"{hint}_{n}") if n else hint
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Keep names for values that are to be renamed to them."""
+        """Reserve names for values that will be renamed to them."""
         self.root._reserved.update(n for n in names if n not in self.root._names)
 
     def _reserved_or_fresh(self, hint: str) -> str:
-        """A name that was reserved, for the first that hints it; else one that is free."""
+        """The reserved name, for the first caller that requests it; otherwise an unused one."""
         if hint in self.root._reserved:
             self.root._reserved.discard(hint)
             self.root._names.setdefault(hint, 0)
@@ -115,12 +120,12 @@ class GraphBuilder(Interpreter[Symbol]):
         return symbol
 
     def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
-        """A stored value under its own name; `fold` says that its value may be worked with while building."""
+        """A stored value with its own name; `fold` allows calls on it to be folded."""
         symbol = Symbol(self.name(name), self, _tensor_type(value.dtype, value.shape), value if fold else None, value)
         self.initializers[symbol.name] = save.defer_data(value, symbol.name, self.arrays)
         return symbol
 
-    def constant(self, value: Any, dtype: Any = None) -> Symbol:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         array = np.asarray(value, dtype)
         key = (array.dtype, array.shape, array.tobytes() if array.dtype != dtypes.STRING else tuple(array.reshape(-1)))
         known = self.root._known
@@ -132,7 +137,7 @@ class GraphBuilder(Interpreter[Symbol]):
         return isinstance(x, Symbol) or hasattr(x, "raw") or (self.outer is not None and self.outer.is_value(x))
 
     def imported_value(self, x: Any) -> Symbol | None:
-        """A value as this graph's own: one from outside is captured, as the tape's variable that it is where it is one."""
+        """A value as a symbol that this graph can use: an outer value is captured, as the tape's variable if it is one."""
         if x is None:
             return None
         value = x
@@ -150,27 +155,27 @@ class GraphBuilder(Interpreter[Symbol]):
                 assert symbol is not None
                 self._capture(symbol.name, x, symbol.builder)
                 return symbol
-            if id(x) not in self._adopted:
-                name = f"outer_{next(_outer)}"  # two graphs of one node must not call different values the same
+            if id(x) not in self._imported:
+                name = f"outer_{next(_outer)}"  # different values must have different names in the graphs of one node
                 symbol = Symbol(self.name(name), self, self.outer.type(value))
-                self._adopted[id(x)] = (x, symbol)
+                self._imported[id(x)] = (x, symbol)
                 self.captured[symbol.name] = x
-            return self._adopted[id(x)][1]
-        raise TypeError(f"{type(x).__name__} is no value of a graph")
+            return self._imported[id(x)][1]
+        raise TypeError(f"a value of a graph must be a Symbol, got {type(x).__name__}")
 
     def _capture(self, name: str, value: Any, owner: GraphBuilder) -> None:
-        """Note that a name of an outer graph is used here, and in those between."""
+        """Note that a name of an outer graph is used here, and in the graphs between."""
         builder: Any = self
         while isinstance(builder, GraphBuilder) and builder is not owner:
-            builder._note(name, value)
+            builder._add_captured(name, value)
             builder = builder.outer
 
-    def _note(self, name: str, value: Any) -> None:
-        if hasattr(value, "raw") or name not in self.captured:  # a variable of a tape says more than its value
+    def _add_captured(self, name: str, value: Any) -> None:
+        if hasattr(value, "raw") or name not in self.captured:  # a tape's variable has precedence over its value
             self.captured[name] = value
 
     def _named(self, constant: Symbol) -> Symbol:
-        """A constant becomes an initializer, or a Constant node, of the outermost graph when something uses it."""
+        """Write a constant that is used for the first time as an initializer or Constant node of the outermost graph."""
         assert constant.value is not None
         root = self.root
         marked = root.marks_constants and dtypes.is_float(constant.value.dtype)
@@ -184,7 +189,7 @@ class GraphBuilder(Interpreter[Symbol]):
     def dtype(self, x: Symbol) -> np.dtype[Any]:
         tensor = _tensor(self.type_of(x))
         if tensor is None or not tensor.elem_type:
-            raise ValueError(f"the element type of {self._plain(x).name!r} is not known")
+            raise ValueError(f"the element type of {self._symbol(x).name!r} is not known")
         return dtypes.numpy_dtype(tensor.elem_type)
 
     def is_sequence(self, x: Symbol) -> bool:
@@ -199,7 +204,7 @@ class GraphBuilder(Interpreter[Symbol]):
         return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
 
     def constant_value(self, x: Symbol) -> np.ndarray | None:
-        symbol = self._plain(x)
+        symbol = self._symbol(x)
         return symbol.frozen_value if symbol.value is None else symbol.value
 
     def with_type(self, x: Symbol, type: TypeProto | None) -> Symbol:
@@ -208,10 +213,10 @@ class GraphBuilder(Interpreter[Symbol]):
         return x
 
     def type_of(self, x: Any) -> TypeProto | None:
-        """All that is known of a value's type."""
-        return self._plain(x).type
+        """The type of a value; None if it is not known."""
+        return self._symbol(x).type
 
-    def _plain(self, x: Any) -> Symbol:
+    def _symbol(self, x: Any) -> Symbol:
         symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self.imported_value(x)
         assert symbol is not None
         return symbol
@@ -219,7 +224,7 @@ class GraphBuilder(Interpreter[Symbol]):
     # --- calls
 
     def forget_calls(self) -> None:
-        """Have the next calls make nodes of their own, also where an earlier one did the same."""
+        """Do not share nodes of earlier calls with later equal calls."""
         self._calls.clear()
 
     def call(
@@ -231,7 +236,7 @@ class GraphBuilder(Interpreter[Symbol]):
         while values and values[-1] is None:
             values.pop()
         attributes = {n: v for n, v in attributes.items() if v is not None}
-        known = None if domain else self.folded(op_type, values, attributes, outputs, self._eager)
+        known = None if domain else self.folded(op_type, values, attributes, outputs, self._evaluator)
         if known is not None:
             return [known]
         bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
@@ -241,15 +246,15 @@ class GraphBuilder(Interpreter[Symbol]):
             self._calls[key] = (
                 [*values, *bodies],
                 self._emit(op_type, values, attributes, outputs, domain),
-            )  # ids in the key live
+            )  # keeps the objects alive whose ids are in the key
         return list(self._calls[key][1])
 
     def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:
-        """A node of its own, whatever is known of its results, and whether there is one like it already."""
+        """A new node, even if its results are known or an equal node exists."""
         return self._emit(op_type, list(inputs), attributes, outputs, "")
 
     def makes(self, x: Any) -> bool:
-        """Whether a value is the result of one of this graph's nodes."""
+        """Whether a value is the output of one of this graph's nodes."""
         return isinstance(x, Symbol) and x.builder is self and x.name in self._made
 
     def _emit(self, op_type: str, values: list[Any], attributes: dict[str, Any], outputs: int, domain: str) -> list[Symbol]:
@@ -261,7 +266,7 @@ class GraphBuilder(Interpreter[Symbol]):
             if isinstance(v, Subgraph):
                 for name, value in v.captured.items():
                     if name not in self._own():
-                        self._note(name, value)
+                        self._add_captured(name, value)
         types = output_types(self, node, symbols)
         self.nodes.append(node)
         made = [Symbol(n, self, types.get(n)) for n in names]
@@ -272,9 +277,9 @@ class GraphBuilder(Interpreter[Symbol]):
         return self._made | {s.name for s in self.inputs} | set(self.initializers)
 
     def folded(
-        self, op_type: str, values: Sequence[Any], attributes: dict[str, Any], outputs: int, eager: Evaluator
+        self, op_type: str, values: Sequence[Any], attributes: dict[str, Any], outputs: int, evaluator: Evaluator
     ) -> Symbol | None:
-        """What is known already: a shape, and any small result of constants, which `eager` works out."""
+        """The result of a call as a constant: a known shape, or a small result of constants; None if it is not known."""
         if (
             outputs != 1
             or (not values and op_type != "Constant")
@@ -284,26 +289,31 @@ class GraphBuilder(Interpreter[Symbol]):
             return None
         if op_type in ("Shape", "Size"):
             shape = self.shape(values[0])
-            asked = None if shape is None else shape[attributes.get("start", 0) : attributes.get("end")]
-            if asked is not None and all(isinstance(d, int) for d in asked):  # others may be open: (batch, 3, 8, 8)[2:]
-                sizes = np.array(asked, np.int64)
+            part = None if shape is None else shape[attributes.get("start", 0) : attributes.get("end")]
+            if part is not None and all(isinstance(d, int) for d in part):  # others may be unknown: (batch, 3, 8, 8)[2:]
+                sizes = np.array(part, np.int64)
                 return self.constant(sizes if op_type == "Shape" else np.prod(sizes, dtype=np.int64))
         if any(v is not None and v.value is None for v in values):
             return None
         if op_type == "ConstantOfShape" and int(np.prod(values[0].value)) > _FOLD:
             return None
         try:
-            result = eager.call(op_type, [None if v is None else v.value for v in values], attributes, 1)[0]
-        except Exception:  # the node stays, and says so when it runs
+            result = evaluator.call(op_type, [None if v is None else v.value for v in values], attributes, 1)[0]
+        except Exception:  # the node is written, and raises when it runs
             return None
         return self.constant(result) if isinstance(result, np.ndarray) and result.size <= _FOLD else None
 
     def rename(self, first: int, symbols: Sequence[Any], hints: Sequence[str], node: str = "") -> None:
-        """Give values that the nodes from number `first` on have made the names that they are wished to have.
+        """Rename outputs of recent nodes.
 
-        A value that was there before (the result of an equal call) and one whose name is taken keep their names; a constant gets
-        its name when it is used.
-        node: the name of the one that makes the first of them.
+        An output of an earlier node (the result of an equal call) and one whose new name is in use keep their names; a constant
+        is named when it is used.
+
+        Args:
+            first: the index of the first recent node.
+            symbols: the values.
+            hints: the requested name of each value.
+            node: the name for the node that computes the first value.
         """
         recent = self.nodes[first:]
         makers = {n: p for p in recent for n in p.output}
@@ -322,7 +332,7 @@ class GraphBuilder(Interpreter[Symbol]):
             symbol.name = new
 
     def _node_name(self, hint: str) -> str:
-        """A name that no node has that was named so far."""
+        """A name that no node has yet."""
         return self.root._node_names.new(hint)
 
     # --- graphs
@@ -335,13 +345,13 @@ class GraphBuilder(Interpreter[Symbol]):
         return GraphBuilder(self.opset)
 
     def body(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        """Fill this builder by `make` and give its graph."""
+        """The subgraph that `make` writes into this builder."""
         symbols = [self.input("x", t) for t in types]
         outputs = make(self, *symbols)
         return Subgraph(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured))
 
     def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Symbol]:
-        """The outputs as values that this graph makes, one for each, under these names where given."""
+        """The outputs as distinct outputs of this graph's nodes, with these names if given."""
         finished: list[Symbol] = []
         for i, value in enumerate(outputs):
             symbol = self.imported_value(value if self.is_value(value) else self.constant(value))
@@ -358,32 +368,38 @@ class GraphBuilder(Interpreter[Symbol]):
         return finished
 
     def proto(self, name: str, outputs: Sequence[Symbol], *, deferred: bool = False) -> GraphProto:
-        """The graph, without the nodes that nothing needs; `deferred` leaves the data of large initializers in `arrays`."""
+        """The graph without unused nodes; `deferred` leaves the data of large initializers in `arrays`."""
         nodes = _needed(self.nodes, [s.name for s in outputs])
         used = {n for node in nodes for n in reads(node)} | {s.name for s in outputs}
-        marked = [helper.make_node("Constant", [], [n], name=node, value=self.initializers[n])
-                  for n, node in self._marked.items() if n in used]  # fmt: skip
+        marked = [
+            helper.make_node("Constant", [], [n], name=node, value=self.initializers[n])
+            for n, node in self._marked.items()
+            if n in used
+        ]
         used -= set(self._marked)
         graph = helper.make_graph(
-            [*marked, *nodes], name, [_info(s) for s in self.inputs], [_info(s) for s in outputs],
+            [*marked, *nodes],
+            name,
+            [_info(s) for s in self.inputs],
+            [_info(s) for s in outputs],
             [t for n, t in self.initializers.items() if n in used],
-        )  # fmt: skip
+        )
         if not deferred:
             save.attach_data(graph, self.arrays)
         return graph
 
 
 def _draws(domain: str, op_type: str) -> bool:
-    """Whether an operator may draw random numbers: two calls are two nodes, and are never computed while building."""
+    """Whether an operator may draw random numbers: equal calls are separate nodes, and are not folded."""
     return has_trait(domain, op_type, "random") or has_trait(domain, op_type, "random_in_training")
 
 
-def _tensor_type(dtype: Any, shape: Sequence[Any] | None) -> TypeProto:
+def _tensor_type(dtype: dtypes.DTypeLike, shape: Sequence[Any] | None) -> TypeProto:
     return helper.make_tensor_type_proto(dtypes.onnx_code(dtype), shape)
 
 
 def _tensor(type: TypeProto | None) -> Any:
-    """The tensor type within a type: that of the elements of a sequence."""
+    """The tensor type of a type, that of the elements for a sequence or optional."""
     if type is None:
         return None
     kind = type.WhichOneof("value")
@@ -397,7 +413,7 @@ def _info(symbol: Symbol) -> ValueInfoProto:
 
 
 def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
-    """An attribute of the type that the operator's version in an opset gives it; raises UnsupportedModel (SX206)."""
+    """An attribute of the type that the operator has at an opset; raises UnsupportedModel (SX206)."""
     if isinstance(value, Subgraph):
         return helper.make_attribute(name, value.proto)
     if isinstance(value, np.ndarray):
@@ -421,7 +437,7 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
 
 
 def _rename(node: NodeProto, old: str, new: str) -> None:
-    """Call a value otherwise where a node, or a graph within it, reads or makes it."""
+    """Rename a value in the inputs and outputs of a node and of its graphs."""
     for names in (node.input, node.output):
         for k, n in enumerate(names):
             if n == old:

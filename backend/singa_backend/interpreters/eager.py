@@ -1,7 +1,8 @@
-"""Compute at once: single operators, and those with subgraphs through the executor."""
+"""Compute operators on a device: single ones, and those with subgraphs through the executor."""
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from .evaluate import Evaluator
 
 
 class Eager(Evaluator):
-    """Computes at once, on a device."""
+    """Computes operators on a device, subgraphs included."""
 
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
         if any(isinstance(v, Subgraph) for v in attributes.values()):
@@ -30,7 +31,7 @@ class Eager(Evaluator):
     def _with_graphs(
         self, domain: str, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int
     ) -> list[Any]:
-        """If, Loop, Scan: a model of this one node, whose inputs are also what its graphs take from outside."""
+        """Run an If, Loop or Scan as a model of one node, whose inputs include the outer values that its graphs read."""
         executor, names = _one_node(self, domain, op_type, tuple(v is not None for v in inputs), attributes, outputs)
         captured = {n: v for b in attributes.values() if isinstance(b, Subgraph) for n, v in b.captured.items()}
         values = [*(v for v in inputs if v is not None), *(_unwrapped(captured[n]) for n in names)]
@@ -39,37 +40,44 @@ class Eager(Evaluator):
 
 
 def _unwrapped(value: Any) -> Any:
-    """The array itself: a tape may have wrapped what a graph captured."""
+    """The array of a value that tapes may have wrapped."""
     while hasattr(value, "raw"):
         value = value.raw
     return value
 
 
 _executors: OrderedDict[tuple[Any, ...], tuple[Any, Any, list[str]]] = OrderedDict()
+_lock = threading.Lock()
+"""Held while `_executors` is read or changed."""
 
 
 def _one_node(
     op: Eager, domain: str, op_type: str, present: tuple[bool, ...], attributes: dict[str, Any], outputs: int
 ) -> tuple[Any, list[str]]:
-    """The executor of a node with graphs, and the names of what they capture; the same graphs give the same one."""
+    """The executor of a node with graphs, and the names that they capture; cached by graph."""
     plain = tuple(sorted((n, str(v)) for n, v in attributes.items() if not isinstance(v, Subgraph)))
     bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     key = (domain, op_type, op.opset, str(op.device), present, plain, outputs, *(id(b.proto) for b in bodies))
-    if key not in _executors:
+    with _lock:
+        found = _executors.get(key)
+        if found is not None:
+            _executors.move_to_end(key)
+    if found is None:
         names = [f"in_{i}" if p else "" for i, p in enumerate(present)]
         node = helper.make_node(op_type, names, [f"out_{i}" for i in range(outputs)], name=op_type, domain=domain)
         for name, value in attributes.items():
             if value is not None:
-                node.attribute.append(attribute_proto(domain, op_type, op.opset, name, value))  # typed: [] has no type of its own
+                node.attribute.append(attribute_proto(domain, op_type, op.opset, name, value))  # typed: [] alone has no type
         captured = list(dict.fromkeys(n for b in bodies for n in b.captured))
         infos = [helper.make_empty_tensor_value_info(n) for n in (*filter(None, names), *captured)]
         ends = [helper.make_empty_tensor_value_info(n) for n in node.output]
         graph = helper.make_graph([node], op_type, infos, ends)
         imports = [helper.make_opsetid("", op.opset), *(helper.make_opsetid(d, newest(d)) for d in [domain] if d)]
         model = helper.make_model(graph, opset_imports=imports)
-        _executors[key] = (Executor(read(model), op.device), bodies, captured)
-        if len(_executors) > 256:
-            _executors.popitem(last=False)
-    _executors.move_to_end(key)
-    executor, _, captured = _executors[key]
+        found = (Executor(read(model), op.device), bodies, captured)
+        with _lock:
+            _executors[key] = found
+            if len(_executors) > 256:
+                _executors.popitem(last=False)
+    executor, _, captured = found
     return executor, captured

@@ -1,4 +1,4 @@
-"""Compute single operators at once."""
+"""Compute single operators on a device."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _versioned(domain: str, op_type: str, opset: int) -> VersionedOperator:
 
 
 class _Empty(list[Any]):
-    """A sequence without arrays that knows of what it has none, and is no list to make a constant of."""
+    """An empty sequence with an element type; not a list to convert to a constant."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
 
 
 class Evaluator(Interpreter[Any]):
-    """Compute single operators at once, on a device; operators with subgraphs need `Eager`."""
+    """Computes single operators on a device; operators with subgraphs require `Eager`."""
 
     def __init__(self, device: Device | None = None, opset: int | None = None) -> None:
         self.device = device or resolve("CPU")
@@ -65,7 +65,7 @@ class Evaluator(Interpreter[Any]):
             made = operator.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
         return [self.device.put(v) for v in made[:outputs]]
 
-    def constant(self, value: Any, dtype: Any = None) -> Any:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Any:
         return self.device.put(np.asarray(value, dtype))
 
     def is_value(self, x: Any) -> bool:
@@ -93,7 +93,7 @@ _made: Callable[[Callable[[], Any]], Any] = lambda make: make()  # noqa: E731
 
 
 def _attribute(value: Any) -> Any:
-    """An attribute as a body wants it."""
+    """An attribute as an operator's body expects it."""
     if isinstance(value, list):
         return tuple(value)
     if hasattr(value, "SerializeToString") and hasattr(value, "raw_data"):

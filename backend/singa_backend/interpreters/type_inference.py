@@ -1,4 +1,4 @@
-"""The types of what a node gives: what ONNX's own inference says, and what it gives up although it is known."""
+"""Infer the output types of a node: ONNX's inference, completed by what it does not return although it is known."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Typed(Protocol):
 
 
 class Scope(Protocol):
-    """What inference reads of the graph that is being built."""
+    """The part of the graph that is being built that inference reads."""
 
     opset: int
     inputs: list[Any]
@@ -41,7 +41,7 @@ class Scope(Protocol):
 
 
 def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
-    """The types of a node's outputs by their names, as far as they are known; symbols: its inputs."""
+    """The known types of a node's outputs by name; symbols: its inputs."""
     types = _bound(scope, node, symbols) | _inferred(scope, node, symbols)
     declaration = newest_declaration(node.domain, node.op_type)
     if declaration is not None:
@@ -51,7 +51,7 @@ def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None])
 
 
 def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
-    """The element types of the outputs that share a type parameter with an input: known also where inference gives up."""
+    """The element types of the outputs that share a type parameter with an input, which are known if inference fails."""
     version = schema_version(node.domain, node.op_type, scope.imported(node.domain))
     if version is None:
         return {}
@@ -64,7 +64,7 @@ def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> di
     formal = [schema.outputs[min(i, len(schema.outputs) - 1)] for i in range(len(node.output))]
     first = next(iter(bound.values()), None)
     if first is not None and dtypes.is_float(dtypes.numpy_dtype(first.tensor_type.elem_type)):
-        for constraint in schema.type_constraints:  # a state without a past has the type of what it begins with
+        for constraint in schema.type_constraints:  # an absent initial state has the type of the first input
             if all("float" in t or "double" in t for t in constraint.allowed_type_strs):
                 bound.setdefault(constraint.type_param_str, first)
     return {n: bound[p.type_str] for n, p in zip(node.output, formal, strict=True) if p.type_str in bound and p.is_homogeneous}
@@ -95,7 +95,7 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
         found = shape_inference.infer_node_outputs(
             schema, node, known, data, opset_imports=[helper.make_opsetid("", scope.opset)], ir_version=10
         )
-    except Exception:  # inference is a help; what it cannot tell stays unknown
+    except Exception:  # types that inference cannot determine remain unknown
         return {}
     return dict(found)
 
@@ -103,7 +103,7 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
 def _shape_of_first(
     scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], declaration: Declaration
 ) -> dict[str, TypeProto]:
-    """The type of a result that has the shape of the first input; ONNX's inference does not know it."""
+    """The type of a result that has the shape of the first input, which ONNX's inference does not return."""
     known = "shape_of_first" in declaration.traits or ("unary" in declaration.traits and is_custom(declaration.domain))
     if not known or not symbols or symbols[0] is None or symbols[0].type is None:
         return {}
@@ -119,7 +119,7 @@ def _fixed_dtype(declaration: Declaration) -> np.dtype[Any] | None:
 
 
 def _of_custom(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
-    """The types of the outputs of an operator that ONNX lacks: those of its decomposition."""
+    """The output types of an operator that ONNX lacks: those of its decomposition."""
     declaration = declarations[node.domain, node.op_type][version]
     if declaration.decomposition_rule is None or graphs(node):
         return {}

@@ -1,1 +1,1 @@
-"""Operators as they are declared, and models as they are read: declarations, versioned operators, graphs."""
+"""Operator declarations, versioned operators, graphs, and the reader from ModelProto to Graph."""

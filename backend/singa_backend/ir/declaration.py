@@ -1,22 +1,22 @@
-"""An operator is declared once: its ONNX name, the schema versions it means, and what it computes.
+"""The declaration of an operator: its ONNX name, its schema versions, its computation, and its gradient.
 
     @operator("Softmax", 13)
     def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array: ...
 
-Left of the star stand the inputs, right of it the attributes, with the names and defaults of ONNX's schema.
-`xp` is the array namespace (see arrays.py).  Annotations ask for more:
+The parameters before the star are the inputs, those after it the attributes, with the names and defaults of ONNX's schema.
+`xp` is the array namespace (see devices/namespaces.py).  Annotations request more:
 
     Host[int], Host[Ints], Host[np.ndarray]    an input that is read on the host: a shape, an axis, a ratio
     run: Run           run(subgraph, *inputs) -> list of outputs, for operators with graph attributes
-    wanted: Wanted     which outputs the node asks for, a tuple of bool
-    version: Version   the schema version that the node means, where one body serves several
-    forward_graph: ForwardGraph   the graph between the xs and the y of a Gradient
-    derived: Derived   derived(make) -> make(), made once for each node: what follows from the attributes alone
+    wanted: Wanted     which outputs the node uses, a tuple of bool
+    version: Version   the schema version of the node, if one body implements several
+    forward_graph: ForwardGraph   the graph from the xs to the y of a Gradient
+    derived: Derived   derived(make) -> make(), called once for each node: values that depend on the attributes only
 
-An optional input that is absent takes the parameter's default.  What a body returns is cast to the dtype that the
-schema binds to that output, and a body returns a tuple for several outputs.
+An absent optional input has the parameter's default.  The result of a body is cast to the dtype that the
+schema binds to the output; a body with several outputs returns a tuple.
 
-Under its forward stands the gradient, written in ONNX's own operators (see differentiate.py), or why there is none:
+After the computation follows the gradient, written in ONNX's own operators (see autodiff/tape.py), or why there is none:
 
     @softmax.gradient
     def softmax_gradient(op: Op, dy: V, y: V, axis: int) -> V:
@@ -24,12 +24,12 @@ Under its forward stands the gradient, written in ONNX's own operators (see diff
 
     ceil.no_gradient("zero")
 
-Facts of the operator that other parts rely on are `traits` (see TRAITS) and `settings`:
+Facts of the operator that other modules use are `traits` (see TRAITS) and `settings`:
 
     @operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
     @operator("Dropout", 12, 13, 22, traits=("random_in_training",), settings=("ratio",))
 
-Traits are those of the operator's newest declaration (`has_trait`); tests/test_declarations.py holds them to the schema.
+`has_trait` reads those of the operator's newest declaration; tests/test_declarations.py checks them against the schema.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -76,15 +77,15 @@ TRAITS = {
     "rank_of_broadcast": "the rank of the result is the largest of the inputs' ranks",
     "rank_one": "the result is a vector",
 }
-"""The traits that a declaration may have, and what each of them means.
+"""The traits that a declaration may have, and the meaning of each.
 
-The traits of shape and rank are for results whose type ONNX's inference returns no shape for although it is known.
+The traits of shape and rank complete ONNX's inference, which returns no shape for these results.
 """
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input parameter of a body: how to read it, and what stands in for it when it is absent."""
+    """An input parameter of a body: how to read it, and its default if it is absent."""
 
     name: str
     default: Any
@@ -93,7 +94,7 @@ class Input:
 
 
 class Rule:
-    """A function in ONNX's vocabulary, called with `op` and those of the known values that its parameters name."""
+    """A function written in ONNX operators, called with `op` and the known values that its parameters name."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -105,7 +106,7 @@ class Rule:
 
 @dataclass
 class Declaration:
-    """One meaning of an operator, for the schema versions that it lists.  Calling it calls the body."""
+    """The computation of an operator in the schema versions that it lists; calling it calls the body."""
 
     name: str
     domain: str
@@ -116,7 +117,7 @@ class Declaration:
     traits: frozenset[str] = frozenset()
     settings: frozenset[str] = frozenset()
     inputs: tuple[Input, ...] = ()
-    attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED where there is none
+    attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED if there is none
     services: dict[str, str] = field(
         default_factory=dict
     )  # parameter -> "run", "wanted", "version", "derived" or "forward_graph"
@@ -141,24 +142,29 @@ class Declaration:
         return self.body(*args, **kwargs)
 
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Declare the gradient, in ONNX's vocabulary; see differentiate.py for what a rule may ask for."""
+        """Declare the gradient in ONNX operators; autodiff/tape.py lists the parameters that a rule may have."""
         self._once("gradient")
         self.gradient_rule = Rule(rule)
         return rule
 
     def decomposition(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """Declare what this operator means in other, newer operators.
+        """Declare this operator as a composition of other, newer operators.
 
-        The body takes `op`, the inputs and the attributes, and gives the outputs.  An operator without a gradient of its
-        own is differentiated through it, and a node of an old version is written so where a newer opset is asked for.
+        The body takes `op`, the inputs and the attributes, and returns the outputs.  An operator without a gradient rule is
+        differentiated through it, and a node of an old version is written as it at a newer opset.
         """
         if self.decomposition_rule is not None:
-            raise ValueError(f"{self} is composed twice")
+            raise ValueError(f"the decomposition of {self} is declared twice")
         self.decomposition_rule = Rule(body)
         return body
 
+    def composed(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """Deprecated: use `decomposition`."""
+        warnings.warn("composed is now decomposition", DeprecationWarning, stacklevel=2)
+        return self.decomposition(body)
+
     def no_gradient(self, reason: str) -> None:
-        """Say why there is no gradient: one of `differentiate.REASONS`, and ": ..." where more is to be said."""
+        """Declare why there is no gradient: a key of `autodiff.support.REASONS`, optionally followed by ": " and details."""
         self._once("gradient")
         self.reason = reason
 
@@ -175,7 +181,7 @@ class Declaration:
         return any(i.host for i in self.inputs)
 
     def bind(self, inputs: Sequence[Any], attributes: dict[str, Any]) -> dict[str, Any]:
-        """Inputs and attributes by the names of the declaration; what is absent has its default."""
+        """Inputs and attributes by the names of the declaration; absent ones have their default."""
         known: dict[str, Any] = {}
         for i, declared in enumerate(self.inputs):
             if declared.variadic:
@@ -198,7 +204,7 @@ class Declaration:
         return list(result)[:outputs] if isinstance(result, (tuple, list)) else [result]
 
     def arguments(self, xp: Xp, values: Sequence[Any]) -> list[Any]:
-        """The values of a node's inputs as the body wants them; None marks an absent one."""
+        """The values of a node's inputs as the body expects them; None marks an absent one."""
         out: list[Any] = []
         last = len(self.inputs) - 1
         for i, value in enumerate(values):
@@ -212,7 +218,7 @@ class Declaration:
 
 
 def _annotation(annotation: Any) -> tuple[str, Any]:
-    """What an annotation asks for ('host', 'run', ... or ''), and the type that it names."""
+    """The kind of an annotation ('host', 'run', ... or ''), and its type."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         for arm in typing.get_args(annotation):
             kind, base = _annotation(arm)
@@ -225,7 +231,7 @@ def _annotation(annotation: Any) -> tuple[str, Any]:
 
 
 def _form(kind: Any) -> Any:
-    """The type to read an input as: the one of `Host[int] | None` is int, that of Host[Ints] is tuple."""
+    """The type to read an input as: int for `Host[int] | None`, tuple for `Host[Ints]`."""
     if isinstance(kind, types.UnionType):
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     return typing.get_origin(kind) or kind
@@ -243,13 +249,13 @@ def _on_host(xp: Xp, value: Any, declared: Input) -> Any:
     if kind is np.ndarray:
         return value
     if kind is bool and value.dtype.kind != "b":
-        raise OperatorError(f"input {declared.name!r} must be bool; it is {dtypes.onnx_name(value.dtype)}", code="SX406")
+        raise OperatorError(f"input {declared.name!r} must be bool, got {dtypes.onnx_name(value.dtype)}", code="SX406")
     if value.size != 1:
-        raise OperatorError(f"input {declared.name!r} must hold one value; it has shape {value.shape}", code="SX402")
+        raise OperatorError(f"input {declared.name!r} must hold one value, got shape {value.shape}", code="SX402")
     return kind(value.reshape(-1)[0])
 
 
-# --- the register ---------------------------------------------------------------------------------------------------
+# --- the registry ---------------------------------------------------------------------------------------------------
 
 declarations: dict[tuple[str, str], dict[int, Declaration]] = {}
 """(domain, name) -> schema version -> its declaration."""
@@ -276,15 +282,20 @@ def operator(
     traits: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Declaration]:
-    """Declare what `name` means in these schema versions (listed, never ranged).
+    """Declare the computation of an operator in these schema versions, each of which is listed.
 
-    widen: narrow floats (float16, bfloat16, float8, ...) reach the body as float32 and are rounded once at the end.
-        False for operators that only move values or that do their own rounding.
-    host: the body runs on NumPy whatever the device (strings, maps, decoders).
-    traits: facts of the operator, names of TRAITS; declared with its newest version.
-    settings: float inputs that configure the operator, as an attribute does (a ratio, scales): they have no gradient.
+    Args:
+        name: the operator type.
+        *versions: the schema versions.
+        domain: the domain; "" for ONNX's.
+        widen: the body receives narrow floats (float16, bfloat16, float8, ...) as float32, and the results are rounded once.
+            False for operators that only move values or round themselves.
+        host: the body runs on NumPy whatever the device (strings, maps, decoders).
+        traits: names in TRAITS; declared with the newest version.
+        settings: float inputs that configure the operator as an attribute does (a ratio, scales): they have no gradient.
 
-    Raises ValueError when one of the versions is taken or is not in the schemas, or for an unknown trait or setting.
+    Raises:
+        ValueError: a version is declared twice or has no schema, or a trait or setting is unknown.
     """
 
     def declare(body: Callable[..., Any]) -> Declaration:
@@ -300,11 +311,8 @@ def operator(
         inputs = list(dict.fromkeys(p.name for version in versions for p in known[version].inputs))
         for what, found, allowed in (("trait", traits, list(TRAITS)), ("setting", settings, inputs)):
             if unknown := sorted(set(found) - set(allowed)):
-                raise ValueError(f"{declaration}: the {what} {unknown[0]!r} must be one of {', '.join(allowed)}")
+                raise ValueError(f"a {what} of {declaration} must be one of {', '.join(allowed)}, got {unknown[0]!r}")
         taken.update(dict.fromkeys(versions, declaration))
         return declaration
 
     return declare
-
-
-# --- calling a declaration as one schema version ----------------------------------------------------------------------

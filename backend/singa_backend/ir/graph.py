@@ -1,7 +1,6 @@
-"""A model read once: operators and versions resolved, names turned into slots, each value's last use known.
+"""The graph of a model: operators and versions are resolved, names are slots, the last use of each value is known.
 
-A graph is a list of nodes over numbered slots.  It is walked in one place, `Graph.walk`; the visitor says what a visit
-means: compute, record, compare, count.
+A graph is a list of nodes over numbered slots.  `Graph.walk` visits them; the visitor computes, records, compares or counts.
 """
 
 from __future__ import annotations
@@ -23,17 +22,27 @@ from ..proto.values import Value
 from .versioned import VersionedOperator
 
 ABSENT = -1
-"""The slot of an input or output that a node leaves out."""
+"""The slot of an input or output that a node omits."""
 
 
 @dataclass(eq=False)
 class Node:
-    """One call: an operator as a schema version means it, or a function as a graph.
+    """One node: a call of an operator at a schema version, or of a function.
 
-    inputs, outputs: slots of the graph, ABSENT where left out; the names stand beside them.
-    attributes: keyword arguments of the operator's body; a graph attribute is a Graph.
-    given: the names of the attributes that the file itself sets.
-    between: what lies between the xs and the y of a Gradient.
+    Attributes:
+        name: the name of the node; the reader creates one for a node without a name.
+        op_type: the operator type, or the name of the function.
+        domain: the domain of the operator; "" for ONNX's.
+        opset: the opset of that domain.
+        inputs: the slots of the inputs; ABSENT (-1) for an omitted one.
+        outputs: the slots of the outputs; ABSENT (-1) for an omitted one.
+        input_names: the names of the inputs; "" for an omitted one.
+        output_names: the names of the outputs; "" for an omitted one.
+        attributes: the keyword arguments of the operator's body, defaults included; a graph attribute is a Graph.
+        given: the names of the attributes that the model sets.
+        operator: the operator at its schema version; None for a function.
+        function: the body of the function; None for an operator.
+        forward_graph: for a Gradient, the graph from its xs and zs to its y; None otherwise.
     """
 
     name: str
@@ -52,11 +61,12 @@ class Node:
 
     @property
     def version(self) -> int | None:
+        """The schema version of the operator; None for a function."""
         return self.operator.version if self.operator else None
 
     @property
     def graphs(self) -> list[Graph]:
-        """The graphs among the attributes, and the body of a function."""
+        """The graphs in the attributes, and the body of a function."""
         inner = [g for g in self.attributes.values() if isinstance(g, Graph)]
         return [*inner, self.function] if self.function else inner
 
@@ -66,10 +76,18 @@ class Node:
 
 @dataclass(eq=False)
 class Graph:
-    """Nodes in an order that can be run, over `slots` numbered places.
+    """Nodes in an executable order, whose values have numbered slots.
 
-    inputs: what must be fed, in order.  optional_inputs: initializers that may be overridden by name.
-    states: the initializers by name.  captured: (slot in the enclosing graph, slot here) of outer values.
+    Attributes:
+        name: the name of the graph.
+        inputs: the required inputs, in order.
+        outputs: the outputs, in order.
+        nodes: the nodes, in an order in which they can run.
+        states: the initializers by name, as host arrays.
+        slots: the slot of each value by name.
+        captured: (slot in the enclosing graph, slot in this graph) of each outer value that the graph reads.
+        optional_inputs: the inputs that have an initializer, which an input of that name replaces.
+        opsets: the opset of each domain; "" is ONNX's domain.
     """
 
     name: str
@@ -83,7 +101,7 @@ class Graph:
     opsets: dict[str, int] = field(default_factory=dict)
 
     _read: ClassVar[Callable[[ModelProto, Path | None], Graph]]
-    """The reader, which registers itself here for `from_onnx`."""
+    """The reader, which sets this for `from_onnx`."""
 
     def __post_init__(self) -> None:
         self.input_slots = tuple(self.slots[v.name] for v in self.inputs)
@@ -95,12 +113,25 @@ class Graph:
 
     @classmethod
     def from_onnx(cls, model: ModelProto, folder: Path | None = None) -> Graph:
-        """Deprecated: use `singa_backend.read`."""
+        """Read a model; deprecated, use `singa_backend.read`.
+
+        Args:
+            model: the model.
+            folder: the folder of its external data.
+
+        Returns:
+            The graph.
+
+        Raises:
+            InvalidModel: the model violates ONNX's rules.
+            UnsupportedModel: something in the model is not implemented.
+            ResourceExhausted: a limit was reached.
+        """
         warnings.warn("Graph.from_onnx is deprecated; use singa_backend.read", DeprecationWarning, stacklevel=2)
         return cls._read(model, folder)
 
     def _last_uses(self) -> tuple[tuple[int, ...], ...]:
-        """For each node, the slots whose values nobody needs after it."""
+        """For each node, the slots whose values are not used after it."""
         last: dict[int, int] = dict.fromkeys(self.slots.values(), -1)
         for i, node in enumerate(self.nodes):
             for slot in (*node.inputs, *node.outputs, *(outer for g in node.graphs for outer, _ in g.captured)):
@@ -115,45 +146,68 @@ class Graph:
         return tuple(map(tuple, dies))
 
     def walk(self, frame: list[Any], visit: Callable[[Node, list[Any], list[Any]], Sequence[Any]]) -> None:
-        """Visit every node in order; `visit(node, inputs, frame)` gives the node's outputs.
+        """Visit every node in order.
 
-        frame: one place per slot, filled with inputs, states and captured values; values are dropped at their last use.
+        Args:
+            frame: a list with one element per slot, which holds the inputs, states and captured values; outputs are written to
+                it, and each value is removed after its last use.
+            visit: called as `visit(node, inputs, frame)`; returns the outputs of the node.
         """
         for node, reads, writes, dies in self._steps:
             outputs = visit(node, [None if s < 0 else frame[s] for s in reads], frame)
-            for slot, value in zip(writes, outputs):  # noqa: B905 (a body may give more; naming `strict` takes time at every node)
+            for slot, value in zip(writes, outputs):  # noqa: B905 (a body may return more; `strict` takes time at every node)
                 if slot >= 0:
                     frame[slot] = value
             for slot in dies:
                 frame[slot] = None
 
     def select(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
-        """The same graph with only these nodes (in order) and these values as outputs."""
+        """Return this graph with a part of its nodes and other outputs.
+
+        Args:
+            nodes: the nodes to keep, in order.
+            outputs: the names of the values to return.
+
+        Returns:
+            A graph that shares everything else.
+        """
         declared = {v.name: v for v in (*self.inputs, *self.optional_inputs, *self.outputs)}
         chosen = tuple(declared.get(name, Value(name)) for name in outputs)
         return replace(self, nodes=tuple(nodes), outputs=chosen)
 
     def with_weights(self) -> Graph:
-        """This graph, or where no initializer is of floats, one whose constants of floats are: some exporters write weights so.
+        """Return a graph whose weights are initializers: some exporters write weights as Constant nodes.
 
-        A constant without axes (the bound of a Clip), and one that is read on the host (the scales of a Resize), stays.
+        A scalar constant (the bound of a Clip), and one that is read on the host (the scales of a Resize), remains a node.
+
+        Returns:
+            This graph if any initializer is of floats, otherwise one whose float constants are initializers.
         """
         if any(dtypes.is_float(x.dtype) for x in self.states.values()):
             return self
         settings = {
-            name for n in self.nodes if n.operator and (declared := n.operator.declaration.inputs)
-            for i, name in enumerate(n.input_names) if declared[min(i, len(declared) - 1)].host is not None
-        }  # fmt: skip
+            name
+            for n in self.nodes
+            if n.operator and (declared := n.operator.declaration.inputs)
+            for i, name in enumerate(n.input_names)
+            if declared[min(i, len(declared) - 1)].host is not None
+        }
         weights = {
-            n.output_names[0]: value for n in self.nodes if (n.domain, n.op_type) == ("", "Constant")
+            n.output_names[0]: value
+            for n in self.nodes
+            if (n.domain, n.op_type) == ("", "Constant")
             if isinstance(value := n.attributes.get("value"), np.ndarray) and value.ndim and dtypes.is_float(value.dtype)
             if n.output_names[0] not in settings
-        }  # fmt: skip
+        }
         kept = tuple(n for n in self.nodes if not set(n.output_names) & set(weights))
         return replace(self, nodes=kept, states={**self.states, **weights}) if weights else self
 
     def all_nodes(self) -> Iterator[Node]:
-        """Every node, those of subgraphs and functions included (a function's body once)."""
+        """Iterate over every node, those of subgraphs and functions included (each function body once).
+
+        Yields:
+            The nodes.
+        """
         seen: set[int] = set()
         pending = [self]
         while pending:
@@ -165,11 +219,11 @@ class Graph:
 
 
 def runnable_order(needs: Sequence[set[int]]) -> list[int]:
-    """The places of nodes, each behind those that it needs, else as they are; what a cycle keeps waiting is left out."""
+    """A stable order of nodes in which each follows those that it needs; nodes in or after a cycle are omitted."""
     if all(max(need, default=-1) < i for i, need in enumerate(needs)):
         return list(range(len(needs)))
     sorter = TopologicalSorter(dict(enumerate(needs)))
-    with suppress(CycleError):  # what lies before a cycle comes all the same
+    with suppress(CycleError):  # the nodes before a cycle are still sorted
         sorter.prepare()
     ready = sorted(sorter.get_ready())  # sorted, so it is a heap
     order: list[int] = []

@@ -1,7 +1,6 @@
-"""From ModelProto to Graph: every rule of ONNX that a model must keep is checked here, before anything runs.
+"""Read a ModelProto as a Graph and check it against ONNX's rules, before anything runs.
 
-Problems are collected and raised together: first what contradicts ONNX (InvalidModel), then what is valid but not
-implemented (UnsupportedModel).
+Problems are collected and raised together: InvalidModel if any violates ONNX's rules, otherwise UnsupportedModel.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .graph import ABSENT, Graph, Node, runnable_order
 from .versioned import VersionedOperator
 
 MAX_PROBLEMS = 1000
-"""More than these are not collected: a file that breaks every rule must not keep the reader busy."""
+"""Reading stops after this many problems, so that a file with many takes bounded time."""
 
 _FIELDS: dict[int, str] = {
     AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.TENSOR: "t",
@@ -37,14 +36,27 @@ _FIELDS: dict[int, str] = {
     AttributeProto.TYPE_PROTO: "tp", AttributeProto.TYPE_PROTOS: "type_protos",
 }  # fmt: skip
 Bindings: TypeAlias = dict[str, AttributeProto | None]
-"""The attributes of a function as one call gives them; None for one that is left out and has no default."""
+"""The attributes of one call of a function; None for an omitted one without default."""
 
 _VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 
 
 def read(model: ModelProto, folder: Path | None = None) -> Graph:
-    """The graph of a model; see `Graph.from_onnx`."""
+    """Read a model and check it against ONNX's rules.
+
+    Args:
+        model: the model.
+        folder: the folder of its external data; None if it has none.
+
+    Returns:
+        The graph, whose operators are resolved to their schema versions.
+
+    Raises:
+        InvalidModel: the model violates ONNX's rules; `problems` lists all violations.
+        UnsupportedModel: the model is valid; `problems` lists everything in it that is not implemented.
+        ResourceExhausted: a limit of the current call was reached.
+    """
     with ensured():
         return _read(model, folder)
 
@@ -57,20 +69,20 @@ def _read(model: ModelProto, folder: Path | None) -> Graph:
         check_nesting(_height(graph, {}))
         return graph
     except RecursionError as error:
-        raise ResourceExhausted("the model nests too deeply for the Python stack", code="SX602") from error
-    except UnicodeDecodeError as error:  # protobuf checks a name when it is read
+        raise ResourceExhausted("the model nests too deeply for Python's stack", code="SX602") from error
+    except UnicodeDecodeError as error:  # protobuf checks a name when it is accessed
         raise InvalidModel(f"a name in the model is not UTF-8: {error}", code="SX107") from None
 
 
 def _height(graph: Graph, known: dict[int, int]) -> int:
-    """How many graphs and functions lie within each other; a body that was read at one depth may be called at another."""
+    """The depth to which graphs and functions nest; a body that was read at one depth may be called at another."""
     if id(graph) not in known:
         known[id(graph)] = max((1 + _height(g, known) for node in graph.nodes for g in node.graphs), default=0)
     return known[id(graph)]
 
 
 class _Reader:
-    """What one model's scopes share: its functions, its folder, the problems found so far."""
+    """The state that the scopes of one model share: its functions, its folder, the problems found so far."""
 
     def __init__(self, model: ModelProto, folder: Path | None) -> None:
         self.tensor = partial(tensor_data.tensor, folder=folder, maps=tensor_data.Maps())
@@ -85,7 +97,7 @@ class _Reader:
         for f in model.functions:
             key = (plain_domain(self.text(f.domain, "a domain")), self.text(f.name, "a function"), f.overload)
             if key in self.functions:
-                self.wrong("SX103", f"function {f.domain}.{f.name} is defined twice")
+                self.wrong("SX103", f"function {f.domain}.{f.name} is defined more than once")
             self.functions[key] = f
 
     def wrong(self, code: str, message: str, **where: Any) -> None:
@@ -99,29 +111,36 @@ class _Reader:
             self.finish()
 
     def text(self, name: Any, what: str) -> str:
-        """A name of the file as it is; Protocol Buffers give bytes for one that is not UTF-8."""
+        """A name in the file; Protocol Buffers return bytes for one that is not UTF-8."""
         if isinstance(name, str):
             return name
         raise InvalidModel(f"the name {name!r} of {what} is not UTF-8", code="SX107")
 
     def did_you_mean(self, name: str, known: Iterable[str]) -> str:
-        """What may have been meant, as the end of a message; for the first problems of a file, lest a long one take for ever."""
+        """The end of a message with a suggestion; only for the first problems of a file, to bound the time."""
         if len(self.invalid) + len(self.unsupported) >= 10 or len(name) > 100:
             return ""
         return did_you_mean(name, islice(known, 1000))
 
     def finish(self) -> None:
-        """Raise what was found, all at once: InvalidModel when anything contradicts ONNX, else UnsupportedModel."""
+        """Raise all problems at once: InvalidModel if any violates ONNX's rules, otherwise UnsupportedModel."""
         problems = [*self.invalid, *self.unsupported]
         if not problems:
             return
         error = InvalidModel if self.invalid else UnsupportedModel
-        verdict = "the model is not valid ONNX" if self.invalid else "the model needs what is not implemented here"
+        verdict = "the model is not valid ONNX" if self.invalid else "the model is not supported"
         one = problems[0]
         if len(problems) > 1:
             raise error(f"{verdict}: {len(problems)} problems", code=one.code, problems=problems)
-        raise error(f"{verdict}: {one.message}", code=one.code, node=one.node, operator=one.operator, opset=one.opset,
-                    version=one.version, problems=problems)  # fmt: skip
+        raise error(
+            f"{verdict}: {one.message}",
+            code=one.code,
+            node=one.node,
+            operator=one.operator,
+            opset=one.opset,
+            version=one.version,
+            problems=problems,
+        )
 
 
 def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
@@ -131,17 +150,18 @@ def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
         shown = DOMAINS.get(domain, domain)
         last = newest(domain)
         if last and entry.version > last:
-            reader.lacks("SX203", f"opset {entry.version} of {shown} is newer than the installed onnx knows ({last})")
+            what = f"the opset of {shown} must be at most {last}, the newest of the installed onnx, got {entry.version}"
+            reader.lacks("SX203", what)
         if entry.version < 1:
-            reader.wrong("SX106", f"opset {entry.version} of {shown} is below 1")
+            reader.wrong("SX106", f"the opset of {shown} must be at least 1, got {entry.version}")
         if opsets.get(domain, entry.version) != entry.version:
-            reader.wrong("SX106", f"the opsets {opsets[domain]} and {entry.version} of {shown} are both imported")
+            reader.wrong("SX106", f"the model must import one opset of {shown}, got {opsets[domain]} and {entry.version}")
         opsets[domain] = int(entry.version)
     return opsets
 
 
 class _Scope:
-    """One graph being read: its names, and the scope around it."""
+    """One graph that is being read: its names, and the enclosing scope."""
 
     def __init__(self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: Bindings | None) -> None:
         self.reader = reader
@@ -152,7 +172,7 @@ class _Scope:
         self.slots: dict[str, int] = {}
         self.captured: dict[str, int] = {}  # name -> slot in the outer scope
         self.defined: set[str] = set()
-        self.late: set[str] = set()  # what the nodes of a cycle make: known, so that a cycle is reported only once
+        self.cyclic: set[str] = set()  # outputs of the nodes of a cycle: defined, so that a cycle is reported only once
 
     # --- names
 
@@ -164,10 +184,10 @@ class _Scope:
         return self.slots.setdefault(name, len(self.slots))
 
     def find(self, name: str) -> int | None:
-        """The slot of a name here, captured from an outer scope if need be."""
+        """The slot of a name, captured from an outer scope if it is not defined here; None if it is unknown."""
         if name in self.defined or name in self.captured:
             return self.slots[name]
-        if name in self.late:
+        if name in self.cyclic:
             return self.slots.setdefault(name, len(self.slots))
         slot = self.outer.find(name) if self.outer else None
         if slot is None:
@@ -185,19 +205,26 @@ class _Scope:
             if value.name not in states:
                 self.define(value.name)
             elif times[value.name] > 1:
-                self.reader.wrong("SX102", f"input {value.name!r} is declared twice")
+                self.reader.wrong("SX102", f"input {value.name!r} is declared more than once")
         nodes = self._nodes(proto.node)
         outputs = tuple(self._value(o) for o in proto.output)
         for value in outputs:
             if self.find(value.name) is None:
-                self.reader.wrong("SX101", f"output {value.name!r} of graph {proto.name!r} is computed by no node")
+                self.reader.wrong("SX101", f"output {value.name!r} of graph {proto.name!r} is not defined")
                 self.define(value.name)
         required = tuple(v for v in inputs if v.name not in states)
         optional = tuple(v for v in inputs if v.name in states)
         return self._graph(proto.name, required, outputs, nodes, states, optional)
 
-    def _graph(self, name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], nodes: list[Node],
-               states: dict[str, np.ndarray], optional: tuple[Value, ...] = ()) -> Graph:  # fmt: skip
+    def _graph(
+        self,
+        name: str,
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        nodes: list[Node],
+        states: dict[str, np.ndarray],
+        optional: tuple[Value, ...] = (),
+    ) -> Graph:
         captured = tuple((outer, self.slots[n]) for n, outer in self.captured.items())
         return Graph(name, inputs, outputs, tuple(nodes), states, self.slots, captured, optional, self.opsets)
 
@@ -227,7 +254,7 @@ class _Scope:
         return states
 
     def _load(self, load: Callable[[Any], np.ndarray], proto: Any) -> np.ndarray:
-        """A tensor of the file; raises InvalidModel also for a shape that no array can have."""
+        """A tensor in the file; raises InvalidModel also for a shape that NumPy does not support."""
         try:
             array = load(proto)
             current().keep(array.nbytes)
@@ -253,7 +280,7 @@ class _Scope:
         return nodes
 
     def _sorted(self, protos: Sequence[NodeProto]) -> list[tuple[int, NodeProto]]:
-        """The nodes with their indices in an order that can be run: the file's own where it can be, a stable one else."""
+        """The nodes with their indices in an executable order: the file's own if it is one, otherwise a stable one."""
         makers = {name: i for i, p in enumerate(protos) for name in p.output if name}
         needs = [{makers[n] for n in reads(p) if n in makers} for p in protos]
         order = runnable_order(needs)
@@ -261,7 +288,7 @@ class _Scope:
         if stuck:
             names = ", ".join(repr(protos[i].name or f"{protos[i].op_type}_{i}") for i in stuck[:8])
             self.reader.wrong("SX101", f"the graph has a cycle among the nodes {names}")
-            self.late.update(n for i in stuck for n in protos[i].output if n)
+            self.cyclic.update(n for i in stuck for n in protos[i].output if n)
         return [(i, protos[i]) for i in (*order, *stuck)]
 
     # --- nodes
@@ -276,7 +303,7 @@ class _Scope:
         for n in proto.input:
             slot = self.find(n) if n else ABSENT
             if slot is None:
-                self.reader.wrong("SX101", f"input {n!r} is defined nowhere{self.reader.did_you_mean(n, self.slots)}", **where)
+                self.reader.wrong("SX101", f"input {n!r} is not defined{self.reader.did_you_mean(n, self.slots)}", **where)
                 slot = self.define(n)
             inputs.append(slot)
         node = Node(name, proto.op_type, domain, opset, tuple(inputs), (), tuple(proto.input), tuple(proto.output))
@@ -286,16 +313,16 @@ class _Scope:
         else:
             self._operator(node, proto, where)
         if (domain, proto.op_type) == TRAINING_GRADIENT and node.operator is not None:
-            self._between(node, where)
+            self._forward_graph(node, where)
         node.outputs = tuple(self.define(n) if n else ABSENT for n in proto.output)
         return node
 
-    def _between(self, node: Node, where: dict[str, Any]) -> None:
-        """The nodes between the xs and zs of a Gradient and its y, as a graph; what else they read becomes inputs of the node."""
+    def _forward_graph(self, node: Node, where: dict[str, Any]) -> None:
+        """Read the nodes from the xs and zs of a Gradient to its y as a graph; other values that they read become its inputs."""
         known = [*node.attributes.get("xs", ()), *(node.attributes.get("zs") or ())]
         y = str(node.attributes.get("y"))
         if len(known) != len(node.inputs):
-            what = f"Gradient names {len(known)} values in xs and zs; the node has {len(node.inputs)} inputs"
+            what = f"xs and zs of a Gradient must name as many values as it has inputs ({len(node.inputs)}), got {len(known)}"
             self.reader.wrong("SX107", what, **where)
             return
         makers = {n: p for p in self.protos for n in p.output if n}
@@ -313,14 +340,14 @@ class _Scope:
                 pending += sorted(reads(maker))
         slots = [self.find(n) for n in others]
         if None in slots or y in others:
-            self.reader.wrong("SX101", f"the y of a Gradient, {y!r}, is computed by no node before it", **where)
+            self.reader.wrong("SX101", f"the y of a Gradient must be the output of a node before it, got {y!r}", **where)
             return
         names = [*known, *others]
-        between = [p for p in self.protos if id(p) in needed]
+        forward = [p for p in self.protos if id(p) in needed]
         scope = _Scope(self.reader, self.opsets, None, self.bindings)
         for name in names:
             scope.define(name)
-        nodes = self._nested(lambda: scope._nodes(between))
+        nodes = self._nested(lambda: scope._nodes(forward))
         node.forward_graph = scope._graph(f"between_{node.name}", tuple(map(Value, names)), (Value(y),), nodes, {})
         node.inputs = (*node.inputs, *(s for s in slots if s is not None))
         node.input_names = (*node.input_names, *others)
@@ -329,28 +356,28 @@ class _Scope:
         reader, domain = self.reader, node.domain
         shown = DOMAINS.get(domain, domain)
         if not node.opset:
-            reader.wrong("SX106", f"the model imports no opset of domain {shown!r}", **where)
+            reader.wrong("SX106", f"the model does not import an opset of domain {shown!r}", **where)
             return
         known = schemas.get((domain, proto.op_type))
         if known is None:
             same_domain = (n for d, n in schemas if d == domain or not newest(domain))
             hint = reader.did_you_mean(proto.op_type, same_domain).replace("'", "")
-            reader.lacks(
-                "SX202", f"{shown} has no operator {proto.op_type}, and the model defines no such function{hint}", **where
-            )
+            reader.lacks("SX202", f"{shown} has no operator {proto.op_type}, and the model does not define it{hint}", **where)
             self._attributes(proto, None, where)
             return
         version = schema_version(domain, proto.op_type, node.opset)
         if version is None:
-            reader.wrong(
-                "SX107", f"{proto.op_type} came with opset {min(known)} of {shown}; the model imports {node.opset}", **where
-            )
+            reader.wrong("SX107", f"{proto.op_type} requires opset {min(known)} of {shown} or later, got {node.opset}", **where)
             return
         declared = declarations.get((domain, proto.op_type), {})
         if version not in declared:
             there = ", ".join(map(str, sorted(declared))) or "none"
-            reader.lacks("SX201", f"{proto.op_type}-{version}, which opset {node.opset} asks for, is not declared "
-                                  f"(declared: {there})", **where, version=version)  # fmt: skip
+            reader.lacks(
+                "SX201",
+                f"{proto.op_type}-{version}, which opset {node.opset} selects, is not declared (declared: {there})",
+                **where,
+                version=version,
+            )
             self._attributes(proto, None, where)
             return
         declaration = declared[version]
@@ -370,26 +397,26 @@ class _Scope:
             if not low <= len(names) <= high:
                 bound = str(low) if low == high else f"{low} or more" if high > 2**30 else f"{low} to {high}"
                 self.reader.wrong(
-                    "SX107", f"{schema.name}-{schema.since_version} takes {bound} {kind}; the node has {len(names)}", **where
+                    "SX107", f"{schema.name}-{schema.since_version} must have {bound} {kind}, got {len(names)}", **where
                 )
                 continue
             for i, name in enumerate(names):
                 if not name and kind == "inputs" and i < len(formal) and formal[i].option not in (_OPTIONAL, _VARIADIC):
                     self.reader.wrong(
-                        "SX107", f"{schema.name}-{schema.since_version} needs its input {formal[i].name!r}", **where
+                        "SX107", f"{schema.name}-{schema.since_version} requires the input {formal[i].name!r}", **where
                     )
 
     def _attributes(self, proto: NodeProto, types: dict[str, int] | None, where: dict[str, Any]) -> dict[str, Any]:
-        """The node's attributes as Python values; `types` is what the schema allows (None: whatever is there)."""
+        """The node's attributes as Python values; `types` are those of the schema (None: any)."""
         given: dict[str, Any] = {}
         for attribute in proto.attribute:
             name = self.reader.text(attribute.name, "an attribute")
             if name in given:
-                self.reader.wrong("SX107", f"attribute {name!r} is given twice", **where)
+                self.reader.wrong("SX107", f"attribute {name!r} is set more than once", **where)
             if attribute.ref_attr_name:
                 bound = self._bound(attribute, where)
                 if bound is None:
-                    continue  # as if the node did not name it
+                    continue  # as if the node did not set it
                 attribute = bound
             kind = attribute.type or next((t for t, f in _FIELDS.items() if _filled(attribute, f)), 0)
             if types is not None and name not in types:
@@ -398,13 +425,13 @@ class _Scope:
             elif types is not None and kind != types[name]:
                 want = AttributeProto.AttributeType.Name(types[name])
                 have = AttributeProto.AttributeType.Name(kind)
-                self.reader.wrong("SX107", f"attribute {name!r} of {proto.op_type} is a {want}; the node gives a {have}", **where)
+                self.reader.wrong("SX107", f"attribute {name!r} of {proto.op_type} must be {want}, got {have}", **where)
             else:
                 given[name] = self._attribute(attribute, kind, where)
         return given
 
     def _bound(self, reference: AttributeProto, where: dict[str, Any]) -> AttributeProto | None:
-        """The attribute of the function call that a reference means; None where the call leaves it out."""
+        """The attribute of the function call that a reference means; None if the call omits it."""
         if self.bindings is None or reference.ref_attr_name not in self.bindings:
             place = "outside a function" if self.bindings is None else "the function has no such attribute"
             self.reader.wrong("SX107", f"attribute {reference.name!r} refers to {reference.ref_attr_name!r}: {place}", **where)
@@ -433,13 +460,13 @@ class _Scope:
             return tuple(value)
         if kind in (AttributeProto.FLOAT, AttributeProto.INT, AttributeProto.TYPE_PROTO):
             return value
-        self.reader.wrong("SX107", f"attribute {attribute.name!r} has a type that no operator uses", **where)
+        self.reader.wrong("SX107", f"the type of attribute {attribute.name!r} is not supported", **where)
         return None
 
     def _arguments(
         self, given: dict[str, Any], schema: defs.OpSchema, declaration: Declaration, where: dict[str, Any]
     ) -> dict[str, Any]:
-        """Keyword arguments for the body: what the node gives, else the schema's default, else the declaration's."""
+        """Keyword arguments for the body: the node's attributes, otherwise the schema's default, then the declaration's."""
         arguments: dict[str, Any] = {}
         for name, default in declaration.attributes.items():
             formal = schema.attributes.get(name)
@@ -448,7 +475,7 @@ class _Scope:
             elif formal is not None and formal.default_value.type:
                 arguments[name] = self._attribute(formal.default_value, formal.default_value.type, where)
             elif formal is not None and formal.required:
-                self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} needs the attribute {name!r}", **where)
+                self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} requires the attribute {name!r}", **where)
             elif default is not REQUIRED:
                 arguments[name] = default
         return arguments
@@ -464,15 +491,19 @@ class _Scope:
     # --- functions
 
     def _function(self, proto: FunctionProto, key: tuple[str, str, str], call: NodeProto, where: dict[str, Any]) -> Graph | None:
-        """The body of a function with this call's attributes; the same attributes give the same graph."""
+        """The body of a function with this call's attributes; calls with the same attributes share one graph."""
         reader = self.reader
         if key in reader.calling:
             chain = " -> ".join(name for _, name, _ in [*reader.calling[reader.calling.index(key) :], key])
             reader.wrong("SX103", f"function calls itself: {chain}", **where)
             return None
         if len(call.input) > len(proto.input) or len(call.output) > len(proto.output):
-            reader.wrong("SX107", f"function {proto.name} has {len(proto.input)} inputs and {len(proto.output)} outputs; "
-                                  f"the node has {len(call.input)} and {len(call.output)}", **where)  # fmt: skip
+            reader.wrong(
+                "SX107",
+                f"a call of function {proto.name} must have at most {len(proto.input)} inputs and {len(proto.output)} outputs, "
+                f"got {len(call.input)} and {len(call.output)}",
+                **where,
+            )
         bindings: Bindings = {**dict.fromkeys(proto.attribute), **{a.name: a for a in proto.attribute_proto}}
         for attribute in call.attribute:
             if attribute.name not in bindings:
@@ -500,7 +531,7 @@ class _Scope:
         nodes = scope._nodes(proto.node)
         for name in proto.output:
             if scope.find(name) is None:
-                self.reader.wrong("SX101", f"output {name!r} of function {proto.name} is computed by no node")
+                self.reader.wrong("SX101", f"output {name!r} of function {proto.name} is not defined")
                 scope.define(name)
         inputs, outputs = (tuple(Value(n) for n in names) for names in (proto.input, proto.output))
         return scope._graph(proto.name, inputs, outputs, nodes, {})

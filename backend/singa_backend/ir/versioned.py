@@ -19,17 +19,20 @@ from ..proto.schemas import schemas, type_strings
 from .declaration import Declaration
 
 _SMALL = 1 << 16
-"""Elements of a broadcast result that no limit is asked about."""
+"""Broadcast results of at most this many elements are not checked against the limits."""
 
 
 @dataclass(frozen=True)
 class _Types:
-    """What a schema version says of types, read once.
+    """The type constraints of a schema version.
 
-    bound: where each output's dtype comes from: a fixed dtype, the inputs of the same type parameter, or nowhere.
-    takes: for each input, whether it may be a tensor, of strings, of floats; a sequence or a map.
-    alike: pairs of inputs that share a type parameter.  repeated: the variadic input whose values share one, if any.
-    elementwise: whether the result has the inputs' broadcast shape.
+    Attributes:
+        bound: the source of each output's dtype: a fixed dtype, the inputs of the same type parameter, or None.
+        variadic_output: whether the last output is variadic.
+        takes: for each input, whether it may be a tensor, a tensor of strings, a tensor of floats, a sequence or map.
+        alike: pairs of inputs that share a type parameter.
+        repeated: the variadic input whose values share a type parameter, if any.
+        elementwise: whether the result has the inputs' broadcast shape.
     """
 
     bound: tuple[np.dtype[Any] | tuple[int, ...] | None, ...]
@@ -73,11 +76,14 @@ def _types(domain: str, name: str, version: int) -> _Types:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the types of a call decide, found once for each combination of input dtypes that a node meets.
+    """How to call a body, computed once for each combination of input dtypes.
 
-    ready: whether the body takes the inputs as they are.  narrow: the inputs that are widened.
-    results: the outputs' dtypes, None where nothing binds them.  rest: that of the outputs behind, where they are variadic.
-    grows: whether several inputs are broadcast to one shape, which may be larger than all of theirs.
+    Attributes:
+        ready: whether the inputs are passed unchanged.
+        narrow: the inputs that are widened.
+        results: the dtypes of the outputs, None for those that the schema does not bind.
+        rest: the dtype of further variadic outputs.
+        grows: whether several inputs are broadcast to one shape, which may be larger than each of theirs.
     """
 
     ready: bool
@@ -88,7 +94,7 @@ class _Plan:
 
 
 class VersionedOperator:
-    """A declaration seen as one schema version: what the schema knows about types is applied around the body."""
+    """A declaration at one schema version: checks the inputs' types and casts the outputs as the schema requires."""
 
     def __init__(self, declaration: Declaration, version: int) -> None:
         self.declaration = declaration
@@ -99,13 +105,13 @@ class VersionedOperator:
         self._derived: Any = None
 
     def derived(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made at the first call of this node and kept."""
+        """The result of `make`, computed at the first call of this node and cached."""
         if self._derived is None:
             self._derived = make()
         return self._derived
 
     def _plan(self, given: tuple[np.dtype[Any] | None, ...]) -> _Plan:
-        """The plan for inputs of these dtypes, None for what is no tensor; raises OperatorError where they do not go together."""
+        """The plan for inputs of these dtypes, None for those without one; raises OperatorError if they are incompatible."""
         declaration, known = self.declaration, self._types
         self._check_types(given)
         bound = [
@@ -121,7 +127,7 @@ class VersionedOperator:
         )
 
     def _check_kinds(self, inputs: Sequence[Any]) -> None:
-        """Raise OperatorError for an input of the wrong kind: NumPy would make an array of a sequence, and join strings by +."""
+        """Raise OperatorError for an input of the wrong kind: NumPy would convert sequences to arrays and concatenate strings."""
         read = self.declaration.inputs
         for i, value in enumerate(inputs):
             if value is None:
@@ -133,14 +139,14 @@ class VersionedOperator:
                 wrong = "a tensor"
             elif value.dtype == dtypes.STRING:
                 wrong = "" if strings else "strings"
-            else:  # a shape of [1.7, 2] would be cut to whole numbers where it is read
+            else:  # a shape of [1.7, 2] would be truncated to integers on the host
                 host = read[min(i, len(read) - 1)].host
                 wrong = "floats" if host and not floats and dtypes.is_float(value.dtype) else ""
             if wrong:
-                raise OperatorError(f"the input {i} of {self.declaration.name} may not be {wrong}", code="SX406")
+                raise OperatorError(f"input {i} of {self.declaration.name} must not be {wrong}", code="SX406")
 
     def _check_types(self, given: tuple[np.dtype[Any] | None, ...]) -> None:
-        """Raise OperatorError where inputs of one type parameter differ: NumPy would convert them, and lose digits."""
+        """Raise OperatorError if inputs of one type parameter differ: NumPy would convert them and lose digits."""
         pairs, first = self._types.alike, self._types.repeated
         if first is not None and len(given) > first + 1:
             pairs = (*pairs, *((first, j) for j in range(first + 1, len(given))))
@@ -150,14 +156,17 @@ class VersionedOperator:
             a, b = given[i], given[j]
             if a is not None and b is not None and a != b:
                 there = f"{dtypes.onnx_name(a)} and {dtypes.onnx_name(b)}"
-                what = f"the inputs {i} and {j} of {self.declaration.name} must have one element type; they have {there}"
+                what = f"inputs {i} and {j} of {self.declaration.name} must have one element type, got {there}"
                 raise OperatorError(what, code="SX406", hint="put a Cast before one of them")
 
     def compute(self, xp: Xp, inputs: Sequence[Any], attributes: dict[str, Any], wanted: int) -> list[Any]:
-        """Run the body on these values; gives at least `wanted` outputs, as arrays of the dtypes that the schema binds.
+        """Run the body; returns at least `wanted` outputs, of the dtypes that the schema binds.
 
-        inputs: one value per input of the node, None where absent.
-        attributes: the keyword arguments of the body, services included.
+        Args:
+            xp: the namespace of the arrays.
+            inputs: one value per input of the node, None for an absent one.
+            attributes: the keyword arguments of the body, services included.
+            wanted: the number of outputs of the node.
         """
         declaration = self.declaration
         given = tuple([getattr(v, "dtype", None) for v in inputs])
@@ -169,7 +178,7 @@ class VersionedOperator:
         if plan.narrow:
             args = list(args)
             for i in plan.narrow:
-                if hasattr(args[i], "dtype"):  # it may have been read on the host
+                if hasattr(args[i], "dtype"):  # a host input may be a Python value
                     args[i] = args[i].astype(np.float32)
         if plan.grows and _product(args) > _SMALL:
             limits.admit_broadcast(args)
@@ -186,21 +195,21 @@ class VersionedOperator:
             if dtype is not None and value.dtype is not dtype and value.dtype != dtype:
                 outputs[i] = value.astype(dtype)
         if len(outputs) < wanted:
-            raise OperatorError(f"{declaration} gave {len(outputs)} outputs where the node names {wanted}", code="SX490")
+            raise OperatorError(f"{declaration} must return {wanted} outputs, got {len(outputs)}", code="SX490")
         return outputs
 
 
 def _product(arrays: Sequence[Any]) -> int:
-    """Elements of an outer product of all."""
+    """The number of elements of the outer product of all arrays."""
     if len(arrays) == 2:
         return int(arrays[0].size * arrays[1].size)
     return math.prod(a.size for a in arrays)
 
 
 def runs_on_host(declaration: Declaration, attributes: dict[str, Any], inputs: Sequence[Any]) -> bool:
-    """Whether a node must run on NumPy: by declaration, for its values, or for the dtype that it makes."""
+    """Whether a node must run on NumPy: by its declaration, its values, or the dtype of its result."""
     if "run" in declaration.services.values():
-        return False  # its subgraphs choose, node by node
+        return False  # decided for each node of its subgraphs
     if declaration.host or any(is_host_value(v) for v in inputs):
         return True
     for name in ("to", "dtype", "output_dtype"):

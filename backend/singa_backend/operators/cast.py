@@ -22,15 +22,15 @@ _INTEGERS = dtypes.SUB_BYTE_INTS | {np.dtype(f"{u}int{b}") for u in ("", "u") fo
 _NUMBER = re.compile(r"([+-]?)(?:(\d+)|\d+\.\d*(?:e[+-]?\d+)?|\.?\d+(?:e[+-]?\d+)?|inf(?:inity)?|nan)", re.IGNORECASE | re.ASCII)
 
 
-def limits(dtype: Any) -> tuple[int, int]:
+def limits(dtype: dtypes.DTypeLike) -> tuple[int, int]:
     """Return the minimum and the maximum of an integer type, including sub-byte types."""
-    info = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    info = dtypes.integer_info(dtype)
     return int(info.min), int(info.max)
 
 
-def _largest(dtype: Any) -> float:
+def _largest(dtype: dtypes.DTypeLike) -> float:
     """Return the maximum finite value of a narrow float type."""
-    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    return float(dtypes.float_info(dtype).max)
 
 
 # --- to narrow floats

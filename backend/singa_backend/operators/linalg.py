@@ -5,7 +5,6 @@ from __future__ import annotations
 import string
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from .. import dtypes, limits
@@ -252,7 +251,7 @@ qlinear_matmul.no_gradient("zero: the result is rounded")
 def _quantized(xp: Xp, y: Array, zero: Array) -> Array:
     dtype = np.dtype(zero.dtype)
     if dtype in dtypes.FLOAT8:
-        top = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+        top = float(dtypes.float_info(dtype).max)
         return xp.clip(y.astype(np.float32) + zero.astype(np.float32), -top, top).astype(dtype)
     bounds = np.iinfo(dtype)
     return xp.cast(xp.clip(xp.rint(y) + zero.astype(np.float64), bounds.min, bounds.max), dtype)

@@ -63,7 +63,8 @@ def _chosen(xp: Xp, x: Array, k: int, largest: bool) -> Array:
 
 @operator("TopK", 10)
 def top_k_10(xp: Xp, x: Array, k: Host[int], *, axis: int = -1) -> tuple[Array, Array]:
-    return top_k(xp, x, k, axis=axis)  # type: ignore[no-any-return]
+    values, indices = top_k(xp, x, k, axis=axis)
+    return values, indices
 
 
 @top_k_10.decomposition
@@ -74,7 +75,8 @@ def top_k_10_decomposition(op: Op, x: V, k: V, axis: int) -> tuple[V, V]:
 
 @operator("TopK", 1)
 def top_k_1(xp: Xp, x: Array, *, axis: int = -1, k: int) -> tuple[Array, Array]:
-    return top_k(xp, x, k, axis=axis)  # type: ignore[no-any-return]
+    values, indices = top_k(xp, x, k, axis=axis)
+    return values, indices
 
 
 @top_k_1.decomposition

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -12,7 +11,7 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Host, operator
+from ..ir.declaration import Declaration, Host, operator
 from ._api import Array
 
 
@@ -207,11 +206,11 @@ def blackman_window(xp: Xp, size: Host[int], *, output_datatype: int = 1, period
     return _window(xp, size, periodic, output_datatype, *_BLACKMAN)
 
 
-def _as_graph(declared: Any, a0: float, a1: float, a2: float) -> None:
+def _as_graph(declared: Declaration, a0: float, a1: float, a2: float) -> None:
     """Declare the decomposition in doubles: ONNX's function bodies use floats, and for integers their peak is 0."""
     declared.no_gradient("constant")
 
-    @declared.decomposition  # type: ignore[untyped-decorator]
+    @declared.decomposition
     def declared_decomposition(op: Op, size: V, output_datatype: int, periodic: int) -> V:
         count = op.Cast(op.Reshape(size, op.constant([], np.int64)), to=int(TensorProto.INT64))
         last = op.Cast(count, to=int(TensorProto.DOUBLE)) if periodic else op.Cast(op.Sub(count, 1), to=int(TensorProto.DOUBLE))

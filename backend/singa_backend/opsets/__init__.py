@@ -1,4 +1,4 @@
-"""Write graphs and single calls at the opset that a file requests."""
+"""Write graphs and single calls at a requested opset."""
 
 from . import adapters
 

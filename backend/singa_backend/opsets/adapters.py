@@ -1,14 +1,14 @@
-"""Newest forms written as older ones, where more changed than the place of an argument; see writer.py.
+"""Rules that write the newest version of an operator as an older one, if more changed than where an argument is passed.
 
-A rule takes the inputs and attributes of the newest declaration by their names, and `op`, a OpsetWriter, and gives the outputs.
-`op.at_target` writes a node in the form of the older version; everything else is written in the newest one, and so on down.
-A rule raises Unwritable where its version cannot say what is asked.
+A rule takes `op`, an OpsetWriter, and the inputs and attributes of the newest declaration by their names; it returns the outputs.
+`op.at_target` writes a node of the older version; all other calls are of the newest version, and are adapted in turn.
+A rule raises Unwritable if its version cannot express the call.  writer.py describes when rules are used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from .. import dtypes
 from ..interpreters.base import Subgraph, V
+from ..interpreters.builder import Symbol
 from .writer import OpsetWriter, Unwritable, adapter
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -31,15 +32,15 @@ def shape_13(op: OpsetWriter, x: V, start: int, end: int | None) -> Any:
 
 @adapter("Reshape", 5, 13)
 def reshape_13(op: OpsetWriter, x: V, shape: V, allowzero: int) -> Any:
-    """Before opset 14 a 0 always kept the size at its place: that is the same for a tensor without sizes of 0."""
+    """Before opset 14 a 0 always copied the input's size, which is the same unless the tensor is empty."""
     known, mine = op.constant_value(shape), op.shape(x)
     if allowzero and known is None and mine is not None and 0 in mine:
-        raise Unwritable("a Reshape before opset 14 by computed sizes keeps those of an empty tensor")
+        raise Unwritable("before opset 14 a Reshape by a computed shape copies sizes of 0 from an empty tensor")
     if allowzero and known is not None and 0 in known:
         if mine is None or any(d == 0 and (i >= len(mine) or mine[i] != 0) for i, d in enumerate(known.tolist())):
-            raise Unwritable("a Reshape before opset 14 cannot make a size of 0 of another one")
+            raise Unwritable("before opset 14 a Reshape cannot change another size to 0")
     elif allowzero and known is None and not (mine is not None and all(isinstance(d, int) and d for d in mine)):
-        text = "below opset 14 a Reshape by computed sizes is right for tensors with elements; empty ones need allowzero"
+        text = "before opset 14 a Reshape by a computed shape is correct for non-empty tensors; empty ones require allowzero"
         if text not in op.warnings:
             op.warnings.append(text)
     return op.at_target("Reshape", [x, shape], {})
@@ -50,7 +51,7 @@ def _axes(op: OpsetWriter, axes: V, name: str) -> list[int] | None:
 
 
 def _from_front(op: OpsetWriter, x: V, axes: Sequence[int], name: str, more: int = 0) -> list[int]:
-    """Axes counted from the front, as old versions want them; the rank, that of `x` and `more`, is asked for where one is not."""
+    """Non-negative axes, which old versions require; the rank, that of `x` plus `more`, must be known if an axis is negative."""
     if min(axes, default=0) >= 0:
         return list(axes)
     rank = op.rank_of(x, f"{name}'s input") + more
@@ -78,7 +79,7 @@ def flatten_9(op: OpsetWriter, x: V, axis: int) -> Any:
 
 @adapter("Split", 2, 11, 13)
 def split_13(op: OpsetWriter, x: V, split: V, axis: int, num_outputs: int | None, outputs: int) -> Any:
-    """Parts of an unequal last one had to be given by their sizes."""
+    """Before opset 18 the sizes of the parts had to be specified if the last one is smaller."""
     dims = op.shape(x)
     size = None if dims is None else dims[axis]
     if split is None:
@@ -87,10 +88,10 @@ def split_13(op: OpsetWriter, x: V, split: V, axis: int, num_outputs: int | None
             each = -(-size // parts)
             split = op.constant([max(0, min(each, size - i * each)) for i in range(parts)], np.int64)
         elif not isinstance(size, int) and num_outputs:
-            each = op.Div(op.Add(op.Gather(op.Shape(x), axis), parts - 1), parts)
-            begins = op.Mul(op.constant(list(range(parts)), np.int64), each)
+            rounded_up = op.Div(op.Add(op.Gather(op.Shape(x), axis), parts - 1), parts)
+            begins = op.Mul(op.constant(list(range(parts)), np.int64), rounded_up)
             left = op.Sub(op.Gather(op.Shape(x), axis), begins)
-            split = op.Max(op.Min(each, left), op.constant([0], np.int64))
+            split = op.Max(op.Min(rounded_up, left), op.constant([0], np.int64))
     if split is not None and op.target < 13:
         return op.at_target("Split", [x], {"axis": axis, "split": op.value(split, "split of Split").tolist()}, outputs=outputs)
     return op.at_target("Split", [x, split], {"axis": axis}, outputs=outputs)
@@ -99,7 +100,7 @@ def split_13(op: OpsetWriter, x: V, split: V, axis: int, num_outputs: int | None
 @adapter("Slice", 1)
 def slice_1(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
     if steps is not None and (op.value(steps, "steps of Slice") != 1).any():
-        raise Unwritable("a Slice before opset 10 has no steps")
+        raise Unwritable("Slice has no steps before opset 10")
     named = _axes(op, axes, "Slice")
     bounds = {n: op.value(v, f"{n} of Slice").reshape(-1).tolist() for n, v in (("starts", starts), ("ends", ends))}
     return op.at_target("Slice", [x], {"axes": named and _from_front(op, x, named, "Slice"), **bounds})
@@ -107,7 +108,7 @@ def slice_1(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any
 
 @adapter("Slice", 10)
 def slice_10(op: OpsetWriter, x: V, starts: V, ends: V, axes: V, steps: V) -> Any:
-    """Version 10 does not promise negative axes."""
+    """Version 10 does not define negative axes."""
     known = None if axes is None else op.constant_value(axes)
     if known is not None and (known < 0).any():
         axes = op.constant(known % op.rank_of(x, "Slice's input"), known.dtype)
@@ -127,7 +128,7 @@ def _full_pads(op: OpsetWriter, x: V, pads: V, axes: V) -> list[int]:
 
 def _no_wrap(mode: str) -> None:
     if mode == "wrap":
-        raise Unwritable("a Pad before opset 19 has no mode 'wrap'")
+        raise Unwritable("Pad has no mode 'wrap' before opset 19")
 
 
 @adapter("Pad", 2)
@@ -163,7 +164,7 @@ def clip_6(op: OpsetWriter, x: V, low: V, high: V) -> Any:
 
 
 def _as_attribute(op: OpsetWriter, x: V) -> float | None:
-    """A known number that float32, in which attributes are held, holds too."""
+    """A known number that float32, the type of attributes, represents exactly; None otherwise."""
     known = op.constant_value(x)
     value = None if known is None else float(known.reshape(-1)[0])
     return value if value is None or value != value or float(np.float32(value)) == value else None
@@ -172,13 +173,13 @@ def _as_attribute(op: OpsetWriter, x: V) -> float | None:
 def _number(op: OpsetWriter, x: V, what: str) -> float:
     value = _as_attribute(op, x)
     if value is None:
-        raise Unwritable(f"{what} is {op.value(x, what).reshape(-1)[0]}, and an attribute holds what float32 holds")
+        raise Unwritable(f"{what} must be a float32 number to become an attribute, got {op.value(x, what).reshape(-1)[0]}")
     return value
 
 
 @adapter("Sum", 6)
 def sum_6(op: OpsetWriter, xs: list[V]) -> Any:
-    """It did not broadcast before opset 8; Add did."""
+    """Before opset 8 Sum did not broadcast, but Add did."""
     total = xs[0]
     for v in xs[1:]:
         total = op.Add(total, v)
@@ -193,7 +194,7 @@ def mean_6(op: OpsetWriter, xs: list[V]) -> Any:
 def _of_one_shape(name: str) -> None:
     @adapter(name, 6)
     def rule(op: OpsetWriter, xs: list[V]) -> Any:
-        """Before opset 8 these did not broadcast, but Mul did: by ones of the whole shape."""
+        """Before opset 8 Max and Min did not broadcast, but Mul did: each input is multiplied by ones of the broadcast shape."""
         shape = op.shape(xs[0])
         known = shape is not None and all(isinstance(d, int) for d in shape)
         if len(xs) == 1 or (known and all(op.shape(x) == shape for x in xs)):
@@ -211,29 +212,29 @@ _of_one_shape("Min")
 
 @adapter("Pow", 7)
 def pow_7(op: OpsetWriter, x: V, y: V) -> Any:
-    """Before opset 12 base and exponent were of one type."""
+    """Before opset 12 base and exponent had one type."""
     has, wants = op.dtype(y), op.dtype(x)
     if has == wants:
         return op.at_target("Pow", [x, y], {})
     known = op.constant_value(y)
     if not np.can_cast(has, wants) and (known is None or not np.array_equal(known.astype(wants), known)):
         raise Unwritable(
-            f"Pow before opset 12 has no exponent of {dtypes.onnx_name(has)} for a base of {dtypes.onnx_name(wants)}"
+            f"before opset 12 the exponent of Pow must be {dtypes.onnx_name(wants)} like the base, got {dtypes.onnx_name(has)}"
         )
     return op.at_target("Pow", [x, op.Cast(y, to=dtypes.onnx_code(wants))], {})
 
 
 @adapter("Equal", 7)
 def equal_7(op: OpsetWriter, a: V, b: V) -> Any:
-    """Floats came with opset 11: before it two are equal where neither is greater, and both are numbers."""
+    """Before opset 11 Equal took no floats: two are equal if neither is greater and neither is NaN."""
     if not np.issubdtype(op.dtype(a), np.floating):
         return op.at_target("Equal", [a, b], {})
-    beside = op.Or(op.at_target("Less", [a, b], {})[0], op.at_target("Greater", [a, b], {})[0])
-    return op.Not(op.Or(beside, op.Or(_is_nan(op, a), _is_nan(op, b))))
+    differs = op.Or(op.at_target("Less", [a, b], {})[0], op.at_target("Greater", [a, b], {})[0])
+    return op.Not(op.Or(differs, op.Or(_is_nan(op, a), _is_nan(op, b))))
 
 
 def _is_nan(op: OpsetWriter, x: V) -> V:
-    """Before opset 9, which has IsNaN: a number lies below 1 or above 0."""
+    """IsNaN came with opset 9; before it, x is NaN if it is neither less than 1 nor greater than 0."""
     if op.target >= 9:
         return op.IsNaN(x)
     return op.Not(op.Or(op.Less(x, 1), op.Greater(x, 0)))
@@ -241,13 +242,13 @@ def _is_nan(op: OpsetWriter, x: V) -> V:
 
 @adapter("Cast", 21, 23)
 def cast_23(op: OpsetWriter, x: V, to: int, saturate: int, round_mode: str) -> Any:
-    """Before opset 24 floats were rounded to 4 bits, and saturated; whole numbers lost their high bits then as now."""
+    """Before opset 24 floats were rounded to 4-bit integers and saturated; integers lost their high bits, as they do now."""
     dtype = dtypes.numpy_dtype(to)
     if round_mode != "up":
         raise Unwritable("round_mode came with opset 24")
     if dtype in dtypes.SUB_BYTE_INTS and dtypes.is_float(op.dtype(x)):
         x = op.Cast(x, to=int(TensorProto.INT64))
-    if dtype in dtypes.FLOAT4 and dtypes.is_float(op.dtype(x)):  # it has no NaN, which was the largest value then
+    if dtype in dtypes.FLOAT4 and dtypes.is_float(op.dtype(x)):  # float4 has no NaN, which then became the largest value
         nan = np.float32(np.nan).astype(dtype).astype(op.dtype(x))
         x = op.Where(op.IsNaN(x), op.constant(nan), x)
     return op.at_target("Cast", [x], {"to": to, "saturate": saturate})
@@ -264,14 +265,14 @@ def cast_like_23(op: OpsetWriter, x: V, target_type: V, saturate: int, round_mod
 def _rowwise(name: str) -> None:
     @adapter(name, 1, 11)
     def rule(op: OpsetWriter, x: V, axis: int) -> Any:
-        """Before opset 13 all axes from `axis` on were one: the last axis means the same then and now."""
+        """Before opset 13 `axis` and all later axes were flattened, so the last axis has the same meaning in both versions."""
         rank = op.rank_of(x, f"{name}'s input")
         if rank == 0:
-            raise Unwritable(f"before opset 13 {name} took no scalars")
+            raise Unwritable(f"before opset 13 {name} does not take scalars")
         axis %= rank
         perm = [a for a in range(rank) if a != axis] + [axis]
-        turned = op.Transpose(x, perm=perm) if axis != rank - 1 else x
-        y = op.at_target(name, [turned], {"axis": rank - 1})[0]
+        transposed = op.Transpose(x, perm=perm) if axis != rank - 1 else x
+        y = op.at_target(name, [transposed], {"axis": rank - 1})[0]
         return op.Transpose(y, perm=[perm.index(a) for a in range(rank)]) if axis != rank - 1 else y
 
 
@@ -283,10 +284,15 @@ def _reduction(name: str) -> None:
     versions = (1, 11) if name == "ReduceSum" else (1, 11, 12, 13) if name in ("ReduceMax", "ReduceMin") else (1, 11, 13)
 
     @adapter(name, *versions)
-    def adapter_rule_3(op: OpsetWriter, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> Any:
+    def reduction_rule(op: OpsetWriter, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> Any:
         named = _axes(op, axes, name)
         if not named and noop_with_empty_axes:
-            whole = {"ReduceL1": op.Abs, "ReduceL2": op.Abs, "ReduceLogSum": op.Log, "ReduceSumSquare": lambda v: op.Mul(v, v)}
+            whole: dict[str, Callable[..., Symbol]] = {
+                "ReduceL1": op.Abs,
+                "ReduceL2": op.Abs,
+                "ReduceLogSum": op.Log,
+                "ReduceSumSquare": lambda v: op.Mul(v, v),
+            }
             return whole.get(name, op.Identity)(x)
         return op.at_target(name, [x], {"axes": _from_front(op, x, named or (), name) or None, "keepdims": keepdims})
 
@@ -297,9 +303,9 @@ for _name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "
 
 def _best(name: str) -> None:
     @adapter(name, 1, 11)
-    def adapter_rule_4(op: OpsetWriter, x: V, axis: int, keepdims: int, select_last_index: int) -> Any:
+    def arg_rule(op: OpsetWriter, x: V, axis: int, keepdims: int, select_last_index: int) -> Any:
         if select_last_index:
-            raise Unwritable(f"{name} before opset 12 gives the first of equal ones")
+            raise Unwritable(f"before opset 12 {name} returns the first of equal elements")
         return op.at_target(name, [x], {"axis": _from_front(op, x, [axis], name)[0], "keepdims": keepdims})
 
 
@@ -314,7 +320,7 @@ def concat_4(op: OpsetWriter, xs: list[V], axis: int) -> Any:
 
 @adapter("Gather", 1)
 def gather_1(op: OpsetWriter, x: V, indices: V, axis: int) -> Any:
-    """Indices counted from the front before opset 11; where they are known they are counted again."""
+    """Before opset 11 indices had to be non-negative; known ones are converted when the file is written."""
     (axis,) = _from_front(op, x, [axis], "Gather")
     return op.at_target("Gather", [x, _indices_from_front(op, x, indices, axis)], {"axis": axis})
 
@@ -342,7 +348,7 @@ def one_hot_9(op: OpsetWriter, indices: V, depth: V, values: V, axis: int) -> An
 
 @adapter("TopK", 1, 10)
 def top_k_10(op: OpsetWriter, x: V, k: V, axis: int, largest: int, sorted: int) -> Any:
-    """The smallest are the largest of the opposite."""
+    """Before opset 11 TopK had no `largest`: the smallest elements are the largest of -x."""
     (axis,) = _from_front(op, x, [axis], "TopK")
     given = x if largest else op.Neg(x)
     if op.target < 10:
@@ -359,15 +365,15 @@ def top_k_10(op: OpsetWriter, x: V, k: V, axis: int, largest: int, sorted: int) 
 
 def _scales(op: OpsetWriter, x: V, scales: V, sizes: V, axes: Any) -> V:
     if axes is not None:
-        raise Unwritable("a Resize before opset 18 names no axes")
+        raise Unwritable("Resize has no axes before opset 18")
     if sizes is None:
         return scales
     old, new = op.shape(x), op.value(sizes, "sizes of Resize")
     if old is None or not all(isinstance(d, int) and d for d in old):
-        raise Unwritable("sizes become scales only where the sizes of the input are known")
+        raise Unwritable("the sizes of the input must be known to convert sizes to scales")
     ratio = [float(np.float32(n) / np.float32(d)) for n, d in zip(new.tolist(), old, strict=True) if isinstance(d, int)]
     if any(math.floor(np.float32(d) * np.float32(r)) != n for n, d, r in zip(new.tolist(), old, ratio, strict=True)):
-        raise Unwritable("no float32 scale gives these sizes")
+        raise Unwritable("no float32 scale results in these sizes")
     return op.constant(ratio, np.float32)
 
 
@@ -375,27 +381,51 @@ _PLAIN = {"antialias": 0, "exclude_outside": 0, "keep_aspect_ratio_policy": "str
 
 
 def _plain(version: int, coordinates: str, mode: str, nearest_mode: str, others: dict[str, Any]) -> None:
-    """Raise Unwritable for what Resize and Upsample could not do before opset 11."""
+    """Raise Unwritable for options that Resize and Upsample did not have before opset 11."""
     if mode not in ("nearest", "linear") or coordinates != "asymmetric" or (mode == "nearest" and nearest_mode != "floor"):
-        raise Unwritable(f"version {version} knows asymmetric coordinates, linear, and nearest by the floor only")
+        raise Unwritable(f"version {version} has asymmetric coordinates, mode linear, and mode nearest with floor only")
     for name, value in others.items():
         if value != _PLAIN[name]:
             raise Unwritable(f"version {version} has no {name}")
 
 
 @adapter("Resize", 10)
-def resize_10(op: OpsetWriter, x: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str, exclude_outside: int,
-      keep_aspect_ratio_policy: str, mode: str, nearest_mode: str) -> Any:  # fmt: skip
+def resize_10(
+    op: OpsetWriter,
+    x: V,
+    scales: V,
+    sizes: V,
+    antialias: int,
+    axes: Any,
+    coordinate_transformation_mode: str,
+    exclude_outside: int,
+    keep_aspect_ratio_policy: str,
+    mode: str,
+    nearest_mode: str,
+) -> Any:
     others = {"antialias": antialias, "exclude_outside": exclude_outside, "keep_aspect_ratio_policy": keep_aspect_ratio_policy}
     _plain(10, coordinate_transformation_mode, mode, nearest_mode, others)
     return op.at_target("Resize", [x, _scales(op, x, scales, sizes, axes)], {"mode": mode})
 
 
 @adapter("Resize", 11, 13, 18)
-def resize_18(op: OpsetWriter, x: V, roi: V, scales: V, sizes: V, antialias: int, axes: Any, coordinate_transformation_mode: str,
-      cubic_coeff_a: float, exclude_outside: int, extrapolation_value: float, keep_aspect_ratio_policy: str, mode: str,
-      nearest_mode: str) -> Any:  # fmt: skip
-    """Version 11 wants a region and scales always, empty where there are none."""
+def resize_18(
+    op: OpsetWriter,
+    x: V,
+    roi: V,
+    scales: V,
+    sizes: V,
+    antialias: int,
+    axes: Any,
+    coordinate_transformation_mode: str,
+    cubic_coeff_a: float,
+    exclude_outside: int,
+    extrapolation_value: float,
+    keep_aspect_ratio_policy: str,
+    mode: str,
+    nearest_mode: str,
+) -> Any:
+    """Version 11 requires a region and scales, empty if unused."""
     if coordinate_transformation_mode == "half_pixel_symmetric":
         raise Unwritable("half_pixel_symmetric came with opset 19")
     attributes = {
@@ -414,10 +444,20 @@ def resize_18(op: OpsetWriter, x: V, roi: V, scales: V, sizes: V, antialias: int
 
 
 @adapter("RoiAlign", 10)
-def roi_align_10(op: OpsetWriter, x: V, rois: V, batch_indices: V, coordinate_transformation_mode: str, mode: str, output_height: int,
-      output_width: int, sampling_ratio: int, spatial_scale: float) -> Any:  # fmt: skip
+def roi_align_10(
+    op: OpsetWriter,
+    x: V,
+    rois: V,
+    batch_indices: V,
+    coordinate_transformation_mode: str,
+    mode: str,
+    output_height: int,
+    output_width: int,
+    sampling_ratio: int,
+    spatial_scale: float,
+) -> Any:
     if coordinate_transformation_mode != "output_half_pixel":
-        raise Unwritable("before opset 16 regions were not moved by half a pixel")
+        raise Unwritable("before opset 16 RoiAlign has the mode output_half_pixel only")
     attributes = {"mode": mode, "output_height": output_height, "output_width": output_width, "sampling_ratio": sampling_ratio,
                   "spatial_scale": spatial_scale}  # fmt: skip
     return op.at_target("RoiAlign", [x, rois, batch_indices], attributes)
@@ -426,7 +466,7 @@ def roi_align_10(op: OpsetWriter, x: V, rois: V, batch_indices: V, coordinate_tr
 @adapter("GridSample", 16)
 def grid_sample_16(op: OpsetWriter, x: V, grid: V, align_corners: int, mode: str, padding_mode: str) -> Any:
     if op.rank_of(x, "GridSample's input") != 4:
-        raise Unwritable("GridSample-16 takes images only")
+        raise Unwritable("GridSample-16 takes inputs of rank 4 only")
     named = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     return op.at_target("GridSample", [x, grid], {"align_corners": align_corners, "mode": named, "padding_mode": padding_mode})
 
@@ -435,16 +475,26 @@ def grid_sample_16(op: OpsetWriter, x: V, grid: V, align_corners: int, mode: str
 
 
 @adapter("BatchNormalization", 7, 9)
-def batch_normalization_9(op: OpsetWriter, x: V, scale: V, b: V, input_mean: V, input_var: V, epsilon: float, momentum: float, training_mode: int,
-      outputs: int) -> Any:  # fmt: skip
+def batch_normalization_9(
+    op: OpsetWriter,
+    x: V,
+    scale: V,
+    b: V,
+    input_mean: V,
+    input_var: V,
+    epsilon: float,
+    momentum: float,
+    training_mode: int,
+    outputs: int,
+) -> Any:
     if training_mode or outputs > 1:
-        raise Unwritable("before opset 14 the statistics of a batch were other outputs")
+        raise Unwritable("before opset 14 the outputs for the statistics of a batch were different")
     return op.at_target("BatchNormalization", [x, scale, b, input_mean, input_var], {"epsilon": epsilon, "momentum": momentum})
 
 
 @adapter("MeanVarianceNormalization", 9, 13)
 def mean_variance_normalization_13(op: OpsetWriter, x: V, axes: Any) -> Any:
-    """ONNX's full check reads the function body without its defaults: the axes are written out."""
+    """ONNX's full check reads the function body without its defaults, so the axes are always written."""
     return op.at_target("MeanVarianceNormalization", [x], {"axes": axes})
 
 
@@ -452,23 +502,32 @@ def mean_variance_normalization_13(op: OpsetWriter, x: V, axes: Any) -> Any:
 def dropout_10(op: OpsetWriter, x: V, ratio: V, training_mode: V, outputs: int) -> Any:
     known = False if training_mode is False else bool(op.value(training_mode, "training_mode of Dropout").any())
     if known:
-        raise Unwritable("before opset 12 Dropout inferred only")
+        raise Unwritable("before opset 12 Dropout has no training mode")
     rate = ratio if isinstance(ratio, float) else float(op.value(ratio, "ratio of Dropout").reshape(-1)[0])
     y = op.at_target("Dropout", [x], {"ratio": rate})[0]
-    return [y, op.Cast(op.full_like(x, 1), to=int(TensorProto.BOOL))][:outputs]  # engines disagree on the mask of an inference
+    return [y, op.Cast(op.full_like(x, 1), to=int(TensorProto.BOOL))][:outputs]  # engines disagree on the mask in inference
 
 
 # --- graphs over sequences --------------------------------------------------------------------------------------------
 
 
 @adapter("Scan", 9)
-def scan_9(op: OpsetWriter, values: list[V], body: Subgraph, num_scan_inputs: int, scan_input_axes: Any, scan_input_directions: Any,
-      scan_output_axes: Any, scan_output_directions: Any, outputs: int) -> Any:  # fmt: skip
-    """Axes were counted from the front."""
+def scan_9(
+    op: OpsetWriter,
+    values: list[V],
+    body: Subgraph,
+    num_scan_inputs: int,
+    scan_input_axes: Any,
+    scan_input_directions: Any,
+    scan_output_axes: Any,
+    scan_output_directions: Any,
+    outputs: int,
+) -> Any:
+    """Before opset 11 axes had to be non-negative."""
     xs, made = values[len(values) - num_scan_inputs :], body.proto.output[len(values) - num_scan_inputs :]
     ranks = [op.rank_of(x, "a scanned value") for x in xs] if min(scan_input_axes or (0,)) < 0 else []
     if min(scan_output_axes or (0,)) < 0 and not all(v.type.tensor_type.HasField("shape") for v in made):
-        raise Unwritable("the rank of what the graph of a Scan gives is not known, and Scan-9 counts axes from the front")
+        raise Unwritable("Scan-9 requires non-negative axes, and the ranks of the outputs of its graph are not known")
     given = {
         "body": body, "num_scan_inputs": num_scan_inputs,
         "scan_input_axes": scan_input_axes, "scan_output_axes": scan_output_axes,
@@ -486,9 +545,9 @@ def scan_9(op: OpsetWriter, values: list[V], body: Subgraph, num_scan_inputs: in
 
 
 def _reduction_of(op: OpsetWriter, name: str, reduction: str) -> dict[str, Any]:
-    least = {"none": 11, "add": 16, "mul": 16}.get(reduction, 18)
-    if op.target < least:
-        raise Unwritable(f"{name} has no reduction {reduction!r} before opset {least}")
+    first = {"none": 11, "add": 16, "mul": 16}.get(reduction, 18)
+    if op.target < first:
+        raise Unwritable(f"{name} has no reduction {reduction!r} before opset {first}")
     return {} if op.target < 16 else {"reduction": reduction}
 
 
@@ -508,7 +567,7 @@ def scatter_nd_16(op: OpsetWriter, x: V, indices: V, updates: V, reduction: str)
 
 def _one_scale(op: OpsetWriter, name: str, scale: V, zero_point: V) -> None:
     if op.rank_of(scale, f"the scale of {name}") or (zero_point is not None and op.rank_of(zero_point, "the zero point")):
-        raise Unwritable(f"{name} before opset 13 has one scale for all")
+        raise Unwritable(f"before opset 13 {name} has one scale for all elements")
 
 
 @adapter("QuantizeLinear", 10)
@@ -522,9 +581,18 @@ def quantize_linear_10(
 
 
 @adapter("QuantizeLinear", 19, 21)
-def quantize_linear_21(op: OpsetWriter, x: V, y_scale: V, y_zero_point: V, axis: int, block_size: int, output_dtype: int, saturate: int,
-      precision: int) -> Any:  # fmt: skip
-    """These two take data and scales of one type only; before and after whole numbers have scales of floats."""
+def quantize_linear_21(
+    op: OpsetWriter,
+    x: V,
+    y_scale: V,
+    y_zero_point: V,
+    axis: int,
+    block_size: int,
+    output_dtype: int,
+    saturate: int,
+    precision: int,
+) -> Any:
+    """Versions 19 and 21 require data and scales of one type; other versions also take integers with float scales."""
     if precision or (op.target < 21 and (block_size or output_dtype)):
         raise Unwritable("block_size and output_dtype came with opset 21, precision with 23")
     given = {"axis": axis, "saturate": saturate}

@@ -1,4 +1,4 @@
-"""ONNX's own function bodies, as graphs: what an operator means in other operators, for one call of it."""
+"""ONNX's own function bodies as graphs: the decomposition of one call of an operator into other operators."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..proto.schemas import newest, schemas
 
 
 def function_of(name: str, version: int, given: dict[str, Any], types: tuple[bytes, ...], outputs: int) -> Graph | None:
-    """ONNX's own function body of a call, as a graph; None where it has none."""
+    """ONNX's own function body of a call, as a graph; None if it has none."""
     if any(isinstance(v, Subgraph) for v in given.values()):
         return None
     node = helper.make_node(name, [f"x{i}" if t else "" for i, t in enumerate(types)], [f"y{i}" for i in range(outputs)])
     for key, value in given.items():
         node.attribute.append(attribute_proto("", name, newest(""), key, value))
-    for key, attribute in schemas["", name][version].attributes.items():  # a body refers to defaults too
+    for key, attribute in schemas["", name][version].attributes.items():  # a body also refers to defaults
         if key not in given and attribute.default_value.name:
             node.attribute.append(attribute.default_value)
     return _body(name, version, node.SerializeToString(), types)
@@ -35,9 +35,9 @@ def _body(name: str, version: int, node: bytes, types: tuple[bytes, ...]) -> Gra
         data = schema.get_function_with_opset_version(min(schema.function_opset_versions))
     elif schema.has_context_dependent_function:
         try:
-            least = min(schema.context_dependent_function_opset_versions)
-            data = schema.get_context_dependent_function_with_opset_version(least, node, list(types))
-        except Exception:  # it has a body for some types only
+            first = min(schema.context_dependent_function_opset_versions)
+            data = schema.get_context_dependent_function_with_opset_version(first, node, list(types))
+        except Exception:  # some operators have a body for some types only
             return None
     else:
         return None
@@ -48,7 +48,7 @@ def _body(name: str, version: int, node: bytes, types: tuple[bytes, ...]) -> Gra
 
 
 def _graph_of(function: FunctionProto, node: bytes, types: Iterable[bytes]) -> Graph | None:
-    """The body with this node's attributes: a model whose only node calls it, read, and the function's graph taken out."""
+    """The body with this node's attributes: read from a model whose only node calls it."""
     call = NodeProto.FromString(node)
     call.domain = "body"
     copy = FunctionProto()
@@ -56,7 +56,7 @@ def _graph_of(function: FunctionProto, node: bytes, types: Iterable[bytes]) -> G
     copy.domain, copy.name = "body", call.op_type
     made = {n for inner in copy.node for n in inner.output} | set(copy.input)
     here = [k for k, n in enumerate(copy.output[: len(call.output)]) if n in made]
-    if here != list(range(len(call.output))):  # a body need not make every optional output
+    if here != list(range(len(call.output))):  # a body need not compute every optional output
         return None
     del copy.output[len(call.output) :]
     known = {*copy.attribute, *(a.name for a in copy.attribute_proto)}

@@ -1,7 +1,7 @@
-"""Function bodies of custom operators: those of the domain `ai.singa`, and of any domain whose schemas are declared here.
+"""Function bodies of custom operators: those of `ai.singa` and of other domains whose schemas are declared in Python.
 
-A custom operator is declared like any other, by a schema of its own, and may have a decomposition into standard operators.  A
-file that holds one carries that decomposition as a function, so that any runtime can run it.
+A custom operator is declared as any other, with its own schema, and may have a decomposition into standard operators.  A file
+with such an operator contains the decomposition as a function, so that any runtime can run it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from .writer import OpsetWriter, written_as_function
 
 
 def functions(graph: GraphProto, opset: int, imported: Callable[[str], int]) -> list[FunctionProto]:
-    """The functions that a graph's custom operators need, those of its inner graphs included.
+    """The function bodies of the custom operators in a graph and its subgraphs.
 
-    imported: the version of a domain that the graph is written in.
+    Args:
+        graph: the graph.
+        opset: the opset of the bodies.
+        imported: returns the version of a domain in the graph.
     """
     found: dict[tuple[str, str], None] = {}
     pending = [graph]
@@ -42,7 +45,7 @@ def functions(graph: GraphProto, opset: int, imported: Callable[[str], int]) -> 
 
 @lru_cache(maxsize=256)
 def _function(domain: str, name: str, version: int, opset: int) -> FunctionProto:
-    """A custom operator's decomposition as a function.  It has no attributes: what varies is an input."""
+    """A custom operator's decomposition as a function, which has no attributes."""
     declaration, form = declarations[domain, name][version], schemas[domain, name][version]
     writer = OpsetWriter(opset)
     builder = writer.builder
@@ -55,6 +58,6 @@ def _function(domain: str, name: str, version: int, opset: int) -> FunctionProto
 
 
 def _type(allowed: Sequence[str]) -> TypeProto | None:
-    """The element type of a function's input where there is only one."""
+    """The type of a function's input if only one element type is allowed; None otherwise."""
     dtype = dtypes.from_type_string(allowed[0]) if len(allowed) == 1 else None
     return None if dtype is None else helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None)

@@ -1,4 +1,4 @@
-"""Turn a finished graph into a ModelProto."""
+"""Write a finished graph as a ModelProto."""
 
 from __future__ import annotations
 
@@ -14,11 +14,22 @@ from .functions import functions
 from .writer import OpsetWriter
 
 
-def to_model(graph: GraphBuilder | OpsetWriter, name: str, outputs: Sequence[Any], names: Sequence[str] | None = None, *,
-             deferred: bool = False) -> ModelProto:  # fmt: skip
-    """The model of a graph, with the opsets that its nodes need, and the function bodies of custom operators.
+def to_model(
+    graph: GraphBuilder | OpsetWriter,
+    name: str,
+    outputs: Sequence[Any],
+    names: Sequence[str] | None = None,
+    *,
+    deferred: bool = False,
+) -> ModelProto:
+    """The model of a graph, with the opsets that its nodes require and the function bodies of custom operators.
 
-    deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.fill`.
+    Args:
+        graph: the builder or writer of the graph.
+        name: the name of the graph.
+        outputs: the values of its outputs.
+        names: the names of the outputs; None for those of the values.
+        deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.attach_data`.
     """
     if isinstance(graph, OpsetWriter):
         builder, outputs = graph.builder, graph.own(outputs)
@@ -38,8 +49,8 @@ def to_model(graph: GraphBuilder | OpsetWriter, name: str, outputs: Sequence[Any
 
 
 def finish(model: ModelProto) -> None:
-    """Give a model the least IR version that holds it; before IR version 4 every initializer is an input too."""
-    model.ir_version = least_ir_version(model)
+    """Set the minimum IR version of a model; before IR version 4 every initializer is also an input."""
+    model.ir_version = minimum_ir_version(model)
     if model.ir_version < 4:
         there = {v.name for v in model.graph.input}
         model.graph.input.extend(
@@ -47,14 +58,14 @@ def finish(model: ModelProto) -> None:
         )
 
 
-def least_ir_version(model: ModelProto) -> int:
-    """The least IR version that holds what is in a model: its opsets, functions, and element types."""
-    least = helper.find_min_ir_version_for([o for o in model.opset_import if o.domain in ("", "ai.onnx.ml")], ignore_unknown=True)
-    least = max(least, 8 if model.functions else 3)
+def minimum_ir_version(model: ModelProto) -> int:
+    """The minimum IR version of a model's opsets, functions, and element types."""
+    imports = [o for o in model.opset_import if o.domain in ("", "ai.onnx.ml")]
+    version = max(helper.find_min_ir_version_for(imports, ignore_unknown=True), 8 if model.functions else 3)
     codes = {t.data_type for t in model.graph.initializer}
     codes |= {a.t.data_type for node in model.graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")}
     codes |= {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output) if v.type.HasField("tensor_type")}
-    return max([least, *(_IR_OF_TYPE.get(c, 0) for c in codes)])
+    return max([version, *(_IR_OF_TYPE.get(c, 0) for c in codes)])
 
 
 _IR_OF_TYPE: dict[int, int] = {
@@ -62,4 +73,4 @@ _IR_OF_TYPE: dict[int, int] = {
     TensorProto.FLOAT8E5M2FNUZ), 9), TensorProto.UINT4: 10, TensorProto.INT4: 10, TensorProto.FLOAT4E2M1: 11,
     TensorProto.FLOAT8E8M0: 12, TensorProto.UINT2: 13, TensorProto.INT2: 13,
 }  # fmt: skip
-"""The IR version with which an element type came."""
+"""The IR version that introduced an element type."""

@@ -1,14 +1,14 @@
-"""ONNX's operators in their newest form, written at any opset from 7 on: what has no older form is composed, or refused by name.
+"""Write calls of ONNX's newest operators at any opset from 7 to the newest.
 
-A `OpsetWriter` takes the calls that rules, layers and graphs make, all in the form of the newest opset, and adds nodes of the opset
-that a file asks for.  A call is written, in this order,
+An `OpsetWriter` takes the calls of rules, layers and graphs, all at the newest opset, and adds nodes of the target opset.  It
+writes a call in the first of these ways that is possible:
 
-1. as it is, where the older version of the operator knows its inputs, attributes and element types;
-2. with inputs turned into the attributes that they were (axes, sizes, bounds), where their values are known;
-3. by a rule of adapters.py, where the meaning changed;
-4. composed of other operators, by its declaration or by ONNX's function body, each of them written in the same way.
+1. unchanged, if the older version of the operator has its inputs, attributes and element types;
+2. with inputs whose values are known as the attributes that they were before (axes, sizes, bounds);
+3. by a rule of adapters.py, if the semantics changed;
+4. as its decomposition, declared or ONNX's function body, whose calls are written in the same way.
 
-Where none of these works `Unwritable` names the operator and the least opset that holds this call.
+If none is possible, `Unwritable` names the operator and the minimum opset that can express the call.
 """
 
 from __future__ import annotations
@@ -32,31 +32,36 @@ from ..proto.schemas import is_custom, newest, schema_version, schemas, type_str
 from .function_bodies import function_of
 
 LEAST = 7
-"""The least opset that can be written: before it broadcasting was another one."""
+"""The minimum opset that can be written: before it, broadcasting was different."""
 
 
 UNWRITTEN = "ai.singa.unwritten"
-"""The domain of what stands in for an operator that could not be written."""
+"""The domain of placeholders for operators that could not be written."""
 
 
 class Unwritable(UnsupportedModel):
-    """An operator that an opset cannot express.  `operator` names it, `least` is the least opset that can (None: none)."""
+    """An opset cannot express a call of an operator.
+
+    Attributes:
+        operator: the operator.
+        least: the minimum opset that can express the call; None if no opset can.
+    """
 
     default_code = "SX206"
     least: int | None = None
 
 
 ADAPTERS: dict[tuple[str, int], Rule] = {}
-"""By operator and by the version that is written."""
+"""(operator, schema version to write) -> rule."""
 
 
 def adapter(name: str, *versions: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare how the newest form of an operator is written in these versions."""
+    """Declare how the newest version of an operator is written as these versions."""
 
     def declare(rule: Callable[..., Any]) -> Callable[..., Any]:
         for version in versions:
             if (name, version) in ADAPTERS:
-                raise ValueError(f"{name}-{version} has two rules")
+                raise ValueError(f"the adapter of {name}-{version} is declared twice")
             ADAPTERS[name, version] = Rule(rule)
         return rule
 
@@ -64,11 +69,14 @@ def adapter(name: str, *versions: int) -> Callable[[Callable[..., Any]], Callabl
 
 
 class OpsetWriter(Interpreter[Symbol]):
-    """The newest vocabulary, written into a `GraphBuilder` of an older opset (`target`).
+    """Takes calls at the newest opset and writes them to a `GraphBuilder` of an older opset (`target`).
 
-    calls, attributes: how often each operator and each attribute was asked for.  warnings: where a file says less than the call.
-    problems: where it is a list, what cannot be written is noted there, and a node of an unknown domain stands in for it.
-    seeks: whether an error names the least opset that can; finding it tries them one after another.
+    Attributes:
+        calls: the number of calls of each operator.
+        attributes: the number of calls with each attribute.
+        warnings: calls that the file expresses only with restrictions.
+        problems: if a list, errors are appended to it and a placeholder of the domain UNWRITTEN is written; if None, they raise.
+        finds_minimum_opset: whether an error names the minimum opset, which is found by trying the opsets in turn.
     """
 
     target: int
@@ -78,14 +86,14 @@ class OpsetWriter(Interpreter[Symbol]):
         self.target = target
         self.builder = builder or GraphBuilder(target)
         self._depth = 0
-        self._eager = Eager(opset=self.opset)
+        self._evaluator = Eager(opset=self.opset)
         self.warnings: list[str] = []
         self.calls: Counter[str] = Counter()
         self.attributes: Counter[str] = Counter()
         self.problems: list[Unwritable] | None = None
         self.finds_minimum_opset = True
 
-    # --- what the builder says
+    # --- values of the builder
 
     @property
     def is_symbolic(self) -> bool:
@@ -99,7 +107,7 @@ class OpsetWriter(Interpreter[Symbol]):
         return self.builder.inputs
 
     def own(self, outputs: Sequence[Any]) -> list[Any]:
-        """Outputs that the graph makes, each once: of an input, a constant or a value that is there twice a copy is made."""
+        """The outputs as distinct outputs of nodes: inputs, constants and repeated values are copied."""
         made: list[Any] = []
         for v in outputs:
             value = v if self.is_value(v) else self.constant(v)
@@ -108,7 +116,7 @@ class OpsetWriter(Interpreter[Symbol]):
             made.append(value)
         return made
 
-    def constant(self, value: Any, dtype: Any = None) -> Symbol:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         return self.builder.constant(value, dtype)
 
     def is_value(self, x: Any) -> bool:
@@ -138,7 +146,7 @@ class OpsetWriter(Interpreter[Symbol]):
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
             writer = OpsetWriter(self.target, builder)
             writer.warnings, writer.problems, writer.finds_minimum_opset = self.warnings, self.problems, self.finds_minimum_opset
-            writer._depth = self._depth  # within a composition the call that is composed speaks for its parts
+            writer._depth = self._depth  # within a decomposition only the decomposed call is counted and reported
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer.own(make(writer, *xs))
 
@@ -153,7 +161,7 @@ class OpsetWriter(Interpreter[Symbol]):
     def call_version(
         self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Symbol]:
-        """A call in the form of an older version stays as it is where that version, or one like it, is the target's."""
+        """Write a call of an older version; it is unchanged if the target has that version, or an equivalent one."""
         given = {n: v for n, v in attributes.items() if v is not None}
         self._count(operator.declaration.name, given)
 
@@ -163,7 +171,7 @@ class OpsetWriter(Interpreter[Symbol]):
         return self._attempt(operator.declaration.name, write, self._symbols(inputs), given, len(wanted), operator.version)
 
     def _symbols(self, values: Sequence[Any]) -> list[Any]:
-        """Values of outer vocabularies as this graph's own."""
+        """Values of outer interpreters as symbols of this graph."""
         return [v if v is None or isinstance(v, Symbol) else self.builder.imported_value(v) for v in values]
 
     def _version_written(
@@ -176,9 +184,10 @@ class OpsetWriter(Interpreter[Symbol]):
             there = schema_version(domain, name, self.builder.imported(domain))
             if there != operator.version:
                 raise Unwritable(
-                    f"the model asks for {domain}:{name} in the versions {operator.version} and {there}, and a file imports one",
-                    operator=name, version=operator.version,
-                )  # fmt: skip
+                    f"a file must have one version of {domain}:{name}, got {operator.version} and {there}",
+                    operator=name,
+                    version=operator.version,
+                )
         if domain and _written_in_place(declaration, operator.version):
             return declaration.decompose(self, operator.version, inputs, given, len(wanted))
         if domain:
@@ -197,13 +206,13 @@ class OpsetWriter(Interpreter[Symbol]):
         if same and not (versioned and declaration.decomposition_rule is not None):
             return self.call(name, inputs, given, len(wanted), domain)
         if declaration.decomposition_rule is None:
-            raise Unwritable(f"{name}-{operator.version} has no newer form", operator=name, version=operator.version)
+            raise Unwritable(f"{name}-{operator.version} has no decomposition", operator=name, version=operator.version)
         return declaration.decompose(self, operator.version, inputs, given, len(wanted))
 
     def call(
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Symbol]:
-        """The outputs of an operator in its newest form; raises Unwritable."""
+        """The outputs of an operator's newest version; raises Unwritable."""
         values = self._symbols(arguments(self, domain, op_type, inputs))
         while values and values[-1] is None:
             values.pop()
@@ -226,12 +235,17 @@ class OpsetWriter(Interpreter[Symbol]):
         return self._attempt(op_type, write, values, given, outputs, self.opset)
 
     def _attempt(
-        self, name: str, write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
-        outputs: int, opset: int,
-    ) -> list[Symbol]:  # fmt: skip
-        """What `write` makes; an outermost call that cannot be written is raised, or noted, with the least opset that can.
+        self,
+        name: str,
+        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
+        values: list[Any],
+        given: dict[str, Any],
+        outputs: int,
+        opset: int,
+    ) -> list[Symbol]:
+        """The result of `write`; for an outermost call that cannot be written, the error is raised or collected.
 
-        opset: one that means the call in the form that it has.
+        opset: one that selects the version of the call.
         """
         self._depth += 1
         try:
@@ -248,23 +262,23 @@ class OpsetWriter(Interpreter[Symbol]):
         finally:
             self._depth -= 1
 
-    def _plain_cast(self, values: list[Any], given: dict[str, Any]) -> Symbol | None:
-        """Within a composition: the value itself where it has the type already, and a constant in the type of another value.
+    def _plain_cast(self, values: list[Symbol], given: dict[str, Any]) -> Symbol | None:
+        """Simplify a cast within a decomposition: a value that has the type already, or a constant cast like another value.
 
-        Bodies cast between the element types that they serve, and mostly there is one: float32 to float32.
+        Decompositions cast between the types that they allow, which usually are the same: float32 to float32.
         """
         types = [self.type_of(v) for v in values]
         if any(t is None or not t.tensor_type.elem_type for t in types):
             return None
         code = given["to"] if len(values) == 1 else dtypes.onnx_code(self.dtype(values[1]))
         if dtypes.onnx_code(self.dtype(values[0])) == code:
-            return values[0]  # type: ignore[no-any-return]
+            return values[0]
         if len(values) == 1 or self.constant_value(values[0]) is None:
             return None
         return self.call("Cast", [values[0]], {"to": code}, 1)[0]
 
     def _written(self, name: str, values: list[Any], given: dict[str, Any], outputs: int) -> list[Symbol]:
-        known = self.builder.folded(name, values, given, outputs, self._eager)
+        known = self.builder.folded(name, values, given, outputs, self._evaluator)
         if known is not None:
             return [known]
         current = schema_version("", name, self.opset)
@@ -300,7 +314,7 @@ class OpsetWriter(Interpreter[Symbol]):
         raise Unwritable(f"opset {self.target} has no {name}", operator=name)
 
     def _typed(self, name: str, values: list[Any], given: dict[str, Any], made: list[Symbol]) -> list[Symbol]:
-        """What is made of several operators has the type that the one would have: inference may lose a rank on the way."""
+        """Complete the types of a decomposition by those of the single operator: inference may lose a rank between nodes."""
         if any(isinstance(y, Symbol) and not _has_rank(y.type) for y in made):
             for y, type in zip(made, self._types(name, values, given, len(made), self.opset), strict=True):
                 if isinstance(y, Symbol) and not _has_rank(y.type) and type is not None and y.name:
@@ -308,7 +322,7 @@ class OpsetWriter(Interpreter[Symbol]):
         return made
 
     def _types(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[TypeProto | None]:
-        """The types of what a call gives in an opset that has its form; none where it has graphs, which are of the target's."""
+        """The output types of a call at an opset that has its version; None for calls with graphs, which are of the target."""
         if any(isinstance(v, Subgraph) for v in given.values()):
             return [None] * outputs
         scratch = GraphBuilder(opset)
@@ -318,9 +332,9 @@ class OpsetWriter(Interpreter[Symbol]):
     def at_target(
         self, name: str, inputs: Sequence[Any], attributes: dict[str, Any], *, outputs: int = 1, fold: bool = True
     ) -> list[Symbol]:
-        """A node in the form that the target's version of the operator has.
+        """Write a node of the target's version of an operator.
 
-        fold: work out what is known.  Raises Unwritable where that version does not take these element types.
+        fold: fold constants.  Raises Unwritable if that version does not have these inputs, attributes or element types.
         """
         values = [v if v is None or self.is_value(v) else self.constant(v) for v in inputs]
         version = self._version("", name)
@@ -330,12 +344,12 @@ class OpsetWriter(Interpreter[Symbol]):
         allowed = type_strings(schema)
         bound: dict[str, str] = {}
         if outputs > schema.max_output:
-            raise Unwritable(f"{name}-{version} has {schema.max_output} outputs", operator=name)
+            raise Unwritable(f"{name}-{version} has only {schema.max_output} outputs", operator=name)
         for i, v in enumerate(values):
             if v is None:
                 continue
             if i >= len(schema.inputs) and not _variadic(schema):
-                raise Unwritable(f"{name}-{version} has {len(schema.inputs)} inputs", operator=name)
+                raise Unwritable(f"{name}-{version} has only {len(schema.inputs)} inputs", operator=name)
             parameter = schema.inputs[min(i, len(schema.inputs) - 1)]
             takes = allowed[parameter.type_str]
             has = _type_string(self.type_of(v))
@@ -346,37 +360,37 @@ class OpsetWriter(Interpreter[Symbol]):
                     f"{name}-{version} takes {parameter.name} as {bound[parameter.type_str]}, not {has}", operator=name
                 )
         for key in ("to", "dtype", "value"):
-            said = attributes.get(key)
-            code = dtypes.onnx_code(said.dtype) if isinstance(said, np.ndarray) else said if key != "value" else 0
+            attribute = attributes.get(key)
+            code = dtypes.onnx_code(attribute.dtype) if isinstance(attribute, np.ndarray) else attribute if key != "value" else 0
             if isinstance(code, int) and code:
                 wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})"
                 if not {wanted, f"seq({wanted})"} & {*allowed[schema.outputs[0].type_str]}:
-                    raise Unwritable(f"{name}-{version} does not make {wanted}", operator=name)
+                    raise Unwritable(f"{name}-{version} does not return {wanted}", operator=name)
         for i, parameter in enumerate(schema.inputs):
             if parameter.option == parameter.option.Single and (i >= len(values) or values[i] is None):
-                raise Unwritable(f"{name}-{version} needs {parameter.name}", operator=name)
+                raise Unwritable(f"{name}-{version} requires {parameter.name}", operator=name)
         unknown = sorted(set(attributes) - set(schema.attributes))
         if unknown:
             raise Unwritable(f"{name}-{version} has no attribute {', '.join(unknown)}", operator=name)
-        gives = allowed[schema.outputs[-1].type_str]
+        returns = allowed[schema.outputs[-1].type_str]
         for body in (v for v in attributes.values() if isinstance(v, Subgraph)):
             for info in body.proto.output:
                 has = _type_string(info.type)
-                if has and has not in gives and f"seq({has})" not in gives:
-                    raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
+                if has and has not in returns and f"seq({has})" not in returns:
+                    raise Unwritable(f"{name}-{version} does not return {has}", operator=name)
         made = (
             self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
         )
         for y, parameter in zip(made, [*schema.outputs, *[schema.outputs[-1]] * outputs], strict=False):
-            gives, has = allowed[parameter.type_str], _type_string(self.type_of(y))
-            if has and has not in gives:
-                raise Unwritable(f"{name}-{version} does not give {has}", operator=name)
+            returns, has = allowed[parameter.type_str], _type_string(self.type_of(y))
+            if has and has not in returns:
+                raise Unwritable(f"{name}-{version} does not return {has}", operator=name)
         return made
 
     def _form(
         self, declaration: Declaration, version: int, values: list[Any], given: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Inputs and attributes as an older version takes them: what became an input is an attribute there."""
+        """Inputs and attributes as an older version takes them: a later input may be an attribute there."""
         name = declaration.name
         old, new = schemas["", name][version], schemas["", name][declaration.versions[-1]]
         places = [p.name for p in old.inputs]
@@ -402,7 +416,7 @@ class OpsetWriter(Interpreter[Symbol]):
                 if isinstance(value, Subgraph) or default is REQUIRED or not _same(value, default):
                     raise Unwritable(f"{name}-{version} has no attribute {key}", operator=name)
                 del attributes[key]
-        for key, default in declaration.attributes.items():  # defaults may have been others
+        for key, default in declaration.attributes.items():  # defaults may have changed
             theirs = old.attributes.get(key)
             if key not in attributes and theirs is not None and default is not REQUIRED and default is not None:
                 value = helper.get_attribute_value(theirs.default_value) if theirs.default_value.name else None
@@ -416,13 +430,13 @@ class OpsetWriter(Interpreter[Symbol]):
         return default not in (REQUIRED, None) and known is not None and bool(np.all(known == default))
 
     def _count(self, name: str, given: dict[str, Any]) -> None:
-        """What is asked for, as the caller says it."""
+        """Count an outermost call and its attributes."""
         if self._depth == 0:
             self.calls[name] += 1
             self.attributes.update(list(given))
 
     def _placeholders(self, name: str, values: list[Any], given: dict[str, Any], outputs: int, opset: int) -> list[Symbol]:
-        """A node of a domain that nothing knows, with results of the right types, so that the rest can be written."""
+        """A node of the domain UNWRITTEN, with outputs of the right types, so that the other nodes can be written."""
         plain = {n: v for n, v in given.items() if not isinstance(v, Subgraph)}
         made = self.builder.call(name, values, plain, outputs, UNWRITTEN)
         for y, type in zip(made, self._types(name, values, given, outputs, opset), strict=True):
@@ -432,10 +446,10 @@ class OpsetWriter(Interpreter[Symbol]):
     # --- for the rules of adapters.py
 
     def value(self, x: Symbol, what: str) -> np.ndarray:
-        """A value that must be known when the file is written; raises Unwritable."""
+        """The value of a symbol, which must be known when the file is written; raises Unwritable."""
         known = self.constant_value(x)
         if known is None:
-            raise Unwritable(f"{what} is computed by the model, and opset {self.target} wants a constant")
+            raise Unwritable(f"{what} must be a constant in opset {self.target}, but the model computes it")
         return known
 
     def rank(self, x: Symbol) -> int:
@@ -444,53 +458,61 @@ class OpsetWriter(Interpreter[Symbol]):
     def rank_of(self, x: Symbol, what: str) -> int:
         shape = self.shape(x)
         if shape is None:
-            text = f"the rank of {what} is not known, and to write this in opset {self.target} it must be"
+            text = f"the rank of {what} must be known to write it in opset {self.target}"
             raise Unwritable(text, hint="fix the sizes of the inputs: with inputs=[...], or without dynamic_axes")
         return len(shape)
 
     def _version(self, domain: str, name: str) -> int | None:
-        """The version that the target opset means, None where it has none or only a deprecated one."""
+        """The version that the target opset selects; None if it has none or only a deprecated one."""
         version = version_at(domain, name, self.target)
         return None if version is None or (domain == "" and _deprecated(name, version)) else version
 
     def _refusal(
-        self, name: str, write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]], values: list[Any], given: dict[str, Any],
+        self,
+        name: str,
+        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
+        values: list[Any],
+        given: dict[str, Any],
         error: Unwritable,
-    ) -> Unwritable:  # fmt: skip
-        """The error that names the operator and the least opset in which this very call can be written."""
-        least = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, write, values, given)), None)
-        hint = f"opset {least} is the least that can" if least else "no opset can"
+    ) -> Unwritable:
+        """The error that names the operator and the minimum opset in which this call can be written."""
+        minimum = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, write, values, given)), None)
+        hint = f"the minimum opset is {minimum}" if minimum else "no opset can express it"
         found = Unwritable(f"{name} cannot be written in opset {self.target}: {error.message}; {hint}", operator=name)
-        found.least = least
+        found.least = minimum
         return found
 
     def _copied(self, v: Any, scratch: OpsetWriter) -> Symbol:
-        """What is known of a value here, as a value of another writer."""
+        """A value with its known type and value as a symbol of another writer."""
         v = v if self.is_value(v) else self.constant(v)
         symbol = v if isinstance(v, Symbol) else None
         known = self.constant_value(v)
         if known is None:
             return scratch.input("x", self.type_of(v))
-        held = symbol is not None and symbol.value is None
-        return scratch.builder.initializer("x", known) if held else scratch.constant(known)
+        frozen = symbol is not None and symbol.value is None
+        return scratch.builder.initializer("x", known) if frozen else scratch.constant(known)
 
 
 def _copy(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
-    """A node that copies a value, also where the value is known."""
+    """A node that copies a value, even a known one."""
     return writer.at_target("Identity", values, {}, fold=False)
 
 
 def _fits(
-    opset: int, writer: OpsetWriter, name: str, write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]], values: list[Any],
+    opset: int,
+    writer: OpsetWriter,
+    name: str,
+    write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
+    values: list[Any],
     given: dict[str, Any],
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether a call can be written in another opset."""
     scratch = OpsetWriter(opset)
-    scratch._depth = 1  # no search within the search
+    scratch._depth = 1  # no search for the minimum opset within the search
     scratch.builder.domains.update(writer.builder.domains)
     try:
         inputs = [None if v is None else writer._copied(v, scratch) for v in values]
-        write(scratch, inputs)  # graphs among its attributes stay as they are: their nodes speak for themselves
+        write(scratch, inputs)  # subgraphs are unchanged: their nodes raise their own errors
     except Unwritable:
         return False
     return True
@@ -501,7 +523,7 @@ def _has_rank(type: TypeProto | None) -> bool:
 
 
 def written_as_function(declaration: Declaration, version: int) -> bool:
-    """Whether a custom operator is written as a node with a function body: its decomposition is one for all calls."""
+    """Whether a custom operator is written as a node with a function body: one decomposition serves all calls."""
     schema = schemas[declaration.domain, declaration.name][version]
     allowed = type_strings(schema)
     return (
@@ -546,7 +568,7 @@ def _bytes(type: TypeProto | None) -> bytes:
 
 
 def _type_string(type: TypeProto | None) -> str:
-    """ONNX's name of a type, empty where it is not known."""
+    """ONNX's name of a type; "" if it is not known."""
     if type is None:
         return ""
     kind = type.WhichOneof("value")

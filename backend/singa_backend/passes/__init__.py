@@ -1,7 +1,8 @@
 """Rewrites of ONNX models that leave every result unchanged."""
 
+from ._old_names import __getattr__ as __getattr__
 from .graph import GraphEditor, Node
 from .model import ModelEditor
 from .pipeline import PASSES, Failure, Pass, PassReport, Report, optimize
 
-__all__ = ["PASSES", "ModelEditor", "Failure", "GraphEditor", "Node", "Pass", "PassReport", "Report", "optimize"]
+__all__ = ["PASSES", "Failure", "GraphEditor", "ModelEditor", "Node", "Pass", "PassReport", "Report", "optimize"]

@@ -1,4 +1,4 @@
-"""`remove_back_to_back`: two nodes in a row that one can do, or none."""
+"""`remove_back_to_back`: merge two successive nodes into one, or remove both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .operator_facts import axes_since, compose, get_ints, inside, permutation, 
 
 
 def remove_back_to_back(net: GraphEditor) -> int:
-    """Join Casts, Transposes, Reshapes, Squeezes and Unsqueezes, a Pad and its Conv, and what undoes itself."""
+    """Merge successive Casts, Transposes, Reshapes, Squeezes and Unsqueezes, a Pad and its Conv; remove pairs that cancel."""
     count = 0
     for node in list(net.nodes):
         first = net.producer(node.input(0)) if node.inputs else None
@@ -26,7 +26,7 @@ def remove_back_to_back(net: GraphEditor) -> int:
 
 
 def _skip(net: GraphEditor, first: Node, node: Node) -> bool:
-    """Let `node` read what `first` reads; where `first` has no other reader it is dead, and goes."""
+    """Let `node` read what `first` reads; remove `first` if nothing else reads it."""
     net.rewire(node, [first.inputs[0], *node.inputs[1:]])
     if not any(o and net.used(o) for o in first.outputs):
         net.remove(first)
@@ -34,7 +34,7 @@ def _skip(net: GraphEditor, first: Node, node: Node) -> bool:
 
 
 def _undo(net: GraphEditor, first: Node, node: Node) -> bool:
-    """`node` gives what `first` was given."""
+    """Replace the output of `node`, which cancels `first`, by the input of `first`."""
     if net.bypass(node, first.inputs[0]):
         if not net.used(first.outputs[0]):
             net.remove(first)
@@ -52,7 +52,7 @@ def _same_operator(net: GraphEditor, first: Node, node: Node) -> bool:
 
 
 def _bits(dtype: np.dtype[np.generic]) -> tuple[int, int, bool] | None:
-    """(bits of precision, largest exponent, sign) of a number type, such that one holds another where none is smaller."""
+    """(bits of precision, largest exponent, sign) of a number type; one type holds another if none of these is smaller."""
     if dtype.kind == "b":
         return 1, 1, False
     if dtype.kind in "iu":
@@ -63,7 +63,7 @@ def _bits(dtype: np.dtype[np.generic]) -> tuple[int, int, bool] | None:
 
 
 def _holds(narrow: np.dtype[np.generic], wide: np.dtype[np.generic]) -> bool:
-    """Whether every value of `narrow` is one of `wide`."""
+    """Whether every value of `narrow` is a value of `wide`."""
     a, b = _bits(narrow), _bits(wide)
     if a is None or b is None:
         return False
@@ -73,9 +73,9 @@ def _holds(narrow: np.dtype[np.generic], wide: np.dtype[np.generic]) -> bool:
 
 
 def _casts(net: GraphEditor, first: Node, node: Node) -> bool:
-    """a -> b -> c is a -> c where b holds every a, and where c of a wide b is c of a.
+    """Replace a -> b -> c by a -> c if b holds every a, and if c of a wide b equals c of a.
 
-    int32 -> double -> int8 stays: a double beyond int8 becomes what the machine likes, an int32 wraps around.
+    int32 -> double -> int8 is kept: a double beyond int8 converts as the machine defines, an int32 wraps around.
     """
     code = net.type(first.inputs[0]).dtype
     codes = (code, first.get("to"), node.get("to"))
@@ -85,7 +85,7 @@ def _casts(net: GraphEditor, first: Node, node: Node) -> bool:
     if not _holds(a, b) or _bits(c) is None:
         return False
     whole = c.kind in "iu"
-    if dtypes.is_float(a) and whole:  # NaN and infinity have no integer: which one they become may hang on the float type
+    if dtypes.is_float(a) and whole:  # NaN and infinity have no integer: the result may depend on the float type
         return False
     if a.kind in "iu" and dtypes.is_float(b) and whole and not _holds(a, c):
         return False
@@ -107,7 +107,7 @@ def _transposes(net: GraphEditor, first: Node, node: Node) -> bool:
 
 
 def _reshapes(net: GraphEditor, first: Node, node: Node) -> bool:
-    """Reshape after what only reshapes: a size that it copies (0) is written out, where the file tells it."""
+    """Merge a Reshape with a node that only reshapes; a size that it copies (0) is written out if it is known."""
     target, between = get_ints(net, node, "shape", 1, 5)[1], net.shape(first.outputs[0])
     if target is None or not all(len(n.outputs) == 1 for n in (first, node)):
         return False
@@ -127,7 +127,7 @@ def _squeezes(net: GraphEditor, first: Node, node: Node) -> bool:
     (_, a), (_, b) = (get_ints(net, n, "axes", 1, axes_since(n)) for n in (first, node))
     if a is None or b is None:
         return False
-    if first.op_type != node.op_type:  # both count in the same rank: that of what is around
+    if first.op_type != node.op_type:  # both count axes in the larger rank
         around = ranks[0] if first.op_type == "Squeeze" else ranks[1]
         same = sorted(a) == sorted(b) if all(i < 0 for i in (*a, *b)) else None
         if same is None:
@@ -138,7 +138,7 @@ def _squeezes(net: GraphEditor, first: Node, node: Node) -> bool:
     a_in, b_in = inside(a, ranks[1 if grows else 0]), inside(b, ranks[2 if grows else 1])
     if a_in is None or b_in is None:
         return False
-    # Axes of the smaller step, seen in the larger rank: the i-th place that the other step leaves free.
+    # Axes of the smaller step, counted in the larger rank: the i-th place that the other step leaves free.
     outer, inner = (b_in, a_in) if grows else (a_in, b_in)
     free = [i for i in range(len(outer) + max(inner, default=-1) + 1) if i not in outer]
     set_ints(net, node, "axes", 1, axes_since(node), sorted((*outer, *(free[i] for i in inner))))
@@ -149,7 +149,7 @@ def _squeezes(net: GraphEditor, first: Node, node: Node) -> bool:
 
 
 def _pad_conv(net: GraphEditor, first: Node, node: Node) -> bool:
-    """A Pad with zeros, of the places only, goes into the Conv's own."""
+    """Fold a Pad with zeros, of spatial axes only, into the pads of the Conv."""
     pads, value = get_ints(net, first, "pads", 1, 11)[1], first.get("value", 0.0)
     rank = net.rank(node.input(1))
     if net.opset >= 11 and first.input(2):

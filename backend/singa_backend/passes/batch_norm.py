@@ -1,6 +1,6 @@
-"""`fold_batch_normalization`: a BatchNormalization, or an Add or Mul by channel, goes into the Conv or Gemm before it.
+"""`fold_batch_normalization`: fold a BatchNormalization, or an Add or Mul by channel, into the preceding Conv or Gemm.
 
-This is the one pass that rounds: in float32 to about 1e-5 of the largest value.  Weights that it folds are new weights.
+Only this pass rounds: in float32 to about 1e-5 of the largest value.  Folded weights are new weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Affine:
 
 
 def fold_batch_normalization(net: GraphEditor) -> int:
-    """Fold what scales and shifts each channel into the weight and the bias before it."""
+    """Fold the scale and shift of each channel into the preceding weight and bias."""
     count = 0
     for node in list(net.nodes):
         if node.is_("BatchNormalization", "Add", "Sub", "Mul", "Div") and _fold(net, node):
@@ -56,7 +56,7 @@ def _fold(net: GraphEditor, node: Node) -> bool:
 
 
 def _channels(before: Node, weight: np.ndarray) -> int:
-    """The number of output channels; 0 where the weight does not tell."""
+    """The number of output channels; 0 if the weight does not determine it."""
     if before.op_type == "Gemm":
         return weight.shape[0 if before.get("transB", 0) else 1] if weight.ndim == 2 else 0
     if weight.ndim < 3:
@@ -76,12 +76,16 @@ def _affine(net: GraphEditor, node: Node, slot: int, weight: np.ndarray, channel
         return None
     value = np.broadcast_to(constant.astype(np.float64).reshape(-1), (channels,))
     with np.errstate(all="ignore"):
-        return {"Add": _Affine(None, value), "Sub": _Affine(None, -value), "Mul": _Affine(value, None),
-                "Div": _Affine(1 / value, None)}[node.op_type]  # fmt: skip
+        return {
+            "Add": _Affine(None, value),
+            "Sub": _Affine(None, -value),
+            "Mul": _Affine(value, None),
+            "Div": _Affine(1 / value, None),
+        }[node.op_type]
 
 
 def _normalization(net: GraphEditor, node: Node, channels: int) -> _Affine | None:
-    """What a BatchNormalization in its inference form does."""
+    """The scale and shift of a BatchNormalization in inference form; None otherwise."""
     found = version(net, node)
     trains = node.get("training_mode", 0) if net.opset >= 14 else net.opset < 7 and not node.get("is_test", 0)
     if found is None or trains or not node.only_output() or node.get("spatial", 1) != 1 or len(node.inputs) != 5:
@@ -96,7 +100,7 @@ def _normalization(net: GraphEditor, node: Node, channels: int) -> _Affine | Non
 
 
 def _rewrite(net: GraphEditor, before: Node, weight: np.ndarray, bias: np.ndarray | None, affine: _Affine, channels: int) -> bool:
-    """Give `before` the folded weight and bias; False where they would not be finite, or the bias has no place."""
+    """Set the folded weight and bias of `before`; False if they would not be finite, or the bias has no input."""
     gemm = before.op_type == "Gemm"
     scale, shift = affine.scale, affine.shift
     old = np.zeros(channels) if bias is None else bias.astype(np.float64) * (before.get("beta", 1.0) if gemm else 1.0)
@@ -117,12 +121,12 @@ def _rewrite(net: GraphEditor, before: Node, weight: np.ndarray, bias: np.ndarra
         if gemm:
             before.set(beta=1.0)
     net.rewire(before, inputs)
-    net.sort()  # where a constant is a node it must stand before its reader
+    net.sort()  # a Constant node must precede its reader
     return True
 
 
 def _spread(before: Node, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The factors by the weight's own axes; a ConvTranspose has its channels by group: (in, out / group, ...)."""
+    """The factors along the weight's axes; a ConvTranspose has its channels by group: (in, out / group, ...)."""
     if before.op_type == "Gemm":
         return scale[:, None] if before.get("transB", 0) else scale[None, :]
     tail = (1,) * (weight.ndim - 2)

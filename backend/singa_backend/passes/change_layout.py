@@ -1,7 +1,7 @@
-"""Channels first or last: a model whose inputs and outputs take the other layout, and weights in the layout of another framework.
+"""Channels first or last: change the layout of a model's inputs and outputs, or of an array.
 
-report = change_layout(model, "channels_last")        # its images come as (N, H, W, C) now; inside little or nothing changes
-weights = transpose_layout(weights, "OIHW", "HWIO")   # as TensorFlow stores those of a convolution
+report = change_layout(model, "channels_last")        # its images are now (N, H, W, C); the inner graph changes little or not
+weights = transpose_layout(weights, "OIHW", "HWIO")   # TensorFlow's layout of convolution weights
 """
 
 from __future__ import annotations
@@ -20,28 +20,51 @@ LAYOUTS = ("channels_first", "channels_last")
 
 
 def transpose_layout(array: Any, source: str, target: str) -> Any:
-    """An array with its axes in another order, each named by a letter: "NCHW" to "NHWC", "OIHW" to "HWIO".
+    """Transpose an array from one layout to another; each axis is named by a letter.
 
-    Raises InvalidInput where the letters are not the same, or not as many as the axes.
+    Args:
+        array: a NumPy or CuPy array.
+        source: a letter for each axis of `array`, such as "NCHW" or "OIHW".
+        target: the same letters in the order of the result's axes, such as "NHWC" or "HWIO".
+
+    Returns:
+        A view of `array` with its axes in the order of `target`.
+
+    Raises:
+        InvalidInput: `source` and `target` do not have the same distinct letters, one for each axis (SX362).
+
+    Example:
+        >>> transpose_layout(np.zeros((8, 3, 5, 5)), "OIHW", "HWIO").shape
+        (5, 5, 3, 8)
     """
     if sorted(source) != sorted(target) or len(set(source)) != len(source) or len(source) != array.ndim:
-        what = f"{source!r} and {target!r} do not name the {array.ndim} axes of this array, each by a letter of its own"
-        raise InvalidInput(what, code="SX362", hint='such as transpose_layout(w, "OIHW", "HWIO")')
+        what = f"source and target must name the {array.ndim} axes by the same distinct letters, got {source!r} and {target!r}"
+        raise InvalidInput(what, code="SX362", hint='for example transpose_layout(w, "OIHW", "HWIO")')
     return array.transpose([source.index(letter) for letter in target])
 
 
-def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None, *, optimize: bool = True,
-                  folder: str | Path | None = None) -> Report | None:  # fmt: skip
-    """Have inputs and outputs of a model come and go in the other layout, **in place**; their names stay.
+def change_layout(
+    model: ModelProto, to: str, names: Sequence[str] | None = None, *, optimize: bool = True, folder: str | Path | None = None
+) -> Report | None:
+    """Change the layout of a model's inputs and outputs, **in place**; their names do not change.
 
-    to: "channels_last", where they are (N, C, ...) now, or "channels_first", where they are (N, ..., C).
-    names: of the inputs and outputs to change; those with 4 or 5 axes when absent.
-    optimize: run all passes, so that the transposes that were put in meet those that are there, and go.
-    folder: where external data lie.
-    Raises InvalidInput for an unknown name or layout, and for what has no known rank of 3 or more, InvalidModel as `optimize`.
+    Args:
+        model: the model to change.
+        to: "channels_last" if the values are now (N, C, ...), "channels_first" if they are (N, ..., C).
+        names: the inputs and outputs to change; by default those with 4 or 5 axes.
+        optimize: run all passes, so that inserted Transposes cancel against existing ones.
+        folder: the folder of external data.
+
+    Returns:
+        The report of `optimize`; None without it.
+
+    Raises:
+        InvalidInput: the layout is unknown, a name is not an input or output, or its rank is not known or less than 3 (SX362).
+        InvalidModel: as for `optimize`.
+        ResourceExhausted: as for `optimize`.
     """
     if to not in LAYOUTS:
-        raise InvalidInput(f"there is no layout {to!r}", code="SX362", hint=f"one of {', '.join(LAYOUTS)}")
+        raise InvalidInput(f"to must be one of {', '.join(LAYOUTS)}, got {to!r}", code="SX362")
     edit, graph = ModelEditor(model), model.graph
     edit.main.check()
     held = {*edit.main.initializers, *edit.main.sparse}
@@ -49,11 +72,13 @@ def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None
     chosen = [n for n, v in values.items() if _rank(v) in (4, 5)] if names is None else list(names)
     for name in chosen:
         if name not in values:
-            raise InvalidInput(f"{name!r} is neither an input nor an output; there are {', '.join(values)}", code="SX362")
+            raise InvalidInput(f"names must be inputs or outputs ({', '.join(values)}), got {name!r}", code="SX362")
         if [v.name for v in (*graph.input, *graph.output)].count(name) > 1:
-            raise InvalidInput(f"{name!r} is an input and an output at once", code="SX362", hint="put an Identity between them")
+            raise InvalidInput(f"{name!r} is both an input and an output", code="SX362", hint="put an Identity between them")
         if (_rank(values[name]) or 0) < 3:
-            raise InvalidInput(f"{name!r} has no known rank of 3 or more", code="SX362", hint="name those that hold images")
+            raise InvalidInput(
+                f"{name!r} must have a known rank of at least 3", code="SX362", hint="name inputs and outputs of images"
+            )
     for v in graph.input:
         if v.name in chosen:
             _turn_input(edit.main, v, to)
@@ -68,7 +93,7 @@ def change_layout(model: ModelProto, to: str, names: Sequence[str] | None = None
 
 
 def _turn_input(net: GraphEditor, v: ValueInfoProto, to: str) -> None:
-    """The new input goes through a Transpose, which gives what the nodes have read so far."""
+    """Insert a Transpose after the new input; its output is the value that the nodes read."""
     inner = net.context.fresh(f"{v.name}_{_other(to)}")
     net.replace(v.name, inner)
     turn = Node("Transpose", [v.name], [inner], name=inner)
@@ -78,10 +103,10 @@ def _turn_input(net: GraphEditor, v: ValueInfoProto, to: str) -> None:
 
 
 def _turn_output(net: GraphEditor, v: ValueInfoProto, to: str) -> None:
-    """What the nodes have made so far goes through a Transpose, which gives the new output."""
+    """Insert a Transpose before the new output."""
     inner, perm = net.context.fresh(f"{v.name}_{_other(to)}"), _permutation(_rank(v) or 0, to)
     maker = net.producer(v.name)
-    assert maker is not None  # it is no input, and no initializer
+    assert maker is not None  # it is not an input or an initializer
     net.rename_output(maker, maker.outputs.index(v.name), inner)
     net.replace(v.name, inner)
     turn = Node("Transpose", [inner], [v.name], name=f"{v.name}_{to}")
@@ -95,7 +120,7 @@ def _other(layout: str) -> str:
 
 
 def _permutation(rank: int, to: str) -> list[int]:
-    """The axes of the other layout in the order that this one has them."""
+    """Axes of the other layout in the order of this one."""
     return [0, *range(2, rank), 1] if to == "channels_last" else [0, rank - 1, *range(1, rank - 1)]
 
 

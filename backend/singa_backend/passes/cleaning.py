@@ -1,4 +1,4 @@
-"""`merge_duplicates` and `remove_dead`: what is computed twice, and what nobody needs."""
+"""`merge_duplicates` and `remove_dead`: merge equal nodes and constants, remove unused ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .model import ModelEditor
 from .operator_facts import deterministic
 
 MERGED = 1 << 20
-"""Bytes up to which constants are compared: to compare is to copy."""
+"""Maximum bytes of constants that are compared: a comparison copies them."""
 
 
 def merge_duplicates(net: GraphEditor) -> int:
     """Merge nodes of the same operator, inputs and attributes, and constants of the same dtype and value.
 
-    Random operators and Identity stay, and so does a node that makes an output of the graph: another that is like it goes.
+    Random operators and Identity are kept.  Of two equal nodes, the one that produces a graph output is kept.
     """
     count = _constants(net)
     known: dict[Any, Node] = {}
@@ -41,7 +41,7 @@ def merge_duplicates(net: GraphEditor) -> int:
                 net.replace(old, new)
         net.remove(goes)
         count += 1
-    net.sort()  # where the second of two stayed, it may stand behind those who read the first
+    net.sort()  # if the second of two was kept, it may come after the readers of the first
     return count
 
 
@@ -62,7 +62,7 @@ def _key(net: GraphEditor, node: Node) -> Any:
 
 
 def _referring(net: GraphEditor, node: Node) -> bool:
-    """Whether only a reference to an attribute of the function keeps it from being plain."""
+    """Whether a node is not plain only because it refers to an attribute of its function."""
     if node.plain or (node.domain, node.op_type) in net.context.function_names:
         return False
     bare = Node(node.op_type, node.inputs, node.outputs, node.attributes, node.domain)
@@ -70,7 +70,7 @@ def _referring(net: GraphEditor, node: Node) -> bool:
 
 
 def _bare(a: AttributeProto) -> bytes:
-    """The attribute's content without names and comments."""
+    """Serialize an attribute without names and comments."""
     if a.doc_string or a.t.name:
         copy = AttributeProto()
         copy.CopyFrom(a)
@@ -82,7 +82,7 @@ def _bare(a: AttributeProto) -> bytes:
 
 
 def _constants(net: GraphEditor) -> int:
-    """Initializers of this graph with the same dtype, shape and bytes become one."""
+    """Merge initializers of this graph with equal dtype, shape and bytes."""
     known: dict[Any, str] = {}
     count = 0
     for name, tensor in list(net.initializers.items()):
@@ -109,7 +109,7 @@ def _content(tensor: TensorProto) -> Any:
 
 
 def remove_dead(net: GraphEditor) -> int:
-    """Take away nodes whose values nobody needs, and initializers; inputs of the graph stay."""
+    """Remove unused nodes and initializers; inputs of the graph are kept."""
     gone = []
     for node in reversed(net.nodes):
         if not any(o and net.used(o) for o in node.outputs):
@@ -123,7 +123,7 @@ def remove_dead(net: GraphEditor) -> int:
                 continue
             if name in net.inputs:
                 if net.context.ir_version >= 4 or net.outer is not None:
-                    continue  # its value may be given by the caller
+                    continue  # the caller may override it
                 net.inputs.remove(name)  # before IR version 4 every initializer had to be listed as an input
             del tensors[name]
             count += 1
@@ -131,7 +131,7 @@ def remove_dead(net: GraphEditor) -> int:
 
 
 def remove_dead_functions(edit: ModelEditor) -> int:
-    """Take away functions of the model that nobody calls; none where two have one name."""
+    """Remove functions of the model that are not called; none if two have the same name."""
     protos: list[Any] = [net.proto for net in edit.functions]
     keys = [(plain_domain(f.domain), f.name, f.overload) for f in protos]
     if len(set(keys)) < len(keys):

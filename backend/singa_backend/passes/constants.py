@@ -1,4 +1,4 @@
-"""`fold_constants`: a node whose inputs are all constant becomes a constant, computed by our own executor."""
+"""`fold_constants`: evaluate nodes whose inputs are all constants, with our executor."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .operator_facts import deterministic
 from .type_inference import node_proto
 
 MOST = 1 << 20
-"""Bytes that a result may always have; beyond them it must not be larger than what it replaces."""
+"""Maximum bytes of any result; a larger one must not exceed what it replaces."""
 LARGEST = 1 << 26
 BOUNDS = Limits(tensor_bytes=LARGEST, live_bytes=4 * LARGEST, executions=10_000, iterations=10_000, deadline=5.0)
 
 
 def fold_constants(net: GraphEditor) -> int:
-    """Fold every deterministic node of constants, within bounds of size and work; one that fails is left to fail.
+    """Fold every deterministic node of constants, within bounds of size and work; a node that fails is kept.
 
-    Floats that hang on Constant nodes only become one.
+    Floats that depend only on Constant nodes become a Constant node.
     """
     count = 0
     for node in list(net.nodes):
@@ -58,12 +58,12 @@ def fold_constants(net: GraphEditor) -> int:
 
 
 def _may_name(net: GraphEditor) -> bool:
-    """Whether a constant can stand in the place of an output: the checker wants outputs of subgraphs made by nodes."""
+    """Whether a constant can be an output: onnx's checker requires that nodes produce the outputs of subgraphs."""
     return net.outer is None and not net.in_function and net.context.ir_version >= 4
 
 
 def _become(net: GraphEditor, name: str, value: np.ndarray) -> None:
-    """Let a new constant stand for a value; an output of the graph keeps its name."""
+    """Replace a value by a new constant; an output of the graph keeps its name."""
     made = net.add_constant(value, name + "_folded" if name in net.outputs else name)
     if name in net.outputs:
         tensor = net.initializers.pop(made)
@@ -87,19 +87,21 @@ def _foldable(net: GraphEditor, node: Node) -> bool:
 
 
 def _room(net: GraphEditor, node: Node) -> int:
-    """The bytes that the results may have: those of the inputs that nothing else needs count too."""
+    """The maximum bytes of the results; inputs that only this node reads add their bytes."""
     replaced = sum(net.constant_bytes(n) for n in set(node.inputs) if n and net.used_once(n))
     return max(MOST, min(replaced, LARGEST))
 
 
 def compute(net: GraphEditor, node: Node, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
-    """The outputs that a node names, for these inputs, by our executor; None where it fails, or gives what is no tensor."""
+    """Run one node on our executor; None if it fails or returns a value that is not a tensor."""
     proto = node_proto(node)
     feeds = {n: a for n, a in zip(node.inputs, inputs, strict=True) if n and a is not None}
     graph = helper.make_graph(
-        [proto], "fold", [helper.make_empty_tensor_value_info(n) for n in feeds],
+        [proto],
+        "fold",
+        [helper.make_empty_tensor_value_info(n) for n in feeds],
         [helper.make_empty_tensor_value_info(o) for o in node.outputs if o],
-    )  # fmt: skip
+    )
     model: ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in net.opsets.items()])
     try:
         with spend(Budget(BOUNDS)):

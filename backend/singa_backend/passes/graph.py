@@ -1,7 +1,7 @@
-"""A graph that can be edited: nodes in order, who makes and who reads a value, constants as arrays, types where they are known.
+"""An editable graph: nodes in order, producers and readers of values, constants as arrays, types as far as they are known.
 
 Two rules keep every rewrite simple: **a name never changes its value** (a new value gets a fresh name), and TensorProtos and
-AttributeProtos are values that nobody changes in place, so that a snapshot costs no weights.
+AttributeProtos are never changed in place, so a snapshot copies no weights.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Shape = tuple[int | str | None, ...]
 
 @dataclass(frozen=True)
 class Type:
-    """What is known of a tensor: dtype by ONNX's code (0: unknown), shape with names or None for open sizes."""
+    """What is known of a tensor: dtype as ONNX's code (0: unknown), shape with names or None for open sizes."""
 
     dtype: int = 0
     shape: Shape | None = None
@@ -46,10 +46,20 @@ class Type:
 
 @dataclass(eq=False)
 class Node:
-    """One node.  attributes: by name, graphs apart.  proto: the message that it was read from, None for a new one.
+    """One node of a graph that is edited.
 
-    plain: whether the name means ONNX's own operator with attributes that are all known (no function of the model that
-    takes the name, no reference to a function's attribute).
+    Attributes:
+        op_type: the operator.
+        inputs: names of the inputs, "" for an absent one.
+        outputs: names of the outputs, "" for an absent one.
+        attributes: by name, without graphs.
+        domain: of the operator; "" is ONNX's own.
+        name: of the node, which may be empty.
+        overload: of a function of the model.
+        graphs: subgraphs by the name of their attribute.
+        proto: the message that the node was read from, None for a new node.
+        plain: whether the node calls an operator whose attributes are all known: not a function of the model, and no
+            attribute that refers to one of a function.
     """
 
     op_type: str
@@ -64,11 +74,26 @@ class Node:
     plain: bool = True
 
     def is_(self, *names: str) -> bool:
-        """Whether this is one of these operators of ONNX's own domain."""
+        """Test for operators of ONNX's own domain.
+
+        Args:
+            *names: operators.
+
+        Returns:
+            Whether the node is plain and calls one of them.
+        """
         return self.plain and self.domain == "" and self.op_type in names
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute's value: a number, a tuple, a str, a TensorProto."""
+        """Return the value of an attribute.
+
+        Args:
+            name: of the attribute.
+            default: the value of an absent attribute.
+
+        Returns:
+            A number, a tuple of numbers, a str, or a message such as a TensorProto.
+        """
         found = self.attributes.get(name)
         if found is None:
             return default
@@ -78,7 +103,11 @@ class Node:
         return tuple(value) if found.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
 
     def set(self, **attributes: Any) -> None:
-        """Give attributes; None takes one away."""
+        """Set attributes.
+
+        Args:
+            **attributes: values by name; None removes the attribute.
+        """
         for name, value in attributes.items():
             if value is None:
                 self.attributes.pop(name, None)
@@ -87,23 +116,39 @@ class Node:
                 self.attributes[name] = helper.make_attribute(name, value, attr_type=empty)
 
     def input(self, i: int) -> str:
-        """The name of an input, "" where it is absent."""
+        """Return the name of an input.
+
+        Args:
+            i: its position.
+
+        Returns:
+            The name, "" for an absent input.
+        """
         return self.inputs[i] if i < len(self.inputs) else ""
 
     def only_output(self) -> bool:
-        """Whether all outputs but the first are absent."""
+        """Test whether all outputs but the first are absent.
+
+        Returns:
+            Whether the node has one output.
+        """
         return bool(self.outputs) and not any(self.outputs[1:])
 
     @property
     def title(self) -> str:
+        """The node's name, or its operator and outputs."""
         return self.name or f"{self.op_type} of {', '.join(repr(o) for o in self.outputs if o)}"
 
 
 class Context(ABC):
     """What the graphs of one model share: names, types, and facts of the model.
 
-    folder: where external data are.  function_names: (domain, name) of the model's functions.
-    refused: nodes that could not be computed, which are not tried again.  main: the main graph.
+    Attributes:
+        folder: the folder of external data.
+        ir_version: of the model.
+        function_names: (domain, name) of the model's functions.
+        refused: nodes that could not be computed, which are not tried again.
+        main: the main graph.
     """
 
     folder: Path | None
@@ -114,17 +159,17 @@ class Context(ABC):
 
     @abstractmethod
     def fresh(self, wish: str) -> str:
-        """A name that nothing in the model has: the wish itself if it is free."""
+        """Return a name that is not in use in the model: the wish itself if it is free."""
 
     @property
     @abstractmethod
     def has_types(self) -> bool:
-        """Whether types are inferred for the graphs as they are now."""
+        """Whether types have been inferred for the current graphs."""
 
     @property
     @abstractmethod
     def types(self) -> dict[int, dict[str, Type]]:
-        """The types of values, by the id of their graph; inferred at the first request after `forget`."""
+        """The types of values by the id of their graph; inferred at the first request after `forget`."""
 
     @abstractmethod
     def forget(self) -> None:
@@ -132,11 +177,37 @@ class Context(ABC):
 
 
 class GraphEditor:
-    """One graph, or the body of a function, with its index of makers and readers."""
+    """One graph, or the body of a function, with an index of the producers and readers of its values.
+
+    Attributes:
+        context: what the graphs of the model share.
+        proto: the message that the graph was read from.
+        outer: the graph that contains this one; None for the main graph and for bodies of functions.
+        opsets: the imported opset of each domain.
+        in_function: whether the graph is in the body of a function.
+        inputs: names of the inputs.
+        outputs: names of the outputs.
+        initializers: tensors by name.
+        sparse: sparse tensors by name.
+        retyped: new types of outputs whose names changed, by position.
+        pinned: values that quantization annotations name; their names must not change.
+        nodes: in an order that can be run.
+    """
 
     def __init__(
         self, context: Context, proto: GraphProto | FunctionProto, outer: GraphEditor | None, opsets: dict[str, int]
     ) -> None:
+        """Read a graph and its subgraphs.
+
+        Args:
+            context: what the graphs of the model share.
+            proto: the graph, or the function.
+            outer: the graph that contains this one, if any.
+            opsets: the imported opset of each domain.
+
+        Raises:
+            InvalidModel: the nodes have a cycle (SX101), or a value is defined twice (SX102).
+        """
         self.context, self.proto, self.outer, self.opsets = context, proto, outer, opsets
         self.in_function: bool = outer.in_function if outer else isinstance(proto, FunctionProto)
         self.inputs: list[str] = [i if isinstance(i, str) else i.name for i in proto.input]
@@ -144,9 +215,7 @@ class GraphEditor:
         self.initializers: dict[str, TensorProto] = {}
         self.sparse: dict[str, SparseTensorProto] = {}
         self.retyped: dict[int, TypeProto] = {}
-        """New types of outputs whose names changed, by their position."""
         self.pinned: set[str] = set()
-        """Values that something else than a node names: quantization annotations."""
         if isinstance(proto, GraphProto):
             self.initializers = {t.name: t for t in proto.initializer}
             self.sparse = {t.values.name: t for t in proto.sparse_initializer}
@@ -173,12 +242,13 @@ class GraphEditor:
 
     @property
     def opset(self) -> int:
+        """The opset of ONNX's own domain."""
         return self.opsets.get("", 1)
 
     # --- the index
 
     def reindex(self) -> None:
-        """Read makers and readers anew, after a change in a subgraph."""
+        """Rebuild the index of producers and readers, after a change in a subgraph."""
         self._producers = {o: n for n in self.nodes for o in n.outputs if o}
         self._users = {}
         for node in self.nodes:
@@ -189,20 +259,35 @@ class GraphEditor:
             self._users.setdefault(name, {})[id(node)] = node
 
     def release(self, node: Node) -> None:
-        """A node reads nothing any more."""
+        """Remove a node from the readers of its inputs.
+
+        Args:
+            node: a node of this graph.
+        """
         for name in self.reads(node):
             self._users.get(name, {}).pop(id(node), None)
 
     @staticmethod
     def reads(node: Node) -> set[str]:
-        """The names that a node reads, what its subgraphs capture included."""
+        """Return the names that a node reads.
+
+        Args:
+            node: the node.
+
+        Returns:
+            Its inputs, and the values that its subgraphs capture.
+        """
         names = {n for n in node.inputs if n}
         for graph in node.graphs.values():
             names |= graph.free()
         return names
 
     def free(self) -> set[str]:
-        """The names that this graph takes from outside."""
+        """Return the names that this graph captures.
+
+        Returns:
+            Names that are read here and defined in an outer graph.
+        """
         names = {o for o in self.outputs if o}
         for node in self.nodes:
             names |= self.reads(node)
@@ -210,22 +295,58 @@ class GraphEditor:
         return names
 
     def producer(self, name: str) -> Node | None:
-        """The node of this graph that makes a value."""
+        """Return the producer of a value.
+
+        Args:
+            name: of the value.
+
+        Returns:
+            The node of this graph that produces it; None for an input, an initializer or a value of another graph.
+        """
         return self._producers.get(name)
 
     def users(self, name: str) -> list[Node]:
-        """The nodes that read a value, those included whose subgraphs do."""
+        """Return the readers of a value.
+
+        Args:
+            name: of the value.
+
+        Returns:
+            The nodes that read it, directly or in a subgraph.
+        """
         return list(self._users.get(name, {}).values())
 
     def defines(self, name: str) -> bool:
+        """Test whether this graph defines a value.
+
+        Args:
+            name: of the value.
+
+        Returns:
+            Whether a node, an initializer or an input of this graph has the name.
+        """
         return name in self._producers or name in self.initializers or name in self.sparse or name in self.inputs
 
     def used(self, name: str) -> bool:
-        """Whether anything needs a value: a node, the graph's outputs, an annotation."""
+        """Test whether a value is in use.
+
+        Args:
+            name: of the value.
+
+        Returns:
+            Whether a node reads it, or it is a graph output, or an annotation names it.
+        """
         return bool(self._users.get(name)) or name in self.outputs or name in self.pinned
 
     def used_once(self, name: str) -> bool:
-        """Whether one node reads the value, once and directly, and nothing else needs it."""
+        """Test whether a value has a single use.
+
+        Args:
+            name: of the value.
+
+        Returns:
+            Whether exactly one node reads it, once and not in a subgraph, and nothing else uses it.
+        """
         readers = self.users(name)
         return len(readers) == 1 and readers[0].inputs.count(name) == 1 and not self._kept(name, readers[0])
 
@@ -233,7 +354,11 @@ class GraphEditor:
         return name in self.outputs or name in self.pinned or any(name in g.free() for g in reader.graphs.values())
 
     def walk(self) -> Iterator[GraphEditor]:
-        """The graphs within this one, the innermost first, and itself at the end."""
+        """Iterate over the subgraphs of this graph, the innermost first.
+
+        Yields:
+            Each subgraph, and this graph last.
+        """
         for node in self.nodes:
             for graph in node.graphs.values():
                 yield from graph.walk()
@@ -242,7 +367,13 @@ class GraphEditor:
     # --- changes
 
     def insert(self, node: Node, before: Node | None = None, after: Node | None = None) -> None:
-        """Put a new node in its place; at the end where no place is named."""
+        """Insert a new node; at the end if no place is given.
+
+        Args:
+            node: the new node.
+            before: the node before which to insert it.
+            after: the node after which to insert it.
+        """
         at = len(self.nodes)
         if before is not None or after is not None:
             at = next(i for i, n in enumerate(self.nodes) if n is before or n is after) + (after is not None)
@@ -251,7 +382,11 @@ class GraphEditor:
         self._count(node)
 
     def remove(self, *gone: Node) -> None:
-        """Take nodes away; their values must not be needed any more."""
+        """Remove nodes whose values are not in use.
+
+        Args:
+            *gone: nodes of this graph.
+        """
         ids = {id(n) for n in gone}
         self.nodes = [n for n in self.nodes if id(n) not in ids]
         for node in gone:
@@ -261,7 +396,12 @@ class GraphEditor:
                     del self._producers[o]
 
     def rewire(self, node: Node, inputs: Sequence[str]) -> None:
-        """Give a node other inputs."""
+        """Replace the inputs of a node.
+
+        Args:
+            node: a node of this graph.
+            inputs: names, "" for an absent input.
+        """
         self.release(node)
         node.inputs = list(inputs)
         while node.inputs and not node.inputs[-1] and not node.graphs:
@@ -269,7 +409,13 @@ class GraphEditor:
         self._count(node)
 
     def rename_output(self, node: Node, i: int, name: str) -> None:
-        """Let a node make its i-th output under another name; who reads the old one is left as it is."""
+        """Rename an output of a node; readers of the old name do not change.
+
+        Args:
+            node: a node of this graph.
+            i: the position of the output.
+            name: the new name.
+        """
         old = node.outputs[i]
         if self._producers.get(old) is node:
             del self._producers[old]
@@ -278,7 +424,12 @@ class GraphEditor:
             self._producers[name] = node
 
     def replace(self, old: str, new: str) -> None:
-        """Let every node, those of subgraphs included, read `new` where it read `old`; outputs of the graph stay."""
+        """Replace a value in all nodes that read it, subgraphs included; outputs of the graph do not change.
+
+        Args:
+            old: the name that is read now.
+            new: the name to read.
+        """
         for node in self.users(old):
             self.release(node)
             node.inputs = [new if n == old else n for n in node.inputs]
@@ -293,10 +444,18 @@ class GraphEditor:
         self.replace(old, new)
 
     def bypass(self, node: Node, source: str, output: int = 0) -> bool:
-        """Let `source` stand for an output of `node`, which is removed; False where names forbid it.
+        """Replace an output of a node by another value, and remove the node.
 
-        The name of a graph output must survive: then the node that makes `source` makes it under that name, unless
-        `source` is an input, an initializer, an output itself, or of an outer graph.
+        A graph output must keep its name: then the producer of `source` is renamed, unless `source` is an input, an
+        initializer, an output itself, or a value of an outer graph.
+
+        Args:
+            node: a node of this graph.
+            source: the value that replaces the output.
+            output: the position of the output; the others must not be in use.
+
+        Returns:
+            False if names do not allow it; then nothing changed.
         """
         out = node.outputs[output]
         if out in self.pinned or any(o and self.used(o) for i, o in enumerate(node.outputs) if i != output):
@@ -313,9 +472,35 @@ class GraphEditor:
         self.replace(source, out)
         return True
 
-    def add(self, op_type: str, inputs: Sequence[str], *, before: Node | None = None, after: Node | None = None,
-            like: str = "", name: str = "", outputs: int = 1, type: Type | None = None, **attributes: Any) -> Node:  # fmt: skip
-        """A new node of ONNX's own domain.  name: of its first output; else a fresh one, near `like`.  type: of that output."""
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        *,
+        before: Node | None = None,
+        after: Node | None = None,
+        like: str = "",
+        name: str = "",
+        outputs: int = 1,
+        type: Type | None = None,
+        **attributes: Any,
+    ) -> Node:
+        """Insert a new node of ONNX's own domain.
+
+        Args:
+            op_type: the operator.
+            inputs: names of the inputs.
+            before: the node before which to insert it.
+            after: the node after which to insert it.
+            like: a prefix of the fresh name of the first output, if `name` is empty.
+            name: of the first output.
+            outputs: the number of outputs.
+            type: of the first output.
+            **attributes: values by name.
+
+        Returns:
+            The new node.
+        """
         made = [
             name or self.context.fresh(like or op_type.lower()),
             *(self.context.fresh(op_type.lower()) for _ in range(outputs - 1)),
@@ -328,13 +513,29 @@ class GraphEditor:
         return node
 
     def trains(self, array: np.ndarray, *names: str) -> bool:
-        """Whether a constant made of these may be an initializer, which trains: not the floats of Constant nodes."""
+        """Test whether a new constant may be an initializer, which is trainable if it is float.
+
+        Args:
+            array: the new constant.
+            *names: the constants that it was computed from.
+
+        Returns:
+            False for floats that were computed from Constant nodes only.
+        """
         return array.dtype.kind != "f" or any(isinstance(self.tensor(n), TensorProto) for n in names)
 
     def add_constant(self, array: np.ndarray, like: str = "constant", trains: bool = True) -> str:
-        """A new constant: an initializer, in functions and where it must not train a Constant node.
+        """Add a constant: an initializer; in functions, and if it must not be trainable, a Constant node.
 
-        Before IR version 4 an initializer had to be listed as an input too, which those of the main graph only can be.
+        Before IR version 4 an initializer had to be listed as an input too, so it is added to the main graph.
+
+        Args:
+            array: the value.
+            like: the wish for its name.
+            trains: whether it may be an initializer; see `trains`.
+
+        Returns:
+            The name of the constant.
         """
         name = self.context.fresh(like)
         tensor = numpy_helper.from_array(np.asarray(array), name)
@@ -350,9 +551,10 @@ class GraphEditor:
         return name
 
     def sort(self) -> None:
-        """Bring the nodes into an order that can be run: as they are where it can be, stable else.
+        """Sort the nodes topologically; a valid order is kept, and the sort is stable.
 
-        Raises InvalidModel, naming the nodes of a cycle, or the value that two nodes make.
+        Raises:
+            InvalidModel: the nodes have a cycle (SX101), or a value is defined twice (SX102).
         """
         makers: dict[str, int] = {}
         for i, node in enumerate(self.nodes):
@@ -372,23 +574,41 @@ class GraphEditor:
         self.reindex()
 
     def check(self) -> None:
-        """Raise InvalidModel unless every value that is read is defined, once, and the nodes can be ordered."""
+        """Check that every value is defined once, and sort the nodes.
+
+        Raises:
+            InvalidModel: a value is not defined, the nodes have a cycle (SX101), or a value is defined twice (SX102).
+        """
         self.sort()
         for name in self.free() if self.outer is None else ():
             reader = next((n.title for n in self.nodes if name in self.reads(n)), "the graph's outputs")
-            raise InvalidModel(f"value {name!r}, which {reader} reads, is defined nowhere", code="SX101", node=reader)
+            raise InvalidModel(f"value {name!r}, which {reader} reads, is not defined", code="SX101", node=reader)
 
     # --- constants and types
 
     def owner(self, name: str) -> GraphEditor | None:
-        """The graph that defines a name as it is seen here: this one, or one around it."""
+        """Return the graph that defines a value that is visible here.
+
+        Args:
+            name: of the value.
+
+        Returns:
+            This graph or an outer one; None if none defines it.
+        """
         net: GraphEditor | None = self
         while net is not None and not net.defines(name):
             net = net.outer
         return net
 
     def tensor(self, name: str) -> TensorProto | Node | None:
-        """Where a constant stands: an initializer that no input can override, or a Constant node; None for anything else."""
+        """Return the definition of a constant.
+
+        Args:
+            name: of a value that is visible here.
+
+        Returns:
+            An initializer that no input can override, or a Constant node; None if the value is not a constant.
+        """
         net = self.owner(name) if name else None
         if net is None:
             return None
@@ -398,10 +618,25 @@ class GraphEditor:
         return node if node is not None and node.is_("Constant") else None
 
     def is_constant(self, name: str) -> bool:
+        """Test whether a value is a constant.
+
+        Args:
+            name: of a value that is visible here.
+
+        Returns:
+            Whether it is an initializer that no input can override, or the output of a Constant node.
+        """
         return self.tensor(name) is not None
 
     def constant_bytes(self, name: str) -> int:
-        """The bytes of a constant, without reading it; 0 for what is none."""
+        """Return the size of a constant without reading it.
+
+        Args:
+            name: of a value that is visible here.
+
+        Returns:
+            The bytes; 0 if it is not a constant.
+        """
         found = self.tensor(name)
         if isinstance(found, Node):
             held = found.get("value")
@@ -409,13 +644,21 @@ class GraphEditor:
         return 0 if found is None else nbytes(found)
 
     def constant(self, name: str, most: int = 1 << 26) -> np.ndarray | None:
-        """The value of a constant of at most so many bytes; None for anything else."""
+        """Read a constant.
+
+        Args:
+            name: of a value that is visible here.
+            most: the maximum bytes.
+
+        Returns:
+            The array; None if the value is not a constant, is larger, or cannot be read.
+        """
         found = self.tensor(name)
         if found is None or self.constant_bytes(name) > most:
             return None
         try:
             return _value(found) if isinstance(found, Node) else tensor_data.tensor(found, self.context.folder)
-        except SonnxError:  # damaged, or external without its folder: not ours to judge
+        except SonnxError:  # damaged, or external without its folder: not reported here
             return None
 
     @cached_property
@@ -424,11 +667,18 @@ class GraphEditor:
 
     @property
     def types(self) -> dict[str, Type]:
-        """What shape inference knows of this graph's values; passes add what they make."""
+        """The inferred types of this graph's values; passes add those of new values."""
         return self.context.types.get(id(self), self._no_types)
 
     def type(self, name: str) -> Type:
-        """What is known of a value that is seen here."""
+        """Return what is known of a value.
+
+        Args:
+            name: of a value that is visible here.
+
+        Returns:
+            Its dtype and shape, as far as they are known.
+        """
         net = self.owner(name)
         if net is None:
             return Type()
@@ -438,21 +688,49 @@ class GraphEditor:
         return net.types.get(name, Type())
 
     def shape(self, name: str) -> Shape | None:
+        """Return the shape of a value.
+
+        Args:
+            name: of a value that is visible here.
+
+        Returns:
+            The sizes, a str or None for an open one; None if the rank is not known.
+        """
         return self.type(name).shape
 
     def static(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a value where all of it is known."""
+        """Return the shape of a value if all sizes are known.
+
+        Args:
+            name: of a value that is visible here.
+
+        Returns:
+            The sizes; None if one is open or the rank is not known.
+        """
         shape = self.shape(name)
-        return None if shape is None or not all(isinstance(d, int) for d in shape) else tuple(map(int, shape))  # type: ignore[arg-type]
+        sizes = None if shape is None else [int(d) for d in shape if isinstance(d, int)]
+        return None if shape is None or sizes is None or len(sizes) < len(shape) else tuple(sizes)
 
     def rank(self, name: str) -> int | None:
+        """Return the rank of a value.
+
+        Args:
+            name: of a value that is visible here.
+
+        Returns:
+            The number of axes; None if it is not known.
+        """
         shape = self.shape(name)
         return None if shape is None else len(shape)
 
     # --- snapshots
 
     def snapshot(self) -> Callable[[], None]:
-        """What brings this graph, and those within it, back to where they are now."""
+        """Record the state of this graph and its subgraphs; no weights are copied.
+
+        Returns:
+            A function that restores this state.
+        """
         mine = (list(self.nodes), dict(self.initializers), dict(self.sparse), dict(self.retyped))
         names = (list(self.inputs), list(self.outputs))
         parts = [(n, n.op_type, list(n.inputs), list(n.outputs), dict(n.attributes)) for n in self.nodes]
@@ -481,21 +759,21 @@ def _cycle(needs: Sequence[set[int]], stuck: set[int]) -> list[int]:
     """A cycle among the nodes that cannot be ordered."""
     at = min(stuck)
     path: list[int] = []
-    while at not in path:  # back along what waits: in the end a node is met twice
+    while at not in path:  # follow unmet dependencies: eventually a node is met twice
         path.append(at)
         at = min(needs[at] & stuck)
     return path[path.index(at) :][::-1]
 
 
 def nbytes(tensor: TensorProto) -> int:
-    """The bytes that a tensor takes as an array; of strings, about."""
+    """The bytes of a tensor as an array; approximate for strings."""
     if not dtypes.is_known(tensor.data_type):
         return 0
     return math.prod(max(0, d) for d in tensor.dims) * dtypes.numpy_dtype(tensor.data_type).itemsize
 
 
 def constant_node(name: str, array: np.ndarray) -> Node:
-    """A Constant node that makes the value of this name."""
+    """A Constant node that produces the value of this name."""
     return Node("Constant", [], [name], {"value": helper.make_attribute("value", numpy_helper.from_array(array, name))})
 
 

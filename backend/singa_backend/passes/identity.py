@@ -1,4 +1,4 @@
-"""`remove_identity`: nodes that give what they are given."""
+"""`remove_identity`: remove nodes whose output equals their input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .operator_facts import axes_since, drops_nothing, get_ints, holds_only, per
 
 
 def remove_identity(net: GraphEditor) -> int:
-    """Take out every node whose output is its input; one between an input and an output of the graph becomes an Identity."""
+    """Remove nodes whose output equals an input; a node between an input and an output of the graph becomes an Identity."""
     count = 0
     for node in list(net.nodes):
         source = _same(net, node)
@@ -28,7 +28,7 @@ def remove_identity(net: GraphEditor) -> int:
 
 
 def _same(net: GraphEditor, node: Node) -> str:
-    """The input that a node gives as its first output; "" for a node that does something."""
+    """The input that equals the node's first output; "" if there is none."""
     if not node.plain or node.domain or not node.inputs:
         return ""
     rule = _RULES.get(node.op_type)
@@ -58,7 +58,7 @@ def _reshape(net: GraphEditor, node: Node) -> bool:
         return False
     copies = not node.get("allowzero", 0)
     open_ = [i for i, (d, t) in enumerate(zip(shape, target, strict=True)) if not (d == t or (t == 0 and copies))]
-    # One size may be left to be found out, where none of the others can be 0: [-1, 3] of [n, 3].
+    # One size may be inferred (-1) if none of the others can be 0: [-1, 3] of [n, 3].
     return not open_ or (len(open_) == 1 and target[open_[0]] == -1 and 0 not in shape)
 
 
@@ -67,8 +67,8 @@ def _flatten(net: GraphEditor, node: Node) -> bool:
 
 
 def _squeeze(net: GraphEditor, node: Node) -> bool:
-    said, axes = get_ints(net, node, "axes", 1, axes_since(node))
-    if not said:
+    given, axes = get_ints(net, node, "axes", 1, axes_since(node))
+    if not given:
         shape = net.static(node.inputs[0])
         return node.op_type == "Squeeze" and shape is not None and 1 not in shape
     return node.op_type == "Unsqueeze" and axes == ()
@@ -82,7 +82,7 @@ def _expand(net: GraphEditor, node: Node) -> bool:
 
 
 def _broadcasts(small: tuple[int, ...], shape: Shape) -> bool:
-    """Whether broadcasting with `small` leaves `shape` as it is."""
+    """Whether broadcasting with `small` does not change `shape`."""
     return all(s == 1 or s == d for s, d in zip(small[::-1], shape[::-1], strict=False))
 
 
@@ -124,7 +124,7 @@ def _split(net: GraphEditor, node: Node) -> bool:
 
 
 def _clip(net: GraphEditor, node: Node) -> bool:
-    """Before opset 11 the bounds had defaults, which an infinity does not pass."""
+    """Before opset 11 the bounds had finite defaults, which clip infinities."""
     return net.opset >= 11 and not node.input(1) and not node.input(2)
 
 
@@ -134,14 +134,14 @@ _RULES: dict[str, Callable[[GraphEditor, Node], bool]] = {
     "Pad": _pad, "Slice": _slice, "Concat": _alone, "Sum": _alone, "Max": _alone, "Min": _alone, "Split": _split, "Clip": _clip,
 }  # fmt: skip
 
-# x * 1, x / 1, x - 0 and x + -0.0 give x, to the sign of a zero; x + 0.0 makes 0.0 of -0.0, and x * 0 is no zero for NaN.
+# x * 1, x / 1, x - 0 and x + -0.0 equal x, including the sign of a zero; x + 0.0 turns -0.0 into 0.0, and x * 0 is NaN for NaN.
 _NEUTRAL: dict[str, tuple[float, bool]] = {
     "Mul": (1, True), "Div": (1, False), "Add": (-0.0, True), "Sub": (0.0, False), "And": (1, True), "Or": (0, True),
 }  # fmt: skip
 
 
 def _neutral(net: GraphEditor, node: Node) -> str:
-    """The other input of a node with a constant that changes nothing, its shape included."""
+    """The other input of a node with a neutral constant that does not change its shape; "" if there is none."""
     value, commutes = _NEUTRAL[node.op_type]
     if net.opset < 7 or len(node.inputs) != 2:
         return ""

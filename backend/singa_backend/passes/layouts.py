@@ -1,6 +1,6 @@
-"""What becomes of each operator when a Transpose before it moves behind it: its axes, its other inputs, its outputs' layout.
+"""How each operator changes if a Transpose moves from its input to its outputs: its axes, other inputs and output layouts.
 
-y = Transpose(x, p) has y's axis j from x's axis p[j].  A rule says how the node computes from x what it did from y: new
+Axis j of y = Transpose(x, p) is axis p[j] of x.  A rule specifies how the node computes from x what it computed from y: new
 attributes and inputs, and for each output the permutation q with output = Transpose(new output, q).
 """
 
@@ -27,17 +27,19 @@ from .operator_facts import (
 
 Perm = tuple[int, ...]
 LARGEST = 1 << 24
-"""Bytes of a constant that may be laid out anew."""
+"""Maximum bytes of a constant that is transposed."""
 
 
 @dataclass
 class Moved:
-    """What a rule asks for.
+    """The changes of a node that a rule requires.
 
-    perms: for each output, its permutation.  attributes: new ones.  others: inputs to lay out like x, by slot; None where
-    only one input may be y.
-    lists: new integer lists, (name, input, first opset as an input, values).  operator: another one in its place.
-    after: a Gather of these places behind the node (for Shape).
+    Attributes:
+        perms: the permutation of each output.
+        attributes: new attributes; None removes one.
+        others: inputs to lay out like x, by slot; None if only one input may be y.
+        lists: new integer lists, (name, input, first opset as an input, values).
+        after: indices of a Gather after the node (for Shape).
     """
 
     perms: Sequence[Perm]
@@ -51,7 +53,7 @@ Rule = Callable[[GraphEditor, Node, Perm], Moved | None]
 
 
 def moved(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:
-    """How a node takes x for y = Transpose(x, p) in its input `slot`; None where it cannot."""
+    """How a node computes from x in place of y = Transpose(x, p) in its input `slot`; None if it cannot."""
     if not movable(node):
         return None
     if has_trait("", node.op_type, "broadcasting"):
@@ -76,7 +78,7 @@ def _dropout(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _broadcast(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:
-    """All inputs are laid out alike; those of a lower rank had ones before their axes.  Before opset 7 or 8 they were not."""
+    """All inputs get the same layout; lower ranks are padded with leading ones.  Old versions (before 7 or 8) are refused."""
     declaration = newest_declaration("", node.op_type)
     if declaration is None or net.opset < declaration.versions[0] or len(node.outputs) != 1:
         return None
@@ -87,7 +89,7 @@ def _broadcast(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None
 
 
 def _quantized(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
-    """One scale, or one for each place of an axis; not one for each block."""
+    """Per tensor or per axis; not per block."""
     if node.get("block_size", 0) or len(node.outputs) != 1:
         return None
     return _axis(net, node, p, 1) if net.opset >= 13 else Moved([p])
@@ -102,7 +104,7 @@ def _axis(net: GraphEditor, node: Node, p: Perm, default: int = -1) -> Moved | N
 
 
 def _softmax(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
-    """Before opset 13 the axes from `axis` on were one: they may only move among themselves."""
+    """Before opset 13 `axis` and later axes were flattened: they may only move among themselves."""
     if net.opset >= 13:
         return _axis(net, node, p)
     axes = inside([node.get("axis", 1)], len(p))
@@ -110,7 +112,7 @@ def _softmax(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _trailing(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
-    """What is normalized over the axes from `axis` on: those must stay where they are."""
+    """Normalized over `axis` and later axes: these must not move."""
     axes = inside([node.get("axis", -1)], len(p))
     if axes is None or len(node.outputs) != 1 or any(p[j] != j for j in range(axes[0], len(p))):
         return None
@@ -118,7 +120,7 @@ def _trailing(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _channel(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
-    """Channels must stay axis 1; InstanceNormalization and the like also tell samples apart."""
+    """Channels must stay axis 1; all but BatchNormalization also require samples at axis 0."""
     fixed = p[:2] == (0, 1) if node.op_type != "BatchNormalization" else len(p) > 1 and p[1] == 1
     return Moved([p]) if fixed and len(node.outputs) == 1 else None
 
@@ -144,8 +146,8 @@ def _split(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _reduce(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
-    said, axes = get_ints(net, node, "axes", 1, axes_since(node))
-    if (said and axes is None) or (not axes and node.get("noop_with_empty_axes", 0)):
+    given, axes = get_ints(net, node, "axes", 1, axes_since(node))
+    if (given and axes is None) or (not axes and node.get("noop_with_empty_axes", 0)):
         return None
     found = inside(axes or tuple(range(len(p))), len(p))
     if found is None:
@@ -162,21 +164,21 @@ def _arg(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _without(p: Perm, axes: Sequence[int]) -> Perm:
-    """The permutation of what is left when y's `axes` are gone."""
+    """The permutation of the remaining axes when `axes` of y are removed."""
     kept = [p[j] for j in range(len(p)) if j not in axes]
     order = sorted(kept)
     return tuple(order.index(k) for k in kept)
 
 
 def _squeeze(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
-    said, axes = get_ints(net, node, "axes", 1, axes_since(node))
-    if not said:
+    given, axes = get_ints(net, node, "axes", 1, axes_since(node))
+    if not given:
         shape = net.static(node.inputs[0])
         axes = None if shape is None else tuple(i for i, d in enumerate(shape) if d == 1)
     found = inside(axes, len(p))
     if found is None:
         return None
-    return Moved([_without(p, found)], lists=[("axes", 1, axes_since(node), sorted(p[a] for a in found))] if said else [])
+    return Moved([_without(p, found)], lists=[("axes", 1, axes_since(node), sorted(p[a] for a in found))] if given else [])
 
 
 def _unsqueeze(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
@@ -193,8 +195,8 @@ def _unsqueeze(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _slice(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
-    said, axes = get_ints(net, node, "axes", 3, 10)
-    if said and axes is None:
+    given, axes = get_ints(net, node, "axes", 3, 10)
+    if given and axes is None:
         return None
     if axes is None:
         starts = get_ints(net, node, "starts", 1, 10)[1]
@@ -219,7 +221,7 @@ def _pad(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _spread(values: Sequence[Any], p: Perm) -> list[Any]:
-    """One value for each axis of y, as one for each of x."""
+    """Reorder one value for each axis of y as one for each axis of x."""
     inverse = invert(p)
     return [values[inverse[k]] for k in range(len(p))]
 
@@ -239,7 +241,7 @@ def _expand(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _resize(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
-    """Scales or sizes move with their axes.  What interpolates keeps samples and channels in front, as engines want them."""
+    """Scales or sizes move with their axes.  If it interpolates, samples and channels stay first, as engines require."""
     axes = inside(node.get("axes"), len(p)) if node.get("axes") is not None else None
     if node.get("axes") is not None and axes is None:
         return None
@@ -294,7 +296,7 @@ RULES: dict[str, Rule] = {
 
 
 def _rule(name: str) -> Rule | None:
-    """The rule of an operator: by its traits, or its own."""
+    """The rule of an operator: by its traits, or from the table."""
     if has_trait("", name, "unary"):
         return _unary
     return _reduce if has_trait("", name, "reduction") else RULES.get(name)
@@ -312,13 +314,13 @@ def movable(node: Node) -> bool:
 
 
 def can_lay_out(net: GraphEditor, name: str, rank: int) -> bool:
-    """Whether a value can be laid out like x: its rank is known and not larger, and no large constant is copied."""
+    """Whether a value can get the layout of x: its rank is known and not larger, and no large constant is copied."""
     own = net.rank(name)
     return own is not None and own <= rank and net.constant_bytes(name) <= LARGEST
 
 
 def lay_out(net: GraphEditor, name: str, p: Perm, before: Node) -> str:
-    """The value that, put through Transpose(p), is this one with ones before its axes; new nodes stand before `before`."""
+    """The value whose Transpose(p) is this value with leading ones; new nodes are inserted before `before`."""
     rank, n = net.rank(name), len(p)
     assert rank is not None
     if rank == 0:
@@ -328,7 +330,7 @@ def lay_out(net: GraphEditor, name: str, p: Perm, before: Node) -> str:
     array = net.constant(name, LARGEST)
     if array is not None:
         return net.add_constant(array.reshape((1,) * (n - rank) + array.shape).transpose(inverse), name, net.trains(array, name))
-    axes = [k for k in range(n) if inverse[k] >= n - rank]  # of the result, that come from axes of the value
+    axes = [k for k in range(n) if inverse[k] >= n - rank]  # axes of the result that come from axes of the value
     order = tuple(inverse[k] - (n - rank) for k in axes)
     maker = net.producer(name)
     if maker is not None and maker.is_("Transpose"):

@@ -1,4 +1,4 @@
-"""`move_out_of_loops`: what is the same in every round is computed once, a Transpose at a scan output goes behind the loop."""
+"""`move_out_of_loops`: move loop-invariant nodes before a loop, and Transposes of its scan outputs after it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .graph import GraphEditor, Node, Type
 from .operator_facts import deterministic, permutation
 
 MOST = 1 << 20
-"""Bytes of a constant that may be copied from a body to the graph around it."""
+"""Maximum bytes of a constant that is copied from a body to the outer graph."""
 
 
 def move_out_of_loops(net: GraphEditor) -> int:
-    """Move invariant nodes out of the bodies of Loops and Scans, and Transposes from their scan outputs behind them."""
+    """Move invariant nodes out of the bodies of Loops and Scans, and Transposes of their scan outputs after them."""
     count = 0
     for node in list(net.nodes):
         if not node.is_("Loop", "Scan") or "body" not in node.graphs or (node.is_("Scan") and net.opset < 9):
@@ -29,7 +29,7 @@ def move_out_of_loops(net: GraphEditor) -> int:
 
 
 def _states(node: Node) -> int:
-    """How many outputs of the node are states, before the scan outputs."""
+    """The number of states among the node's outputs; scan outputs follow them."""
     return len(node.inputs) - (2 if node.op_type == "Loop" else node.get("num_scan_inputs", 0))
 
 
@@ -51,9 +51,9 @@ def _runs(net: GraphEditor, node: Node) -> bool:
 
 
 def _invariant(net: GraphEditor, loop: Node, body: GraphEditor, runs: bool) -> int:
-    """Hoist every node of the body that depends on nothing of it.
+    """Hoist every node of the body that depends on none of its values.
 
-    It moves where the body runs at least once, so that it would have been computed anyway, or where it cannot fail.
+    A node moves only if the body runs at least once, so that it would be computed anyway, or if it cannot fail.
     """
     count = 0
     for node in list(body.nodes):
@@ -75,7 +75,7 @@ def _invariant(net: GraphEditor, loop: Node, body: GraphEditor, runs: bool) -> i
 
 
 def _cannot_fail(body: GraphEditor, node: Node) -> bool:
-    """Whether the node computes whatever the values are: by its operator, or as a Transpose of a known rank."""
+    """Whether the node computes for all values: by its operator, or as a Transpose of a known rank."""
     if has_trait(node.domain, node.op_type, "cannot_fail"):
         return True
     perm = permutation(body, node) if node.is_("Transpose") else None
@@ -94,15 +94,15 @@ def _hoist(net: GraphEditor, loop: Node, body: GraphEditor, node: Node, constant
         if not old:
             continue
         body.replace(old, name)
-        if old in body.outputs:  # the checker wants an output of a body made by a node of it
+        if old in body.outputs:  # onnx's checker requires that a node of the body produces its output
             body.insert(Node("Identity", [name], [old]), before=place)
     net.types.update(types)
     net.reindex()
 
 
 def _scan_output(net: GraphEditor, loop: Node, body: GraphEditor, i: int) -> int:
-    """Take a Transpose from scan output `i` of the body to behind the loop, where it acts on all rounds at once."""
-    at = i + (1 if loop.op_type == "Loop" else 0)  # a Loop's body gives its condition first
+    """Move a Transpose of scan output `i` after the loop, where it permutes all iterations at once."""
+    at = i + (1 if loop.op_type == "Loop" else 0)  # a Loop's body returns its condition first
     if at >= len(body.outputs) or not loop.outputs[i]:
         return 0
     name, out = body.outputs[at], loop.outputs[i]
@@ -133,8 +133,8 @@ def _scan_output(net: GraphEditor, loop: Node, body: GraphEditor, i: int) -> int
     body.remove(node)
     stacked = net.context.fresh(out + "_stacked")
     net.rename_output(loop, i, stacked)
-    # The axis of the rounds stays where it was; the others move around it.
+    # The axis of the iterations keeps its place; the others move around it.
     others = [p + (p >= axis) for p in perm]
-    behind = [*others[:axis], axis, *others[axis:]]
-    net.add("Transpose", [stacked], name=out, after=loop, type=net.types.get(out, Type()), perm=behind)
+    whole = [*others[:axis], axis, *others[axis:]]
+    net.add("Transpose", [stacked], name=out, after=loop, type=net.types.get(out, Type()), perm=whole)
     return 1

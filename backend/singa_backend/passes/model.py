@@ -1,6 +1,6 @@
-"""A model under change: `ModelEditor(model)` reads it into Nets, passes change those, `write` puts them back.
+"""A model that is edited: `ModelEditor(model)` reads it into GraphEditors, passes change those, `write` stores the result.
 
-edit = ModelEditor(model)                       # ModelProto; nothing in it changes before edit.write()
+edit = ModelEditor(model)                # a ModelProto, which does not change before edit.write()
 net = edit.main                          # a GraphEditor: the main graph; net.nodes, net.producer("y"), net.users("y"), ...
 """
 
@@ -20,26 +20,49 @@ from .write import write
 
 
 class ModelEditor(Context):
-    """A model under change: its main graph, the bodies of its functions, fresh names, types.
+    """A model that is edited: its main graph, the bodies of its functions, fresh names, types.
 
-    folder: where external data lie.  Raises InvalidModel for a model whose nodes cannot be ordered.
+    Attributes:
+        model: the message that `write` changes.
+        folder: the folder of external data.
+        ir_version: of the model.
+        function_names: (domain, name) of the model's functions.
+        refused: nodes that could not be computed, which are not tried again.
+        main: the main graph.
+        functions: the bodies of the functions.
     """
 
     def __init__(self, model: ModelProto, folder: Path | None = None) -> None:
+        """Read a model.
+
+        Args:
+            model: the model, which does not change before `write`.
+            folder: the folder of external data.
+
+        Raises:
+            InvalidModel: nodes have a cycle (SX101), a value is defined twice (SX102), or a name is not UTF-8 (SX107).
+        """
         self.model, self.folder, self.ir_version = model, folder, model.ir_version
         self.function_names = {(plain_domain(f.domain), f.name) for f in model.functions}
         self.refused: set[Node] = set()
-        """Nodes that could not be computed: nobody need try again."""
         self._inferred: dict[int, dict[str, Type]] | None = None
         opsets = imported(model.opset_import)
         self.main = GraphEditor(self, model.graph, None, opsets)
         self.functions = [GraphEditor(self, f, None, opsets | imported(f.opset_import)) for f in model.functions]
         taken = {n for net in self.all_nets() for n in _names(net)}
-        if not all(isinstance(n, str) for n in taken):  # protobuf gives bytes then
+        if not all(isinstance(n, str) for n in taken):  # protobuf then returns bytes
             raise InvalidModel("a name in the model is not UTF-8", code="SX107")
         self._names = FreshNames(taken)
 
     def fresh(self, wish: str) -> str:
+        """Return a name that is not in use in the model.
+
+        Args:
+            wish: the name to return if it is free.
+
+        Returns:
+            The wish, or the wish with a number.
+        """
         return self._names.new(wish)
 
     @property
@@ -48,55 +71,74 @@ class ModelEditor(Context):
         return (self.main, *self.functions)
 
     def all_nets(self) -> Iterator[GraphEditor]:
-        """Every graph, inner ones first."""
+        """Iterate over all graphs, inner ones first.
+
+        Yields:
+            Each graph, and each body of a function.
+        """
         for top in self.tops:
             yield from top.walk()
 
     def nets(self) -> Iterator[GraphEditor]:
-        """Every graph that may be rewritten, inner ones first."""
+        """Iterate over the graphs that may be rewritten, inner ones first.
+
+        Yields:
+            Each graph without ONNX's Gradient, which refers to values by name.
+        """
         for top in self.tops:
             if not _differentiates(top):
                 yield from top.walk()
 
     @property
     def open(self) -> bool:
-        """Whether anything may be rewritten: names must mean one thing, and no other graph may refer to them."""
+        """Whether the model may be rewritten: names are unique, and no training_info refers to them."""
         return not self.model.training_info and not any(map(_hidden, self.tops))
 
     def notes(self) -> list[str]:
-        """What is left as it is, and why."""
+        """Describe what is not rewritten, and why.
+
+        Returns:
+            One sentence for each reason.
+        """
         found = []
         if self.model.training_info:
             found.append("nothing is rewritten: the model's training_info refers to its names")
         given = [n for n in self.main.inputs if n in self.main.initializers] if self.ir_version >= 4 else []
         if given:
             found.append(
-                f"{len(given)} initializers are inputs too, which a caller may give: they are no constants ({given[0]!r}, ...)"
+                f"{len(given)} initializers are inputs too, which the caller may override: not constants ({given[0]!r}, ...)"
             )
         for top in self.tops:
             hidden = _hidden(top)
             if hidden:
-                found.append(f"nothing is rewritten: a subgraph defines {hidden!r} again, which a graph around it defines")
+                found.append(f"nothing is rewritten: a subgraph redefines {hidden!r}, which an outer graph defines")
             if _differentiates(top):
-                found.append(f"{top.proto.name!r} is left as it is: a Gradient in it names its values in attributes")
+                found.append(f"{top.proto.name!r} is not rewritten: a Gradient in it refers to values by name")
         return found
 
     @property
     def has_types(self) -> bool:
+        """Whether types have been inferred for the current graphs."""
         return self._inferred is not None
 
     @property
     def types(self) -> dict[int, dict[str, Type]]:
+        """The types of values by the id of their graph; inferred at the first request after `forget`."""
         if self._inferred is None:
-            self._inferred = {}  # what inference itself asks for
+            self._inferred = {}  # inference itself reads this
             self._inferred = infer(self.model, self.main, self.functions)
         return self._inferred
 
     def forget(self) -> None:
+        """Discard inferred types, after a change of the graphs."""
         self._inferred = None
 
     def snapshot(self) -> Callable[[], None]:
-        """What brings the whole model back to where it is now."""
+        """Record the state of all graphs; no weights are copied.
+
+        Returns:
+            A function that restores this state.
+        """
         functions = list(self.functions)
         inner = [top.snapshot() for top in (self.main, *functions)]
 
@@ -109,7 +151,7 @@ class ModelEditor(Context):
         return restore
 
     def write(self) -> None:
-        """Put the changes into the ModelProto."""
+        """Write the changes to the ModelProto."""
         write(self.model, self.main, self.functions)
 
 
@@ -118,7 +160,7 @@ def _differentiates(top: GraphEditor) -> bool:
 
 
 def _hidden(net: GraphEditor, around: frozenset[str] = frozenset()) -> str:
-    """A name that a subgraph defines although a graph around it does; "" where there is none."""
+    """A name that a subgraph redefines although an outer graph defines it; "" if there is none."""
     own = {*net.inputs, *net.initializers, *net.sparse, *(o for n in net.nodes for o in n.outputs if o)}
     if own & around:
         return min(own & around)

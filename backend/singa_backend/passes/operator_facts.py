@@ -1,4 +1,4 @@
-"""What passes must know of operators: which are deterministic, and lists of integers (axes and the like) in both their forms."""
+"""Facts about operators that passes need: which are deterministic, and integer lists (such as axes) in both their forms."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .graph import GraphEditor, Node
 
 
 def version(net: GraphEditor, node: Node) -> int | None:
-    """The schema version that a node of this graph means; None for what is no operator of ONNX."""
+    """The schema version that a node of this graph calls; None if it is not an operator of ONNX."""
     if not node.plain:
         return None
     return schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 0))
 
 
 def deterministic(net: GraphEditor, node: Node) -> bool:
-    """Whether the node gives the same for the same inputs, every time; False for what nobody knows.
+    """Whether the node always returns the same for the same inputs; False if it is not known.
 
-    Functions of the model and custom operators count as unknown, and so does Dropout that may drop.
+    Functions of the model, custom operators, and a Dropout that may drop count as not known.
     """
     if version(net, node) is None or node.domain.startswith("ai.onnx.preview"):
         return False
@@ -31,7 +31,7 @@ def deterministic(net: GraphEditor, node: Node) -> bool:
     if has_trait(node.domain, node.op_type, "random_in_training") and not drops_nothing(net, node):
         return False
     if node.is_("BatchNormalization") and len(node.outputs) > 1:
-        return False  # old versions in training form
+        return False  # an old version in training form
     return all(deterministic(inner, n) for inner, n in _within(node))
 
 
@@ -42,7 +42,7 @@ def _within(node: Node) -> Iterator[tuple[GraphEditor, Node]]:
 
 
 def drops_nothing(net: GraphEditor, node: Node) -> bool:
-    """Whether a Dropout gives its input: always from opset 7 on, unless the input `training_mode` may say else."""
+    """Whether a Dropout returns its input: always in opset 7 or later, unless the input `training_mode` may be true."""
     if net.opset < 7:
         return bool(node.get("is_test", 0))
     if net.opset < 12 or not node.input(2):
@@ -52,7 +52,7 @@ def drops_nothing(net: GraphEditor, node: Node) -> bool:
 
 
 def get_ints(net: GraphEditor, node: Node, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
-    """(whether the node says it, what it says) of a list of integers: an attribute before opset `since`, an input from it on.
+    """Read a list of integers, an attribute before opset `since`, then an input: (whether the node has it, its value).
 
     (True, None): an input that is not constant.
     """
@@ -68,7 +68,7 @@ def get_ints(net: GraphEditor, node: Node, name: str, index: int, since: int) ->
 def set_ints(
     net: GraphEditor, node: Node, name: str, index: int, since: int, values: Sequence[int], dtype: type = np.int64
 ) -> None:
-    """Write such a list in the form that the opset asks for."""
+    """Write such a list in the form that the opset requires."""
     if net.opset < since:
         node.set(**{name: [int(v) for v in values]})
         return
@@ -83,7 +83,7 @@ def axes_since(node: Node) -> int:
 
 
 def inside(axes: Sequence[int] | None, rank: int | None) -> tuple[int, ...] | None:
-    """Axes counted from the front; None where one is out of range, or negative and the rank unknown."""
+    """Axes counted from the front; None if one is out of range, or negative while the rank is unknown."""
     if axes is None:
         return None
     if rank is None:
@@ -93,7 +93,7 @@ def inside(axes: Sequence[int] | None, rank: int | None) -> tuple[int, ...] | No
 
 
 def permutation(net: GraphEditor, node: Node) -> tuple[int, ...] | None:
-    """What a Transpose does; None where the file does not say, or says what is no permutation."""
+    """The permutation of a Transpose; None if it is not known, or `perm` is not a permutation."""
     perm = node.get("perm")
     if perm is None:
         rank = net.rank(node.input(0))
@@ -102,19 +102,20 @@ def permutation(net: GraphEditor, node: Node) -> tuple[int, ...] | None:
 
 
 def compose(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    """The one permutation that does both: Transpose(Transpose(x, first), second)."""
+    """The permutation of Transpose(Transpose(x, first), second)."""
     return tuple(first[i] for i in second)
 
 
 def invert(perm: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that undoes another."""
+    """The inverse permutation."""
     return tuple(perm.index(i) for i in range(len(perm)))
 
 
 def holds_only(array: np.ndarray | None, value: float) -> bool:
-    """Whether an array is not empty and every element is this number, its sign included."""
+    """Whether an array is not empty and every element equals this number, sign of zero included."""
     if array is None or not array.size or array.dtype == dtypes.STRING or array.dtype.kind == "c":
         return False
     wide = array.astype(np.float64) if array.dtype.kind not in "iub" else array
-    return bool((wide == value).all()) and (value != 0 or array.dtype.kind in "iub" or
-                                            bool((np.signbit(wide) == np.signbit(value)).all()))  # fmt: skip
+    return bool((wide == value).all()) and (
+        value != 0 or array.dtype.kind in "iub" or bool((np.signbit(wide) == np.signbit(value)).all())
+    )

@@ -1,10 +1,10 @@
-"""Rewrites of ONNX models that leave every result as it is: `optimize(model)` runs them to a fixed point and says what each did.
+"""Rewrites of ONNX models that keep every result: `optimize(model)` runs them to a fixed point and reports what each changed.
 
     report = optimize(model)                                  # in place; print(report)
     report = optimize(model, ["remove_identity", "optimize_transpose"])
 
-Names and order of the graph's inputs and outputs stay.  Values are equal bit by bit where numbers only move; sums over axes
-that moved, and `fold_batch_normalization`, round differently.  Weights that nothing rewrites are neither read nor copied.
+Names and order of the graph's inputs and outputs do not change.  Values are equal bit by bit if numbers only move; sums over
+axes that moved, and `fold_batch_normalization`, round differently.  Weights that no pass rewrites are neither read nor copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ from .transpose import optimize_transpose
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite by name.  run: changes an ModelEditor and gives the number of its changes."""
+    """A named rewrite.
+
+    Attributes:
+        name: the key in `PASSES`.
+        summary: what the pass does, in one line.
+        run: changes a `ModelEditor` and returns the number of its changes.
+    """
 
     name: str
     summary: str
@@ -41,12 +47,12 @@ class Pass:
 
 
 def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]:
-    """A rewrite of one graph as one of all, inner graphs first."""
+    """Apply a rewrite of one graph to all graphs, inner ones first."""
 
     def run(edit: ModelEditor) -> int:
         count = 0
         for net in list(edit.nets()):
-            net.reindex()  # graphs within it may have changed
+            net.reindex()  # its subgraphs may have changed
             count += rewrite(net)
         return count
 
@@ -56,37 +62,59 @@ def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]
 PASSES: dict[str, Pass] = {
     p.name: p
     for p in (
-        Pass("remove_identity", "drop nodes that give what they are given", _each(remove_identity)),
-        Pass("simplify_shapes", "make constants of sizes that are known", _each(simplify_shapes)),
-        Pass("fold_constants", "compute what hangs on constants only", _each(fold_constants)),
-        Pass("move_out_of_loops", "compute once what is the same in every round", _each(move_out_of_loops)),
-        Pass("remove_back_to_back", "join two nodes in a row that one can do, or none", _each(remove_back_to_back)),
-        Pass("optimize_transpose", "push Transposes down until they vanish", _each(optimize_transpose)),
-        Pass("fold_batch_normalization", "put what scales and shifts channels into the weights before it",
-             _each(fold_batch_normalization)),
-        Pass("merge_duplicates", "compute once what is computed twice", _each(merge_duplicates)),
-        Pass("remove_dead", "drop nodes, initializers and functions that nobody needs",
-             lambda edit: _each(remove_dead)(edit) + remove_dead_functions(edit)),
+        Pass("remove_identity", "remove nodes whose output equals their input", _each(remove_identity)),
+        Pass("simplify_shapes", "replace known sizes by constants", _each(simplify_shapes)),
+        Pass("fold_constants", "evaluate nodes whose inputs are all constants", _each(fold_constants)),
+        Pass("move_out_of_loops", "move nodes that are the same in every iteration out of loops", _each(move_out_of_loops)),
+        Pass("remove_back_to_back", "merge two successive nodes, or remove both", _each(remove_back_to_back)),
+        Pass("optimize_transpose", "move Transposes down until they cancel", _each(optimize_transpose)),
+        Pass(
+            "fold_batch_normalization",
+            "fold the scale and shift of channels into the preceding weights",
+            _each(fold_batch_normalization),
+        ),
+        Pass("merge_duplicates", "merge equal nodes and equal constants", _each(merge_duplicates)),
+        Pass(
+            "remove_dead",
+            "remove unused nodes, initializers and functions",
+            lambda edit: _each(remove_dead)(edit) + remove_dead_functions(edit),
+        ),
     )
-}  # fmt: skip
-"""All passes, in the order in which they run."""
+}
+"""All passes by name, in the order in which they run."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A pass that raised: what it had changed was undone, and it did not run again."""
+    """A pass that raised: its changes were undone, and it did not run again.
+
+    Attributes:
+        name: of the pass.
+        error: the class of the exception.
+        message: the text of the exception.
+    """
 
     name: str
     error: str
     message: str
 
     def __str__(self) -> str:
+        """Return the failure in one line."""
         return f"{self.name} failed and was undone: {self.error}: {self.message}"
 
 
 @dataclass
 class PassReport:
-    """What one pass did.  before, after: nodes by operator around its first run, and what is left of them by its own doing."""
+    """The changes of one pass.
+
+    Attributes:
+        name: of the pass.
+        changes: the number of changes in all rounds.
+        seconds: the time that all its runs took.
+        before: the number of nodes by operator before its first run.
+        after: `before` plus the changes that this pass made.
+        changed: the number of changes in its last run.
+    """
 
     name: str
     changes: int = 0
@@ -94,30 +122,40 @@ class PassReport:
     before: Counter[str] = field(default_factory=Counter)
     after: Counter[str] = field(default_factory=Counter)
     changed: int = 0
-    """Changes of the last run."""
 
     @property
     def operators(self) -> dict[str, tuple[int, int]]:
-        """(before, after) for each operator whose number changed."""
+        """(before, after) for each operator whose number of nodes changed."""
         names = sorted(self.before.keys() | self.after.keys())
         return {n: (self.before[n], self.after[n]) for n in names if self.before[n] != self.after[n]}
 
     def __str__(self) -> str:
+        """Return the changes in one line."""
         changed = ", ".join(f"{n} {b - a:+d} ({a} -> {b})" for n, (a, b) in self.operators.items())
         return f"{self.name}: {self.changes} changes" + (f"; {changed}" if changed else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the report as plain data.
+
+        Returns:
+            A dict of pass, changes, seconds and operators.
+        """
         return {"pass": self.name, "changes": self.changes, "seconds": round(self.seconds, 4),
                 "operators": {n: {"before": a, "after": b} for n, (a, b) in self.operators.items()}}  # fmt: skip
 
 
 @dataclass
 class Report:
-    """What `optimize` did.
+    """The result of `optimize`.
 
-    passes: one report for each pass, in order.  rounds: how often all of them ran.  settled: whether the last round changed
-    nothing.  before, after: nodes by operator, those of subgraphs and functions included.  notes: what was left alone, and why.
+    Attributes:
+        passes: one report for each pass, in order.
+        rounds: how many times all passes ran.
+        settled: whether the last round changed nothing.
+        before: the number of nodes by operator before, subgraphs and functions included.
+        after: the same, after.
+        failures: the passes that raised.
+        notes: what was not rewritten, and why.
     """
 
     passes: list[PassReport]
@@ -130,18 +168,24 @@ class Report:
 
     @property
     def changes(self) -> int:
+        """The number of changes of all passes."""
         return sum(p.changes for p in self.passes)
 
     def __str__(self) -> str:
+        """Return the report as text, a line for each pass that changed something."""
         lines = [f"{self.before.total()} -> {self.after.total()} nodes in {self.rounds} rounds"]
         lines += [f"  {p}" for p in self.passes if p.changes]
         lines += [f"  {f}" for f in self.failures] + [f"  {n}" for n in self.notes]
         if not self.settled:
-            lines.append("  the last round still changed something")
+            lines.append("  not settled: the last round still made changes")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for ``--json``."""
+        """Return the report as plain data, for ``--json``.
+
+        Returns:
+            A dict of rounds, settled, changes, nodes, operators, passes, failures and notes.
+        """
         return {
             "rounds": self.rounds, "settled": self.settled, "changes": self.changes,
             "nodes": {"before": self.before.total(), "after": self.after.total()},
@@ -152,20 +196,43 @@ class Report:
         }  # fmt: skip
 
 
-def optimize(model: ModelProto, passes: Sequence[str] | None = None, *, rounds: int = 20, folder: str | Path | None = None,
-             progress: Callable[..., None] | None = None) -> Report:  # fmt: skip
-    """Rewrite a model **in place** until no pass finds anything more to do.
+def optimize(
+    model: ModelProto,
+    passes: Sequence[str] | None = None,
+    *,
+    rounds: int = 20,
+    folder: str | Path | None = None,
+    progress: Callable[..., None] | None = None,
+) -> Report:
+    """Rewrite a model **in place** until no pass changes anything.
 
-    passes: names from `PASSES`, run in the order given; all of them, in their own order, when absent.
-    rounds: how often all passes may run.  folder: where external data lie, so that small constants among them can be read.
-    progress: called after each pass, with `note=` its name.
-    Until all passes are through, `model` is untouched.  Before IR version 4 every initializer was listed as an input and
-    counts as constant here; from 4 on one that is listed as an input may be given by the caller, and is no constant.
-    Raises InvalidInput for an unknown pass, InvalidModel for a graph with a cycle or a value that is defined nowhere or twice.
+    `model` does not change before all passes have finished.  Before IR version 4 every initializer had to be listed as an
+    input, and counts as a constant here.  In IR version 4 or later the caller may override an initializer that is listed as
+    an input, so it is not a constant.  A pass that raises is undone and reported in `Report.failures`.
+
+    Args:
+        model: the model to rewrite.
+        passes: names from `PASSES`, in the order in which to run them; by default all, in the order of `PASSES`.
+        rounds: the maximum number of times that all passes run, at least 1.
+        folder: the folder of external data, so that small constants there can be read.
+        progress: called after each pass, with `note=` its name.
+
+    Returns:
+        What each pass changed, and what was not rewritten.
+
+    Raises:
+        InvalidInput: a pass is unknown, or `rounds` is less than 1 (SX360).
+        InvalidModel: a graph has a cycle (SX101), a value is not defined (SX101) or defined twice (SX102), or a name is not
+            UTF-8 (SX107).
+        ResourceExhausted: the model is nested too deeply (SX602).
+
+    Example:
+        >>> report = optimize(model, ["remove_identity", "remove_dead"])  # doctest: +SKIP
+        >>> print(report)  # doctest: +SKIP
     """
     chosen = [_named(name) for name in (PASSES if passes is None else passes)]
     if rounds < 1:
-        raise InvalidInput(f"rounds={rounds} lets no pass run", code="SX360", hint="give 1 or more")
+        raise InvalidInput(f"rounds must be at least 1, got {rounds}", code="SX360")
     try:
         edit = ModelEditor(model, None if folder is None else Path(folder))
         _check(edit)
@@ -174,7 +241,7 @@ def optimize(model: ModelProto, passes: Sequence[str] | None = None, *, rounds: 
             _run(edit, chosen, rounds, report, progress or (lambda note="": None))
             edit.write()
     except RecursionError as error:
-        raise ResourceExhausted("the model nests too deeply for the Python stack", code="SX602") from error
+        raise ResourceExhausted("the model is nested too deeply for the Python stack", code="SX602") from error
     except UnicodeDecodeError as error:
         raise InvalidModel(f"a name in the model is not UTF-8: {error}", code="SX107") from None
     report.after = _count(edit)
@@ -183,7 +250,7 @@ def optimize(model: ModelProto, passes: Sequence[str] | None = None, *, rounds: 
 
 def _named(name: str) -> Pass:
     if name not in PASSES:
-        raise InvalidInput(f"there is no pass {name!r}; there are {', '.join(PASSES)}", code="SX360")
+        raise InvalidInput(f"a pass must be one of {', '.join(PASSES)}, got {name!r}", code="SX360")
     return PASSES[name]
 
 
@@ -205,7 +272,7 @@ def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report,
 
 
 def _step(edit: ModelEditor, rewrite: Pass, did: PassReport) -> Failure | None:
-    """Run one pass once; whatever it raises undoes it, and so does a graph that it leaves broken."""
+    """Run one pass once; if it raises, or leaves an invalid graph, it is undone."""
     restore, before, start = edit.snapshot(), _count(edit), time.perf_counter()
     did.changed = 0
     if not did.before:
@@ -234,6 +301,6 @@ def _check(edit: ModelEditor) -> None:
 
 
 def _count(edit: ModelEditor) -> Counter[str]:
-    """Nodes by operator, those of other domains with the domain's name."""
+    """Count nodes by operator; the domain is part of the name unless it is ONNX's own."""
     nodes = (n for net in edit.all_nets() for n in net.nodes)
     return Counter(f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in nodes)

@@ -1,8 +1,8 @@
-"""`simplify_shapes`: arithmetic with shapes becomes constants where the sizes are known, a Reshape takes 0 and -1 for the rest.
+"""`simplify_shapes`: replace shape arithmetic by constants if sizes are known, and use 0 and -1 in a Reshape for open sizes.
 
     Shape(x) -> Gather(1) -> Unsqueeze -> Concat(.., -1) -> Reshape        x: [n, 12, 64]
 
-Only what moves sizes about is followed here; once a piece is constant, `fold_constants` computes with it.
+Only operators that move sizes are followed; once a value is constant, `fold_constants` computes with it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .graph import GraphEditor, Node
 from .operator_facts import axes_since, get_ints, set_ints
 
 FEW = 64
-"""Entries up to which a vector is followed."""
+"""Maximum entries of a vector that is followed."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A size that is not known: that of one axis of a value, or the one that the model calls by a name."""
+    """An open size: that of one axis of a value, or one that the model names."""
 
     name: str
     axis: int = -1
@@ -32,7 +32,7 @@ Entry = int | Size | None
 
 @dataclass(frozen=True)
 class Vector:
-    """A scalar or a list of whole numbers, as far as they are known."""
+    """A scalar or a list of integers, as far as they are known."""
 
     entries: tuple[Entry, ...]
     scalar: bool = False
@@ -43,7 +43,7 @@ class Vector:
 
 
 def simplify_shapes(net: GraphEditor) -> int:
-    """Put constants in the place of sizes that are known, and of the shapes that Reshapes get."""
+    """Replace known sizes, and the shape inputs of Reshapes, by constants."""
     found: dict[str, Vector] = {}
     count = 0
     for node in list(net.nodes):
@@ -65,7 +65,7 @@ def simplify_shapes(net: GraphEditor) -> int:
 
 
 def _dtype(net: GraphEditor, node: Node) -> np.dtype[np.generic]:
-    """int32 where the node makes that; everything else that is followed is int64."""
+    """int32 if the node's output is; all other followed values are int64."""
     return np.dtype(np.int32 if net.type(node.outputs[0]).dtype == 6 else np.int64)
 
 
@@ -85,7 +85,7 @@ class _Reader:
         return Vector(tuple(int(v) for v in array.reshape(-1)), array.ndim == 0)
 
     def sizes(self, name: str) -> tuple[Entry, ...] | None:
-        """The sizes of a value; one that the file does not name is called by its axis."""
+        """The sizes of a value; an open size without a name is identified by its axis."""
         shape = self.net.shape(name)
         if shape is None:
             return None
@@ -115,7 +115,7 @@ def _same(r: _Reader, node: Node) -> Vector | None:
 
 
 def _cast(r: _Reader, node: Node) -> Vector | None:
-    """To a whole number that holds it: sizes that are not known are followed into int64 only."""
+    """To an integer type that holds the values: open sizes are followed into int64 only."""
     vector, to = r.vector(node.inputs[0]), node.get("to")
     if vector is None or to not in (6, 7) or (to == 6 and not vector.known):
         return None
@@ -168,8 +168,8 @@ def _unsqueeze(r: _Reader, node: Node) -> Vector | None:
 
 def _squeeze(r: _Reader, node: Node) -> Vector | None:
     vector = r.vector(node.inputs[0])
-    said, axes = r.ints(node, "axes", 1, axes_since(node))
-    if vector is None or vector.scalar or len(vector.entries) != 1 or (said and axes not in ((0,), (-1,))):
+    given, axes = r.ints(node, "axes", 1, axes_since(node))
+    if vector is None or vector.scalar or len(vector.entries) != 1 or (given and axes not in ((0,), (-1,))):
         return None
     return Vector(vector.entries, True)
 
@@ -188,7 +188,7 @@ _RULES: dict[str, Callable[[_Reader, Node], Vector | None]] = {
 
 
 def _reshape(net: GraphEditor, node: Node, r: _Reader) -> int:
-    """Write the target of a Reshape as a constant: 0 where it is the input's own size there, -1 once."""
+    """Write the target of a Reshape as a constant: 0 for the input's size at the same axis, -1 once."""
     vector = r.vector(node.input(1))
     if vector is None or vector.scalar or net.is_constant(node.input(1)) or node.get("allowzero", 0):
         return 0
@@ -200,15 +200,15 @@ def _reshape(net: GraphEditor, node: Node, r: _Reader) -> int:
 
 
 def constant_target(wanted: Sequence[Entry], sizes: Sequence[Entry] | None) -> list[int] | None:
-    """The target with 0 and -1 in the place of what is not known; None where that cannot say it.
+    """The target with 0 and -1 for open sizes; None if they cannot express it.
 
-    A size that is written as it is needs no other: [n, 12, 64] of an input [n, m, 64] is [0, 12, 64], and one that is in no
-    such place is -1, as long as no 0 stands for a size that may be zero beside it.
+    Known sizes are written as they are.  An open size of the input's same axis is 0: [n, 12, 64] of an input [n, m, 64] is
+    [0, 12, 64].  One other open size is -1, unless a 0 occurs too, because it may copy a size of zero.
     """
     target: list[int | None] = []
     for i, e in enumerate(wanted):
         own = sizes[i] if sizes is not None and i < len(sizes) else None
         target.append(e if isinstance(e, int) else 0 if e is not None and e == own else None)
     if None in target and (target.count(None) > 1 or -1 in target or 0 in target):
-        return None  # the size that 0 copies may be zero, and then -1 says nothing
+        return None  # the size that 0 copies may be zero, and then -1 is undefined
     return [-1 if t is None else t for t in target]

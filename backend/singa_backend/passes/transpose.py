@@ -1,7 +1,7 @@
-"""`optimize_transpose`: Transposes go down through what does not care for layout until they meet their inverse, and vanish.
+"""`optimize_transpose`: move Transposes down through layout-independent nodes until they cancel against their inverse.
 
-Each is tried alone: it is pushed as far as it goes, cloned where values branch, and the trial stands only where fewer
-Transposes are left than before.
+Each is tried alone: it is pushed as far as possible, cloned at branches, and the trial is kept only if fewer Transposes are
+left than before.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from .layouts import Moved, lay_out, movable, moved
 from .operator_facts import compose, permutation, set_ints
 
 PUSHES = 4
-"""Pushes that one trial may take for each node of the graph, and some more: paths can multiply where values branch and meet."""
+"""Maximum pushes of one trial for each node of the graph, plus 50: paths can multiply where values branch and join."""
 
 
 def optimize_transpose(net: GraphEditor) -> int:
-    """Push, merge and drop Transposes; at the end those that only move axes of size 1 become Reshapes."""
+    """Push, merge and remove Transposes; finally those that only move axes of size 1 become Reshapes."""
     count, known = _tidy(net), _Costs()
     cost = known.total(net)
     for node in [n for n in net.nodes if n.is_("Transpose")]:
         if net.producer(node.outputs[0]) is node and _worth(net, node):
-            wide = net.context.ir_version < 4 and not net.in_function  # there new constants are of the main graph
+            wide = net.context.ir_version < 4 and not net.in_function  # then new constants go to the main graph
             restore = (net.context.main if wide else net).snapshot()
             now = known.total(net) if _sink(net, node) else cost
             if now < cost:
@@ -34,7 +34,7 @@ def optimize_transpose(net: GraphEditor) -> int:
 
 
 class _Costs:
-    """How many Transposes there are that move anything, and how many in all; those of constants cost nothing."""
+    """Counts the Transposes that move data, and all Transposes; those of constants cost nothing."""
 
     def __init__(self) -> None:
         self.known: dict[Node, tuple[str, object, tuple[int, int]]] = {}
@@ -44,7 +44,7 @@ class _Costs:
         return sum(moves for moves, _ in each), sum(there for _, there in each)
 
     def of(self, net: GraphEditor, node: Node) -> tuple[int, int]:
-        """(1 if it moves anything, 1 if it is not of a constant); kept until its input or its permutation changes."""
+        """(1 if it moves data, 1 if its input is not constant); kept until its input or permutation changes."""
         source, perm = node.input(0), node.attributes.get("perm")
         found = self.known.get(node)
         if found is None or found[0] != source or found[1] is not perm:
@@ -55,13 +55,13 @@ class _Costs:
 
 
 def _worth(net: GraphEditor, node: Node) -> bool:
-    """Whether it is worth a trial: a reader can take what the Transpose takes."""
+    """Whether a trial is useful: a reader could take the Transpose's input."""
     readers = net.users(node.outputs[0])
     return permutation(net, node) is not None and any(movable(r) and not r.graphs for r in readers)
 
 
 def _sink(net: GraphEditor, first: Node) -> bool:
-    """Push a Transpose, and what comes of it, as far down as it goes."""
+    """Push a Transpose, and the new ones that result, down as far as possible."""
     pending, left = [first], 50 + PUSHES * len(net.nodes)
     pushed = False
     while pending:
@@ -85,7 +85,7 @@ def _sink(net: GraphEditor, first: Node) -> bool:
 
 
 def _merge(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
-    """Two Transposes become one, or none."""
+    """Merge two Transposes into one, or remove both."""
     q = permutation(net, reader)
     if q is None or len(q) != len(p):
         return None
@@ -102,9 +102,9 @@ def _merge(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> li
 
 
 def _push(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
-    """Let a node read what the Transpose reads; the Transposes that then stand behind it."""
+    """Let a node read the Transpose's input; returns the new Transposes after the node."""
     x, y = node.inputs[0], node.outputs[0]
-    slot = reader.inputs.index(y)  # the first: rules that take y once refuse it twice
+    slot = reader.inputs.index(y)  # the first: rules for a single y refuse a second one
     found = moved(net, reader, slot, p)
     if found is None or any(o in net.pinned for o in reader.outputs):
         return None
@@ -115,15 +115,15 @@ def _push(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> lis
     net.rewire(reader, [x if i == slot else n if found.others is None else known[n] for i, n in enumerate(before)])
     for maker in [net.producer(n) for n in before if n != y]:
         if maker is not None and maker.is_("Transpose") and not net.used(maker.outputs[0]):
-            net.remove(maker)  # what it made was laid out from what it read
+            net.remove(maker)  # `lay_out` used its input directly
     reader.set(**found.attributes)
     for name, index, since, values in found.lists:
-        _give(net, reader, name, index, since, list(values))
+        _set_numbers(net, reader, name, index, since, list(values))
     return _relabel(net, reader, found)
 
 
-def _give(net: GraphEditor, node: Node, name: str, index: int, since: int, values: list[float]) -> None:
-    """Write a list of numbers in the dtype and shape that the one before it had."""
+def _set_numbers(net: GraphEditor, node: Node, name: str, index: int, since: int, values: list[float]) -> None:
+    """Write a list of numbers in the dtype and shape of the old one."""
     old = net.constant(node.input(index)) if net.opset >= since else None
     if name == "axes" and node.op_type == "Slice" and old is None and net.opset >= since:
         set_ints(net, node, name, index, since, [int(v) for v in values], _index_type(net, node))
@@ -141,11 +141,11 @@ def _index_type(net: GraphEditor, node: Node) -> type:
 
 
 def _relabel(net: GraphEditor, node: Node, found: Moved) -> list[Node]:
-    """Give the outputs of a node fresh names, and make the old ones from them by Transposes (or a Gather)."""
+    """Rename the outputs of a node, and compute the old ones from them by Transposes (or a Gather)."""
     made: list[Node] = []
     for i, (old, q) in enumerate(zip(list(node.outputs), found.perms, strict=True)):
         if found.after is None and q == tuple(range(len(q))):
-            continue  # the value is the same, and so is its name
+            continue  # the value does not change, so it keeps its name
         new, kind = net.context.fresh(old), net.type(old)
         net.rename_output(node, i, new)
         if found.after is not None:
@@ -163,11 +163,11 @@ def _relabel(net: GraphEditor, node: Node, found: Moved) -> list[Node]:
     return made
 
 
-# --- small things
+# --- helpers
 
 
 def _tidy(net: GraphEditor) -> int:
-    """Drop identities, join chains, and keep one of two Transposes that are the same."""
+    """Remove identities, merge chains, and keep one of two equal Transposes."""
     count = 0
     known: dict[tuple[str, tuple[int, ...]], Node] = {}
     for node in [n for n in net.nodes if n.is_("Transpose")]:
@@ -193,7 +193,7 @@ def _tidy(net: GraphEditor) -> int:
 
 
 def _only_ones(net: GraphEditor, node: Node) -> list[int] | None:
-    """The target of the Reshape that does the same, where a Transpose moves nothing but axes of size 1; else None."""
+    """The target of the equivalent Reshape if a Transpose moves only axes of size 1; None otherwise."""
     p, shape = permutation(net, node), net.shape(node.input(0))
     if p is None or shape is None or len(shape) != len(p):
         return None
@@ -205,7 +205,7 @@ def _only_ones(net: GraphEditor, node: Node) -> list[int] | None:
 
 
 def _reshape(net: GraphEditor, node: Node) -> int:
-    """A Transpose that moves no number becomes a Reshape."""
+    """Replace a Transpose that moves no data by a Reshape."""
     target, p = _only_ones(net, node), permutation(net, node)
     if target is None or net.opset < 5 or p == tuple(range(len(p or ()))):
         return 0

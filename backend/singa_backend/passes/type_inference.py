@@ -1,7 +1,7 @@
-"""Types of all values, by onnx's shape inference on a copy of the model without its weights and without its claims.
+"""Types of all values, by onnx's shape inference on a copy of the model without weights and type annotations.
 
-What the file itself says of inner values is not believed: nothing holds it to be true.  Declared inputs of the main graph
-are: a run refuses values that do not fit them.
+Type annotations of intermediate values are ignored, because nothing checks them.  The declared inputs of the main graph are
+trusted, because a run refuses other values.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, shap
 from .graph import GraphEditor, Node, Type, nbytes
 
 FEW = 1 << 10
-"""Bytes up to which a constant goes along: it may be a shape.  Of a larger one only the type does."""
+"""Maximum bytes of a constant whose value is copied, since it may be a shape; of a larger one only the type is."""
 
 
 def infer(proto: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor]) -> dict[int, dict[str, Type]]:
-    """For each graph of the model (by id) the types of its values; little where inference fails."""
+    """The types of the values of each graph, by its id; only declared types if inference fails."""
     model = ModelProto(ir_version=max(proto.ir_version, 4))  # before 4 initializers had to be inputs
     model.opset_import.extend(proto.opset_import)
     model.graph.CopyFrom(skeleton(main))
@@ -30,7 +30,7 @@ def infer(proto: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor]
     found: dict[int, dict[str, Type]] = {id(net): {} for top in (main, *functions) for net in top.walk()}
     try:
         inferred = shape_inference.infer_shapes(model)
-    except Exception:  # inference fails where the model is wrong, or where it does not know an operator
+    except Exception:  # inference fails for an invalid model or an unknown operator
         inferred = model
     _take(main, inferred.graph, found)
     return found
@@ -51,7 +51,7 @@ def _take(net: GraphEditor, graph: GraphProto, found: dict[int, dict[str, Type]]
 
 
 def read_type(proto: TypeProto) -> Type:
-    """The type of a tensor; nothing for anything else."""
+    """The type of a tensor; an unknown one for other values."""
     if proto.WhichOneof("value") != "tensor_type":
         return Type()
     tensor = proto.tensor_type
@@ -67,7 +67,7 @@ def _size(d: Any) -> int | str | None:
 
 
 def skeleton(net: GraphEditor) -> GraphProto:
-    """The graph without large tensors; inputs of subgraphs without shapes, which may change from round to round."""
+    """The graph without large tensors; inputs of subgraphs without shapes, which may differ between iterations."""
     graph = GraphProto(name="g")
     assert isinstance(net.proto, GraphProto)
     for info in net.proto.input:
@@ -87,14 +87,14 @@ def skeleton(net: GraphEditor) -> GraphProto:
 
 
 def stub(tensor: TensorProto, name: str) -> TensorProto:
-    """The tensor itself where it is small; else one that says its data are elsewhere."""
+    """A small tensor itself; otherwise one of the same type with external data."""
     if nbytes(tensor) <= FEW and tensor.data_location != TensorProto.EXTERNAL:
         return tensor
     return TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL)
 
 
 def node_proto(node: Node, light: bool = False) -> NodeProto:
-    """The node as a new message; light: without large tensors."""
+    """Create the message of a node.  light: without large tensors."""
     proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, overload=node.overload)
     proto.input.extend(node.inputs)
     proto.output.extend(node.outputs)

@@ -1,4 +1,4 @@
-"""From an ModelEditor back into its ModelProto, in place: what did not change is not touched, and no weight is copied."""
+"""Writes a ModelEditor back to its ModelProto, in place: unchanged messages are kept, and no weights are copied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .type_inference import node_proto
 
 
 def write(model: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor]) -> None:
-    """Put the nodes, initializers and types of every graph into the messages that they were read from."""
+    """Write the nodes, initializers and types of every graph to the messages that they were read from."""
     _write(main)
     kept = {id(net.proto) for net in functions}
     for net in functions:
@@ -68,7 +68,7 @@ def _graph(net: GraphEditor, proto: GraphProto) -> None:
                 now[name] = tensor = tensors[-1]
             kept.append(tensor)
         _arrange(tensors, kept)
-    if net.inputs != [i.name for i in proto.input]:  # before IR version 4: initializers come and go, and are listed here
+    if net.inputs != [i.name for i in proto.input]:  # before IR version 4 initializers are listed here too
         listed = {i.name: i for i in proto.input}
         for name in net.inputs:
             if name not in listed:
@@ -85,13 +85,13 @@ def _graph(net: GraphEditor, proto: GraphProto) -> None:
 
 
 def _types(net: GraphEditor, infos: Any) -> None:
-    """Keep what the file says of values that are still there: a name never changes its value."""
+    """Keep the annotations of values that still exist: a name never changes its value."""
     names = {o for n in net.nodes for o in n.outputs}
     _arrange(infos, [v for v in infos if v.name in names or v.name in net.initializers])
 
 
 def _arrange(messages: Any, wanted: Iterable[Any]) -> None:
-    """Bring the messages of a repeated field into this order, and drop the others; pointers move, contents do not."""
+    """Reorder the messages of a repeated field and delete the others; pointers move, contents are not copied."""
     there = list(messages)  # keeps every wrapper alive: their ids are the keys
     wanted = list(wanted)
     if len(there) == len(wanted) and all(a is b for a, b in zip(there, wanted, strict=True)):

@@ -1,1 +1,1 @@
-"""ONNX's messages, schemas and files; knows nothing of this package's declarations."""
+"""ONNX's messages, schemas and files; independent of this package's declarations."""

@@ -1,6 +1,6 @@
-"""Runs as a script in a process of its own: onnx's shape inference and checker, which may die, answer as lines of JSON.
+"""A script for a child process: runs onnx's shape inference and checker, which may die, and prints lines of JSON.
 
-_checker_child.py infer PATH     # the model is on standard input; PATH is where it came from ("" if unknown)
+_checker_child.py infer PATH     # the model is on standard input; PATH is its file ("" if unknown)
 _checker_child.py check PATH     # the checker alone, on a file
 """
 
@@ -38,7 +38,7 @@ def _check(model: str | onnx.ModelProto) -> None:
 
 
 def _bound(size: int) -> None:
-    """Cap the address space, where the system can: a small file may ask for any amount of memory."""
+    """Limit the address space, if the system supports it: a small file may require any amount of memory."""
     try:
         import resource
 
@@ -54,7 +54,7 @@ def _say(part: str, **answer: Any) -> None:
 
 
 def _values(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """The typed values of every graph, by the graph's path ("" is the main one, "3.body" a graph of its fourth node)."""
+    """The typed values of every graph, by the graph's path ("" is the main graph, "3.body" a graph of its fourth node)."""
     found: dict[str, list[str]] = {}
     pending = [("", model.graph)]
     while pending:

@@ -1,4 +1,4 @@
-"""onnx's checker and shape inference, run in a child process: a model can kill either."""
+"""Run onnx's checker and shape inference in a child process, because a model can crash either."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from .values import Value
 
 @dataclass
 class CheckerResult:
-    """valid: whether onnx.checker (with full_check) accepts the model; None where it gave no answer.  message: its words.
+    """The result of onnx's checker and shape inference.
 
-    values: what shape inference knows, by the path of the graph and the name of the value.  inference: why it knows less.
+    Attributes:
+        valid: whether onnx.checker (with full_check) accepts the model; None if it returned no answer.
+        message: the checker's message, or the reason why there is no answer.
+        inference: the reason why shape inference did not finish; "" if it did.
+        values: the inferred values, by the path of the graph and the name of the value.
     """
 
     valid: bool | None = None
@@ -33,11 +37,17 @@ class CheckerResult:
 
 
 def check_and_infer(model: ModelProto, path: Path | None, timeout: float) -> CheckerResult:
-    """Infer the model's shapes and check it; never raises: no answer is a result.  path: where its external data are found."""
+    """Infer the model's shapes and check it; never raises: no answer is a result too.
+
+    Args:
+        model: the model.
+        path: its file, whose folder holds its external data; None if there is none.
+        timeout: seconds that the child process may take.
+    """
     try:
         data = model.SerializeToString()
     except Exception as error:
-        return CheckerResult(None, f"the model cannot be handed over: {error}", "the model cannot be handed over")
+        return CheckerResult(None, f"the model cannot be serialized: {error}", "the model cannot be serialized")
     answers, why = _run(["infer", str(path or "")], data, timeout)
     result = _result(answers, why)
     inferred = answers.get("inference")
@@ -53,7 +63,7 @@ def check_file(path: Path, timeout: float = 600.0) -> CheckerResult:
 
 
 def _run(arguments: list[str], data: bytes, timeout: float) -> tuple[dict[str, Any], str]:
-    """What the child answered, by its parts, and why there is not more; "" if it ended by itself."""
+    """The child's answers by their part, and the reason why some are missing; "" if the child ended normally."""
     command = [sys.executable, "-P", str(Path(__file__).with_name("_checker_child.py")), *arguments]
     why = ""
     try:
@@ -69,7 +79,7 @@ def _run(arguments: list[str], data: bytes, timeout: float) -> tuple[dict[str, A
         try:
             answer = json.loads(line)
             answers[answer["part"]] = answer
-        except ValueError:  # cut off in the middle
+        except ValueError:  # an incomplete line
             continue
     return answers, why
 
@@ -85,7 +95,7 @@ def _value(text: str) -> Value:
 
 
 def value_of(info: ValueInfoProto) -> Value:
-    """The declared value; one of an unknown type where the file gives a type that ONNX does not define."""
+    """The declared value; of unknown type if ONNX does not define the type in the file."""
     try:
         return Value.from_proto(info)
     except InvalidModel:

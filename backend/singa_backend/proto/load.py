@@ -1,6 +1,7 @@
-"""Opens a model without its weights: where a tensor's bytes are long, the model refers to the place in the file.
+"""Load a model, completely or without its large tensors.
 
-A model of 500 MB is then a few hundred kilobytes in memory, and whoever needs a weight reads that one.
+`open_light` replaces the data of large tensors by references to their place in the file: a model of 500 MB takes a few hundred
+kilobytes of memory, and each weight is read when it is needed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
@@ -21,14 +22,17 @@ from . import tensor_data
 from .save import tensors
 
 LONG = 1024
-"""Bytes from which on a tensor's data stay in the file."""
+"""Tensors of more bytes than this stay in the file."""
 
 SMALL = 1 << 20
-"""Bytes up to which a model file is simply read."""
+"""Model files of at most this many bytes are read completely."""
+
+ModelSource: TypeAlias = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]
+"""A model: a ModelProto, its serialized bytes, or the path of its file."""
 
 Rules = dict[int, Any]
 
-# Field numbers of onnx.proto: where tensors lie, down from ModelProto.  An empty dict marks a TensorProto.
+# The field numbers of onnx.proto that lead from a ModelProto to its tensors.  An empty dict marks a TensorProto.
 _TENSOR: Rules = {}
 _GRAPH: Rules = {5: _TENSOR}  # initializer
 _GRAPH[1] = {5: {5: _TENSOR, 6: _GRAPH}}  # node.attribute: t, g
@@ -37,10 +41,19 @@ _RAW_DATA = 9 << 3 | 2
 """The tag of TensorProto.raw_data."""
 
 
-def open_light(model: Any, *, small: int = SMALL) -> tuple[ModelProto, Path | None]:
-    """A ModelProto and the folder of its external data, as `load_model`; long tensors of a file stay in the file.
+def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, Path | None]:
+    """Load a model as `load_model` does, but leave the large tensors of a file in the file.
 
-    small: bytes up to which a file is read whole.  Raises InvalidModel.
+    Args:
+        model: a ModelProto, its bytes, or the path of its file.
+        small: files of at most this many bytes are read completely.
+
+    Returns:
+        The ModelProto, and the folder of its external data (None if the model has no file).
+
+    Raises:
+        InvalidModel: the file cannot be opened, or is not an ONNX file.
+        ResourceExhausted: the file is larger than `Limits.model_bytes`.
     """
     if not isinstance(model, (str, Path)):
         return load_model(model)
@@ -48,20 +61,20 @@ def open_light(model: Any, *, small: int = SMALL) -> tuple[ModelProto, Path | No
     try:
         status = path.stat()
     except OSError:
-        return load_model(model)  # raises what fits
-    most = limits.current().limits.model_bytes
-    if not small < status.st_size <= most or status.st_nlink != 1:  # external data may not lie in a file with a second name
+        return load_model(model)  # raises the appropriate error
+    limit = limits.current().limits.model_bytes
+    if not small < status.st_size <= limit or status.st_nlink != 1:  # external data must not be in a file with a second name
         return load_model(path)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             proto = load_model_from_string(b"".join(_strip(data, 0, len(data), _MODEL, path.name)))
-        except (ValueError, DecodeError, RecursionError):  # not as protobuf writes it: let the reader say why
+        except (ValueError, DecodeError, RecursionError):  # not a valid message: `load_model` reports the reason
             return load_model(path)
     return proto, path.parent
 
 
 def _strip(data: mmap.mmap, at: int, end: int, rules: Rules, location: str) -> Iterator[bytes]:
-    """The message in data[at:end] with the long raw_data of the tensors below it replaced by references."""
+    """The message in data[at:end], with references in place of the large raw_data of its tensors."""
     for tag, start, body, stop in _fields(data, at, end):
         inner = rules.get(tag >> 3) if tag & 7 == 2 else None
         if inner is None or stop - body <= LONG:
@@ -90,7 +103,7 @@ def _tensor(data: mmap.mmap, at: int, end: int, location: str) -> bytes:
 
 
 def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(tag, where it begins, where its content begins, where it ends) of each field of the message in data[at:end]."""
+    """(tag, start, start of the content, end) of each field of the message in data[at:end]."""
     while at < end:
         start = at
         tag, body = _varint(data, at, end)
@@ -131,54 +144,82 @@ def _write_varint(value: int) -> bytes:
 
 
 def embed(model: ModelProto, folder: Path | None) -> None:
-    """Read all external data into the model; raises InvalidModel."""
+    """Read all external data of a model into its message.
+
+    Args:
+        model: the model, which is changed.
+        folder: the folder of its external data; None if it has none.
+
+    Raises:
+        InvalidModel: external data cannot be read.
+        ResourceExhausted: a tensor exceeds a limit.
+    """
     for tensor in tensors(model):
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.CopyFrom(numpy_helper.from_array(tensor_data.tensor(tensor, folder), tensor.name))
 
 
-def load_model(model: Any) -> tuple[ModelProto, Path | None]:
-    """A ModelProto and the folder of its external data, from a ModelProto, bytes or a path.
+def load_model(model: ModelSource) -> tuple[ModelProto, Path | None]:
+    """Load a model; external data are not read.
 
-    Raises InvalidModel, and ResourceExhausted for a file that is larger than the limits of the call allow.
+    Args:
+        model: a ModelProto, its bytes, or the path of its file.
+
+    Returns:
+        The ModelProto, and the folder of its external data (None if the model has no file).
+
+    Raises:
+        InvalidModel: the file cannot be opened, or is not an ONNX file.
+        ResourceExhausted: the file is larger than `Limits.model_bytes`.
     """
-    most = limits.current().limits.model_bytes
+    limit = limits.current().limits.model_bytes
     if isinstance(model, ModelProto):
         return model, None
     folder = None
     data = model
     if isinstance(model, (str, os.PathLike)):
-        data, folder = read_model_file(Path(model), most)
+        data, folder = read_model_file(Path(model), limit)
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidModel(f"a model is a ModelProto, bytes or a path; this is a {type(model).__name__}", code="SX110")
-    check_model_size(len(data), most)
+        raise InvalidModel(f"a model must be a ModelProto, bytes or a path, got a {type(model).__name__}", code="SX110")
+    check_model_size(len(data), limit)
     try:
         proto = load_model_from_string(bytes(data))
     except DecodeError as error:
         raise InvalidModel(f"not an ONNX file: {error}", code="SX110") from None
     if not proto.HasField("graph"):
-        raise InvalidModel("not an ONNX file: it holds no graph", code="SX110")
+        raise InvalidModel("not an ONNX file: it has no graph", code="SX110")
     return proto, folder
 
 
-def read_model_file(path: Path, most: int) -> tuple[bytes, Path]:
-    """The bytes of a model file of at most so many bytes, and its folder; raises InvalidModel or ResourceExhausted.
+def read_model_file(path: Path, limit: int) -> tuple[bytes, Path]:
+    """Read a model file of at most `limit` bytes.
 
-    The path itself may be a link: whoever calls has chosen it.
+    The path may be a link, because the caller chose it.
+
+    Args:
+        path: the path of the file.
+        limit: the maximum number of bytes.
+
+    Returns:
+        The bytes, and the folder of the file.
+
+    Raises:
+        InvalidModel: the file cannot be opened.
+        ResourceExhausted: the file is larger than the limit.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe without a writer must not stop us
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe without a writer must not block
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise InvalidModel(f"{path} is not a plain file", code="SX110")
-            check_model_size(status.st_size, most)
-            return file.read(most), path.resolve().parent
+            check_model_size(status.st_size, limit)
+            return file.read(limit), path.resolve().parent
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InvalidModel(f"{path}: {getattr(error, 'strerror', '') or error}", code="SX110") from None
 
 
-def check_model_size(size: int, most: int) -> None:
-    """Raises ResourceExhausted for a model file of more than `most` bytes."""
-    if size > most:
-        what = f"the model file has {limits.format_bytes(size)}; {limits.format_bytes(most)} are allowed"
+def check_model_size(size: int, limit: int) -> None:
+    """Raise ResourceExhausted if a model file has more bytes than the limit."""
+    if size > limit:
+        what = f"the model file has {limits.format_bytes(size)}; the limit is {limits.format_bytes(limit)}"
         raise limits.exhausted("model_bytes", "SX610", what)

@@ -1,4 +1,4 @@
-"""What stands in ONNX's messages as they are: opsets, the graphs within a node, the names that it needs, names that are free."""
+"""Read ONNX's messages: opsets, the graphs of a node, the names that it reads, unused names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def graphs(node: NodeProto) -> list[GraphProto]:
 
 
 def defined(graph: GraphProto) -> set[str]:
-    """The names of the values that a graph has itself: inputs, initializers, what its nodes make."""
+    """The names of the values that a graph defines: inputs, initializers, outputs of its nodes."""
     held = (*(t.name for t in graph.initializer), *(t.values.name for t in graph.sparse_initializer))
     return {*(v.name for v in graph.input), *held, *(o for n in graph.node for o in n.output)}
 
@@ -34,9 +34,12 @@ def names(graph: GraphProto) -> set[str]:
 
 
 class FreshNames:
-    """Names that are each used once: the requested name if it is free, otherwise that name with the first free number.
+    """Unique names: the requested name if it is unused, otherwise that name with the first unused number.
 
-    taken: names that are in use.  mark: what separates the number.  first: the first number.
+    Args:
+        taken: names that are in use.
+        mark: the separator before the number.
+        first: the first number.
     """
 
     def __init__(self, taken: Iterable[str] = (), *, mark: str = "_", first: int = 1) -> None:
@@ -44,7 +47,7 @@ class FreshNames:
         self._next: dict[str, int] = {}
 
     def new(self, wish: str) -> str:
-        """A name that was free and is in use from now on."""
+        """A name that was unused; it is in use afterwards."""
         name = wish
         if wish in self._taken:
             number = self._next.get(wish, self._first)
@@ -56,9 +59,9 @@ class FreshNames:
 
 
 def reads(node: NodeProto, depth: int = 0) -> set[str]:
-    """The names that a node reads, those that its graphs take from outside included, and what a Gradient differentiates.
+    """The names that a node reads: its inputs, the outer values that its graphs use, and the y of a Gradient.
 
-    Raises ResourceExhausted where graphs lie too deep within each other.
+    Raises ResourceExhausted if graphs nest too deeply.
     """
     found = {n for n in node.input if n}
     if (node.domain, node.op_type) == TRAINING_GRADIENT:

@@ -1,7 +1,7 @@
-"""A model into a file, all of it or nothing: written beside its place, checked there, and then put into it.
+"""Write a model to a file, completely or not at all: to a temporary folder, checked there, and then moved to its place.
 
-save(model, Path("out.onnx"), folder=Path("in"))     # external data of the model lie in `in`; they go to out.onnx.data
-save(model, Path("out.onnx"), arrays=arrays)         # tensors that `defer_data` declared go from memory to the file, never copied
+save(model, Path("out.onnx"), folder=Path("in"))     # the model's external data are in `in`; they are copied to out.onnx.data
+save(model, Path("out.onnx"), arrays=arrays)         # tensors of `defer_data` are written from memory, without a copy
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from .checker import check_file
 from .messages import graphs
 
 ALIGNED = 4096
-"""Each tensor begins at a multiple of it, so that it can be mapped into memory."""
+"""Each tensor begins at a multiple of this offset, so that it can be mapped into memory."""
 
 INLINE = 1 << 10
-"""Bytes below which a tensor stays in the model file: shape inference must see shapes."""
+"""Tensors of fewer bytes stay in the model file: shape inference reads shapes from them."""
 
 LARGEST = (1 << 31) - (1 << 20)
-"""Bytes that a model file may have; a larger one gets external data."""
+"""Maximum bytes of a model file; a larger model is written with external data."""
 
 DEFERRED = 1 << 20
-"""Bytes from which an array is not copied into its TensorProto before it is known where they go."""
+"""Arrays of at least this many bytes are not copied into their TensorProto until their destination is known."""
 
 CHUNK = 1 << 22
 
 
 def defer_data(array: np.ndarray, name: str, arrays: dict[str, np.ndarray]) -> TensorProto:
-    """The TensorProto of an array; that of a large one comes without its data: it is noted in `arrays`, for `attach_data` and `save`."""
+    """The TensorProto of an array; that of a large one has no data: `arrays` keeps the array, for `attach_data` and `save`."""
     dtype = array.dtype
     plain = dtype != dtypes.STRING and tensor_data.byte_size(dtype, array.shape) == array.nbytes and array.flags.c_contiguous
     if array.nbytes < DEFERRED or not plain or sys.byteorder != "little":
@@ -59,15 +59,28 @@ def _is_deferred(tensor: TensorProto, arrays: Mapping[str, np.ndarray]) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL and not tensor.external_data and tensor.name in arrays
 
 
-def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bool = True, external: bool | None = None,
-         arrays: Mapping[str, np.ndarray] | None = None) -> list[Path]:  # fmt: skip
-    """Write a model to `path`, and its external data, where it has any, to one file beside it; gives what was written.
+def save(
+    model: ModelProto,
+    path: Path,
+    *,
+    folder: Path | None = None,
+    check: bool = True,
+    external: bool | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
+) -> list[Path]:
+    """Write a model to `path`, and its external data, if it has any, to one file next to it; returns the written paths.
 
-    folder: where the external data of `model` lie.  The message is changed: its external tensors are those of the new file.
-    arrays: the data of tensors that `defer_data` declared.
-    check: have onnx's checker, with full_check, look at the file before it comes into its place.
-    external: whether weights lie in a file of their own; where None, when they did or when one file cannot hold them.
-    Raises InvalidInput where the file cannot be written, InvalidModel where the checker refuses it; then nothing is left.
+    Args:
+        model: the model, which is changed: its external tensors refer to the new file.
+        path: the file to write.
+        folder: the folder of the external data of `model`.
+        check: run onnx's checker, with full_check, on the file before it is moved to its place.
+        external: whether weights are written to a separate file; None if they were before, or if one file cannot hold them.
+        arrays: the data of the tensors that `defer_data` returned.
+
+    Raises:
+        InvalidInput: the file cannot be written; no partial file remains.
+        InvalidModel: the checker refuses the model; nothing was written.
     """
     arrays = arrays or {}
     outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL and not _is_deferred(t, arrays)]
@@ -76,15 +89,15 @@ def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bo
             stage = Path(name)
             size = model.ByteSize() + sum(arrays[t.name].nbytes for t in model.graph.initializer if _is_deferred(t, arrays))
             if external is False and size > LARGEST:
-                raise InvalidInput(f"{size} bytes do not fit into one file", code="SX352", hint="give external_data=True")
+                raise InvalidInput(f"{size} bytes do not fit into one file", code="SX352", hint="pass external_data=True")
             if external or (external is None and (outside or size > LARGEST)):
                 taken = {e.value for t in outside for e in t.external_data if e.key == "location"}
                 _externalize(model, stage / _free(f"{path.name}.data", taken), folder, arrays)
             attach_data(model.graph, arrays)
             (stage / path.name).write_bytes(model.SerializeToString())
             if check and not (found := check_file(stage / path.name)).valid:
-                raise InvalidModel(f"onnx's checker refuses what would be written: {found.message[:2000]}", code="SX109")
-            written = sorted(stage.iterdir(), key=lambda p: p.name == path.name)  # the model comes last: it names the data
+                raise InvalidModel(f"onnx's checker refuses the model to be written: {found.message[:2000]}", code="SX109")
+            written = sorted(stage.iterdir(), key=lambda p: p.name == path.name)  # the model last: it refers to the data
             if any((path.parent / part.name).is_dir() for part in written):
                 raise IsADirectoryError(None, "there is a folder of that name")
             for part in written:
@@ -95,7 +108,7 @@ def save(model: ModelProto, path: Path, *, folder: Path | None = None, check: bo
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """A name that the data of the model that was read do not have: they may lie in the same folder."""
+    """A file name that the external data of the source model do not use: they may be in the same folder."""
     stem, i, found = name.removesuffix(".data"), 0, name
     while found in taken:
         i += 1
@@ -104,7 +117,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _externalize(model: ModelProto, target: Path, folder: Path | None, arrays: Mapping[str, np.ndarray]) -> None:
-    """Put every tensor that is not small into one file, a piece at a time."""
+    """Move every tensor that is not small to one file, in chunks."""
     with target.open("wb") as out:
         for tensor in tensors(model):
             size = _size(tensor)
@@ -143,13 +156,13 @@ def _copy(source: BinaryIO, out: BinaryIO, size: int, name: str) -> None:
     while left:
         piece = source.read(min(left, CHUNK))
         if not piece:
-            raise InvalidModel(f"tensor {name!r}: its external data shrank while they were read", code="SX105")
+            raise InvalidModel(f"the external data of tensor {name!r} shrank while they were read", code="SX105")
         out.write(piece)
         left -= len(piece)
 
 
 def _size(tensor: TensorProto) -> int:
-    """The bytes of a tensor's packed data; 0 where it has no such (strings, unknown types)."""
+    """The bytes of a tensor's packed data; 0 if it has none (strings, unknown types)."""
     if not dtypes.is_known(tensor.data_type) or dtypes.numpy_dtype(tensor.data_type) == dtypes.STRING:
         return 0
     return (

@@ -9,16 +9,16 @@ from typing import Any
 from onnx import defs, helper
 
 DOMAINS = {"": "ai.onnx"}
-"""ONNX writes its main domain as the empty string; everything that people read says ai.onnx."""
+"""The displayed name of a domain: files write ONNX's main domain as the empty string."""
 
 
 def plain_domain(domain: str) -> str:
-    """A domain as it is written here: a file may spell out that of ONNX itself."""
+    """A domain with "" for ONNX's main domain, which a file may also write as "ai.onnx"."""
     return "" if domain == "ai.onnx" else domain
 
 
 schemas: dict[tuple[str, str], dict[int, defs.OpSchema]] = {}
-"""(domain, name) -> since-version -> ONNX's schema; the 659 of onnx 1.23 and whatever a newer onnx adds."""
+"""(domain, name) -> since-version -> schema: the 659 of onnx 1.23, those that a newer onnx adds, and declared ones."""
 
 for _schema in defs.get_all_schemas_with_history():
     schemas.setdefault((_schema.domain, _schema.name), {})[_schema.since_version] = _schema
@@ -33,16 +33,16 @@ def is_custom(domain: str) -> bool:
 
 
 def schema_version(domain: str, name: str, opset: int) -> int | None:
-    """The schema version that a model with this opset means: the newest at or below it; None where there is none."""
+    """The schema version that an opset selects: the newest at or below it; None if there is none."""
     return max((v for v in schemas.get((domain, name), {}) if v <= opset), default=None)
 
 
 ANY_OPSET = 1 << 30
-"""Above every opset: what stands for the version of a domain that is not imported."""
+"""A number above every opset, used as the version of a domain that is not imported."""
 
 
 def version_at(domain: str, name: str, opset: int) -> int | None:
-    """The schema version at an opset of ONNX's own domain; an operator of another domain is called in its newest version."""
+    """The schema version at an opset of ONNX's main domain; for another domain, the newest version."""
     return schema_version(domain, name, opset if domain == "" else ANY_OPSET)
 
 
@@ -55,7 +55,7 @@ def newest(domain: str) -> int:
 
 @cache
 def type_strings(schema: defs.OpSchema) -> dict[str, list[str]]:
-    """The types behind each name that a schema gives its inputs and outputs: the choices of a type parameter, else the name."""
+    """The allowed types of each type string in a schema: those of a type parameter, otherwise the type itself."""
     fixed = {p.type_str: [p.type_str] for p in (*schema.inputs, *schema.outputs)}
     return fixed | {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
 
@@ -64,23 +64,47 @@ SINGA_DOMAIN = "ai.singa"
 """The domain of operators that ONNX lacks."""
 
 
-def declare_schema(name: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any] | None = None, *,
-                   types: dict[str, Sequence[str]], doc: str = "", domain: str = SINGA_DOMAIN,
-                   version: int = 1) -> defs.OpSchema:  # fmt: skip
+def declare_schema(
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attributes: dict[str, Any] | None = None,
+    *,
+    types: dict[str, Sequence[str]],
+    doc: str = "",
+    domain: str = SINGA_DOMAIN,
+    version: int = 1,
+) -> defs.OpSchema:
     """Declare the schema of an operator that ONNX lacks; `operator(name, version, domain=domain)` declares what it computes.
 
-    inputs, outputs: "name: type", with "?" after the name of an optional one; types: what a type parameter may be.
-    attributes: defaults by name; a type in place of a default makes the attribute required.
-    domain: `ai.singa` or another custom domain.  Raises ValueError for a domain of ONNX.
+    Args:
+        name: the operator type.
+        inputs: "name: type" for each input, with "?" after the name of an optional one.
+        outputs: "name: type" for each output.
+        attributes: defaults by name; a type in place of a default makes the attribute required.
+        types: the element types that each type parameter allows.
+        doc: the documentation of the operator.
+        domain: `ai.singa` or another custom domain.
+        version: the schema version.
+
+    Returns:
+        The schema.
+
+    Raises:
+        ValueError: the domain is one of ONNX's.
     """
     if not is_custom(domain):
         raise ValueError(f"the domain of a declared schema must be a custom one, got {DOMAINS.get(domain, domain)!r}")
     made = defs.OpSchema(
-        name, domain, version, doc,
-        inputs=[_parameter(p) for p in inputs], outputs=[_parameter(p) for p in outputs],
+        name,
+        domain,
+        version,
+        doc,
+        inputs=[_parameter(p) for p in inputs],
+        outputs=[_parameter(p) for p in outputs],
         type_constraints=[(n, [f"tensor({t})" for t in ts], "") for n, ts in types.items()],
         attributes=[_attribute(n, v) for n, v in (attributes or {}).items()],
-    )  # fmt: skip
+    )
     schemas.setdefault((domain, name), {})[version] = made
     return made
 

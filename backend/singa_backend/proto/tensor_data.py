@@ -1,4 +1,4 @@
-"""Tensors out of a model file, each length checked, external data read only from beneath the model's folder."""
+"""Read tensors from a model file: every length is checked, and external data are read only from within the model's folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIELDS: dict[int, tuple[str, int]] = {
 }  # fmt: skip
 
 MAPPED = 1 << 20
-"""Bytes from which external data are mapped into memory, and so read where and when they are used."""
+"""External data of at least this many bytes are mapped into memory, so that they are read when they are used."""
 
 
 def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
@@ -41,14 +41,14 @@ def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 
 
 class Maps:
-    """The files of external data that one model has mapped into memory: private, what is written stays in this process."""
+    """The files of external data that one model has mapped into memory; writes to the maps are private to this process."""
 
     def __init__(self) -> None:
         self._files: dict[tuple[int, int], mmap.mmap] = {}
         self._taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def array(self, file: BinaryIO, size: int, dtype: np.dtype[Any]) -> np.ndarray | None:
-        """The data from where the file stands; None where they cannot be mapped, or are those of another tensor too."""
+        """The data at the file's position; None if they cannot be mapped, or overlap another tensor's."""
         status, begin = os.fstat(file.fileno()), file.tell()
         key, end = (status.st_dev, status.st_ino), begin + size
         taken = self._taken.setdefault(key, [])
@@ -58,7 +58,7 @@ class Maps:
             if key not in self._files:
                 self._files[key] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             array = np.frombuffer(self._files[key], dtype, size // dtype.itemsize, begin)
-        except (OSError, ValueError, OverflowError):  # no room for addresses, or a file that has shrunk since
+        except (OSError, ValueError, OverflowError):  # no address space, or the file has shrunk
             return None
         if not array.flags.aligned:
             return None
@@ -68,11 +68,16 @@ class Maps:
 
 
 def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) -> np.ndarray:
-    """The array of a TensorProto, strings as an object array of str.
+    """The array of a TensorProto; strings are an object array of str.
 
-    folder: the model's folder, beneath which external data may lie; None refuses external data.
-    maps: the files of external data that are mapped into memory so far; None reads all data now.
-    Raises InvalidModel when dims, type and data do not fit together.
+    Args:
+        proto: the tensor.
+        folder: the model's folder, within which external data may be; None refuses external data.
+        maps: the files of external data that are mapped into memory; None reads all data now.
+
+    Raises:
+        InvalidModel: dims, type and data do not match, or external data cannot be read.
+        ResourceExhausted: the tensor exceeds a limit.
     """
     name = proto.name or "(unnamed)"
     dims = tuple(proto.dims)
@@ -93,21 +98,25 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) ->
     if proto.HasField("raw_data"):
         need = byte_size(dtype, dims)
         if dtype == dtypes.STRING or len(proto.raw_data) != need:
-            raise InvalidModel(f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} needs {need} bytes; "
-                               f"the file has {len(proto.raw_data)}", code="SX104")  # fmt: skip
+            raise InvalidModel(
+                f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} must have {need} bytes, got {len(proto.raw_data)}",
+                code="SX104",
+            )
         return _unpack(proto.raw_data, dtype, dims)
     field, per_value = _FIELDS.get(proto.data_type, ("int32_data", 1))
     have, need = len(getattr(proto, field)), math.prod(dims) * per_value
-    if dtype in _BITS and dtype not in dtypes.FLOAT6:  # which are packed in raw_data only
+    if dtype in _BITS and dtype not in dtypes.FLOAT6:  # 6-bit floats are packed in raw_data only
         need = byte_size(dtype, dims)
     if have != need:
-        raise InvalidModel(f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} needs {need} values in {field}; "
-                           f"the file has {have}", code="SX104")  # fmt: skip
+        raise InvalidModel(
+            f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} must have {need} values in {field}, got {have}",
+            code="SX104",
+        )
     return _strings(proto, dims) if dtype == dtypes.STRING else np.asarray(numpy_helper.to_array(proto))
 
 
 def _strings(proto: TensorProto, dims: tuple[int, ...]) -> np.ndarray:
-    """Each string by itself: an array of NumPy's own string type would give all of them the room of the longest."""
+    """Strings as an object array: NumPy's own string type would allocate the length of the longest for each."""
     array = np.empty(len(proto.string_data), object)
     try:
         array[:] = [text.decode("utf-8") for text in proto.string_data]
@@ -134,7 +143,7 @@ def _unpack(data: Any, dtype: np.dtype[Any], dims: tuple[int, ...]) -> np.ndarra
 
 
 def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
-    """The dense array of a SparseTensorProto, indices linear or by coordinates; raises InvalidModel."""
+    """The dense array of a SparseTensorProto, whose indices are linear or coordinates; raises InvalidModel."""
     name = proto.values.name or "(unnamed)"
     dims = tuple(proto.dims)
     if any(d < 0 for d in dims):
@@ -143,8 +152,9 @@ def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
     limits.admit(dims, values.dtype)
     flat = np.zeros(math.prod(dims), values.dtype)
     if values.ndim != 1 or at.shape[:1] != values.shape or at.ndim not in (1, 2) or (at.ndim == 2 and at.shape[1] != len(dims)):
-        raise InvalidModel(f"sparse tensor {name!r}: values {values.shape} and indices {at.shape} do not fit dims {dims}",
-                           code="SX104")  # fmt: skip
+        raise InvalidModel(
+            f"sparse tensor {name!r}: values {values.shape} and indices {at.shape} do not match dims {dims}", code="SX104"
+        )
     try:
         linear = at if at.ndim == 1 else np.ravel_multi_index(tuple(at.T), dims)
         if linear.size and linear.min() < 0:
@@ -156,7 +166,7 @@ def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
 
 
 def owned(array: Any) -> Any:
-    """An array that its holder may write into: mapped data themselves, which belong to one tensor of one model; else a copy."""
+    """An array that its owner may write to: mapped data themselves, which belong to one tensor of one model, otherwise a copy."""
     base = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -172,35 +182,51 @@ def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
     with opened(proto, folder, size) as file:
         data = file.read(size)
     if len(data) != size:
-        raise InvalidModel(f"tensor {proto.name!r}: its external data shrank while they were read", code="SX105")
+        raise InvalidModel(f"the external data of tensor {proto.name!r} shrank while they were read", code="SX105")
     return data
 
 
 @contextmanager
 def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[BinaryIO]:
-    """The file of external data, at their first byte: opened part by part beneath the folder, no links, lengths checked.
+    """Open the file of a tensor's external data at their first byte.
 
-    size: how many bytes there must be.  Raises InvalidModel.
+    The path is opened part by part within the folder, links are refused, and lengths are checked.
+
+    Args:
+        proto: the tensor.
+        folder: the model's folder; None refuses external data.
+        size: the number of bytes that the tensor needs.
+
+    Raises:
+        InvalidModel: the data cannot be read.
     """
     entries = {e.key: e.value for e in proto.external_data}
     name, location = proto.name, entries.get("location", "")
-    if not all(isinstance(text, str) for pair in entries.items() for text in pair):  # protobuf gives bytes then
+    if not all(isinstance(text, str) for pair in entries.items() for text in pair):  # protobuf returns bytes then
         raise InvalidModel(f"tensor {name!r}: the entries of its external data are not UTF-8", code="SX105")
     if folder is None:
-        raise InvalidModel(f"tensor {name!r} lies in the file {location!r}, and this model was given without its folder",
-                           code="SX105", hint="prepare the model by its path")  # fmt: skip
+        raise InvalidModel(
+            f"the data of tensor {name!r} are in the file {location!r}, and the model was passed without its folder",
+            code="SX105",
+            hint="prepare the model by its path",
+        )
     numbers = [entries.get("offset", "0"), entries.get("length", str(size))]
     if not all(re.fullmatch("[0-9]{1,19}", n) for n in numbers):
-        raise InvalidModel(f"tensor {name!r}: external data: offset and length {numbers} are no sizes", code="SX105")
+        raise InvalidModel(
+            f"tensor {name!r}: offset and length of external data must be non-negative integers, got {numbers}", code="SX105"
+        )
     offset, length = map(int, numbers)
     if length != size:
-        raise InvalidModel(f"tensor {name!r}: external data at offset {offset}, {length} bytes, where {size} are needed",
-                           code="SX105")  # fmt: skip
+        raise InvalidModel(
+            f"tensor {name!r}: external data at offset {offset} must have {size} bytes, got {length}", code="SX105"
+        )
     parts = location.split("/")
     if len(parts) > 64:
-        raise InvalidModel(f"tensor {name!r}: external data location of {len(parts)} parts", code="SX105")
+        raise InvalidModel(
+            f"tensor {name!r}: an external data location must have at most 64 parts, got {len(parts)}", code="SX105"
+        )
     if not location or location.startswith("/") or "\\" in location or "\0" in location or {"..", "."} & set(parts):
-        raise InvalidModel(f"tensor {name!r}: external data location {location!r} leaves the model's folder", code="SX105")
+        raise InvalidModel(f"tensor {name!r}: external data location {location!r} is outside the model's folder", code="SX105")
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -213,11 +239,13 @@ def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[Binar
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
                 raise InvalidModel(
-                    f"tensor {name!r}: {location!r} is not a plain file of its own (a link, a device?)", code="SX105"
+                    f"tensor {name!r}: {location!r} must be a plain file with one name, not a link or a device", code="SX105"
                 )
             if offset + length > status.st_size:
-                raise InvalidModel(f"tensor {name!r}: {location!r} has {status.st_size} bytes; {offset + length} are needed",
-                                   code="SX105")  # fmt: skip
+                raise InvalidModel(
+                    f"tensor {name!r}: {location!r} must have at least {offset + length} bytes, got {status.st_size}",
+                    code="SX105",
+                )
             with os.fdopen(os.dup(handle), "rb") as file:
                 file.seek(offset)
                 yield file

@@ -1,4 +1,4 @@
-"""Read the folders of ONNX's test_data_set layout."""
+"""Read folders in the test_data_set layout of ONNX's test suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx import MapProto, ModelProto, OptionalProto, SequenceProto, TensorProto
 
 
 def data_set(folder: Path, model: ModelProto) -> tuple[list[Any], list[Any]]:
-    """The inputs and outputs in a folder of ONNX's test_data_set layout (input_0.pb, ..., output_0.pb, ...)."""
+    """The inputs and outputs in a folder of the test_data_set layout (input_0.pb, ..., output_0.pb, ...)."""
     sides: list[list[Any]] = []
     for side, declared in (("input", model.graph.input), ("output", model.graph.output)):
         files = sorted(folder.glob(f"{side}_*.pb"), key=lambda p: int(p.stem.split("_")[1]))
@@ -18,7 +18,7 @@ def data_set(folder: Path, model: ModelProto) -> tuple[list[Any], list[Any]]:
 
 
 def value(data: bytes, declared: TypeProto) -> Any:
-    """A serialised tensor, sequence, map or optional, read as the declared type says."""
+    """A serialized tensor, sequence, map or optional, parsed by the declared type."""
     kind = declared.WhichOneof("value")
     if kind == "sequence_type":
         return [_map(v) if isinstance(v, dict) else v for v in numpy_helper.to_list(SequenceProto.FromString(data))]
@@ -26,11 +26,11 @@ def value(data: bytes, declared: TypeProto) -> Any:
         return _map(numpy_helper.to_dict(MapProto.FromString(data)))
     if kind == "optional_type":
         optional = OptionalProto.FromString(data)
-        # onnx 1.10 wrote an empty optional as one of an element type, and without a value.
+        # onnx 1.10 wrote an empty optional with an element type and without a value.
         return numpy_helper.to_optional(optional) if len(optional.ListFields()) > 1 + optional.HasField("name") else None
     return numpy_helper.to_array(TensorProto.FromString(data))
 
 
 def _map(found: dict[Any, Any]) -> dict[Any, Any]:
-    """As ZipMap gives it: text and Python numbers, where onnx leaves bytes and arrays."""
+    """A map in the form that ZipMap returns: str and Python numbers in place of onnx's bytes and arrays."""
     return {k.decode() if isinstance(k, bytes) else k: v.item() for k, v in found.items()}

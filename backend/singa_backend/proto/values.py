@@ -15,10 +15,12 @@ from .. import dtypes
 class Value:
     """A declared input or output of a graph.
 
-    kind: "tensor", "sequence", "optional", "map" or "" where the file does not say.
-    dtype: of a tensor, of the elements of a sequence or an optional, or of a map's values; None where the file does not say.
-    shape: ints, names of unknown sizes, or None for a nameless one; None where the rank is unknown.
-    type: all of that as the file says it.
+    Attributes:
+        name: its name.
+        kind: "tensor", "sequence", "optional", "map", or "" if the model does not declare it.
+        dtype: the dtype of a tensor, of the elements of a sequence or an optional, or of a map's values; None if undeclared.
+        shape: for each dimension its size, the name of a symbolic size, or None if unknown; None if the rank is undeclared.
+        type: the TypeProto of the declaration; None if there is none.
     """
 
     name: str
@@ -29,6 +31,17 @@ class Value:
 
     @classmethod
     def from_proto(cls, info: ValueInfoProto) -> Value:
+        """Create a Value from its declaration in a model.
+
+        Args:
+            info: the declaration.
+
+        Returns:
+            The value.
+
+        Raises:
+            InvalidModel: the element type is not one of ONNX's.
+        """
         return cls(info.name, *_type(info.type), info.type)
 
     def __str__(self) -> str:
@@ -54,5 +67,5 @@ def _type(proto: TypeProto) -> tuple[str, np.dtype[Any] | None, tuple[int | str 
 
 
 def declared_type(value: Value) -> TypeProto | None:
-    """The type of a graph's input as far as the file says it."""
+    """The declared type of a value; None if its kind or dtype is undeclared."""
     return None if value.dtype is None or value.kind == "" else value.type

@@ -1,1 +1,1 @@
-"""Run a graph: the executor, and the conversion of what a caller passes to `run`."""
+"""Run a graph: the executor, and the conversion of inputs passed to `run`."""

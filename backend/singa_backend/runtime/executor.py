@@ -1,4 +1,4 @@
-"""The definition executor: visits a graph's nodes in order and computes each by its operator's declaration."""
+"""The executor: visits a graph's nodes in order and computes each with its operator's declaration."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
 
 
 class Executor:
-    """Computes a graph on a device; holds the initializers there.  Re-entrant: a run keeps its values to itself."""
+    """Computes a graph on a device, which holds the initializers.  Re-entrant: runs share no values that change."""
 
     def __init__(self, graph: Graph, device: Device) -> None:
         self.graph = graph
         self.device = device
         self.observer: Callable[[Node, list[Any], list[Any]], None] | None = None
-        """Called after each operator with its inputs and outputs, those inside subgraphs and functions included."""
+        """Called after each operator with its inputs and outputs, also in subgraphs and functions."""
         self._states: dict[int, list[tuple[int, Any]]] = {}
-        self._keep: list[Graph] = []  # the keys of _states are ids: their graphs must live
+        self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         with device.active():
             self._place(graph)
         self._resident = limits.size_of([a for states in self._states.values() for _, a in states])
@@ -43,7 +43,7 @@ class Executor:
                     self._place(inner)
 
     def with_states(self, values: dict[str, Any]) -> Executor:
-        """An executor of the same graph that holds these device values, by name, as initializers of the main graph."""
+        """An executor of the same graph with these device values, by name, as initializers of the main graph."""
         made = copy.copy(self)
         made.observer = None
         names = dict(self.graph.state_slots)
@@ -51,12 +51,19 @@ class Executor:
         made._states = {**self._states, id(self.graph): [(slot, values.get(names[slot], array)) for slot, array in mine]}
         return made
 
-    def run(self, graph: Graph, inputs: Sequence[Any], overrides: dict[str, Any] | None = None,
-            budget: limits.Budget | None = None) -> list[Any]:  # fmt: skip
-        """The outputs of `graph` (this executor's, or a selection of it) for device values in input order.
+    def run(
+        self, graph: Graph, inputs: Sequence[Any], overrides: dict[str, Any] | None = None, budget: limits.Budget | None = None
+    ) -> list[Any]:
+        """Run a graph; every error that it raises is a SonnxError.
 
-        overrides: values by name that replace initializers.  budget: of this run; one with the default limits when absent.
-        Raises SonnxError and nothing else.
+        Args:
+            graph: this executor's graph, or a selection of it.
+            inputs: device values in the order of the graph's inputs.
+            overrides: values by name that replace initializers.
+            budget: the budget of this run; None for one with the default limits.
+
+        Returns:
+            The outputs in order.
         """
         frame = _frame(graph, self._states[id(self.graph)], inputs)
         for name, value in (overrides or {}).items():
@@ -78,7 +85,7 @@ def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -
 
 
 class _Run:
-    """One run of an executor: it has a budget."""
+    """One run of an executor, with its budget."""
 
     def __init__(self, executor: Executor, budget: limits.Budget) -> None:
         self.states = executor._states
@@ -88,7 +95,7 @@ class _Run:
         self.budget = budget
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
-        """Compute one node; errors leave with the node's name, operator, dtypes and shapes."""
+        """Compute one node; errors carry its name, operator, dtypes and shapes."""
         try:
             if node.function is not None:
                 return self._inner(node.function, inputs, frame)
@@ -102,27 +109,29 @@ class _Run:
         except MemoryError as error:
             raise _located(ResourceExhausted(f"out of memory: {error}", code="SX601"), node, inputs) from error
         except RecursionError as error:
-            raise _located(ResourceExhausted("nested too deeply for the Python stack", code="SX602"), node, inputs) from error
+            raise _located(ResourceExhausted("graphs nest too deeply for Python's stack", code="SX602"), node, inputs) from error
         except Exception as error:
             if "maximum supported dimension" in str(error):
                 raise _located(limits.too_many_dimensions(str(error)), node, inputs) from error
             code = next((c for kind, c in _CODES if isinstance(error, kind)), "SX400")
-            message = f"{node.op_type} cannot compute with these values: {error}"
+            message = f"{node.op_type} cannot compute with its inputs: {error}"
             raise _located(OperatorError(message, code=code), node, inputs) from error
 
     def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
-        operator: Any = node.operator
+        operator = node.operator
+        assert operator is not None
         attributes, device = node.attributes, self.device
         if operator.declaration.services:
             attributes = self._served(node, frame)
         if self.host or not runs_on_host(operator.declaration, attributes, inputs):
-            return operator.compute(device.xp, inputs, attributes, len(node.outputs))  # type: ignore[no-any-return]
+            return operator.compute(device.xp, inputs, attributes, len(node.outputs))
         outputs = operator.compute(namespaces.numpy, [device.get(v) for v in inputs], attributes, len(node.outputs))
         return [device.put(v) for v in outputs]
 
     def _served(self, node: Node, frame: list[Any]) -> dict[str, Any]:
-        """The node's attributes, and the services that the body asks for."""
-        operator: Any = node.operator
+        """The node's attributes, and the services that the body requests."""
+        operator = node.operator
+        assert operator is not None
         services = {
             "run": lambda graph, *values: self._body(graph, values, frame),
             "wanted": tuple(slot >= 0 for slot in node.outputs),
@@ -133,15 +142,13 @@ class _Run:
         return {**node.attributes, **{name: services[kind] for name, kind in operator.declaration.services.items()}}
 
     def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
-        """The `run` of an operator's body: a subgraph takes exactly the inputs that it declares."""
+        """The `run` service of an operator's body: the number of inputs must be that of the subgraph."""
         if len(inputs) != len(graph.inputs):
-            raise OperatorError(
-                f"the graph {graph.name!r} takes {len(graph.inputs)} inputs; it was given {len(inputs)}", code="SX407"
-            )
+            raise OperatorError(f"the graph {graph.name!r} takes {len(graph.inputs)} inputs, got {len(inputs)}", code="SX407")
         return self._inner(graph, inputs, outer)
 
     def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
-        """Run a subgraph or a function body on these inputs; `outer` is the frame of the node that holds it."""
+        """Run a subgraph or a function body on these inputs; `outer` is the frame of the node that contains it."""
         frame = _frame(graph, self.states[id(graph)], inputs)
         for there, here in graph.captured:
             frame[here] = outer[there]
@@ -154,9 +161,13 @@ class _Run:
 def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError:
     known = [v for v in inputs if v is not None]
     return error.locate(
-        node=node.name, operator=node.op_type, opset=node.opset, version=node.version,
-        dtypes=tuple(_dtype(v) for v in known), shapes=tuple(getattr(v, "shape", None) for v in known),
-    )  # fmt: skip
+        node=node.name,
+        operator=node.op_type,
+        opset=node.opset,
+        version=node.version,
+        dtypes=tuple(_dtype(v) for v in known),
+        shapes=tuple(getattr(v, "shape", None) for v in known),
+    )
 
 
 def _dtype(value: Any) -> str:

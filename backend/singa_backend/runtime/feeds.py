@@ -1,4 +1,4 @@
-"""Convert what a caller passes to `run` into the declared inputs."""
+"""Convert the inputs passed to `run` to the declared types."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from ..proto.values import Value
 
 
 def _fed(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) -> Any:
-    """An input as the graph declares it, or InvalidInput; `sizes` holds what the symbolic sizes are so far."""
+    """An input of the declared type; raises InvalidInput; `sizes` holds the symbolic sizes that are known so far."""
     if declared.kind == "optional" and x is None:
         return None
     if x is None:
-        raise InvalidInput(f"input {declared} is None", code="SX302", hint="only an optional input may be None")
+        raise InvalidInput(f"input {declared} must have a value, got None", code="SX302", hint="only an optional may be None")
     if declared.kind == "map" or isinstance(x, dict):
         if declared.kind not in ("map", "sequence", "") or not isinstance(x, dict):
-            raise InvalidInput(f"input {declared} was given a {type(x).__name__}", code="SX302")
+            want = "a dict" if declared.kind == "map" else "an array or a list of arrays"
+            raise InvalidInput(f"input {declared} must be {want}, got a {type(x).__name__}", code="SX302")
         return _map(declared, x)
     if declared.kind == "sequence" or (declared.kind in ("optional", "") and isinstance(x, list)):
         if not isinstance(x, (list, tuple)):
-            raise InvalidInput(f"input {declared} takes a list of arrays; it was given a {type(x).__name__}", code="SX302")
+            raise InvalidInput(f"input {declared} must be a list of arrays, got a {type(x).__name__}", code="SX302")
         return [_map(declared, e) if isinstance(e, dict) else _array(declared, e) for e in x]
     array = _array(declared, x)
     _fits(declared, array.shape, sizes)
@@ -31,7 +32,7 @@ def _fed(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) -> Any:
 
 
 def _map(declared: Value, x: dict[Any, Any]) -> dict[Any, Any]:
-    """A map with its values in the declared dtype: a Python float does not say whether it is a float or a double."""
+    """A map with its values in the declared dtype: a Python float may be a float or a double."""
     if declared.dtype is None or declared.dtype == dtypes.STRING:
         return dict(x)
     try:
@@ -50,24 +51,27 @@ def _array(declared: Value, x: Any) -> np.ndarray:
             array = np.char.decode(array, "utf-8")
     except InvalidInput:
         raise
-    except Exception as error:  # also of an __array__ that is someone else's: CuPy's and PyTorch's refuse what is on a device
+    except Exception as error:  # also from `__array__` of CuPy and PyTorch, which refuse arrays on a device
         raise InvalidInput(f"input {declared}: {error}", code="SX302") from None
     if array.dtype.kind == "U":
         array = array.astype(object)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if want is not None and array.dtype != want:
-        raise InvalidInput(f"input {declared} was given an array of {dtypes.onnx_name(array.dtype)}", code="SX302",
-                           hint=f"write x.astype({_spelt(want)}) if that is what you mean")  # fmt: skip
+        raise InvalidInput(
+            f"input {declared} must be an array of {dtypes.onnx_name(want)}, got one of {dtypes.onnx_name(array.dtype)}",
+            code="SX302",
+            hint=f"write x.astype({_source(want)}) if that is intended",
+        )
     if want is None and not dtypes.known(array.dtype):
-        raise InvalidInput(f"input {declared} was given an array of {array.dtype}, which is no type of ONNX", code="SX302")
+        raise InvalidInput(f"input {declared} must have an element type of ONNX, got {array.dtype}", code="SX302")
     if array.dtype == dtypes.STRING:
         _check_strings(declared, array)
     return array
 
 
 def _from_python(declared: Value, x: Any) -> np.ndarray:
-    """Python numbers, strings, or lists of them, in the declared dtype; raises InvalidInput for a value that it cannot hold."""
+    """Python numbers, strings, or lists of them, in the declared dtype; raises InvalidInput if it cannot represent them."""
     want, natural = declared.dtype, np.asarray(x)
     if natural.size == 0:
         return np.asarray(x, want)
@@ -77,24 +81,28 @@ def _from_python(declared: Value, x: Any) -> np.ndarray:
         _check_strings(declared, array)
         return array
     whole = want is not None and (want.kind in "iub" or want in dtypes.SUB_BYTE_INTS)
-    array = np.asarray(x, want)  # where integers do not fit, this raises
+    array = np.asarray(x, want)  # raises if integers are out of range
     if strings or want == dtypes.STRING or (natural.dtype.kind == "f" and whole):
         kind = "strings" if natural.dtype.kind in "US" else "floats" if natural.dtype.kind == "f" else "numbers"
         hint = "round them first" if whole and kind == "floats" else ""
-        raise InvalidInput(f"input {declared} was given Python {kind}", code="SX302", hint=hint)
+        element = "number" if want is None else dtypes.onnx_name(want)
+        raise InvalidInput(f"input {declared} must hold {element} values, got Python {kind}", code="SX302", hint=hint)
     narrow = whole and (array.dtype.kind == "b" or array.dtype in dtypes.SUB_BYTE_INTS)
-    if narrow and (array.astype(np.int64) != natural).any():
-        raise InvalidInput(f"input {declared} cannot hold the values that it was given", code="SX302")
+    if narrow and (wrong := array.astype(np.int64) != natural).any():
+        raise InvalidInput(
+            f"input {declared} must hold values in the range of its type, got {natural[wrong].flat[0]}", code="SX302"
+        )
     return array
 
 
 def _check_strings(declared: Value, array: np.ndarray) -> None:
     for v in array.reshape(-1).tolist():
         if not isinstance(v, str):
-            raise InvalidInput(f"input {declared} takes strings; among them is {v!r}", code="SX302")
+            raise InvalidInput(f"input {declared} must hold strings only, got {v!r}", code="SX302")
 
 
-def _spelt(dtype: np.dtype[Any]) -> str:
+def _source(dtype: np.dtype[Any]) -> str:
+    """The dtype as a Python expression."""
     if dtype == dtypes.STRING:
         return "object"
     return f"np.{dtype.name}" if hasattr(np, dtype.name) else f"ml_dtypes.{dtype.name}"
@@ -104,16 +112,16 @@ def _fits(declared: Value, shape: tuple[int, ...], sizes: dict[str, tuple[int, s
     if declared.shape is None:
         return
     if len(shape) != len(declared.shape):
-        raise InvalidInput(f"input {declared} was given an array of shape {shape}", code="SX303")
+        raise InvalidInput(f"input {declared} must have {len(declared.shape)} dimensions, got shape {shape}", code="SX303")
     for have, want in zip(shape, declared.shape, strict=True):
         known = sizes.setdefault(want, (have, declared.name)) if isinstance(want, str) else (want, declared.name)
         if known[0] is not None and known[0] != have:
             where = f", and {want!r} is {known[0]} in input {known[1]!r}" if isinstance(want, str) else ""
-            raise InvalidInput(f"input {declared} was given an array of shape {shape}{where}", code="SX303")
+            raise InvalidInput(f"input {declared} must have the declared shape, got shape {shape}{where}", code="SX303")
 
 
 def _own(value: Any, taken: set[int]) -> Any:
-    """A value that belongs to the caller: arrays that are, or view, an input or a state are copied."""
+    """A value that shares no memory with the model: arrays that are, or view, an input or a state are copied."""
     if isinstance(value, list):
         return [_own(v, taken) for v in value]
     if isinstance(value, np.ndarray):

@@ -1,21 +1,26 @@
-"""Convolution, pooling and batch normalization by a handle that says how they go; `autograd` offers them."""
+"""Convolution, pooling and batch normalization, with a handle for their attributes; the public module is `autograd`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .._core import tape, trace
-from .._core.ops import op
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 
 __all__ = ["BatchNormHandle", "ConvHandle", "PoolingHandle", "batchnorm_2d", "conv2d", "pooling_2d"]
 
 
 @dataclass
 class ConvHandle:
-    """How a convolution goes: strides, ONNX's pads (all begins, then all ends), dilations, groups."""
+    """The attributes of a convolution, as ONNX Conv defines them.
+
+    Args:
+        strides: The step of the window along each spatial axis.
+        pads: The zeros before each spatial axis, then those after each.
+        dilations: The distance between the elements of a filter along each spatial axis.
+        group: The number of groups that the channels are divided into.
+    """
 
     strides: tuple[int, ...] = (1, 1)
     pads: tuple[int, ...] = (0, 0, 0, 0)
@@ -25,9 +30,12 @@ class ConvHandle:
 
 @dataclass
 class BatchNormHandle:
-    """factor: the weight of the new batch in the running statistics; epsilon: what is added to the variance.
+    """The attributes of a batch normalization.
 
-    unbiased: whether the running variance is that of a sample, divided by n - 1, or that of the population, as ONNX has it.
+    Args:
+        factor: The weight of the new batch in the running statistics, 1 - ONNX's momentum.
+        epsilon: The number that is added to the variance.
+        unbiased: Whether the running variance is that of a sample, divided by n - 1, or of the population, as ONNX defines it.
     """
 
     factor: float = 0.9
@@ -37,7 +45,14 @@ class BatchNormHandle:
 
 @dataclass
 class PoolingHandle:
-    """How a pooling goes: the window, its strides, ONNX's pads, and whether the maximum or the mean is taken."""
+    """The attributes of a pooling, as ONNX MaxPool and AveragePool define them.
+
+    Args:
+        kernel: The size of the window along each spatial axis.
+        strides: The step of the window along each spatial axis.
+        pads: The padding before each spatial axis, then that after each.
+        is_max: Whether the maximum of a window is taken, or its mean.
+    """
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -45,29 +60,78 @@ class PoolingHandle:
     is_max: bool = True
 
 
-def conv2d(handle: ConvHandle, x: Tensor, W: Tensor, b: Tensor | None = None, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
-    """x (N, C, H, W) convolved with filters (M, C / group, kh, kw), plus b (M,); odd_padding is top, bottom, left, right."""
+def conv2d(
+    handle: ConvHandle, x: Tensor, W: Tensor, b: Tensor | None = None, odd_padding: Sequence[int] = (0, 0, 0, 0)
+) -> Tensor:
+    """Convolve x with filters.
+
+    Source: ONNX Conv.
+
+    Args:
+        handle: The attributes.
+        x: Tensor of a float dtype, shape (N, C, H, W).
+        W: The filters: Tensor of the dtype of x, shape (M, C / group, kh, kw).
+        b: Tensor of the dtype of x, shape (M,), which is added to each channel; None for no bias.
+        odd_padding: Zeros to add to the pads of the handle: top, bottom, left, right.
+
+    Returns:
+        Tensor of shape (N, M, H', W'), of the dtype of x.
+
+    Raises:
+        InvalidInput: The inputs are on different devices.
+        OperatorError: The shapes do not fit, or the dtypes differ.
+    """
     pads = _odd(handle.pads, odd_padding)
     return op.Conv(x, W, b, strides=handle.strides, pads=pads, dilations=handle.dilations, group=handle.group)
 
 
-def pooling_2d(handle: PoolingHandle, x: Tensor, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Any:
-    """The maximum or the mean of windows of x (N, C, H, W); padding never wins and never counts."""
+def pooling_2d(handle: PoolingHandle, x: Tensor, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Tensor:
+    """The maximum or the mean of windows of x.
+
+    Padding is never the maximum and does not count in the mean.  Source: ONNX MaxPool, or AveragePool with count_include_pad 0.
+
+    Args:
+        handle: The attributes.
+        x: Tensor of a float dtype, shape (N, C, H, W).
+        odd_padding: Padding to add to the pads of the handle: top, bottom, left, right.
+
+    Returns:
+        Tensor of shape (N, C, H', W'), of the dtype of x.
+
+    Raises:
+        OperatorError: The window does not fit the shape of x.
+    """
     pool = op.MaxPool if handle.is_max else op.AveragePool
     return pool(x, kernel_shape=handle.kernel, strides=handle.strides, pads=_odd(handle.pads, odd_padding))
 
 
 def _odd(pads: Sequence[int], odd: Sequence[int]) -> list[int]:
-    top, bottom, left, right = odd  # as `utils.get_padding_shape` gives it: axis by axis
+    top, bottom, left, right = odd  # axis by axis, as `utils.get_padding_shape` returns it
     return [p + o for p, o in zip(pads, (top, left, bottom, right), strict=True)]
 
 
 def batchnorm_2d(
     handle: BatchNormHandle, x: Tensor, scale: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor
-) -> Any:
-    """x normalized by channel: in training with the statistics of the batch, which then enter the running ones.
+) -> Tensor:
+    """Normalize x by channel: in training with the statistics of the batch, in inference with the running ones.
 
-    running = (1 - factor) running + factor batch, with the variance that the handle asks for.
+    Training updates the running statistics in place: running = (1 - factor) running + factor batch, with the variance that the
+    handle specifies.  Source: ONNX BatchNormalization.
+
+    Args:
+        handle: The attributes.
+        x: Tensor of a float dtype, shape (N, C, ...).
+        scale: Tensor of shape (C,), the factor of each channel.
+        bias: Tensor of shape (C,), the summand of each channel.
+        running_mean: Tensor of shape (C,).
+        running_var: Tensor of shape (C,).
+
+    Returns:
+        Tensor of the shape and dtype of x.
+
+    Raises:
+        InvalidInput: The inputs are on different devices.
+        OperatorError: The shapes do not fit.
     """
     values = (x, scale, bias, running_mean, running_var)
     if not tape.training:

@@ -1,4 +1,4 @@
-"""Losses, of shape (1,), in ONNX's operators; `autograd` offers them.
+"""Losses of shape (1,), as formulas in ONNX operators; the public module is `autograd`.
 
 loss = autograd.softmax_cross_entropy(scores, t=labels)
 """
@@ -14,20 +14,32 @@ from singa_backend.errors import InvalidInput
 
 from .._core import trace
 from .._core.tensor import Tensor
-from .formula import formula, whole
+from .formula import TensorOp, formula, known_shape, whole
 
 __all__: list[str] = []
 
 
 @formula("SoftMaxCrossEntropy")
-def softmax_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
-    """The mean over rows of -sum (t / sum t) log softmax(x).
+def softmax_cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
+    """The softmax cross-entropy: the mean over rows of -sum (t / sum t) log softmax(x).
 
-    x: (N, C) scores.  t: class numbers (N,), or one-hot or soft labels (N, C).
-    Raises InvalidInput for labels of another shape, or class numbers outside [0, C).
+    Source: ONNX SoftmaxCrossEntropyLoss for class numbers, the formula for labels.  The gradient of x is
+    (softmax(x) - t / sum t) / N.
+
+    Args:
+        x: Tensor of scores of a float dtype, shape (N, C).
+        t: Tensor of class numbers, shape (N,) or (N, 1), integers of any numeric dtype in [0, C); or of one-hot or soft labels,
+            shape (N, C).
+
+    Returns:
+        Tensor of shape (1,), of the dtype of x.
+
+    Raises:
+        InvalidInput: x is not a matrix (SX334), the shape of t does not fit (SX334), or a class number is not an integer in
+            [0, C) (SX335).
     """
     _matrix(op, x, "the scores")
-    if op.rank(t) == 1 or (op.rank(t) == 2 and op.shape(t)[1] == 1 != op.shape(x)[1]):
+    if op.rank(t) == 1 or (op.rank(t) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]):
         _check_classes(op, x, t)
         ids = op.Reshape(whole(op, t), [-1])
         return op.Reshape(op.SoftmaxCrossEntropyLoss(x, ids), [1])
@@ -38,23 +50,62 @@ def softmax_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
 
 
 @formula("MeanSquareError")
-def mse_loss(op: Any, x: Any, *, t: Any) -> Any:
-    """The mean of (x - t)^2 over all elements; equal shapes."""
+def mse_loss(op: TensorOp, x: Any, *, t: Any) -> Tensor:
+    """The mean squared error: the mean of (x - t)^2 over all elements.
+
+    Source: ONNX Sub, Mul and ReduceMean.
+
+    Args:
+        x: Tensor of a float dtype, any shape.
+        t: Tensor of the shape of x, which is cast to the dtype of x.
+
+    Returns:
+        Tensor of shape (1,), of the dtype of x.
+
+    Raises:
+        InvalidInput: The shapes of x and t differ (SX334).
+    """
     _same_shape(op, x, t)
     d = op.Sub(x, op.cast(t, x))
     return op.Reshape(op.ReduceMean(op.Mul(d, d), keepdims=0), [1])
 
 
 @formula("CrossEntropy")
-def cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
-    """-sum t log x over rows; x: (N, C) probabilities, t: labels of the same shape."""
+def cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
+    """The cross-entropy of probabilities: the mean over rows of -sum t log x.
+
+    Source: ONNX Log, Mul and ReduceSum.
+
+    Args:
+        x: Tensor of probabilities of a float dtype, shape (N, ...).
+        t: Tensor of labels of the shape of x, which is cast to the dtype of x.
+
+    Returns:
+        Tensor of shape (1,), of the dtype of x.
+
+    Raises:
+        InvalidInput: The shapes of x and t differ (SX334).
+    """
     _same_shape(op, x, t)
     return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), op.Log(x))), x)
 
 
 @formula("BinaryCrossEntropy")
-def binary_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
-    """-sum [t log(x + 1e-4) + (1 - t) log(1.0001 - x)] over rows; x: probabilities, t: labels of the same shape."""
+def binary_cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
+    """The binary cross-entropy: the mean over rows of -sum [t log(x + 1e-4) + (1 - t) log(1.0001 - x)].
+
+    Source: the formula of SINGA, in ONNX Log, Mul and ReduceSum; 1e-4 keeps the logarithms finite.
+
+    Args:
+        x: Tensor of probabilities of a float dtype, shape (N, ...).
+        t: Tensor of labels of the shape of x, which is cast to the dtype of x.
+
+    Returns:
+        Tensor of shape (1,), of the dtype of x.
+
+    Raises:
+        InvalidInput: The shapes of x and t differ (SX334).
+    """
     _same_shape(op, x, t)
     t = op.cast(t, x)
     each = op.Add(op.Mul(t, op.Log(op.Add(x, 1e-4))), op.Mul(op.Sub(1, t), op.Log(op.Sub(1.0001, x))))
@@ -62,40 +113,53 @@ def binary_cross_entropy(op: Any, x: Any, *, t: Any) -> Any:
 
 
 @formula("RankingLoss")
-def ranking_loss(op: Any, pos: Any, neg: Any, *, M: float = 0.2) -> Any:
-    """The mean of max(0, M - pos + neg)."""
+def ranking_loss(op: TensorOp, pos: Any, neg: Any, *, M: float = 0.2) -> Tensor:
+    """The ranking loss: the mean of max(0, M - pos + neg) over all elements.
+
+    Source: ONNX Sub, Add, Relu and ReduceMean.
+
+    Args:
+        pos: Tensor of scores of a float dtype, any shape.
+        neg: Tensor of scores of the dtype of pos; the shapes broadcast.
+        M: The margin by which pos shall exceed neg.
+
+    Returns:
+        Tensor of shape (1,), of the dtype of pos.
+
+    Raises:
+        ValueError: The shapes cannot be broadcast.
+    """
     return op.Reshape(op.ReduceMean(op.Relu(op.Add(op.Sub(neg, pos), M)), keepdims=0), [1])
 
 
-def _mean_over_rows(op: Any, each: Any, x: Any) -> Any:
+def _mean_over_rows(op: TensorOp, each: Any, x: Any) -> Tensor:
     rows = op.cast(op.Shape(x, start=0, end=1), x)
     return op.Div(op.Reshape(op.ReduceSum(each, keepdims=0), [1]), rows)
 
 
-def _matrix(op: Any, x: Any, what: str) -> None:
+def _matrix(op: TensorOp, x: Any, what: str) -> None:
     if op.rank(x) != 2:
-        raise InvalidInput(f"{what} have shape {op.shape(x)}; a row for each sample is needed, (N, C)", code="SX334")
+        raise InvalidInput(f"{what} must have shape (N, C), got shape {op.shape(x)}", code="SX334")
 
 
-def _same_shape(op: Any, x: Any, t: Any) -> None:
-    """Raises InvalidInput where sizes that are known differ."""
+def _same_shape(op: TensorOp, x: Any, t: Any) -> None:
+    """Raise InvalidInput if known sizes differ."""
     a, b = op.shape(x), op.shape(t)
     if a is not None and b is not None and not trace.alike(a, b):
-        raise InvalidInput(f"the outputs have shape {a} and the targets {b}; they must be equal", code="SX334")
+        raise InvalidInput(f"x and t must have equal shapes, got {a} and {b}", code="SX334")
 
 
-def _check_classes(op: Any, x: Any, t: Any) -> None:
-    rows, classes = op.shape(x)
-    count = op.shape(t)[0]
+def _check_classes(op: TensorOp, x: Any, t: Any) -> None:
+    rows, classes = known_shape(op, x)
+    count = known_shape(op, t)[0]
     if isinstance(rows, int) and isinstance(count, int) and rows != count:
-        raise InvalidInput(f"there are {rows} rows of scores and {count} labels", code="SX334")
+        raise InvalidInput(f"t must have one label for each row of x, got {count} labels for {rows} rows", code="SX334")
     if trace.current() is not None or not isinstance(t, Tensor):
         return
     values = np.asarray(t.device.backend.get(t.data)).reshape(-1)
     if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and (values != np.floor(values)).any()):
-        raise InvalidInput(
-            f"class numbers are whole numbers, not {dtypes.onnx_name(values.dtype)} like {values[:3].tolist()}", code="SX335"
-        )
+        what = f"class numbers must be integers, got {dtypes.onnx_name(values.dtype)} values such as {values[:3].tolist()}"
+        raise InvalidInput(what, code="SX335")
     if values.size and not (values.min() >= 0 and values.max() < classes):
-        what = f"the labels go from {values.min()} to {values.max()}; the scores have {classes} classes"
-        raise InvalidInput(what, code="SX335", hint="class numbers begin at 0")
+        what = f"class numbers must be in [0, {classes}), got {values.min()} to {values.max()}"
+        raise InvalidInput(what, code="SX335", hint="class numbers start at 0")

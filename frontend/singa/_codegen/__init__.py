@@ -1,1 +1,1 @@
-"""How `sonnx codegen` works: lowering reads a model, emitter makes statements of nodes, program puts a module around them."""
+"""Implementation of `sonnx codegen`: lowering reads a model, emitter turns nodes into statements, program writes the module."""

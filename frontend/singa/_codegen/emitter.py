@@ -1,4 +1,4 @@
-"""Nodes into statements: of the main graph into the body of `forward`, of subgraphs into functions within it."""
+"""Turns nodes into statements: those of the main graph into the body of `forward`, subgraphs into nested functions."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from .text import (
     sequence,
     shortened,
     statement,
-)  # fmt: skip
+)
 
 _CODES = {"to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision"}
 """Attributes that are element types."""
 
 _LONG = 16
-"""Elements, and characters, above which an attribute goes into the file of the weights."""
+"""Maximum elements of an attribute in the text; longer ones go to the file of the weights."""
 
 _TAKEN = frozenset({
     "BOUND", "INPUTS", "MissingDependency", "Model", "NARROW", "OUTPUTS", "Oracle", "Path", "TRAINED", "TensorProto", "WEIGHTS",
     "Weights", "argparse", "autograd", "batch_norm", "compare", "device", "dropout", "error", "given_input", "helper", "layer",
     "main", "ml_dtypes", "model", "np", "op", "opt", "random", "random_inputs", "read", "self", "tensor", "w",
 })  # fmt: skip
-"""Names that a program may use already."""
+"""Names that a program may already use."""
 
 
 @dataclass
 class Assign:
-    """`target = expr`, with a comment."""
+    """The statement `target = expr`, with a comment."""
 
     target: str
     expr: Expr
@@ -76,7 +76,7 @@ class Function:
 
 
 def rendered(statements: Sequence[Assign | Function], indent: int) -> list[str]:
-    """Statements with an empty line around functions."""
+    """Render statements, with an empty line around functions."""
     out: list[str] = []
     for i, made in enumerate(statements):
         if i and isinstance(made, Function) and out[-1]:
@@ -91,7 +91,9 @@ def rendered(statements: Sequence[Assign | Function], indent: int) -> list[str]:
 class Emitter:
     """Writes the statements of one program.
 
-    initial: what `__init__` does.  helpers: functions that the program needs besides.
+    Attributes:
+        initial: the statements of `__init__`.
+        helpers: other functions that the program needs.
     """
 
     model: Lowered
@@ -116,12 +118,12 @@ class Emitter:
     # --- values
 
     def local(self, name: str, fallback: str) -> str:
-        """A variable for a value."""
+        """Create a variable for a value."""
         made = self.expressions[name] = self.locals.new(name, fallback)
         return made
 
     def expression(self, name: str) -> str:
-        """A value as a Tensor."""
+        """The expression of a value, which is a Tensor."""
         if not name:
             return "None"
         if name not in self.expressions:
@@ -137,7 +139,7 @@ class Emitter:
         return self.expressions[name]
 
     def tensor(self, name: str) -> Expr:
-        """A parameter or statistic, as `__init__` reads it."""
+        """The expression by which `__init__` reads a parameter or statistic."""
         array = self.model.tensor(name)
         assert array is not None, name
         return self.stored.tensor(name, array, name in self.model.parameters)
@@ -148,7 +150,7 @@ class Emitter:
         return f"self.{attribute}"
 
     def constant(self, array: np.ndarray) -> str | None:
-        """A constant that stands in the text; None for a large one."""
+        """The expression of a small constant; None for a large one."""
         if array.dtype == dtypes.STRING and 0 < array.size <= 8 and sum(map(len, array.reshape(-1))) < 80:
             return f"op.constant({_strings(array.tolist())}, object)"
         text = array_text(array)
@@ -157,7 +159,7 @@ class Emitter:
         return None if text is None else f"op.constant({text}, {dtype_text(array.dtype)})"
 
     def argument(self, node: NodeProto, i: int) -> str:
-        """An input of a call: a variable, or a literal where a literal comes to mean the same dtype."""
+        """The expression of an input: a variable, or a literal if it has the same dtype."""
         name = node.input[i]
         array = self.constants.get(name)
         if array is None:
@@ -183,21 +185,21 @@ class Emitter:
     # --- attributes
 
     def number(self, value: float, domain: str = "") -> str:
-        """An attribute that is a float: as short as float32 allows, or all of it where something may compute in float64.
+        """Format a float attribute: as short as float32 allows, or in full if the operator may compute in float64.
 
-        That is a model with values of float64; and operators of other domains, such as SVMRegressor and Adam.
+        That is the case in a model with float64 values, and for operators of other domains, such as SVMRegressor and Adam.
         """
         return number(value, np.float64 if self.exact or domain else np.float32)
 
     def shared(self, kind: str) -> str:
-        """A layer without parameters, made once."""
+        """A layer without parameters, created once."""
         if kind not in self._shared:
             self._shared[kind] = self._attribute(kind, f"layer.{kind}()", "layer")
             self.layers += 1
         return self._shared[kind]
 
     def keywords(self, node: NodeProto, graphs: dict[str, Expr]) -> list[Expr]:
-        """The attributes of a call, without those that have their default."""
+        """The attributes of a call, without those with default values."""
         defaults = {n: a.default_value for n, a in _schema(node).attributes.items()}
         out: list[Expr] = []
         for a in node.attribute:
@@ -210,8 +212,8 @@ class Emitter:
     def _value(self, node: NodeProto, a: AttributeProto) -> Expr:
         value = helper.get_attribute_value(a)
 
-        def beside(array: np.ndarray, plain: str = "") -> str:
-            """An attribute that lies beside the text; `plain` makes of the array what it was."""
+        def stored(array: np.ndarray, plain: str = "") -> str:
+            """The expression of an attribute in the file of the weights; `plain` converts the array back."""
             return self._attribute(f"{node.output[0]}.{a.name}", self.stored.attribute(node, a.name, array) + plain)
 
         if a.type == AttributeProto.INT:
@@ -220,27 +222,27 @@ class Emitter:
             return self.number(value, node.domain)
         if a.type == AttributeProto.STRING:
             text = value.decode()
-            return quoted(text) if len(text) < 90 else beside(np.array(text, object), ".item()")
+            return quoted(text) if len(text) < 90 else stored(np.array(text, object), ".item()")
         if a.type == AttributeProto.INTS:
-            return sequence([str(v) for v in value]) if len(value) <= _LONG else beside(np.array(value, np.int64), ".tolist()")
+            return sequence([str(v) for v in value]) if len(value) <= _LONG else stored(np.array(value, np.int64), ".tolist()")
         if a.type == AttributeProto.FLOATS:
             numbers = [self.number(v, node.domain) for v in value]
-            return sequence(numbers) if len(value) <= _LONG else beside(np.array(value, np.float32), ".tolist()")
+            return sequence(numbers) if len(value) <= _LONG else stored(np.array(value, np.float32), ".tolist()")
         if a.type == AttributeProto.STRINGS:
             texts = [v.decode() for v in value]
-            return _strings(texts) if sum(map(len, texts)) + len(texts) < 80 else beside(np.array(texts, object), ".tolist()")
+            return _strings(texts) if sum(map(len, texts)) + len(texts) < 80 else stored(np.array(texts, object), ".tolist()")
         if a.type == AttributeProto.TENSOR:
             array = tensor_data.tensor(value, None)
             small = array_text(array)
-            return beside(array) if small is None else f"np.array({small}, {dtype_text(array.dtype)})"
+            return stored(array) if small is None else f"np.array({small}, {dtype_text(array.dtype)})"
         if a.type == AttributeProto.TYPE_PROTO:
             return type_text(value)
-        raise refused(f"the attribute {a.name!r} of {node.op_type} has a kind that no program holds", node)
+        raise refused(f"the kind of attribute {a.name!r} of {node.op_type} is not supported", node)
 
     # --- nodes
 
     def origin(self, *nodes: NodeProto) -> str:
-        """The comment that says which nodes of the file these are; nothing where the line above says so already."""
+        """The comment that names the nodes of the file; empty if the line above has the same."""
         found = [self.model.origins.get(n.output[0]) for n in nodes]
         kept = list(dict.fromkeys(o for o in found if o is not None))
         if kept == [self.last_origin]:
@@ -249,7 +251,7 @@ class Emitter:
         return ", ".join(f"{o.op_type} {shortened(o.name, 80 // len(kept))}" for o in kept)
 
     def node(self, node: NodeProto) -> Iterator[Assign | Function]:
-        """A node as a call of its operator."""
+        """Write a node as a call of its operator."""
         if node.op_type == "Constant" and not node.domain and node.attribute[0].name == "value":
             self.constants[node.output[0]] = tensor_data.tensor(node.attribute[0].t, None)
             return
@@ -268,7 +270,7 @@ class Emitter:
         yield self.assign(node, inputs, self.keywords(node, graphs), comment)
 
     def assign(self, node: NodeProto, inputs: Sequence[Expr], keywords: Sequence[Expr], comment: str) -> Assign:
-        """`a, b = op.Name(...)`."""
+        """The statement `a, b = op.Name(...)`."""
         count = max(i for i, n in enumerate(node.output) if n) + 1
         more: list[Expr] = [f"outputs={count}"] if count > 1 else []
         more += [f'domain="{node.domain}"'] if node.domain else []
@@ -276,7 +278,7 @@ class Emitter:
         return Assign(self.targets(list(node.output[:count]), node.op_type), expr, comment)
 
     def targets(self, outputs: Sequence[str], fallback: str) -> str:
-        """The variables of a node's results; one for all where they are many."""
+        """The variables of a node's outputs; one variable for many outputs."""
         kind = fallback.lower()
         made = ["_" if not n or not self.uses[n] else self.local(n, kind) for n in outputs]
         if len(made) == 1 or len(", ".join(made)) < 70:
@@ -286,14 +288,14 @@ class Emitter:
         return whole
 
     def input_type(self, value: ValueInfoProto) -> TypeProto:
-        """What is known of a subgraph's input: what the file says, or else the element type that inference found."""
+        """The type of a subgraph's input: the declared one, otherwise the inferred element type."""
         found = self.model.types.get(value.name)
         if value.type.WhichOneof("value") or found is None or not found.tensor_type.elem_type:
             return value.type
         return helper.make_tensor_type_proto(found.tensor_type.elem_type, None)
 
     def function(self, graph: GraphProto, node: NodeProto, attribute: str) -> Function:
-        """A subgraph as a function of (op, its inputs)."""
+        """Write a subgraph as a function of (op, its inputs)."""
         origin = self.model.origins.get(node.output[0])
         name = self.locals.new(f"{origin.name if origin and origin.name else node.op_type}_{attribute}", "graph")
         parameters = [self.local(i.name, "x") for i in graph.input]
@@ -306,7 +308,7 @@ def _schema(node: NodeProto) -> Any:
 
 
 def _used(graph: GraphProto) -> Iterator[str]:
-    """Every name that a node or an output reads, as often as it is read; those within subgraphs included."""
+    """Every name that a node or an output reads, once for each use, subgraphs included."""
     for node in graph.node:
         yield from (n for n in node.input if n)
         for a in node.attribute:
@@ -320,7 +322,7 @@ def _strings(value: Any) -> str:
 
 
 def type_text(type: TypeProto) -> Expr:
-    """A type as an expression."""
+    """The expression of a type."""
     kind = type.WhichOneof("value")
     if kind == "tensor_type":
         tensor = type.tensor_type

@@ -1,4 +1,4 @@
-"""Which nodes of the main graph are layers of `singa.layer`, and the statements that make and call them."""
+"""Turns nodes of the main graph into layers of `singa.layer`: the statements that create and call them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .text import Expr, call, number
 
 
 def made(e: Emitter, node: NodeProto, users: dict[str, list[NodeProto]]) -> tuple[Assign, list[NodeProto]] | None:
-    """The statement that a node becomes where it is a layer, and the nodes that it stands for; None where it is none.
+    """The statement of a node that has an equivalent layer, and the nodes that it replaces; None for other nodes.
 
-    users: for each value the nodes of the main graph that read it.
+    users: for each value, the nodes of the main graph that read it.
     """
     if node.op_type == "Dropout" and node.output[0] in e.model.modal:
         return _dropout(e, node), [node]
@@ -38,7 +38,7 @@ def _attributes(node: NodeProto) -> dict[str, Any]:
 
 
 def _new(e: Emitter, node: NodeProto, expr: Expr, **tensors: str) -> str:
-    """Make a layer under the name of its weight, or of its node, and give it its tensors."""
+    """Create a layer with the name of its weight or node, and set its tensors."""
     weight = next(iter(tensors.values()), "")
     stem = re.fullmatch(r"(.*[^./_])[./_]+(?:weight|kernel|gamma|scale|W|w)(?::0)?", weight)
     origin = e.model.origins.get(node.output[0])
@@ -54,7 +54,7 @@ def _pair(values: Sequence[int]) -> str:
 
 
 def _window(a: dict[str, Any]) -> list[str] | None:
-    """The arguments for the padding of two axes; None where a layer has no such."""
+    """The arguments for the padding of two axes; None if layers do not support it."""
     mode = a.get("auto_pad", b"NOTSET").decode()
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         return [f'pad_mode="{mode}"']
@@ -108,7 +108,7 @@ def _gemm(e: Emitter, node: NodeProto, users: Any) -> Found:
 
 
 def _matmul(e: Emitter, node: NodeProto, users: dict[str, list[NodeProto]]) -> Found:
-    """A product with a matrix; together with the Add of a vector, where nothing else reads the product."""
+    """A product with a matrix, with the Add of a vector if nothing else reads the product."""
     w = e.model.parameters.get(node.input[1])
     if w is None or w.ndim != 2:
         return None
@@ -161,7 +161,7 @@ def _embedding(e: Emitter, node: NodeProto, users: Any) -> Found:
 
 
 def _dropout(e: Emitter, node: NodeProto) -> Assign:
-    """A layer where it can be; a function for a node that carries a seed, computes its ratio, or whose mask is used."""
+    """A layer if possible; a function for a node that has a seed, computes its ratio, or whose mask is used."""
     x, ratio = e.expression(node.input[0]), e.constants.get(node.input[1])
     seed = _attributes(node).get("seed")
     given = e.expression(node.input[1]) if ratio is None or ratio.size != 1 else number(ratio.item(), ratio.dtype)
@@ -175,7 +175,7 @@ def _dropout(e: Emitter, node: NodeProto) -> Assign:
 
 
 def _shared(kind: str) -> Callable[[Emitter, NodeProto, Any], Found]:
-    """A layer without parameters, of which one is enough."""
+    """A layer without parameters, which all nodes of the kind share."""
 
     def rule(e: Emitter, node: NodeProto, users: Any) -> Found:
         return call(e.shared(kind), [e.expression(node.input[0])]), [node]
@@ -184,7 +184,7 @@ def _shared(kind: str) -> Callable[[Emitter, NodeProto, Any], Found]:
 
 
 def _shape(e: Emitter, name: str) -> tuple[int, ...] | None:
-    """The shape of a parameter or statistic, None for any other value."""
+    """The shape of a parameter or statistic; None for other values."""
     array = e.model.tensor(name)
     return None if array is None else array.shape
 

@@ -1,4 +1,4 @@
-"""A model as nodes of the newest opset, under the names of its file; parameters apart from constants, types where known."""
+"""Converts a model to nodes of the newest opset with the names of its file, and separates parameters from constants."""
 
 from __future__ import annotations
 
@@ -29,11 +29,18 @@ from .._onnx.imported import frozen, running
 class Lowered:
     """A model to be written as a program.
 
-    inputs, outputs: as the file declares them.  results: what `graph` calls the outputs.
-    parameters: float initializers that train, by name.  statistics: running means and variances.  constants: all other arrays.
-    origins: for the first output of a node, the file's node that it stands for.
-    modal: the first outputs of nodes that do one thing in training and another in inference.
-    types: of values, those within subgraphs included.
+    Attributes:
+        name: of the graph.
+        inputs: as the file declares them.
+        outputs: as the file declares them.
+        graph: the nodes of the newest opset.
+        results: the names of the outputs in `graph`.
+        parameters: float initializers that train, by name.
+        statistics: running means and variances, by name.
+        constants: all other arrays, by name.
+        origins: the file's node, by the first output of its nodes in `graph`.
+        modal: the first outputs of nodes that differ between training and inference.
+        types: of values, subgraphs included.
     """
 
     name: str
@@ -49,11 +56,11 @@ class Lowered:
     types: dict[str, TypeProto] = field(default_factory=dict)
 
     def tensor(self, name: str) -> np.ndarray | None:
-        """A parameter or a statistic."""
+        """The array of a parameter or statistic; None for other values."""
         return self.parameters.get(name, self.statistics.get(name))
 
     def dtype(self, name: str) -> np.dtype[Any] | None:
-        """The element type of a value, None where it is not known."""
+        """The element type of a value; None if it is not known."""
         array = self.tensor(name)
         if array is not None:
             return array.dtype
@@ -61,15 +68,15 @@ class Lowered:
         return dtypes.numpy_dtype(code) if code else None
 
     def rank(self, name: str) -> int | None:
-        """The number of axes of a value, None where it is not known."""
+        """The number of axes of a value; None if it is not known."""
         tensor = self.types[name].tensor_type if name in self.types else None
         return len(tensor.shape.dim) if tensor is not None and tensor.HasField("shape") else None
 
 
 def lower(graph: Graph) -> Lowered:
-    """Read a graph once more, node by node at the newest opset.
+    """Convert a graph node by node to the newest opset.
 
-    Raises UnsupportedModel for a node that has no form there.
+    Raises UnsupportedModel for a node that cannot be written in that opset.
     """
     graph = graph.with_weights()
     _check(graph)
@@ -77,19 +84,24 @@ def lower(graph: Graph) -> Lowered:
 
 
 def _check(graph: Graph) -> None:
-    """Outside ONNX's own domain an operator is called in its newest version: an older one must mean the same."""
+    """Check operators outside ONNX's own domain: they are called in their newest version, which must equal the node's."""
     problems = []
     for node in graph.all_nodes():
         if node.domain and node.operator is not None:
             version = version_at(node.domain, node.op_type, ANY_OPSET) or 0
             known = declarations.get((node.domain, node.op_type), {})
             if known.get(version) is not node.operator.declaration:
-                what = f"{node.op_type}-{node.version} of {node.domain} means something else than {node.op_type}-{version}"
+                what = f"{node.op_type}-{node.version} of {node.domain} differs from {node.op_type}-{version}"
                 problems.append(Problem(what, "SX207", node=node.name, operator=node.op_type, version=node.version))
     if problems:
-        raise UnsupportedModel(f"a program calls operators in their newest version: {problems[0].message}", code="SX207",
-                               node=problems[0].node, operator=problems[0].operator, problems=problems,
-                               hint="write the model anew with the newest operators of that domain")  # fmt: skip
+        raise UnsupportedModel(
+            f"a program calls operators in their newest version: {problems[0].message}",
+            code="SX207",
+            node=problems[0].node,
+            operator=problems[0].operator,
+            problems=problems,
+            hint="export the model again with the newest operators of that domain",
+        )
 
 
 class _Lowering:
@@ -107,7 +119,7 @@ class _Lowering:
         states: dict[str, Symbol] = {}
         held: dict[str, np.ndarray] = {}
         for name, array in graph.states.items():
-            if dtypes.is_float(array.dtype) and name not in still:  # what trains is no constant, and must not be folded
+            if dtypes.is_float(array.dtype) and name not in still:  # parameters are not constants, and must not be folded
                 states[name] = builder.input(name, helper.make_tensor_type_proto(dtypes.onnx_code(array.dtype), array.shape))
                 held[name] = array
             else:
@@ -118,22 +130,29 @@ class _Lowering:
         types = _types(proto, [states[n] for n in held])
         del proto.input[len(graph.inputs) :]
         return Lowered(
-            graph.name, graph.inputs, graph.outputs, proto, [s.name for s in finished],
-            {n: a for n, a in held.items() if n not in moving}, {n: a for n, a in held.items() if n in moving},
+            graph.name,
+            graph.inputs,
+            graph.outputs,
+            proto,
+            [s.name for s in finished],
+            {n: a for n, a in held.items() if n not in moving},
+            {n: a for n, a in held.items() if n in moving},
             {t.name: tensor_data.tensor(t, None) for t in proto.initializer},
-            {p.output[0]: node for p, node in self.made.values() if p.output}, {s.name for s in self.modal}, types,
-        )  # fmt: skip
+            {p.output[0]: node for p, node in self.made.values() if p.output},
+            {s.name for s in self.modal},
+            types,
+        )
 
     def visit(self, op: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
-        """Do what a node of the main graph does: some by the model's mode, the others as `inner` does."""
+        """Apply a node of the main graph: some by the model's mode, the others as `inner` does."""
         return self._noted(op, node, lambda: self._modal(node, inputs) or self._done(op, node, inputs, frame, self.visit))
 
     def inner(self, op: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
-        """Do what a node within a subgraph does."""
+        """Apply a node of a subgraph."""
         return self._noted(op, node, lambda: self._done(op, node, inputs, frame, self.inner))
 
     def _noted(self, op: Any, node: Node, do: Callable[[], list[Any]]) -> list[Any]:
-        """Give the results of a node the names that they have in the file, and note what it was; errors name the node."""
+        """Name the results of a node as in the file, and record the node; errors name it."""
         builder: GraphBuilder = op.builder
         before = len(builder.nodes)
         try:
@@ -141,7 +160,7 @@ class _Lowering:
         except Unwritable as error:
             raise error.locate(node=node.name) from None
         for proto in builder.nodes[before:]:
-            self.made.setdefault(id(proto), (proto, node))  # what lies within a function was noted under its own name
+            self.made.setdefault(id(proto), (proto, node))  # nodes of a function have been recorded already
         builder.rename(before, made, node.output_names, node.name)
         return made
 
@@ -158,7 +177,7 @@ class _Lowering:
         return apply(op, node.operator, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
 
     def _body(self, op: Any, graph: Graph, captured: Sequence[Any]) -> Subgraph:
-        """A subgraph whose inputs and values have the names of the file."""
+        """Build a subgraph whose inputs and values have the names of the file."""
 
         def make(inner: Any, *inputs: Symbol) -> list[Any]:
             for symbol, value in zip(inputs, graph.inputs, strict=True):
@@ -169,7 +188,7 @@ class _Lowering:
         return body
 
     def _modal(self, node: Node, inputs: list[Any]) -> list[Any] | None:
-        """What trains or infers as the model does, whatever mode the file was written in; see `Imported.visit`."""
+        """Apply a node that follows the model's mode, regardless of the mode of the file; see `Imported.visit`."""
         a = node.attributes
         if node.domain or node.op_type not in ("Dropout", "BatchNormalization"):
             return None
@@ -188,14 +207,14 @@ class _Lowering:
 
 
 def _types(graph: GraphProto, more: Iterable[Symbol]) -> dict[str, TypeProto]:
-    """The types of all values, by ONNX's own inference; what it cannot tell is left out."""
+    """The types of all values that ONNX's own inference knows."""
     whole = GraphProto()
     whole.CopyFrom(graph)
     for symbol in more:
         whole.input.add(name=symbol.name, type=symbol.type)
     domains = {n.domain for n in _nodes(whole)} - {""}
     imports = [helper.make_opsetid("", newest("")), *(helper.make_opsetid(d, newest(d)) for d in sorted(domains))]
-    with contextlib.suppress(Exception):  # inference is a help: without it a few constants are written at more length
+    with contextlib.suppress(Exception):  # optional: without inference a few constants are written longer
         whole = shape_inference.infer_shapes(helper.make_model(whole, opset_imports=imports)).graph
     found: dict[str, TypeProto] = {}
     pending = [whole]

@@ -1,4 +1,4 @@
-"""The module around the network: how it reads its weights, trains, runs on its own, and compares itself with another engine."""
+"""Writes the module of a program: it reads its weights, trains, runs as a script, and compares itself with another engine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .text import call, flat, lines, quoted, shortened, statement, tuple_of
 
 
 def write(model: Lowered, stem: str) -> tuple[str, Stored, dict[str, int]]:
-    """The text of the program, the arrays beside it, and what it consists of: nodes, layers, parameters.
+    """The text of the program, its arrays, and the numbers of its nodes, layers and parameters.
 
-    stem: the name of the file, for the text that says how to call it.
-    Raises UnsupportedModel for what no program can hold.
+    stem: the name of the file, for the usage text.
+    Raises UnsupportedModel for a node that cannot be written.
     """
     stored = Stored()
     stored.reserve([*model.parameters, *model.statistics, *model.constants])
@@ -51,7 +51,7 @@ def write(model: Lowered, stem: str) -> tuple[str, Stored, dict[str, int]]:
 
 
 def _statements(e: Emitter) -> Any:
-    """The main graph, a layer where a node is one."""
+    """The statements of the main graph; nodes become layers if possible."""
     users: dict[str, list[NodeProto]] = {}
     for node in e.model.graph.node:
         for n in node.input:
@@ -77,7 +77,7 @@ def _trainable(model: Lowered, value: Value, name: str) -> bool:
 def _head(model: Lowered, stem: str, trains: bool) -> str:
     stem = stem if re.fullmatch(r"[\w.-]{1,60}", stem, re.ASCII) else "PROGRAM"
     text = [
-        '"""A network that `sonnx codegen` wrote from an ONNX model; its weights lie beside it, in the .npz of the same name.',
+        '"""A network that `sonnx codegen` wrote from an ONNX model; its weights are in the .npz file of the same name.',
         "",
     ]
     text += [f"python {stem}.py --device CPU          run it on seeded inputs"]
@@ -87,8 +87,7 @@ def _head(model: Lowered, stem: str, trains: bool) -> str:
 
 
 def _imports(text: str) -> str:
-    """What the text uses, in the order in which import sorters put it."""
-
+    """The imports that the text needs, sorted."""
     used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     modules = [m for m in ("autograd", "device", "layer", "model", "opt", "random", "tensor") if m in used]
     names = [n for n in ("TensorProto", "helper") if n in used]
@@ -108,7 +107,7 @@ def _constants(model: Lowered, trained: Sequence[int]) -> list[str]:
         shape = "None" if v.shape is None else _shape(v.shape)
         out += lines(f"{quoted(v.name)}: ", tuple_of([quoted(_kind(v.type)), shape]), 4, ",")
     out += ["}"] if model.inputs else []
-    out += ['"""The inputs in order: dtype and shape, where a name stands for a size that the model leaves open."""', ""]
+    out += ['"""The inputs in order: dtype and shape; a name is an open size."""', ""]
     out += statement("OUTPUTS = ", tuple_of([quoted(v.name) for v in model.outputs]), 0)
     out += statement("TRAINED = ", tuple_of([quoted(model.outputs[i].name) for i in trained]), 0) if trained else []
     return [*out, ""]
@@ -136,7 +135,7 @@ def _doc(model: Lowered, e: Emitter) -> list[str]:
 
 
 def _title(text: str) -> str:
-    """A name of the file as text of a docstring."""
+    """Shorten and escape a name of the file for a docstring."""
     return shortened(text, 110)[1:-1].replace('"', "'")
 
 
@@ -149,7 +148,7 @@ def _init(e: Emitter) -> list[str]:
 def _forward(e: Emitter, body: list[Assign | Function], results: list[str]) -> list[str]:
     out = lines("def forward", call("", ["self", *e.parameters]), 4, ":")
     last = body[-1] if body else None
-    if isinstance(last, Assign) and results == [last.target]:  # `return f(x)`, without a name that is used once
+    if isinstance(last, Assign) and results == [last.target]:  # `return f(x)`, without a variable that is used once
         return [*out, *rendered(body[:-1], 8), *statement("return ", last.expr, 8, last.comment), ""]
     return [*out, *rendered(body, 8), *_returned(results), ""]
 
@@ -166,7 +165,7 @@ def _train(e: Emitter, trained: Sequence[int], count: int) -> list[str]:
     y, loss = e.locals.new("y"), e.locals.new("loss")
     taken = [y if count == 1 else f"{y}[{i}]" for i in trained]
     out = lines("def train_one_batch", call("", ["self", *e.parameters, *targets]), 4, ":")
-    out += ['        """One step towards the targets, under mean squares: gives what `forward` gives, and the loss."""']
+    out += ['        """Train one step by the mean squared error; returns the outputs of `forward`, and the loss."""']
     out += lines(f"{y} = ", call("self.forward", e.parameters), 8)
     out += [f"        {loss} = autograd.mse_loss({taken[0]}, {targets[0]})"]
     kinds = {e.model.dtype(e.model.results[i]) for i in trained}

@@ -1,4 +1,4 @@
-"""The arrays that lie beside a program, by keys that an .npz file can hold, and how the program reads each."""
+"""The arrays of a program, by keys that are valid in an .npz file, and the expressions that read them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from singa_backend.proto.messages import FreshNames
 from .text import Expr, call, cleaned, quoted
 
 _LONGEST = 90
-"""Characters of a name that a line of a program can hold."""
+"""Maximum characters of a name in a line of a program."""
 
 
 @dataclass
 class Stored:
-    """The arrays by key.  narrow: the dtypes of those that NumPy's format does not know, which are stored as bits."""
+    """The arrays of a program.
+
+    Attributes:
+        arrays: by key.
+        narrow: dtypes that NumPy's format does not support, by key; these arrays are stored as bits.
+    """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     narrow: dict[str, str] = field(default_factory=dict)
     _keys: dict[str, str] = field(default_factory=dict)
 
     def reserve(self, names: list[str]) -> None:
-        """These names of values are keys as they are, where they can be."""
+        """Use these names of values as keys, if they are valid."""
         self._keys |= {n: n for n in names if _usable(n)}
 
     def tensor(self, name: str, array: np.ndarray, trains: bool) -> Expr:
@@ -42,7 +47,7 @@ class Stored:
     def attribute(self, node: NodeProto, name: str, array: np.ndarray) -> str:
         """The expression that reads an attribute."""
         key = self._free(f"{node.output[0]}.{name}")
-        self._keys["\0" + key] = key  # taken, by what is no value
+        self._keys["\0" + key] = key  # taken by an attribute, not by a value
         self.arrays[key] = self._storable(key, array)
         return f"w.arrays[{quoted(key)}]"
 
@@ -55,15 +60,15 @@ class Stored:
         return key
 
     def _free(self, name: str) -> str:
-        """A key that nothing has yet."""
+        """A key that is not in use."""
         return FreshNames(self._keys.values(), first=2).new(name if _usable(name) else cleaned(name, "value"))
 
     def _storable(self, key: str, array: np.ndarray) -> np.ndarray:
-        """An array as NumPy's file format takes it without pickling."""
+        """Convert an array to a form that NumPy's file format supports without pickling."""
         if array.dtype == dtypes.STRING:
             texts = np.array(array.tolist(), str)  # of one width; a NUL at the end is lost
             if array.size and texts.tolist() != array.tolist():
-                raise refused(f"the strings of {key!r} end in NUL characters, which no .npz file keeps")
+                raise refused(f"the strings of {key!r} end in NUL characters, which .npz files do not keep")
             return texts.reshape(array.shape)
         if array.dtype.type.__module__ == "numpy":
             return array
@@ -72,18 +77,22 @@ class Stored:
 
 
 def refused(why: str, node: NodeProto | None = None) -> UnsupportedModel:
-    """The error that says what cannot be written."""
-    return UnsupportedModel(f"no program can be written: {why}", code="SX207", node=node.name if node else "",
-                            operator=node.op_type if node else "")  # fmt: skip
+    """Create the error for a part of a model that cannot be written."""
+    return UnsupportedModel(
+        f"the program cannot be written: {why}",
+        code="SX207",
+        node=node.name if node else "",
+        operator=node.op_type if node else "",
+    )
 
 
 def _usable(name: str) -> bool:
-    """Whether a name can be the key of an .npz file: `a.npy` beside `a` could not be told apart, a NUL ends a name."""
+    """Whether a name can be a key of an .npz file: `a.npy` and `a` would be the same key, and a NUL ends a name."""
     return bool(name) and len(quoted(name)) <= _LONGEST and name.isprintable() and "\\" not in name and not name.endswith(".npy")
 
 
 def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Arrays by key, as `np.load` reads them; equal arrays give equal files."""
+    """Write arrays by key for `np.load`; equal arrays result in equal files."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as pack:
         for key, array in arrays.items():
             with pack.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as out:

@@ -7,7 +7,7 @@ from .text import quoted
 
 _WEIGHTS = '''
 class Weights:
-    """The arrays of the file by their ONNX names; one that is asked for twice is one tensor."""
+    """The arrays of the file by their ONNX names; each becomes one tensor, even if it is read twice."""
 
     def __init__(self, path, dev):
         with np.load(path) as file:
@@ -30,11 +30,11 @@ class Weights:
 
 _STORED = '''
 NARROW = {TABLE}
-"""Arrays that are stored as bits, with their dtypes."""
+"""Arrays that are stored as bits, and their dtypes."""
 
 
 def read(name, array):
-    """An array of the file in its own dtype."""
+    """Convert an array of the file to its original dtype."""
     if name in NARROW:
         return array.view(np.dtype(NARROW[name]))
     return array.astype(object) if array.dtype.kind == "U" else array
@@ -42,7 +42,7 @@ def read(name, array):
 
 
 def weights(stored: Stored) -> str:
-    """The class that reads the arrays, after what turns bits and texts into what they stand for, where there are such."""
+    """The class that reads the arrays, preceded by the function that converts bits and texts if there are any."""
     if not stored.narrow and not any(a.dtype.kind == "U" for a in stored.arrays.values()):
         return _WEIGHTS.replace("READ", "file[name]")
     table = "".join(f"    {quoted(k)}: {quoted(d)},\n" for k, d in stored.narrow.items())
@@ -51,7 +51,7 @@ def weights(stored: Stored) -> str:
 
 _RANDOM = '''
 def random_inputs(seed, sizes):
-    """Arrays for the inputs: floats are normal, integers and bools 0 or 1; sizes that the model leaves open are 1.BESIDES"""
+    """Random arrays for the inputs: floats are normal, integers and bools 0 or 1; open sizes are 1 by default.BESIDES"""
     generator = np.random.default_rng(seed)
 
     def drawn(kind, shape):
@@ -63,7 +63,7 @@ KINDS        shape = [d if isinstance(d, int) else sizes.get(d, 1) for d in shap
     arrays = {}
     for name, (kind, shape) in INPUTS.items():
         if shape is None:
-            raise SystemExit(f"the shape of {name} is not known: give the inputs with --inputs")
+            raise SystemExit(f"the shape of {name} is not known: pass the inputs with --inputs")
         arrays[name] = drawn(kind, shape)
     return arrays
 '''
@@ -78,7 +78,7 @@ _KINDS = """        if kind.startswith("optional("):
 _GIVEN = '''
 
 def given_input(file, name, kind):
-    """An input out of a file: a sequence lies there as one array, along whose first axis it goes; an optional may be absent."""
+    """Read an input from a file: a sequence is stored as one array along its first axis; an optional may be absent."""
     if kind.startswith("optional("):
         return given_input(file, name, kind[9:-1]) if name in file else None
     if kind.startswith("sequence("):
@@ -88,19 +88,19 @@ def given_input(file, name, kind):
 
 
 def inputs(plain: bool) -> str:
-    """The functions that give the inputs of a model.  plain: whether all are tensors."""
+    """The functions that create the inputs of a model.  plain: whether all are tensors."""
     besides = "" if plain else "\n\n    A sequence has two arrays, an optional value is absent.\n    "
     return _RANDOM.replace("BESIDES", besides).replace("KINDS", "" if plain else _KINDS) + ("" if plain else _GIVEN)
 
 
 def run(plain: bool) -> str:
-    """The middle of `main`: what it does with its options."""
+    """The middle of `main`, after its options are parsed."""
     return _RUN.replace("READ_INPUT", "file[name].astype(kind)" if plain else "given_input(file, name, kind)")
 
 
 COMPARE = '''
 def compare(path, inputs, outputs):
-    """Whether onnxruntime, in a process of its own, computes the same from the .onnx file: to 1e-4 of the largest value."""
+    """Whether onnxruntime, in a child process, computes the same from the .onnx file, up to 1e-4 of the largest value."""
     try:
         with Oracle("onnxruntime") as oracle:
             expected = oracle.run(path, inputs, timeout=600)
@@ -109,7 +109,7 @@ def compare(path, inputs, outputs):
         return True
     errors = {name: error(y, expected[name]) for name, y in outputs.items()}
     for name, apart in errors.items():
-        print(f"{name}: {apart:.1e} of the largest value beside onnxruntime")
+        print(f"{name}: differs from onnxruntime by {apart:.1e} of the largest value")
     return max(errors.values()) <= BOUND
 '''
 
@@ -174,7 +174,7 @@ HELPERS = {
     "batch_norm": '''
 
 def batch_norm(x, scale, bias, mean, variance, epsilon):
-    """Normalize by the statistics of the batch in training, else by those that are given."""
+    """Normalize by the statistics of the batch in training, otherwise by the given ones."""
     if not autograd.training:
         return op.BatchNormalization(x, scale, bias, mean, variance, epsilon=epsilon)
     return op.BatchNormalization(x, scale, bias, mean, variance, epsilon=epsilon, training_mode=1, outputs=3)[0]
@@ -182,7 +182,7 @@ def batch_norm(x, scale, bias, mean, variance, epsilon):
     "dropout": '''
 
 def dropout(x, ratio, seed=None):
-    """(y, mask): zeros in a share of the places in training, x itself in inference."""
+    """Return (y, mask): a share of the elements of y is zero in training; in inference y is x."""
     if autograd.training and seed is None:
         return random.dropout(x, ratio)
     return op.Dropout(x, ratio, autograd.training, seed=seed, outputs=2)

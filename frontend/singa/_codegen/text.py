@@ -1,4 +1,4 @@
-"""Python text that a formatter leaves as it is: names, literals, and statements broken where the line ends."""
+"""Formats Python text as a formatter does: names, literals, and statements with line breaks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from singa_backend.proto.messages import FreshNames
 WIDTH = 130
 
 _LONGEST = 48
-"""Characters of an identifier."""
+"""Maximum characters of an identifier."""
 
 SMALL = 8
-"""Elements up to which an array stands in the text."""
+"""Maximum elements of an array in the text."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Something in brackets: a call, a list.  literal: a list or tuple, which is broken into one element for each line."""
+    """An expression in brackets: a call, a list.  literal: a list or tuple, which is broken into one element per line."""
 
     open: str
     items: tuple[Expr, ...]
@@ -39,12 +39,12 @@ Expr: TypeAlias = str | Group
 
 
 def call(function: str, items: Iterable[Expr]) -> Group:
-    """A call with these arguments; those by name carry it: `axis=1`."""
+    """A call with these arguments; keyword arguments include their name: `axis=1`."""
     return Group(f"{function}(", tuple(items))
 
 
 def named(name: str, value: Expr) -> Expr:
-    """An argument by name."""
+    """A keyword argument."""
     return f"{name}={value}" if isinstance(value, str) else Group(f"{name}={value.open}", value.items, value.close, value.literal)
 
 
@@ -54,7 +54,7 @@ def flat(expr: Expr) -> str:
 
 
 def lines(prefix: str, expr: Expr, indent: int = 0, suffix: str = "") -> list[str]:
-    """`prefix expr suffix`, on one line where it fits; else the arguments on the next, or each on a line of its own."""
+    """`prefix expr suffix`, on one line if it fits; otherwise the arguments on the next line, or each on a separate line."""
     pad = " " * indent
     one = pad + prefix + flat(expr) + suffix
     if len(one) <= WIDTH or isinstance(expr, str) or not expr.items:
@@ -68,7 +68,7 @@ def lines(prefix: str, expr: Expr, indent: int = 0, suffix: str = "") -> list[st
 
 
 def statement(prefix: str, expr: Expr, indent: int, comment: str = "") -> list[str]:
-    """A statement with a comment behind it, or above it where it is too long."""
+    """A statement with a comment at its end, or above it if the line is too long."""
     made = lines(prefix, expr, indent)
     if not comment:
         return made
@@ -81,9 +81,9 @@ def statement(prefix: str, expr: Expr, indent: int, comment: str = "") -> list[s
 
 
 def cleaned(name: str, fallback: str) -> str:
-    """An ONNX name as an identifier in lower case; `fallback` stands before what begins with a digit, or for nothing.
+    """Convert an ONNX name to a lower-case identifier; `fallback` is the prefix of a digit, and replaces an empty name.
 
-    Exporters name by path: `/blocks/blocks.0/conv/Conv_output_0` is `blocks_0_conv`.  Of a long name the end says most.
+    Exporters name by path: `/blocks/blocks.0/conv/Conv_output_0` is `blocks_0_conv`.  The end of a long name is kept.
     """
     parts = [p for p in name.removesuffix("_output_0").split("/") if p]
     kept = [p for i, p in enumerate(parts) if not any(after.lower().startswith(p.lower()) for after in parts[i + 1 : i + 2])]
@@ -95,13 +95,13 @@ def cleaned(name: str, fallback: str) -> str:
 
 
 class Names:
-    """Identifiers that are given once: `a.b` and `a_b` become `a_b` and `a_b_2`."""
+    """Creates unique identifiers: `a.b` and `a_b` become `a_b` and `a_b_2`."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._names = FreshNames({*taken, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)}, first=2)
 
     def new(self, name: str, fallback: str = "value") -> str:
-        """An identifier that is not in use yet, as near to the name as may be."""
+        """An identifier that is not in use, as similar to the name as possible."""
         return self._names.new(cleaned(name, fallback))
 
 
@@ -109,7 +109,7 @@ class Names:
 
 
 def quoted(text: str) -> str:
-    """A string of ASCII characters, in the quotes that need fewer escapes."""
+    """A string literal of ASCII characters, in the quotes that need fewer escapes."""
     body = ascii(text)[1:-1].replace("\\'", "'")
     if text.count('"') > text.count("'"):
         return "'" + body.replace("'", "\\'") + "'"
@@ -117,12 +117,12 @@ def quoted(text: str) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """A name for a comment."""
+    """Quote and shorten a name for a comment."""
     return quoted(text if len(text) <= most else text[: most - 3] + "...")
 
 
-def number(value: Any, dtype: Any = np.float64) -> str:
-    """A number as Python writes it: the shortest text that gives the same value in its dtype."""
+def number(value: Any, dtype: dtypes.DTypeLike = np.float64) -> str:
+    """A number literal: the shortest text with the same value in its dtype."""
     kind = np.dtype(dtype)
     if kind == np.bool_:
         return str(bool(value))
@@ -136,13 +136,13 @@ def number(value: Any, dtype: Any = np.float64) -> str:
     return shortest.replace("e+", "e")
 
 
-def nested(value: Any, dtype: Any) -> str:
+def nested(value: Any, dtype: dtypes.DTypeLike) -> str:
     """A number, or lists of numbers."""
     return f"[{', '.join(nested(v, dtype) for v in value)}]" if isinstance(value, list) else number(value, dtype)
 
 
 def array_text(array: np.ndarray) -> str | None:
-    """A small array as a number or as lists; None where it is large, or of what has no literals."""
+    """A small array as a number or as lists; None if it is large, or its dtype has no literals."""
     kind = array.dtype
     plain = kind.kind in "biu" or kind in (np.float16, np.float32, np.float64)
     if not plain or kind.type.__module__ != "numpy" or not 0 < array.size <= SMALL or array.ndim > 4:
@@ -150,8 +150,8 @@ def array_text(array: np.ndarray) -> str | None:
     return nested(array.tolist(), kind)
 
 
-def dtype_text(dtype: Any) -> str:
-    """A dtype as an expression: `np.float32`, `ml_dtypes.bfloat16`."""
+def dtype_text(dtype: dtypes.DTypeLike) -> str:
+    """The expression of a dtype: `np.float32`, `ml_dtypes.bfloat16`."""
     kind = np.dtype(dtype)
     if kind == dtypes.STRING:
         return "object"
@@ -161,7 +161,7 @@ def dtype_text(dtype: Any) -> str:
 
 
 def code_text(code: int) -> str:
-    """An ONNX element type by its name: `TensorProto.FLOAT`."""
+    """The expression of an ONNX element type: `TensorProto.FLOAT`."""
     return f"TensorProto.{TensorProto.DataType.Name(code)}" if dtypes.is_known(code) else str(code)
 
 
@@ -171,5 +171,5 @@ def sequence(items: Sequence[Expr]) -> Group:
 
 
 def tuple_of(items: Sequence[Expr]) -> Expr:
-    """A tuple; that of one thing is never broken."""
+    """A tuple; one of a single item is never broken."""
     return f"({flat(items[0])},)" if len(items) == 1 else Group("(", tuple(items), literal=True)

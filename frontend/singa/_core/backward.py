@@ -12,9 +12,8 @@ from singa_backend.interpreters.base import Interpreter
 
 from . import coverage, tape, trace
 from .coverage import nothing_trains
-from .ops import op
 from .tape import Dummy, Operator, vocabulary
-from .tensor import Tensor
+from .tensor import Tensor, op
 
 
 def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
@@ -55,8 +54,11 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
         )
     shape = op.shape(y)
     if shape is None or any(d != 1 for d in shape):
-        raise InvalidInput(f"backward starts at a tensor of one element; this one has shape {shape}", code="SX314",
-                           hint="reduce the loss, for example by its mean")  # fmt: skip
+        raise InvalidInput(
+            f"backward starts at a tensor of one element; this one has shape {shape}",
+            code="SX314",
+            hint="reduce the loss, for example by its mean",
+        )
     device = y.device
     first = vocabulary(device)
     start = first.full_like(trace.value(y), 1) if dy is None else _start(first, y, dy)

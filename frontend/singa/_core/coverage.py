@@ -56,10 +56,11 @@ def nothing_trains(reach: Reach | None) -> InvalidInput:
         )
     named = f": {_listed(list(trains))}" if trains else ""
     return InvalidInput(
-        f"the loss gives no parameter a gradient{named}", code="SX345",
+        f"the loss gives no parameter a gradient{named}",
+        code="SX345",
         hint="an operator before the loss has none (integers, comparisons, argmax), or the loss does not depend on them; freeze "
-             "what shall stay: model.freeze('name.*')",
-    )  # fmt: skip
+        "what shall stay: model.freeze('name.*')",
+    )
 
 
 def _listed(names: list[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from onnx import TypeProto
@@ -26,8 +26,10 @@ from . import provenance, tape, trace
 from .tape import Node, _anywhere, _eager, _is_tensor, _same_device, _value_on, vocabulary
 from .variable import Variable, of
 
+T = TypeVar("T", bound=Variable)
 
-class TensorInterpreter(Interpreter[Any]):
+
+class TensorInterpreter(Interpreter[T]):
     """ONNX's operators on Tensors."""
 
     def __init__(self) -> None:
@@ -88,7 +90,7 @@ class TensorInterpreter(Interpreter[Any]):
         )
         return ys
 
-    def constant(self, value: Any, dtype: Any = None) -> Any:
+    def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Any:
         tensor = of(np.asarray(value, dtype), default_device, False)
         tensor._is_constant = tensor._follows_device = True
         return tensor
@@ -96,16 +98,16 @@ class TensorInterpreter(Interpreter[Any]):
     def is_value(self, x: Any) -> bool:
         return _is_tensor(x)
 
-    def dtype(self, x: Variable) -> np.dtype[Any]:
+    def dtype(self, x: T) -> np.dtype[Any]:
         return vocabulary(x.device).dtype(trace.value(x))
 
-    def is_sequence(self, x: Variable) -> bool:
+    def is_sequence(self, x: T) -> bool:
         return vocabulary(x.device).is_sequence(trace.value(x))
 
-    def shape(self, x: Variable) -> tuple[int | str | None, ...] | None:
+    def shape(self, x: T) -> tuple[int | str | None, ...] | None:
         return vocabulary(x.device).shape(trace.value(x))
 
-    def constant_value(self, x: Variable) -> np.ndarray | None:
+    def constant_value(self, x: T) -> np.ndarray | None:
         """While a step is recorded, what its graph knows; without one, every value may change from call to call."""
         current = trace.current()
         return None if current is None else current.writer.constant_value(current.value(x))
@@ -123,9 +125,10 @@ def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: st
 
     def replay(xs: list[Any], train: bool) -> Sequence[Any]:
         if op_type == "BatchNormalization" and not domain and train != bool(attributes.get("training_mode")):
-            how = {"epsilon": attributes.get("epsilon", 1e-5)}
+            how: dict[str, Any] = {"epsilon": attributes.get("epsilon", 1e-5)}
             if train:
-                return op.BatchNormalization(*xs, **how, training_mode=1, outputs=3)  # type: ignore[no-any-return]
+                ys: tuple[Any, ...] = op.BatchNormalization(*xs, **how, training_mode=1, outputs=3)
+                return ys
             return [op.BatchNormalization(*xs, **how), *xs[3:5]]
         own, rest = dict(attributes), iter(xs[count:])
         for name, value in attributes.items():
@@ -200,5 +203,5 @@ def _declaration(domain: str, op_type: str, opset: int) -> Declaration:
     return declarations[domain, op_type][version]
 
 
-op = TensorInterpreter()
-"""ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
+op: TensorInterpreter[Any] = TensorInterpreter()
+"""ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`; `tensor.py` exports it with the type of its results."""

@@ -3,15 +3,17 @@
 Every operator on tensors leaves an `Origin` with its results, in training and in evaluation. It knows the leaves that were read
 (parameters, inputs) and the origins of the rest, never their arrays. A chain of more than `LONGEST` operators, such as a state
 that is fed back for ever, is cut: its beginning is forgotten. A leaf of more than `SMALL` bytes is not kept alive, so that a sum
-over many batches does not hold the batches; only the last ones are, `RECENT` bytes of them in all.
+over many batches does not hold the batches; only the last ones are, `RECENT` bytes of them in each thread.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ SMALL = 1 << 10
 """Bytes up to which a leaf is kept alive by what was made of it."""
 
 RECENT = 32 << 20
-"""Bytes of the larger leaves that are kept alive: those that were read last."""
+"""Bytes of the larger leaves that are kept alive: those that a thread has read last."""
 
 Replay = Callable[[list[Any], bool], Sequence[Any]]
 """Do it again: (tensors, numbers and None in the order of the arguments, whether in training) -> tensors."""
@@ -74,43 +76,68 @@ class Leaf:
         """The leaf; raises InvalidInput where it is gone."""
         found = self.ref()
         if found is None:
-            raise InvalidInput(f"{self.what}, which was read on the way, is gone", code="SX363",
-                               hint="hold it in a variable or an attribute until the export, or export the model")  # fmt: skip
+            raise InvalidInput(
+                f"{self.what}, which was read on the way, is gone",
+                code="SX363",
+                hint="hold it in a variable or an attribute until the export, or export the model",
+            )
         return found
 
 
-_recent: deque[tuple[Any, int]] = deque()
-_recent_bytes = 0
+class _Recent(threading.local):
+    """The larger leaves that this thread has read last, and their bytes."""
+
+    def __init__(self) -> None:
+        self.leaves: deque[tuple[Any, int]] = deque()
+        self.size = 0
+
+    def add(self, leaf: Any, size: int) -> None:
+        if self.leaves and self.leaves[-1][0] is leaf:
+            return
+        self.leaves.append((leaf, size))
+        self.size += size
+        while self.size > RECENT:
+            self.size -= self.leaves.popleft()[1]
+
+
+_recent = _Recent()
 
 
 class _Context:
-    """Something that holds while a program is in a context, however often it has entered it."""
+    """Something that holds while a thread is in a context, however often it has entered it."""
 
-    def __init__(self) -> None:
-        self._entered = 0
+    def __init__(self, name: str) -> None:
+        self._entered = ContextVar(name, default=0)
 
     def __enter__(self) -> None:
-        self._entered += 1
+        self._entered.set(self._entered.get() + 1)
 
     def __exit__(self, *error: object) -> None:
-        self._entered -= 1
+        self._entered.set(self._entered.get() - 1)
 
     def __bool__(self) -> bool:
-        return self._entered > 0
+        return self._entered.get() > 0
 
 
-retaining = _Context()
+retaining = _Context("retaining")
 """The context in which origins keep every leaf alive: of an export, and of a step that is recorded."""
 
-suspended = _Context()
+suspended = _Context("suspended")
 """The context in which results have no origin: updates of states, and what is inside an operator that has one as a whole."""
 
 CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
 """The origin of a tensor that was changed in place by what operators made."""
 
 
-def record(results: Sequence[Any], name: str, replay: Replay, args: Sequence[Any], operator: Any = None,
-             types: tuple[Any, ...] = (), graph: Graph | None = None) -> None:  # fmt: skip
+def record(
+    results: Sequence[Any],
+    name: str,
+    replay: Replay,
+    args: Sequence[Any],
+    operator: Any = None,
+    types: tuple[Any, ...] = (),
+    graph: Graph | None = None,
+) -> None:
     """Give tensors an origin."""
     if suspended:
         return
@@ -133,16 +160,11 @@ def record(results: Sequence[Any], name: str, replay: Replay, args: Sequence[Any
 
 def _leaf(x: Any) -> Any:
     """A leaf as an origin holds it: itself where it is small, or somebody's parameter, else without keeping it alive for long."""
-    global _recent_bytes
     data = getattr(x, "_data", x)
     size = getattr(data, "nbytes", 0)
     if size <= SMALL or retaining or getattr(x, "stores_grad", False):
         return x
-    if not _recent or _recent[-1][0] is not x:
-        _recent.append((x, size))
-        _recent_bytes += size
-        while _recent_bytes > RECENT:
-            _recent_bytes -= _recent.popleft()[1]
+    _recent.add(x, size)
     return Leaf(weakref.ref(x), f"a leaf {data.dtype}{list(data.shape)}")
 
 
@@ -156,8 +178,9 @@ def forget(tensor: Any) -> None:
     tensor._origin = None
 
 
-def replay(outputs: Sequence[Any], given: dict[int, Any], links: dict[Link, Any],
-           do: Callable[[Origin, list[Any]], Sequence[Any]]) -> list[Any]:  # fmt: skip
+def replay(
+    outputs: Sequence[Any], given: dict[int, Any], links: dict[Link, Any], do: Callable[[Origin, list[Any]], Sequence[Any]]
+) -> list[Any]:
     """Play again what made these tensors.
 
     given: by the id of a leaf, what stands in for it.  links: the same for what an operator made.

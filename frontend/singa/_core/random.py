@@ -21,18 +21,20 @@ from .variable import Variable, of
 
 
 def stream(device: Device) -> Any:
-    """The state of a device's random numbers: the seed and the number of draws so far, an int64 Tensor on the host."""
-    if device.random_state is None:
-        state = of(np.array([device._seed, 0], np.int64), default_device, False)
+    """The state of this thread's stream on a device: the seed and the number of draws so far, an int64 Tensor on the host."""
+    here = device._stream
+    if here.state is None:
+        state = of(np.array([here.seed, 0], np.int64), default_device, False)
         state.name = "random_state"
-        device.random_state = state
-    return device.random_state
+        here.state = state
+    return here.state
 
 
 def _bits(shape: Any, device: Device) -> Any:
     """uint32 words; `shape` is a Tensor of int64, or sizes."""
-    state = stream(device)
-    with tape.no_tape():
+    with tape.no_tape(), device._stream.lock:
+        state = stream(device)
+        trace.depends(state, lambda: id(device.random_state))  # another thread may have another stream
         if isinstance(shape, Variable) and trace.current() is None:
             shape = np.asarray(shape).tolist()  # the state lies on the host, and so must this
         sizes = shape if isinstance(shape, Variable) else op.constant(list(shape), np.int64)
@@ -42,7 +44,7 @@ def _bits(shape: Any, device: Device) -> Any:
     return of(drawn, device, False)
 
 
-def uniform(shape: Any, device: Device | None = None, dtype: Any = np.float32) -> Any:
+def uniform(shape: Any, device: Device | None = None, dtype: dtypes.DTypeLike = np.float32) -> Any:
     """Numbers of [0, 1): multiples of 2**-24 in float32 and narrower types, of 2**-53 in float64.
 
     shape: sizes, or a Tensor of int64.
@@ -59,13 +61,15 @@ def uniform(shape: Any, device: Device | None = None, dtype: Any = np.float32) -
         return op.Mul(op.Cast(whole, to=_code(np.float64)), 2.0**-53)
 
 
-def bernoulli(p: float, shape: Any, device: Device | None = None, dtype: Any = np.float32) -> Any:
+def bernoulli(p: float, shape: Any, device: Device | None = None, dtype: dtypes.DTypeLike = np.float32) -> Any:
     """Ones with probability p, and zeros."""
     with tape.no_tape():
         return op.Cast(op.Less(uniform(shape, device), np.float32(p)), to=_code(dtype))
 
 
-def normal(mean: float, std: float, shape: Sequence[int], device: Device | None = None, dtype: Any = np.float32) -> Any:
+def normal(
+    mean: float, std: float, shape: Sequence[int], device: Device | None = None, dtype: dtypes.DTypeLike = np.float32
+) -> Any:
     """Normally distributed numbers, by Box and Muller's method in float64, rounded once to the dtype.
 
     r = sqrt(-2 log(1 - u)) cos(2 pi v), from two uniform float64 numbers each.
@@ -107,5 +111,5 @@ def _dropout_again(xs: list[Any], training: bool) -> Any:
     return op.Dropout(x, share, True, outputs=2)
 
 
-def _code(dtype: Any) -> int:
+def _code(dtype: dtypes.DTypeLike) -> int:
     return dtypes.onnx_code(dtype)

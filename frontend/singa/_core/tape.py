@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,24 +30,101 @@ from singa_backend.proto.messages import reads
 
 from ..device import Device, default_device
 from . import provenance, trace
-from .variable import Variable, of
+from .variable import Counter, Variable, of
 
 _serial = itertools.count()
+_operators = Counter()
 
-training = False
-"""Whether operators leave a tape; `autograd.training` is this flag."""
+
+# --- the mode ---------------------------------------------------------------------------------------------------------
+
+_training: ContextVar[bool] = ContextVar("training")
+_temporary: ContextVar[bool] = ContextVar("temporary", default=False)
+
+
+class _Default:
+    """The mode in which threads start: the one that was set last before the start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._flag = False
+        self._started: weakref.WeakKeyDictionary[threading.Thread, bool] = weakref.WeakKeyDictionary()
+
+    def set(self, flag: bool) -> None:
+        with self._lock:
+            for thread in threading.enumerate():
+                self._started.setdefault(thread, self._flag)
+            self._started[threading.current_thread()] = self._flag = flag
+
+    def get(self) -> bool:
+        with self._lock:
+            return self._started.get(threading.current_thread(), self._flag)
+
+
+_default = _Default()
+
+
+def _is_training() -> bool:
+    flag = _training.get(None)
+    if flag is None:
+        flag = _default.get()
+        _training.set(flag)
+    return flag
+
+
+def set_training(flag: bool) -> None:
+    """Set the mode of this context alone; threads that start later do not follow."""
+    _training.set(flag)
+
+
+class _Module(ModuleType):
+    """The type of this module: its `training` is that of the context which reads or sets it."""
+
+    @property
+    def training(self) -> bool:
+        return _is_training()
+
+    @training.setter
+    def training(self, flag: bool) -> None:
+        _training.set(bool(flag))
+        if not _temporary.get():
+            _default.set(bool(flag))
+
+
+sys.modules[__name__].__class__ = _Module
+
+training: bool
+"""Whether operators leave a tape in this context; setting it sets the mode of threads that start later too."""
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """The context after which the mode is what it was before; threads that start in the meantime do not follow its changes."""
+    before, outer = _is_training(), _temporary.get()
+    _temporary.set(True)
+    try:
+        yield
+    finally:
+        _training.set(before)
+        _temporary.set(outer)
 
 
 @contextlib.contextmanager
 def no_tape() -> Iterator[None]:
-    """The context in which operators leave no tape: updates of parameters, statistics, metrics."""
-    global training
-    before, training = training, False
+    """The context in which operators leave no tape: updates of parameters, statistics, metrics.
+
+    It holds for this thread; the tapes of other threads go on.
+
+    Returns:
+        A context manager.
+    """
+    before = _is_training()
+    _training.set(False)
     try:
         with provenance.suspended:
             yield
     finally:
-        training = before
+        _training.set(before)
 
 
 class _Anywhere(Eager):
@@ -79,13 +160,11 @@ class Operator:
     src: for each input its creator, the tensor's id, the tensor where it stores its gradient (else None), and whether it does.
     """
 
-    op_count = 0
+    op_count = _operators
+    """How many operators this thread has numbered."""
 
     def __init__(self, name: str | None = None) -> None:
-        if name is None:
-            name = f"{type(self).__name__}#{Operator.op_count}"
-            Operator.op_count += 1
-        self.name = name
+        self.name = name if name is not None else f"{type(self).__name__}#{_operators.next()}"
         self.serial = 0
         self.src: list[tuple[Operator, int, Any, bool]] = []
         self.y_id2idx: dict[int, int] = {}
@@ -123,10 +202,13 @@ class Operator:
     def record(self, xs: Sequence[Variable | None], values: Sequence[Any], device: Device, flows: bool = True) -> tuple[Any, ...]:
         """Wrap the outputs; where gradients may be asked for, this operator becomes their creator."""
         self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
-        self.requires_grad = flows and training and any(x is not None and x.requires_grad for x in xs)
+        self.requires_grad = flows and _is_training() and any(x is not None and x.requires_grad for x in xs)
         if self.requires_grad and any(x is not None and x._creator is self for x in xs):
-            raise InvalidInput(f"{self.name} is given what it made itself, and knows its last call only", code="SX371",
-                               hint="make an operator for each call")  # fmt: skip
+            raise InvalidInput(
+                f"{self.name} is given what it made itself, and knows its last call only",
+                code="SX371",
+                hint="make an operator for each call",
+            )
         ys = tuple(None if v is None else of(v, device, self.requires_grad) for v in values)
         if self.requires_grad:
             self.inputs = [x if x is not None and x.requires_grad else None for x in xs]
@@ -142,8 +224,9 @@ class Operator:
     def place(self, y: Variable) -> int:
         """Which of the outputs `y` is; raises InvalidInput where this operator has made others since."""
         if id(y) not in self.y_id2idx:
-            raise InvalidInput(f"{self.name} was called again, and knows its last call only", code="SX371",
-                               hint="make an operator for each call")  # fmt: skip
+            raise InvalidInput(
+                f"{self.name} was called again, and knows its last call only", code="SX371", hint="make an operator for each call"
+            )
         return self.y_id2idx[id(y)]
 
     def output_name(self, idx: int) -> str:
@@ -172,9 +255,7 @@ class Dummy(Operator):
     """The creator of a leaf: a tensor that no operator made."""
 
     def __init__(self, tensor: Variable, name: str | None = None) -> None:
-        super().__init__(name or f"Dummy#{Operator.op_count}")
-        if name is None:
-            Operator.op_count += 1
+        super().__init__(name or None)
         self.y_id2idx = {id(tensor): 0}  # not the tensor: the two would keep each other alive
 
     def output_name(self, idx: int) -> str:
@@ -195,10 +276,16 @@ class Node(Operator):
     Only the values that the rule names are kept.
     """
 
-    def __init__(self, op_type: str, domain: str, declaration: Declaration, attributes: dict[str, Any], opset: int,
-                 version: int | None = None) -> None:  # fmt: skip
-        super().__init__(f"{op_type}#{Operator.op_count}")
-        Operator.op_count += 1
+    def __init__(
+        self,
+        op_type: str,
+        domain: str,
+        declaration: Declaration,
+        attributes: dict[str, Any],
+        opset: int,
+        version: int | None = None,
+    ) -> None:
+        super().__init__(f"{op_type}#{_operators.next()}")
         self.op_type, self.domain, self.opset, self.version = op_type, domain, opset, version
         self.declaration = declaration
         self.attributes = attributes
@@ -234,11 +321,13 @@ class Node(Operator):
         changed = {i: t for i, r in enumerate(self._read) if r and (t := r[0]()) is not None and t._version != r[1]}
         for i in sorted(changed.keys() & self._asks_for(dys, needs)) if changed else ():
             what = f"{changed[i].name or creator_of(changed[i]).name} was changed after {self.name} had read it"
-            raise InvalidInput(f"{what}, whose gradient asks for its value", code="SX370",
-                               hint="take the gradients of every loss before the update, or compute the loss anew")  # fmt: skip
+            raise InvalidInput(
+                f"{what}, whose gradient asks for its value",
+                code="SX370",
+                hint="take the gradients of every loss before the update, or compute the loss anew",
+            )
         op = vocabulary(device)
-        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs,
-                              self.version)  # fmt: skip
+        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs, self.version)
 
     def _asks_for(self, dys: list[Any], needs: list[bool]) -> set[int]:
         """Which of the inputs and outputs the gradient computes with: of the others it asks for the shape alone."""
@@ -254,8 +343,16 @@ class Node(Operator):
             return builder.input("x", helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape))
 
         symbols, count = [symbol(v) for v in values], len(self._values)
-        made = rule_gradients(builder, self.declaration, symbols[:count], symbols[count:], self.attributes,
-                              [symbol(d) for d in dys], needs, self.version)  # fmt: skip
+        made = rule_gradients(
+            builder,
+            self.declaration,
+            symbols[:count],
+            symbols[count:],
+            self.attributes,
+            [symbol(d) for d in dys],
+            needs,
+            self.version,
+        )
         graph = builder.proto("gradient", builder.finish([g for g in made if g is not None]))
         used = {n for node in graph.node for n in reads(node)}
         return {i for i in every if getattr(symbols[i], "name", None) in used}
@@ -269,8 +366,9 @@ _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the 
 
 def _same_device(a: Device, b: Device, where: str) -> None:
     if a is not b and str(a.backend) != str(b.backend):
-        raise InvalidInput(f"{where} was given tensors on {a.backend} and on {b.backend}", code="SX344",
-                           hint="move one: x.to_device(dev)")  # fmt: skip
+        raise InvalidInput(
+            f"{where} was given tensors on {a.backend} and on {b.backend}", code="SX344", hint="move one: x.to_device(dev)"
+        )
 
 
 def _value_on(device: Device, x: Any) -> Any:

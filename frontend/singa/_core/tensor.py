@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,15 +13,22 @@ from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.builder import Symbol
 
 from .. import device as devices
-from ..device import Device
+from ..device import DeviceLike
 from . import provenance, random, tape, trace
-from .ops import op
+from .ops import TensorInterpreter
+from .ops import op as _op
 from .tape import Dummy, Operator, creator_of
-from .variable import Variable, made_by_operators
+from .variable import Counter, Variable, made_by_operators
+
+op: TensorInterpreter[Tensor] = _op
+"""ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
 
 float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
 
-_dummies = itertools.count()
+DTypeLike: TypeAlias = dtypes.DTypeLike | int
+"""One of the constants above, "int" or "float", or what NumPy makes a dtype of."""
+
+_dummies = Counter()
 
 
 @made_by_operators
@@ -39,13 +45,21 @@ class Tensor(Variable):
     __array_priority__ = 1000
     """NumPy leaves `array * tensor` to the tensor, where it would make an array that no tape knows."""
 
-    def __init__(self, shape: Any = (), device: Device | None = None, dtype: Any = float32, data: Any = None,
-                 requires_grad: bool = True, stores_grad: bool = False, creator: Operator | None = None,
-                 name: str | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        shape: Any = (),
+        device: DeviceLike | None = None,
+        dtype: DTypeLike = float32,
+        data: Any = None,
+        requires_grad: bool = True,
+        stores_grad: bool = False,
+        creator: Operator | None = None,
+        name: str | None = None,
+    ) -> None:
         self.device = devices.resolve(device)
         self.requires_grad = requires_grad
         self.stores_grad = stores_grad
-        self.name = name if name is not None else f"Dummy#{next(_dummies)}"
+        self.name = name if name is not None else f"Dummy#{_dummies.next()}"
         self._creator = creator
         self._data: Any = None
         if data is None:
@@ -135,7 +149,7 @@ class Tensor(Variable):
     def __repr__(self) -> str:
         return f"<Tensor {self.name!r} {op.dtype(self)}{list(self.shape)} on {self.device.backend}>"
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # tensors compare element by element
 
     # --- copies and pickles: the values and what is said of them, never the tape
 
@@ -161,7 +175,7 @@ class Tensor(Variable):
 
     # --- NumPy, DLPack
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: dtypes.DTypeLike | None = None, copy: bool | None = None) -> Any:
         array = self.device.backend.get(self.data)
         return np.array(array, dtype) if copy or dtype is not None else array
 
@@ -188,11 +202,11 @@ class Tensor(Variable):
     # --- new tensors
 
     def reshape(self, shape: Any) -> Tensor:
-        return op.Reshape(self, [shape] if isinstance(shape, int) else list(shape))  # type: ignore[no-any-return]
+        return op.Reshape(self, [shape] if isinstance(shape, int) else list(shape))
 
     def transpose(self, axes: Sequence[int] | None = None) -> Tensor:
         """The axes in another order; backwards where none is given."""
-        return op.Transpose(self, perm=None if axes is None else list(axes))  # type: ignore[no-any-return]
+        return op.Transpose(self, perm=None if axes is None else list(axes))
 
     def T(self) -> Tensor:
         """The transpose."""
@@ -210,7 +224,7 @@ class Tensor(Variable):
         """Each element (or each slice along an axis) so many times, as NumPy's repeat."""
         t, axis = (self.reshape([-1]), 0) if axis is None else (self, axis)
         places = np.repeat(np.arange(t.shape[axis]), repeats)
-        return op.Gather(t, places, axis=axis)  # type: ignore[no-any-return]
+        return op.Gather(t, places, axis=axis)
 
     def _on_tape(self) -> bool:
         """Whether gradients flow through this tensor to what made it."""
@@ -222,7 +236,7 @@ class Tensor(Variable):
             same = op.Identity(self)
             if trace.current() is None:
                 same._data = same._data.copy(order="C")
-            return same  # type: ignore[no-any-return]
+            return same
         made = Tensor(data=self.data.copy(), device=self.device, requires_grad=self.requires_grad, stores_grad=self.stores_grad)
         made.name, made._origin = self.name, self._origin
         return made
@@ -232,14 +246,14 @@ class Tensor(Variable):
     def copy(self) -> Tensor:
         """A tensor that shares this one's storage; gradients flow back through it."""
         if self._on_tape():
-            return op.Identity(self)  # type: ignore[no-any-return]
+            return op.Identity(self)
         made = Tensor._of(self.data, self.device, self.requires_grad)
         made.stores_grad, made.name, made._origin = self.stores_grad, self.name, self._origin
         return made
 
-    def as_type(self, dtype: Any) -> Tensor:
+    def as_type(self, dtype: DTypeLike) -> Tensor:
         """The values in another dtype."""
-        return op.Cast(self, to=dtypes.onnx_code(dtype_of(dtype)))  # type: ignore[no-any-return]
+        return op.Cast(self, to=dtypes.onnx_code(dtype_of(dtype)))
 
     def l1(self) -> float:
         """The mean of the absolute values."""
@@ -251,12 +265,12 @@ class Tensor(Variable):
 
     # --- in place
 
-    def to_type(self, dtype: Any) -> Tensor:
+    def to_type(self, dtype: DTypeLike) -> Tensor:
         """Change the dtype of this tensor."""
         self.data = self.device.backend.put(self.device.backend.get(self.data).astype(dtype_of(dtype)))
         return self
 
-    def to_device(self, device: Device) -> Tensor:
+    def to_device(self, device: DeviceLike) -> Tensor:
         """Move this tensor to a device."""
         value = self.device.backend.get(self.data)
         self.device = devices.resolve(device)
@@ -401,7 +415,7 @@ class Tensor(Variable):
             ends.append(stop if stop >= 0 else -n - 1)
             axes.append(axis)
             steps.append(step)
-        return op.Slice(self, starts, ends, axes, steps) if axes else op.Identity(self)  # type: ignore[no-any-return]
+        return op.Slice(self, starts, ends, axes, steps) if axes else op.Identity(self)
 
     def __add__(self, x: Any) -> Tensor:
         return _binary("Add", self, x)
@@ -416,19 +430,19 @@ class Tensor(Variable):
         return _binary("Div", _float(self), _float(x))
 
     def __floordiv__(self, x: Any) -> Tensor:
-        return op.Cast(op.Floor(self.__truediv__(x)), to=dtypes.onnx_code(op.dtype(self)))  # type: ignore[no-any-return]
+        return op.Cast(op.Floor(self.__truediv__(x)), to=dtypes.onnx_code(op.dtype(self)))
 
     def __pow__(self, x: Any) -> Tensor:
-        return op.Pow(self, x)  # type: ignore[no-any-return]
+        return op.Pow(self, x)
 
     def __matmul__(self, x: Any) -> Tensor:
-        return op.MatMul(self, x)  # type: ignore[no-any-return]
+        return op.MatMul(self, x)
 
     def __neg__(self) -> Tensor:
-        return op.Neg(self)  # type: ignore[no-any-return]
+        return op.Neg(self)
 
     def __abs__(self) -> Tensor:
-        return op.Abs(self)  # type: ignore[no-any-return]
+        return op.Abs(self)
 
     def __radd__(self, x: Any) -> Tensor:
         return _binary("Add", x, self)
@@ -506,7 +520,7 @@ def _operand(x: Any) -> Any:
 
 def _compared(name: str, a: Tensor, b: Any) -> Tensor:
     """1 where it holds, 0 elsewhere, in the dtype of the first tensor; nothing flows back."""
-    return op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))  # type: ignore[no-any-return]
+    return op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))
 
 
 _CODES: dict[int, Any] = {
@@ -515,7 +529,7 @@ _CODES: dict[int, Any] = {
 }  # fmt: skip
 
 
-def dtype_of(dtype: Any) -> np.dtype[Any]:
+def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
     """The NumPy dtype of a constant of this module, of 'int' or 'float', or of a NumPy dtype.
 
     Raises InvalidInput for what is none of these.
@@ -523,10 +537,11 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     if isinstance(dtype, int) and not isinstance(dtype, bool) and dtype in _CODES:
         found: np.dtype[Any] = np.dtype(_CODES[dtype])
         return found
+    kind: Any = dtype
     if isinstance(dtype, str) and dtype in ("int", "float"):
-        dtype = np.int32 if dtype == "int" else np.float32
+        kind = np.int32 if dtype == "int" else np.float32
     try:
-        found = np.dtype(dtype)
+        found = np.dtype(kind)
     except TypeError:
         raise InvalidInput(f"{dtype!r} is no dtype", code="SX316", hint="write tensor.float32, or a NumPy dtype") from None
     if not dtypes.known(found):

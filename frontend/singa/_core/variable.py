@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Self, TypeVar
 
 from ..device import Device
 from .provenance import Link
 
 V = TypeVar("V", bound="type[Variable]")
+
+
+class Counter(threading.local):
+    """Numbers for names: every thread counts from 0, so that its names do not depend on what other threads do."""
+
+    _count = 0
+
+    def next(self) -> int:
+        number = self._count
+        self._count = number + 1
+        return number
+
+    def __get__(self, owner: object, kind: type) -> int:
+        """As an attribute of a class, how many numbers this thread has drawn."""
+        return self._count
 
 
 class Variable:

@@ -1,8 +1,8 @@
-"""Models of other frameworks, by way of ONNX: the framework's own exporter writes the file, in memory where it can.
+"""Imports models of other frameworks through ONNX files, which the framework's own exporter writes, in memory if it can.
 
     model = sonnx.from_pytorch(net, x, train=True)      # also from_tensorflow, from_paddle, from_sklearn, from_onnx
 
-A framework is imported when its function is called, and nowhere else.
+A framework is imported only when its function is called.
 """
 
 from ._common import ExporterFailure

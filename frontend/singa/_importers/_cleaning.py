@@ -1,4 +1,4 @@
-"""What exporters leave out, name badly or cannot say, mended in the file; `cleaned` mends a copy, and only where it must."""
+"""Corrects exported files: missing inputs and bad names; `cleaned` corrects a copy, and only if it is necessary."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NORM_INPUTS = 5
 
 
 def cleaned(model: ModelProto) -> ModelProto:
-    """The model with a scale of ones, and a bias of zeros, where a BatchNormalization names none (TensorFlow's scale=False).
+    """Add a scale of ones and a bias of zeros to a BatchNormalization without them (TensorFlow's scale=False).
 
-    Names need no cleaning: those of nodes may be empty, twice there, or of any characters; initializers may be inputs too.
+    Names are not changed: node names may be empty, repeated, or have any characters; initializers may be inputs too.
     """
     if not any(_lacking(node) for node in model.graph.node):
         return model
@@ -25,13 +25,18 @@ def cleaned(model: ModelProto) -> ModelProto:
     copy.CopyFrom(model)
     graph = copy.graph
     known = {t.name: (tuple(t.dims), t.data_type) for t in graph.initializer}
-    known |= {n.output[0]: (tuple(a.t.dims), a.t.data_type) for n in graph.node if n.op_type == "Constant" and not n.domain
-              for a in n.attribute if a.name == "value"}  # fmt: skip
+    known |= {
+        n.output[0]: (tuple(a.t.dims), a.t.data_type)
+        for n in graph.node
+        if n.op_type == "Constant" and not n.domain
+        for a in n.attribute
+        if a.name == "value"
+    }
     fresh = FreshNames(names(graph))
     for i, node in enumerate(graph.node):
         like = next((known[n] for n in node.input[1:] if n in known), None)
         if like is None:
-            continue  # the reader says what is missing
+            continue  # the reader reports what is missing
         dtype = helper.tensor_dtype_to_np_dtype(like[1])
         for slot in _lacking(node):
             name = fresh.new(f"{node.name or f'BatchNormalization_{i}'}.{('scale', 'bias')[slot - 1]}")
@@ -42,17 +47,18 @@ def cleaned(model: ModelProto) -> ModelProto:
 
 
 def _lacking(node: NodeProto) -> list[int]:
-    """Which of scale and bias a node does not name."""
+    """The slots of scale and bias that a node does not have."""
     if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx") or len(node.input) < _NORM_INPUTS:
         return []
     return [slot for slot in (1, 2) if not node.input[slot]]
 
 
-def dropout_inputs(graph: GraphProto, prefix: str, ratio: float, opset: int,
-                   fresh: FreshNames) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
-    """What a Dropout that follows the mode of its model takes besides x, as initializers of the graph, and its attributes.
+def dropout_inputs(
+    graph: GraphProto, prefix: str, ratio: float, opset: int, fresh: FreshNames
+) -> tuple[list[str], dict[str, Any]]:
+    """The inputs, added as initializers, and attributes of a Dropout that follows the mode of its model.
 
-    Before opset 12 the ratio was an attribute, and whether it drops was not said.
+    Before opset 12 the ratio was an attribute, and there was no training mode.
     """
     if opset < 12:
         return [], {"ratio": ratio}
@@ -63,7 +69,7 @@ def dropout_inputs(graph: GraphProto, prefix: str, ratio: float, opset: int,
 
 
 def separate(model: ModelProto) -> None:
-    """Give an output that is an input, or another output, a name of its own, in place."""
+    """Rename, in place, an output that is also an input or another output."""
     fresh, seen = FreshNames(names(model.graph)), {v.name for v in model.graph.input}
     for value in model.graph.output:
         if value.name in seen:
@@ -74,7 +80,7 @@ def separate(model: ModelProto) -> None:
 
 
 def rename(model: ModelProto, old: Sequence[str], new: Sequence[str]) -> None:
-    """Give values other names, in place; a value that has one of the new names already makes way."""
+    """Rename values, in place; another value that already has a new name is renamed too."""
     mapping = {o: n for o, n in zip(old, new, strict=True) if o != n}
     known = names(model.graph)
     fresh = FreshNames(known | set(new))

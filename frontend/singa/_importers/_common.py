@@ -1,4 +1,4 @@
-"""What the importers of all frameworks share: packages, nested inputs and outputs, the check beside the framework's own."""
+"""Shared parts of the importers: packages, nested inputs and outputs, the comparison with the framework."""
 
 from __future__ import annotations
 
@@ -17,34 +17,47 @@ from singa_backend.errors import InvalidInput, MissingDependency, SonnxError
 from .._core import tape
 from .._core.tensor import Tensor
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import rename
 from ._onnx import from_onnx
 
 NARROW = {np.dtype(np.float16): 1e-2, np.dtype(ml_dtypes.bfloat16): 5e-2}
-"""What a result of few bits may differ by, of its largest value."""
+"""Minimum tolerance of narrow dtypes, in relation to the largest value."""
 
 _SHOWN = 2000
-"""Characters of an exporter's message that an error shows; `reason` has all of them."""
+"""Maximum characters of an exporter's message in an error; `reason` has all of them."""
 
 
 class ExporterFailure(SonnxError):
-    """A framework's exporter gave no model (SX910), or one whose numbers are not the framework's own (SX911).
+    """A framework's exporter failed (SX910), or exported a model whose outputs differ from the framework's (SX911).
 
-    framework, framework_version: whose exporter.  reason: the exporter's own message, or what differs.
+    Attributes:
+        framework: its name.
+        framework_version: its version, and that of the exporter if it is a separate package.
+        reason: the exporter's own message, or the difference.
     """
 
     default_code = "SX910"
 
     def __init__(self, framework: str, version: str, reason: str, *, code: str | None = None, hint: str = "") -> None:
+        """Create the error.
+
+        Args:
+            framework: its name.
+            version: its version.
+            reason: the exporter's own message, or the difference.
+            code: "SX910", the default, or "SX911".
+            hint: what to try.
+        """
         shown = reason if len(reason) <= _SHOWN else f"{reason[:_SHOWN]} ..."
-        did = "exports another model than it runs" if code == "SX911" else "could not export the model"
+        did = "exported a model with other outputs" if code == "SX911" else "could not export the model"
         super().__init__(f"{framework} {version} {did}: {shown}", code=code, hint=hint)
         self.framework, self.framework_version, self.reason = framework, version, reason
 
 
 @contextmanager
 def exporting(framework: str, version: str, hint: str = "") -> Iterator[None]:
-    """What is raised within is the exporter's own: it becomes an ExporterFailure (SX910) that says so."""
+    """Turn exceptions of the exporter into an ExporterFailure (SX910)."""
     try:
         yield
     except Exception as error:
@@ -52,9 +65,9 @@ def exporting(framework: str, version: str, hint: str = "") -> Iterator[None]:
 
 
 def needed(call: str, *modules: str, install: str) -> list[ModuleType]:
-    """The modules that a call needs, imported now.
+    """Import the modules that a call needs.
 
-    Raises MissingDependency where one is not installed (SX700), or is and cannot be imported (SX701).
+    Raises MissingDependency if one is not installed (SX700), or is installed but cannot be imported (SX701).
     """
     found = []
     for name in modules:
@@ -65,13 +78,13 @@ def needed(call: str, *modules: str, install: str) -> list[ModuleType]:
                 raise _broken(call, name, error, install) from error
             message = f"{call} needs {name}, which is not installed"
             raise MissingDependency(message, hint=f"pip install {install}") from None
-        except Exception as error:  # a package of other versions than its friends fails in its own ways
+        except Exception as error:  # incompatible versions of packages fail in many ways
             raise _broken(call, name, error, install) from error
     return found
 
 
 def _broken(call: str, name: str, error: Exception, install: str) -> MissingDependency:
-    what = f"{call} needs {name}, which is installed and cannot be imported: {type(error).__name__}: {error}"
+    what = f"{call} needs {name}, which is installed but cannot be imported: {type(error).__name__}: {error}"
     return MissingDependency(what, code="SX701", hint=f"pip install --upgrade {install}")
 
 
@@ -79,7 +92,7 @@ def _broken(call: str, name: str, error: Exception, install: str) -> MissingDepe
 
 
 def leaves(value: Any) -> list[Any]:
-    """What stands in nested tuples, lists and mappings, in order; nothing for None."""
+    """Flatten nested tuples, lists and mappings, in order; None is skipped."""
     if value is None:
         return []
     if isinstance(value, Mapping):
@@ -90,7 +103,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nesting with each leaf changed; None stays."""
+    """Apply a function to each leaf of a nested value; None is kept."""
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -102,12 +115,12 @@ def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a leaf is a tensor of some kind, and no Python number."""
+    """Whether a leaf is a tensor or array, not a Python number."""
     return isinstance(value, (Tensor, np.ndarray, np.generic)) or (hasattr(value, "shape") and hasattr(value, "dtype"))
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A framework's tensor, or one of ours, as an array on the host."""
+    """Convert a tensor of a framework or of this package to an array on the host."""
     if isinstance(value, Tensor):
         return np.asarray(value.device.backend.get(value.data))
     for name in ("detach", "cpu", "numpy"):
@@ -116,9 +129,9 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def check_names(what: str, names: Sequence[str] | None, count: int) -> None:
-    """Raises InvalidInput where names that were given are not as many as what they name, or not distinct."""
+    """Raise InvalidInput unless given names are `count` distinct ones."""
     if names is not None and (len(names) != count or len(set(names)) != count):
-        raise InvalidInput(f"{what}={list(names)} must be {count} distinct names", code="SX301")
+        raise InvalidInput(f"{what} must be {count} distinct names, got {list(names)}", code="SX301")
 
 
 def open_sizes(name: str, shape: Sequence[int | None], axes: Any) -> tuple[int | None, ...]:
@@ -130,7 +143,7 @@ def open_sizes(name: str, shape: Sequence[int | None], axes: Any) -> tuple[int |
 
 
 def check_axes(axes: Any, names: Sequence[str]) -> None:
-    """Raises InvalidInput where `dynamic_axes` names no input."""
+    """Raise InvalidInput if `dynamic_axes` has a name that is not an input."""
     unknown = sorted(set(axes or ()) - set(names))
     if unknown:
         message = f"dynamic_axes names {', '.join(map(repr, unknown))}; the inputs are {', '.join(map(repr, names))}"
@@ -141,7 +154,7 @@ def check_axes(axes: Any, names: Sequence[str]) -> None:
 
 
 def name_values(proto: ModelProto, names: Sequence[str], output_names: Sequence[str] | None) -> None:
-    """Give the inputs, which a file has as input_0, input_1, ... in any order, their names, and the outputs theirs, in place."""
+    """Rename inputs, which are input_0, input_1, ... in any order, and outputs, in place."""
     found = [v.name for v in proto.graph.output]
     check_names("output_names", output_names, len(found))
     wanted = output_names or [f"output_{i}" for i in range(len(found))]
@@ -149,8 +162,8 @@ def name_values(proto: ModelProto, names: Sequence[str], output_names: Sequence[
     rename(proto, [*inner, *found], [*(names[int(n.removeprefix("input_"))] for n in inner), *wanted])
 
 
-def made(proto: ModelProto, device: Any, model_class: type[SONNXModel] | None, train: bool) -> SONNXModel:
-    """The exported file as a model, in the mode that it was exported for."""
+def made(proto: ModelProto, device: DeviceLike | None, model_class: type[SONNXModel] | None, train: bool) -> SONNXModel:
+    """Create a model of an exported file, in the mode that it was exported for."""
     model = from_onnx(proto, device, model_class=model_class)
     model.training = train
     return model
@@ -164,7 +177,7 @@ def freeze(model: SONNXModel, still: Callable[[str, Tensor], bool]) -> None:
 
 
 def outputs(model: SONNXModel, names: Sequence[str], feeds: Sequence[Any]) -> list[np.ndarray]:
-    """What the imported model infers for arrays that are called so; where its inputs have other names, in their order."""
+    """Run the imported model on arrays by name; if its inputs have other names, by position."""
     imported = model.imported
     known = dict(zip(names, feeds, strict=False))
     declared = [v.name for v in imported.graph.inputs]
@@ -174,19 +187,25 @@ def outputs(model: SONNXModel, names: Sequence[str], feeds: Sequence[Any]) -> li
         return [as_array(y) for y in imported.forward(inputs, training=False)]
 
 
-def beside(
+def verify(
     model: SONNXModel, found: Sequence[np.ndarray], expected: Sequence[Any], tolerance: float, who: tuple[str, str]
 ) -> None:
-    """Hold what the imported model infers against what the framework computed.
+    """Compare the outputs of the imported model with those of the framework.
 
-    found: the first outputs of the model.  expected: arrays, as many.
-    tolerance: the bound of max|ours - theirs| / max|theirs|; anything but floats must be equal.
-    Raises ExporterFailure (SX911) where an output differs, with its name and by how much.
+    Args:
+        model: the imported model.
+        found: its first outputs.
+        expected: as many arrays.
+        tolerance: the bound of max|ours - theirs| / max|theirs|; other dtypes than floats must be equal.
+        who: name and version of the framework.
+
+    Raises:
+        ExporterFailure: an output differs (SX911); the error has its name and the difference.
     """
-    hint = "check=False imports it as it is"
+    hint = "check=False imports it without this comparison"
     if len(found) != len(expected):
-        reason = f"the file has {len(found)} outputs, the framework gives {len(expected)}"
-        raise ExporterFailure(*who, reason, code="SX911", hint=f"{hint}; a model may give more of them in training")
+        reason = f"the file has {len(found)} outputs, the framework returns {len(expected)}"
+        raise ExporterFailure(*who, reason, code="SX911", hint=f"{hint}; a model may return more outputs in training")
     for i, (value, a, b) in enumerate(zip(model.imported.graph.outputs, found, expected, strict=False)):
         wrong = difference(a, np.asarray(b), tolerance)
         if wrong:
@@ -194,7 +213,7 @@ def beside(
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> str:
-    """What is wrong with an output beside the framework's own; empty where nothing is."""
+    """Describe how an output differs from the framework's; empty if it does not."""
     if ours.shape != theirs.shape:
         return f"its shape is {ours.shape}, the framework's {theirs.shape}"
     floats = [a.dtype.kind in "fc" or a.dtype in NARROW for a in (ours, theirs)]
@@ -206,7 +225,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> str:
     a, b = ours.astype(wide), theirs.astype(wide)
     finite = np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return "where the framework's is infinite or NaN, it is not"
+        return "its infinite and NaN elements differ from the framework's"
     if not finite.any():
         return ""
     scale = float(np.abs(b[finite]).max())

@@ -1,34 +1,47 @@
-"""ONNX files as models; no framework is needed."""
+"""Imports ONNX files; no framework is needed."""
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from onnx import TensorProto
 
-from onnx import ModelProto, TensorProto
-
-from singa_backend.proto.load import embed, load_model
+from singa_backend.proto.load import ModelSource, embed, load_model
 from singa_backend.proto.save import tensors
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import cleaned
 
 
 def from_onnx(
-    source: ModelProto | bytes | str | os.PathLike[str], device: Any = None, *, model_class: type[SONNXModel] | None = None
+    source: ModelSource, device: DeviceLike | None = None, *, model_class: type[SONNXModel] | None = None
 ) -> SONNXModel:
-    """A trainable model of an ONNX file, a path, bytes or a ModelProto; no framework is needed.
+    """Import an ONNX file as a trainable model; no framework is needed.
 
-    The model infers at first: `model.train()` after `train_one_batch` and an optimizer are there.
-    device: a Device, None for the CPU.  model_class: a subclass of SONNXModel to make, called with (ModelProto or path, device).
-    The file itself is at `model.onnx_model`; a BatchNormalization without scale or bias has ones and zeros there.
-    Raises InvalidModel, UnsupportedModel (all that is unsupported at once), ResourceExhausted.
+    The model is in inference mode; to train it, define `train_one_batch`, set an optimizer, and call `model.train()`.
+    `model.onnx_model` is the file; a BatchNormalization without scale or bias has ones and zeros there.
+
+    Args:
+        source: a path, bytes or a ModelProto.
+        device: the device of the model; by default the CPU.
+        model_class: the subclass of `SONNXModel` to create; it is called with (ModelProto or path, device).
+
+    Returns:
+        The model, with the parameters of the file.
+
+    Raises:
+        InvalidModel: the file breaks a rule of ONNX.
+        UnsupportedModel: operators are not implemented; the error lists all of them.
+        ResourceExhausted: the file exceeds a limit.
+
+    Example:
+        >>> model = from_onnx("model.onnx")  # doctest: +SKIP
+        >>> outputs = model.forward(x)  # doctest: +SKIP
     """
     proto, folder = load_model(source)
     mended = cleaned(proto)
     if mended is not proto:
         embed(mended, folder)
-    outside = any(t.data_location == TensorProto.EXTERNAL for t in tensors(mended))  # found beside the file that a path names
+    outside = any(t.data_location == TensorProto.EXTERNAL for t in tensors(mended))  # found next to the file of a path
     model = (model_class or SONNXModel)(source if outside and folder is not None else mended, device)
     model.onnx_model = mended
     model.training = False

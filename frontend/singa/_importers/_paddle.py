@@ -1,4 +1,4 @@
-"""PaddlePaddle's layers: traced by paddle.jit.save, converted by paddle2onnx in a child process, through a temporary folder."""
+"""Imports PaddlePaddle layers: traced by paddle.jit.save, converted by paddle2onnx in a child process and temporary folder."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from singa_backend.proto.messages import FreshNames
 from singa_backend.proto.messages import names as names_of
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import dropout_inputs, rename, separate
 from ._common import (
     ExporterFailure,
     as_array,
-    beside,
     check_axes,
     check_names,
     exporting,
@@ -41,46 +41,76 @@ from ._common import (
     open_sizes,
     outputs,
     rebuilt,
+    verify,
 )
 
 _INSTALL = "paddlepaddle packaging && pip install --no-deps paddle2onnx"
-"""paddle2onnx asks for an old onnx, which it needs for nothing but options that are left out here."""
+"""paddle2onnx requires an old onnx, which only options that are not used here need."""
 _OPSET = 12
 _MARK = "sonnx_dropout_mark"
 _marks = itertools.count()
-"""PaddlePaddle takes the name of a parameter once in a process."""
+"""PaddlePaddle accepts the name of a parameter once in a process."""
 
 _CONVERT = """
 import inspect, sys
 import paddle2onnx
 model, weights, file, opset = sys.argv[1:]
 known = inspect.signature(paddle2onnx.export).parameters
-plain = {"optimize_tool": "none", "enable_optimize": False}  # what folds for it wants packages, and installs them
+plain = {"optimize_tool": "none", "enable_optimize": False}  # its optimizers install packages
 paddle2onnx.export(model, weights, save_file=file, opset_version=int(opset), **{k: v for k, v in plain.items() if k in known})
 """
-"""What the child runs: paddle2onnx ends the process by SIGABRT where it meets an operator that it does not know."""
+"""The program of the child: paddle2onnx ends the process by SIGABRT at an unknown operator."""
 
 
-def from_paddle(layer: Any, inputs: Any, *, train: bool = False, opset: int | None = None,
-                dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-                output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4, device: Any = None,
-                model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
-    """A layer of PaddlePaddle as a trainable model, whose parameters have the names of its `state_dict`.
+def from_paddle(
+    layer: Any,
+    inputs: Any,
+    *,
+    train: bool = False,
+    opset: int | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    check: bool = True,
+    tolerance: float = 1e-4,
+    device: DeviceLike | None = None,
+    model_class: type[SONNXModel] | None = None,
+) -> SONNXModel:
+    """Import a PaddlePaddle layer as a trainable model, whose parameters have the names of its `state_dict`.
 
-    inputs: what the layer is called with: a tensor (its own, an array, or a Tensor), a tuple of arguments, or a dict by name.
-    train: keep the layers Dropout as such; they and BatchNormalization follow the mode of the model, which trains at first.
-    opset: that of the file, 12 where absent; paddle2onnx takes a newer one where an operator needs it.
-    dynamic_axes: {input: {axis: name}}, sizes that stay open.
-    check: hold the outputs against the layer's own in inference, up to `tolerance` of the largest value.
-    The layer is left as it was.
-    Raises MissingDependency, ExporterFailure (SX910, SX911), InvalidInput, UnsupportedModel.
+    The layer does not change.
+
+    Args:
+        layer: a paddle.nn.Layer.
+        inputs: the arguments of the layer: a tensor (of PaddlePaddle, an array, or a Tensor), a tuple, or a dict by name.
+        train: keep Dropout layers; they and BatchNormalization follow the mode of the model, which starts in training mode.
+        opset: the minimum opset of the file, by default 12; paddle2onnx uses a newer one if an operator requires it.
+        dynamic_axes: open sizes, {input: {axis: name}}.
+        input_names: names of the model's inputs; by default those of the layer's arguments.
+        output_names: names of the model's outputs; by default output_0, output_1, ....
+        check: compare the outputs with those of the layer in inference.
+        tolerance: the maximum error in relation to the largest value of an output.
+        device: the device of the model; by default the CPU.
+        model_class: the subclass of `SONNXModel` to create.
+
+    Returns:
+        The model, in training mode if `train`.
+
+    Raises:
+        MissingDependency: a package is not installed (SX700), or cannot be imported (SX701).
+        ExporterFailure: the exporter fails (SX910), or outputs differ from the framework's (SX911).
+        InvalidInput: the inputs, names or axes do not match the model.
+        UnsupportedModel: the file has operators that are not implemented; the error lists all of them.
+
+    Example:
+        >>> model = from_paddle(layer, x, train=True)  # doctest: +SKIP
     """
     paddle = needed("from_paddle", "paddle", install=_INSTALL)[0]
     if find_spec("paddle2onnx") is None:
         raise MissingDependency("from_paddle needs paddle2onnx, which is not installed", hint=f"pip install {_INSTALL}")
     who = ("PaddlePaddle", f"{paddle.__version__} (paddle2onnx {_version('paddle2onnx')})")
     if not isinstance(layer, paddle.nn.Layer):
-        raise InvalidInput(f"from_paddle takes a Layer of PaddlePaddle; this is a {type(layer).__name__}", code="SX302")
+        raise InvalidInput(f"layer must be a paddle.nn.Layer, got a {type(layer).__name__}", code="SX302")
     given = rebuilt(inputs, lambda x: paddle.to_tensor(as_array(x)) if is_array(x) and not paddle.is_tensor(x) else x)
     args, argument_names = _arguments(layer, given)
     fed = [x for x in leaves(args) if is_array(x)]
@@ -115,7 +145,7 @@ def from_paddle(layer: Any, inputs: Any, *, train: bool = False, opset: int | No
     freeze(model, lambda name, t: name not in trained)
     if check:
         expected = [as_array(y) for y in leaves(result)]
-        beside(model, outputs(model, names, fed), expected, tolerance, who)
+        verify(model, outputs(model, names, fed), expected, tolerance, who)
     return model
 
 
@@ -133,8 +163,8 @@ def _arguments(layer: Any, inputs: Any) -> tuple[list[Any], list[str]]:
         if isinstance(inputs, Mapping):
             bound = signature.bind(**inputs)
             if bound.kwargs:
-                what = f"PaddlePaddle exports arguments by position; {', '.join(bound.kwargs)} cannot be so"
-                raise InvalidInput(what, code="SX301", hint="give a tuple")
+                what = f"PaddlePaddle exports only positional arguments, got {', '.join(bound.kwargs)} by keyword"
+                raise InvalidInput(what, code="SX301", hint="pass a tuple")
             return list(bound.args), list(bound.arguments)
         args = list(inputs) if isinstance(inputs, (tuple, list)) else [inputs]
         return args, list(signature.bind(*args).arguments)
@@ -143,7 +173,7 @@ def _arguments(layer: Any, inputs: Any) -> tuple[list[Any], list[str]]:
 
 
 def _own_names(layer: Any) -> dict[str, str]:
-    """The names of the layer's tensors in a traced program, and those that a person knows."""
+    """The names of the layer's tensors in a traced program, and those in its `state_dict`."""
     known: dict[str, str] = {}
     for name, t in (*layer.named_parameters(), *layer.named_buffers()):
         known.setdefault(t.name, name)
@@ -151,7 +181,7 @@ def _own_names(layer: Any) -> dict[str, str]:
 
 
 def _converted(folder: Path, opset: int, who: tuple[str, str]) -> ModelProto:
-    """The traced program as a ModelProto, by a child process."""
+    """Convert the traced program to a ModelProto, in a child process."""
     model = next(p for p in (folder / "model.json", folder / "model.pdmodel") if p.exists())
     weights, file = folder / "model.pdiparams", folder / "model.onnx"
     command = [
@@ -179,9 +209,10 @@ def _converted(folder: Path, opset: int, who: tuple[str, str]) -> ModelProto:
 
 @contextmanager
 def _mode(paddle: Any, layer: Any, train: bool, marks: dict[str, Any]) -> Iterator[None]:
-    """The layer in inference for a while; then its modes are what they were.
+    """Switch the layer to inference; on exit, restore its modes.
 
-    train: a Dropout adds a mark, a tensor of one zero whose name is a key of `marks`: paddle2onnx would drop the Dropout.
+    With `train` a Dropout adds a mark, a tensor of one zero whose name is a key of `marks`, because paddle2onnx would remove
+    the Dropout.
     """
     parts = list(layer.sublayers(include_self=True))
     modes = [part.training for part in parts]
@@ -191,8 +222,9 @@ def _mode(paddle: Any, layer: Any, train: bool, marks: dict[str, Any]) -> Iterat
         for part in parts:
             part.training = False
             if train and type(part).__name__ == "Dropout" and part.axis is None and part.mode == "upscale_in_train":
-                zero = paddle.create_parameter([1], "float32", name=f"{_MARK}_{next(_marks)}",
-                                               default_initializer=paddle.nn.initializer.Constant(0.0))  # fmt: skip
+                zero = paddle.create_parameter(
+                    [1], "float32", name=f"{_MARK}_{next(_marks)}", default_initializer=paddle.nn.initializer.Constant(0.0)
+                )
                 part.add_parameter(_MARK, zero)
                 part.forward = _mark(part)
                 marks[zero.name] = part.p
@@ -205,7 +237,7 @@ def _mode(paddle: Any, layer: Any, train: bool, marks: dict[str, Any]) -> Iterat
         for part, mode in zip(parts, modes, strict=True):
             part.training = mode
         if forward is None:
-            layer.__dict__.pop("forward", None)  # tracing leaves its own there
+            layer.__dict__.pop("forward", None)  # tracing sets it
 
 
 def _mark(part: Any) -> Any:
@@ -216,7 +248,7 @@ def _mark(part: Any) -> Any:
 
 
 def _unmark(model: ModelProto, marks: Mapping[str, Any]) -> None:
-    """Write a Dropout where a mark is added."""
+    """Replace the addition of a mark by a Dropout."""
     graph = model.graph
     opset = next(o.version for o in model.opset_import if not o.domain)
     fresh = FreshNames(names_of(graph))
@@ -231,7 +263,7 @@ def _unmark(model: ModelProto, marks: Mapping[str, Any]) -> None:
 
 
 def _to_initializers(model: ModelProto, own: Mapping[str, str]) -> None:
-    """The layer's tensors, which paddle2onnx writes as Constants, as initializers under the names that they have in the layer."""
+    """Turn the layer's tensors, which paddle2onnx writes as Constants, into initializers with their names in the layer."""
     graph = model.graph
     found = [n for n in graph.node if n.op_type == "Constant" and n.output[0] in own]
     for node in found:
@@ -245,7 +277,7 @@ def _to_initializers(model: ModelProto, own: Mapping[str, str]) -> None:
 
 
 def _as_given(model: ModelProto, result: Any) -> None:
-    """The outputs as the layer gives them: PaddlePaddle sorts them by keys of dicts, and paddle2onnx gives scalars an axis."""
+    """Restore the layer's outputs: PaddlePaddle sorts them by keys of dicts, and paddle2onnx adds an axis to scalars."""
     count = itertools.count()
     order = leaves(_sorted(rebuilt(result, lambda y: next(count))))
     outputs, graph = list(model.graph.output), model.graph

@@ -1,4 +1,4 @@
-"""PyTorch's modules, by torch.onnx.export in memory."""
+"""Imports PyTorch modules, by torch.onnx.export in memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import onnx
 from onnx import ModelProto
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._common import (
     as_array,
-    beside,
     check_axes,
     check_names,
     exporting,
@@ -29,24 +29,56 @@ from ._common import (
     needed,
     outputs,
     rebuilt,
+    verify,
 )
 
 
-def from_pytorch(module: Any, inputs: Any, *, train: bool = False, opset: int | None = None, dynamo: bool | None = None,
-                 dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-                 output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4, device: Any = None,
-                 model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
-    """A PyTorch module as a trainable model.
+def from_pytorch(
+    module: Any,
+    inputs: Any,
+    *,
+    train: bool = False,
+    opset: int | None = None,
+    dynamo: bool | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    check: bool = True,
+    tolerance: float = 1e-4,
+    device: DeviceLike | None = None,
+    model_class: type[SONNXModel] | None = None,
+) -> SONNXModel:
+    """Import a PyTorch module as a trainable model.
 
-    inputs: what the module is called with: a tensor (PyTorch's, an array, or a Tensor), a tuple of arguments, or a dict of them
-        by name; lists and dicts may be nested.  The model takes the tensors among them in the order of the arguments.
-    train: keep Dropout and BatchNormalization as such; they follow the mode of the model, which trains at first, and what trains
-        is what trains in PyTorch.  Else the exporter may fold and drop them.
-    dynamo: which of PyTorch's two exporters; None takes the newer one where `onnxscript` is installed.
-    opset: that of the file; None is the exporter's choice.  dynamic_axes: {input: {axis: name}}, sizes that stay open.
-    check: hold the outputs against the module's own in inference, up to `tolerance` of the largest value.
-    The module is left as it was: its mode, its buffers.
-    Raises MissingDependency, ExporterFailure (SX910, SX911), InvalidInput, UnsupportedModel.
+    The module does not change: neither its mode nor its buffers.
+
+    Args:
+        module: a torch.nn.Module, or another callable that torch.onnx.export accepts.
+        inputs: the arguments of the module: a tensor (of PyTorch, an array, or a Tensor), a tuple, or a dict by name; lists
+            and dicts may be nested.  The model takes the tensors among them, in the order of the arguments.
+        train: keep Dropout and BatchNormalization; they follow the mode of the model, which starts in training mode, and the
+            parameters that train in PyTorch train.  Otherwise the exporter may fold and remove them.
+        opset: the opset of the file; by default the exporter chooses.
+        dynamo: use the newer of PyTorch's two exporters; by default if `onnxscript` is installed.
+        dynamic_axes: open sizes, {input: {axis: name}}.
+        input_names: names of the model's inputs; by default those of the module's arguments.
+        output_names: names of the model's outputs; by default those of the exporter.
+        check: compare the outputs with those of the module in inference.
+        tolerance: the maximum error in relation to the largest value of an output.
+        device: the device of the model; by default the CPU.
+        model_class: the subclass of `SONNXModel` to create.
+
+    Returns:
+        The model, in training mode if `train`.
+
+    Raises:
+        MissingDependency: a package is not installed (SX700), or cannot be imported (SX701).
+        ExporterFailure: the exporter fails (SX910), or outputs differ from the framework's (SX911).
+        InvalidInput: the inputs, names or axes do not match the model.
+        UnsupportedModel: the file has operators that are not implemented; the error lists all of them.
+
+    Example:
+        >>> model = from_pytorch(net, x, train=True)  # doctest: +SKIP
     """
     modules = ("torch", "onnxscript") if dynamo else ("torch",)
     torch = needed("from_pytorch", *modules, install="torch onnxscript")[0]
@@ -62,8 +94,8 @@ def from_pytorch(module: Any, inputs: Any, *, train: bool = False, opset: int | 
         check_axes({n: a for n, a in (dynamic_axes or {}).items() if n not in (output_names or ())}, names)
     options: dict[str, Any] = {"input_names": names, "output_names": list(output_names) if output_names else None,
                                "opset_version": opset, "dynamic_axes": dynamic_axes, "verbose": False}  # fmt: skip
-    # Under no_grad some modules would take ways that no exporter knows.
-    hint = f"dynamo={not dynamo} takes PyTorch's other exporter" if newer else ""
+    # Not under no_grad: there some modules run code that no exporter supports.
+    hint = f"dynamo={not dynamo} uses PyTorch's other exporter" if newer else ""
     with _mode(torch, module, train), warnings.catch_warnings(), exporting(*who, hint):
         warnings.simplefilter("ignore")
         proto = _export(torch, module, args, kwargs, options, train, dynamo, newer)
@@ -73,13 +105,21 @@ def from_pytorch(module: Any, inputs: Any, *, train: bool = False, opset: int | 
     if check:
         with _mode(torch, module, False), torch.no_grad():
             expected = [_array(torch, y) for y in leaves(module(*args, **kwargs))]
-        beside(model, outputs(model, names or [], [_array(torch, x) for x in fed]), expected, tolerance, who)
+        verify(model, outputs(model, names or [], [_array(torch, x) for x in fed]), expected, tolerance, who)
     return model
 
 
-def _export(torch: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any], train: bool,
-            dynamo: bool, newer: bool) -> ModelProto:  # fmt: skip
-    """The module as a ModelProto.  For training nothing is optimised: the optimisers fold batch norms even there."""
+def _export(
+    torch: Any,
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: dict[str, Any],
+    train: bool,
+    dynamo: bool,
+    newer: bool,
+) -> ModelProto:
+    """Export the module.  For training nothing is optimized, because the optimizers fold batch norms even then."""
     if dynamo:
         program = torch.onnx.export(
             module, args, None, kwargs=kwargs, dynamo=True, external_data=False, optimize=not train, **options
@@ -97,7 +137,7 @@ def _export(torch: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 @contextmanager
 def _flat(torch: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """The module as a function of its tensors alone, for a while: the older exporter makes inputs of numbers, and of defaults."""
+    """Let the module take only its tensors: the older exporter turns numbers and defaults into inputs.  Restored on exit."""
     if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
         yield (*args, kwargs) if kwargs else args
         return
@@ -119,10 +159,10 @@ def _flat(torch: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @contextmanager
 def _mode(torch: Any, module: Any, train: bool) -> Iterator[None]:
-    """The module in a mode for a while; then its modes and buffers are what they were.
+    """Switch the module's mode; on exit, restore its modes and buffers.
 
-    In training batch norms stay in inference: the file says that they are there, tracing does not move their statistics, and the
-    imported model decides.
+    In training, batch norms stay in inference: the file keeps them as nodes, tracing does not update their statistics, and
+    they follow the mode of the imported model.
     """
     parts = list(module.modules()) if isinstance(module, torch.nn.Module) else []
     modes = [part.training for part in parts]
@@ -143,8 +183,8 @@ def _mode(torch: Any, module: Any, train: bool) -> Iterator[None]:
 def _choose(module: Any, model: SONNXModel, train: bool) -> None:
     """Freeze what PyTorch does not train.
 
-    In a file for training every name is the module's own.  In one for inference folded weights have names that the exporter made
-    up, so that only what is known to be still, and numbers without axes, which are constants of the program, are frozen.
+    In a file for training all names are those of the module.  In one for inference folded weights have new names, so only
+    parameters that are known not to train, and scalars, which are constants of the program, are frozen.
     """
     if not hasattr(module, "named_parameters"):
         return
@@ -155,18 +195,18 @@ def _choose(module: Any, model: SONNXModel, train: bool) -> None:
 
 
 def _arguments(module: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the module is called with, as many of it as possible by position: a dict takes the order of the module's arguments."""
+    """The arguments of the module, by position if possible: a dict is sorted by the module's signature."""
     if isinstance(inputs, Mapping):
         try:
             bound = inspect.signature(getattr(module, "forward", module)).bind(**inputs)
-        except (TypeError, ValueError):  # the module itself will say what is wrong
+        except (TypeError, ValueError):  # the module itself reports the error
             return (), dict(inputs)
         return bound.args, bound.kwargs
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
 
 
 def _parameter_names(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
-    """The names of the module's arguments, where each is one tensor; None lets the exporter name them."""
+    """The names of the module's arguments if each is one tensor; None lets the exporter name them."""
     try:
         bound = inspect.signature(getattr(module, "forward", module)).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
@@ -182,7 +222,7 @@ def _tensors(module: Any) -> Iterator[Any]:
 
 
 def _tensor(torch: Any, x: Any, place: Any) -> Any:
-    """A leaf of the inputs as PyTorch takes it: arrays become tensors where the module is, Python numbers stay."""
+    """Convert an array to a tensor on the module's device; Python numbers do not change."""
     if isinstance(x, torch.Tensor) or not is_array(x):
         return x
     array = as_array(x)
@@ -192,7 +232,7 @@ def _tensor(torch: Any, x: Any, place: Any) -> Any:
 
 
 def _array(torch: Any, x: Any) -> np.ndarray:
-    """A tensor of PyTorch as an array; NumPy has no bfloat16 of its own."""
+    """Convert a tensor of PyTorch to an array, bfloat16 by its bits, because NumPy does not know it."""
     if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16:
         bits: np.ndarray = x.detach().cpu().contiguous().view(torch.int16).numpy()
         return bits.view(ml_dtypes.bfloat16)

@@ -1,4 +1,4 @@
-"""Estimators and pipelines of scikit-learn, by skl2onnx in memory."""
+"""Imports estimators and pipelines of scikit-learn, by skl2onnx in memory."""
 
 from __future__ import annotations
 
@@ -11,25 +11,56 @@ from onnx import ModelProto, TensorProto, helper
 from singa_backend.errors import InvalidInput
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import rename
-from ._common import as_array, beside, check_names, exporting, made, needed, outputs
+from ._common import as_array, check_names, exporting, made, needed, outputs, verify
 
 _TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType", "int64": "Int64TensorType", "int32": "Int32TensorType",
           "bool": "BooleanTensorType"}  # fmt: skip
 
 
-def from_sklearn(estimator: Any, inputs: Any, *, opset: int | None = None, input_names: Sequence[str] | None = None,
-                 output_names: Sequence[str] | None = None, options: Any = None, check: bool = True, tolerance: float = 1e-4,
-                 device: Any = None, model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
-    """A fitted estimator or pipeline of scikit-learn; the number of samples stays open.
+def from_sklearn(
+    estimator: Any,
+    inputs: Any,
+    *,
+    opset: int | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    options: Any = None,
+    check: bool = True,
+    tolerance: float = 1e-4,
+    device: DeviceLike | None = None,
+    model_class: type[SONNXModel] | None = None,
+) -> SONNXModel:
+    """Import a fitted estimator or pipeline of scikit-learn; the number of samples is open.
 
-    inputs: an array of samples by features; or a dict, or pandas.DataFrame, of columns by name.  float32 gives the fastest file.
-    options: those of skl2onnx; without them a classifier gives labels and a matrix of probabilities, not a list of maps.
-    opset: that of the file; None is skl2onnx's choice.
-    check: hold predictions, probabilities, or what is transformed, against scikit-learn's own, up to `tolerance` of the largest.
-    What trains are weights that the file has as initializers (networks, scalers); those of linear models, trees and vector
-    machines are attributes of ONNX's operators for them, and stay as they are.
-    Raises MissingDependency, ExporterFailure (SX910, SX911), InvalidInput, UnsupportedModel.
+    Initializers of the file train, such as the weights of networks and scalers.  The parameters of linear models, trees and
+    vector machines are attributes of their ONNX operators, and do not train.
+
+    Args:
+        estimator: the fitted estimator or pipeline.
+        inputs: an array of shape (samples, features); or a dict or pandas.DataFrame of columns by name.  float32 results in
+            the fastest file.
+        opset: the opset of the file; by default skl2onnx chooses.
+        input_names: names of the model's inputs; by default "X", or those of the columns.
+        output_names: names of the model's outputs; by default those of skl2onnx.
+        options: of skl2onnx; without them a classifier returns labels and a matrix of probabilities, not a list of maps.
+        check: compare predictions, probabilities or transformed samples with those of scikit-learn.
+        tolerance: the maximum error in relation to the largest value of an output.
+        device: the device of the model; by default the CPU.
+        model_class: the subclass of `SONNXModel` to create.
+
+    Returns:
+        The model, in inference mode.
+
+    Raises:
+        MissingDependency: a package is not installed (SX700), or cannot be imported (SX701).
+        ExporterFailure: the exporter fails (SX910), or outputs differ from the framework's (SX911).
+        InvalidInput: the inputs, names or axes do not match the model.
+        UnsupportedModel: the file has operators that are not implemented; the error lists all of them.
+
+    Example:
+        >>> model = from_sklearn(pipeline, samples)  # doctest: +SKIP
     """
     sklearn, skl2onnx, types = needed(
         "from_sklearn", "sklearn", "skl2onnx", "skl2onnx.common.data_types", install="scikit-learn skl2onnx"
@@ -52,14 +83,14 @@ def from_sklearn(estimator: Any, inputs: Any, *, opset: int | None = None, input
         expected = _own(sklearn, estimator, samples)[: len(found)]
         found = found[: len(expected)]  # as many as scikit-learn has a method for
         expected = [e.reshape(y.shape) if e.size == y.size else e for e, y in zip(expected, found, strict=True)]
-        beside(model, found, expected, tolerance, who)  # reshaped: a vector of scikit-learn's may be a column here
+        verify(model, found, expected, tolerance, who)  # reshaped: a vector of scikit-learn may be a column here
     return model
 
 
 def _unzip(model: ModelProto) -> None:
-    """Give the matrix in place of the list of maps that a ZipMap makes of it.
+    """Return the matrix in place of the list of maps that a ZipMap creates.
 
-    skl2onnx has an option for it, and refuses that for a classifier that makes no maps, anywhere in a pipeline.
+    skl2onnx has an option for it, but refuses the option if any classifier of a pipeline creates no maps.
     """
     zips = {n.output[0]: n for n in model.graph.node if n.op_type == "ZipMap"}
     for value in model.graph.output:
@@ -77,7 +108,7 @@ def _columns(inputs: Any) -> tuple[dict[str, np.ndarray], Any]:
     if not isinstance(inputs, Mapping):
         array = _strings(as_array(inputs))
         if array.ndim != 2:
-            raise InvalidInput(f"samples are rows of a matrix; the inputs have shape {array.shape}", code="SX303")
+            raise InvalidInput(f"inputs must be a matrix with a row for each sample, got shape {array.shape}", code="SX303")
         return {"X": array}, array
     pandas = needed("from_sklearn", "pandas", install="pandas")[0]
     arrays = {str(n): _strings(as_array(v)).reshape(-1, 1) for n, v in inputs.items()}
@@ -92,12 +123,12 @@ def _type(types: Any, name: str, array: np.ndarray) -> Any:
     kind = "StringTensorType" if array.dtype.kind == "O" else _TYPES.get(array.dtype.name)
     if kind is None:
         known = ", ".join(_TYPES)
-        raise InvalidInput(f"input {name!r} is an array of {array.dtype}; skl2onnx takes {known} and strings", code="SX302")
+        raise InvalidInput(f"input {name!r} must be of {known} or strings, got {array.dtype}", code="SX302")
     return getattr(types, kind)([None, array.shape[1]])
 
 
 def _own(sklearn: Any, estimator: Any, samples: Any) -> list[np.ndarray]:
-    """What scikit-learn computes, in the order of the file's outputs, as far as one of its methods says it."""
+    """The outputs of scikit-learn, in the order of the file, as far as it has methods for them."""
     found = [estimator.predict(samples)] if hasattr(estimator, "predict") else []
     if hasattr(estimator, "predict_proba"):
         found.append(estimator.predict_proba(samples))

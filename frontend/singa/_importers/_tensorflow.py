@@ -1,4 +1,4 @@
-"""Keras models and functions of TensorFlow, by tf2onnx in memory."""
+"""Imports Keras models and TensorFlow functions, by tf2onnx in memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from singa_backend.proto.messages import FreshNames
 from singa_backend.proto.messages import names as names_of
 
 from .._onnx.model import SONNXModel
+from ..device import DeviceLike
 from ._cleaning import dropout_inputs, rename
 from ._common import (
     as_array,
-    beside,
     check_axes,
     check_names,
     exporting,
@@ -31,33 +31,64 @@ from ._common import (
     open_sizes,
     outputs,
     rebuilt,
+    verify,
 )
 
 _MARK = "sonnx layer "
-"""How the message of a CheckNumerics begins that stands for a layer; tf2onnx would write that layer as its arithmetic."""
+"""Prefix of the message of a CheckNumerics that marks a layer, because tf2onnx would write the layer as its arithmetic."""
 _DOMAIN = "sonnx.layer"
 
 
-def from_tensorflow(model: Any, inputs: Any = None, *, train: bool = False, opset: int | None = None,
-                    dynamic_axes: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-                    output_names: Sequence[str] | None = None, check: bool = True, tolerance: float = 1e-4, device: Any = None,
-                    model_class: type[SONNXModel] | None = None) -> SONNXModel:  # fmt: skip
-    """A Keras model, or a function of TensorFlow, as a trainable model.
+def from_tensorflow(
+    model: Any,
+    inputs: Any = None,
+    *,
+    train: bool = False,
+    opset: int | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    check: bool = True,
+    tolerance: float = 1e-4,
+    device: DeviceLike | None = None,
+    model_class: type[SONNXModel] | None = None,
+) -> SONNXModel:
+    """Import a Keras model or a TensorFlow function as a trainable model.
 
-    inputs: what it is called with: a tensor (TensorFlow's, an array, or a Tensor), a tuple, or a dict by name; None takes the
-        inputs that a Keras model or a `tf.function` declares, with the sizes that it leaves open.
-    train: of a model of Keras 3: its trainable weights are the parameters, under the paths and in the layouts that they have
-        there, and the layers Dropout and BatchNormalization follow the mode of the model, which trains at first.  Else
-        TensorFlow folds what it can: a bias of zeros is gone.
-    opset: that of the file; None is tf2onnx's choice.  dynamic_axes: {input: {axis: name}}, sizes that stay open.
-    check: hold the outputs against TensorFlow's own in inference, up to `tolerance` of the largest value.
-    The Keras model is left as it was.
-    Raises MissingDependency, ExporterFailure (SX910, SX911), InvalidInput, UnsupportedModel.
+    The Keras model does not change.
+
+    Args:
+        model: a Keras model, or a function.
+        inputs: its arguments: a tensor (of TensorFlow, an array, or a Tensor), a tuple, or a dict by name; by default the
+            declared inputs of a Keras model or `tf.function`, with their open sizes.
+        train: only for Keras 3: the trainable weights are the parameters, with their Keras paths and layouts, and Dropout and
+            BatchNormalization layers follow the mode of the model, which starts in training mode.  Otherwise TensorFlow folds
+            what it can, and removes a bias of zeros.
+        opset: the opset of the file; by default tf2onnx chooses.
+        dynamic_axes: open sizes, {input: {axis: name}}.
+        input_names: names of the model's inputs; by default those of the Keras inputs or the function's arguments.
+        output_names: names of the model's outputs; by default output_0, output_1, ....
+        check: compare the outputs with those of TensorFlow in inference.
+        tolerance: the maximum error in relation to the largest value of an output.
+        device: the device of the model; by default the CPU.
+        model_class: the subclass of `SONNXModel` to create.
+
+    Returns:
+        The model, in training mode if `train`.
+
+    Raises:
+        MissingDependency: a package is not installed (SX700), or cannot be imported (SX701).
+        ExporterFailure: the exporter fails (SX910), or outputs differ from the framework's (SX911).
+        InvalidInput: the inputs, names or axes do not match the model.
+        UnsupportedModel: the file has operators that are not implemented; the error lists all of them.
+
+    Example:
+        >>> model = from_tensorflow(keras_model, train=True)  # doctest: +SKIP
     """
     tf, tf2onnx = needed("from_tensorflow", "tensorflow", "tf2onnx", install="tensorflow tf2onnx")
     who = ("TensorFlow", f"{tf.__version__} (tf2onnx {tf2onnx.__version__})")
     if train and not hasattr(model, "stateless_call"):
-        message = f"train=True keeps the weights and layers of a model of Keras 3; this is a {type(model).__name__}"
+        message = f"model must be a Keras 3 model if train=True, got a {type(model).__name__}"
         raise InvalidInput(message, code="SX302", hint="train=False")
     given = rebuilt(inputs, lambda x: tf.convert_to_tensor(as_array(x)) if is_array(x) and not tf.is_tensor(x) else x)
     form = given if given is not None else _declared(tf, model)
@@ -71,12 +102,12 @@ def from_tensorflow(model: Any, inputs: Any = None, *, train: bool = False, opse
     tensors = [x if tf.is_tensor(x) else _drawn(tf, x) for x in specs]
 
     def flat(*tensors: Any) -> list[Any]:
-        """The model on the tensors of its inputs in order; `tf.identity` so that each output has a name of its own."""
+        """Call the model with its tensors in order; `tf.identity` makes the names of outputs distinct."""
         rest = iter(tensors)
         return [tf.identity(y) for y in leaves(call(rebuilt(form, lambda x: next(rest) if is_array(x) else x)))]
 
     with exporting(*who):
-        expected = [as_array(y) for y in flat(*tensors)] if check or train else []  # the first call makes weights
+        expected = [as_array(y) for y in flat(*tensors)] if check or train else []  # the first call creates weights
         if train:
             proto, trained = _for_training(tf, tf2onnx, model, flat, signature, opset)
         else:
@@ -85,12 +116,12 @@ def from_tensorflow(model: Any, inputs: Any = None, *, train: bool = False, opse
     found = made(proto, device, model_class, train)
     freeze(found, lambda name, t: not t.shape if trained is None else name not in trained)
     if check:
-        beside(found, outputs(found, names, tensors), expected, tolerance, who)
+        verify(found, outputs(found, names, tensors), expected, tolerance, who)
     return found
 
 
 def _export(tf: Any, tf2onnx: Any, flat: Callable[..., Any], signature: list[Any], opset: int | None) -> ModelProto:
-    """The file.  Keras compiles a grouped convolution by XLA on a CPU, a call that cannot be exported: then it is inlined."""
+    """Export a function; a grouped convolution, which Keras compiles by XLA on a CPU and cannot be exported, is inlined."""
 
     def keep(ctx: Any, node: Any, name: str, args: Any) -> Any:
         if node.get_attr_str("message").startswith(_MARK):
@@ -101,8 +132,10 @@ def _export(tf: Any, tf2onnx: Any, flat: Callable[..., Any], signature: list[Any
         return node
 
     function = tf.function(flat)
-    compiled = any("_XlaMustCompile" in op.node_def.attr and op.node_def.attr["_XlaMustCompile"].b
-                   for op in function.get_concrete_function(*signature).graph.get_operations())  # fmt: skip
+    compiled = any(
+        "_XlaMustCompile" in op.node_def.attr and op.node_def.attr["_XlaMustCompile"].b
+        for op in function.get_concrete_function(*signature).graph.get_operations()
+    )
     before = tf.config.functions_run_eagerly()
     try:
         if compiled:
@@ -116,13 +149,13 @@ def _export(tf: Any, tf2onnx: Any, flat: Callable[..., Any], signature: list[Any
         tf.config.run_functions_eagerly(before)
 
 
-# --- what it is called with
+# --- inputs
 
 
 def _declared(tf: Any, model: Any) -> Any:
-    """The inputs that a Keras model or a function declares, as specs in the nesting that it takes.
+    """The declared inputs of a Keras model or a function, as nested specs.
 
-    Raises InvalidInput (SX324) where it declares none.
+    Raises InvalidInput (SX324) if it declares none.
     """
     declared = _of_keras(model)
     if isinstance(declared, list) and len(declared) == 1:
@@ -130,25 +163,25 @@ def _declared(tf: Any, model: Any) -> Any:
     if declared is None:
         declared = getattr(model, "input_signature", None) or next(iter(getattr(model, "structured_input_signature", ())), None)
     if not leaves(declared):
-        raise InvalidInput("the model does not say what inputs it takes", code="SX324", hint="give inputs like those to come")
+        raise InvalidInput("the model does not declare its inputs", code="SX324", hint="pass example inputs")
     return rebuilt(declared, lambda t: tf.TensorSpec(t.shape, t.dtype, name=str(t.name or "").partition(":")[0] or None))
 
 
 def _of_keras(model: Any) -> Any:
-    """The inputs that a Keras model declares, nested as it takes them; None of any other model, and before it is built."""
+    """The declared, nested inputs of a Keras model; None for other models, and before it is built."""
     found = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs", "inputs"))
     return next((x for x in found if leaves(x)), None) if hasattr(model, "_flatten_layers") else None
 
 
 def _open(model: Any, specs: list[Any]) -> list[list[int | None]]:
-    """The sizes of a model's inputs: those that it declares, open ones too, else those of the examples."""
+    """The shapes of a model's inputs: the declared ones, with open sizes, otherwise those of the examples."""
     own = [list(x.shape) for x in specs]
     known = [list(t.shape) for t in leaves(_of_keras(model))]
     return known if [len(s) for s in known] == [len(s) for s in own] else own
 
 
 def _names(form: Any, function: Any, count: int) -> list[str]:
-    """Names of the inputs: keys of a dict, names of specs, or arguments of the function; else input_0, input_1, ..."""
+    """Names of the inputs: keys of a dict, names of specs, or arguments of the function; otherwise input_0, input_1, ..."""
     if isinstance(form, Mapping) and all(is_array(v) for v in form.values()):
         return [str(k) for k in form]
     found: list[Any] = [getattr(x, "name", None) for x in leaves(form) if type(x).__name__ == "TensorSpec"]
@@ -162,7 +195,7 @@ def _names(form: Any, function: Any, count: int) -> list[str]:
 
 
 def _caller(tf: Any, model: Any) -> Callable[[Any], Any]:
-    """How the model is called with its inputs as the caller nested them, in inference."""
+    """A function that calls the model in inference with nested inputs."""
     if not hasattr(model, "_flatten_layers"):
         plain = model if hasattr(model, "get_concrete_function") or not callable(model) else tf.function(model)
 
@@ -181,22 +214,23 @@ def _caller(tf: Any, model: Any) -> Callable[[Any], Any]:
 
 
 def _drawn(tf: Any, spec: Any) -> Any:
-    """Numbers for an input of which only the spec is known, for the check: open sizes are 2."""
+    """Random values for an input of which only the spec is known, for the comparison; open sizes are 2."""
     shape = [2 if n is None else n for n in spec.shape]
     dtype = tf.as_dtype(spec.dtype)
     values = np.random.default_rng(0).standard_normal(shape) if dtype.is_floating else np.zeros(shape)
     return tf.cast(tf.constant(values), dtype)
 
 
-# --- for training: weights that stay weights, layers that stay layers
+# --- for training: weights and layers are kept
 
 
-def _for_training(tf: Any, tf2onnx: Any, model: Any, flat: Callable[..., Any], signature: list[Any],
-                  opset: int | None) -> tuple[ModelProto, set[str]]:  # fmt: skip
-    """A file with each trainable weight as an initializer, each Dropout and BatchNormalization as a node; the weights' names.
+def _for_training(
+    tf: Any, tf2onnx: Any, model: Any, flat: Callable[..., Any], signature: list[Any], opset: int | None
+) -> tuple[ModelProto, set[str]]:
+    """Export each trainable weight as an initializer, each Dropout and BatchNormalization as a node; returns the weights' names.
 
-    The weights are arguments while TensorFlow traces: as constants they would be folded, those of equal values merged into one,
-    and an addition of zeros, which most biases are at first, left out.
+    The weights are arguments while TensorFlow traces: constants would be folded, merged if they have equal values, and the
+    addition of zeros, the initial value of most biases, would be removed.
     """
     keras = needed("from_tensorflow", "keras", install="keras")[0]
     with _marked(tf, keras, model) as layers:
@@ -225,9 +259,9 @@ def _for_training(tf: Any, tf2onnx: Any, model: Any, flat: Callable[..., Any], s
 
 @contextmanager
 def _marked(tf: Any, keras: Any, model: Any) -> Iterator[dict[str, Any]]:
-    """While it lasts, a Dropout or BatchNormalization leaves only a mark: a CheckNumerics whose message is its key in the dict.
+    """Let a Dropout or BatchNormalization write only a mark: a CheckNumerics whose message is its key in the dict.
 
-    Batch norms that are not trainable infer also in training; they are not marked.
+    Batch norms that are not trainable use their statistics in training too, and are not marked.
     """
     layers: dict[str, Any] = {}
     try:
@@ -251,7 +285,7 @@ def _mark(tf: Any, key: str) -> Callable[..., Any]:
 
 
 def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, str], fresh: FreshNames) -> None:
-    """Write the layers where their marks stand; a layer that is used twice has its weights once."""
+    """Replace marks by their layers; a layer that is used twice has its weights once."""
     graph, version = model.graph, next(o.version for o in model.opset_import if not o.domain)
     kept: dict[str, tuple[list[str], dict[str, Any]]] = {}
     nodes: list[NodeProto] = []
@@ -263,8 +297,11 @@ def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, st
         layer = layers[key]
         norm = hasattr(layer, "moving_mean")
         if key not in kept:
-            kept[key] = (_norm_inputs(graph, layer, names, fresh) if norm
-                         else dropout_inputs(graph, f"{layer.name}/", float(layer.rate), version, fresh))  # fmt: skip
+            kept[key] = (
+                _norm_inputs(graph, layer, names, fresh)
+                if norm
+                else dropout_inputs(graph, f"{layer.name}/", float(layer.rate), version, fresh)
+            )
         held, options = kept[key]
         if norm:
             nodes += _norm(node, layer, int(rank), held, options, fresh)
@@ -274,9 +311,8 @@ def _unmark(model: ModelProto, layers: Mapping[str, Any], names: Mapping[int, st
     graph.node.extend(nodes)
 
 
-def _norm_inputs(graph: GraphProto, layer: Any, names: Mapping[int, str],
-                 fresh: FreshNames) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
-    """What a BatchNormalization takes besides x, as initializers of the graph, and its attributes: Keras' momentum is ONNX's."""
+def _norm_inputs(graph: GraphProto, layer: Any, names: Mapping[int, str], fresh: FreshNames) -> tuple[list[str], dict[str, Any]]:
+    """The inputs, added as initializers, and attributes of a BatchNormalization: Keras' momentum is ONNX's."""
     values = {"gamma": layer.gamma if layer.scale else np.ones_like(layer.moving_mean),
               "beta": layer.beta if layer.center else np.zeros_like(layer.moving_mean),
               "moving_mean": layer.moving_mean, "moving_variance": layer.moving_variance}  # fmt: skip
@@ -285,9 +321,10 @@ def _norm_inputs(graph: GraphProto, layer: Any, names: Mapping[int, str],
     return made, {"epsilon": float(layer.epsilon), "momentum": float(layer.momentum)}
 
 
-def _norm(node: NodeProto, layer: Any, rank: int, names: Sequence[str], options: Mapping[str, Any],
-          fresh: FreshNames) -> list[NodeProto]:  # fmt: skip
-    """BatchNormalization of ONNX is over axis 1; Keras counts channels last."""
+def _norm(
+    node: NodeProto, layer: Any, rank: int, names: Sequence[str], options: Mapping[str, Any], fresh: FreshNames
+) -> list[NodeProto]:
+    """Write a BatchNormalization: ONNX's channels are axis 1, those of Keras usually last."""
     axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
     axis %= rank
     if axis == 1:

@@ -1,4 +1,4 @@
-"""The base class of layers: what is assigned to it is registered, and has a name by its path."""
+"""The base class of layers: attributes that are layers or tensors are registered, and named by their path."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core import random, tape, trace
-from .._core.ops import op
 from .._core.tape import Dummy
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 
 
 class Layer:
-    """The base class of layers: write `forward(*inputs)`, and `initialize(*inputs)` where there are parameters to make.
+    """The base class of layers: a subclass defines `forward(*inputs)`, and `initialize(*inputs)` if it has parameters.
 
-    A layer, or a leaf Tensor, that is assigned to an attribute is registered under the attribute's name: a Tensor that stores
-    its gradient as a parameter, another as a state.  Full names are the attributes' path joined by dots; the outermost layer adds
-    nothing.  `initialize` runs once, before the first forward, on its inputs; what has been assigned by then, it keeps:
-    `conv.W = Tensor(data=array, stores_grad=True)` is how weights from elsewhere come in, and how two layers share one.
+    A layer or a leaf Tensor that is assigned to an attribute is registered under the attribute's name: a Tensor that stores its
+    gradient as a parameter, another one as a state. A full name is the attributes' path joined by dots; the outermost layer adds
+    nothing. `initialize` runs once, before the first `forward`, on the same inputs. It keeps tensors assigned before:
+    `conv.W = Tensor(data=array, stores_grad=True)` loads existing weights, or shares those of another layer.
     """
 
     sep = "."
@@ -45,36 +44,51 @@ class Layer:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "initialize" in cls.__dict__:
-            setattr(cls, "initialize", _noted(cls.__dict__["initialize"]))  # noqa: B010
+            setattr(cls, "initialize", _marks_initialized(cls.__dict__["initialize"]))  # noqa: B010
         if "forward" in cls.__dict__:
-            setattr(cls, "forward", _readied(cls.__dict__["forward"]))  # noqa: B010
+            setattr(cls, "forward", _initializes_first(cls.__dict__["forward"]))  # noqa: B010
 
     def initialize(self, *input: Any) -> None:
-        """Make the parameters for inputs such as these."""
+        """Create the parameters; called once, before the first `forward`. The default does nothing.
+
+        Args:
+            *input: The inputs of the first call, which determine shapes and dtypes.
+        """
 
     def forward(self, *input: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no forward")
+        """Compute the outputs; defined by subclasses. Calling the layer calls `forward`.
+
+        Args:
+            *input: The inputs.
+
+        Returns:
+            The outputs.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A layer that shares nothing with this one: weights that are tied are tied in the copy, names and states stay.
+        """A layer that shares nothing with this one; tied weights stay tied in the copy, and names and states are kept.
 
-        Of a layer within a model that layer alone is copied, without the model; its parameters keep their full names until
+        If the layer is part of a model, only that layer is copied, without the model; its parameters keep their full names until
         it is assigned to a layer.
         """
-        made = object.__new__(type(self))
-        memo[id(self)] = made
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
         parent = self.__dict__["_parent"]
         whole = parent is None or id(parent) in memo
         for name, value in self.__dict__.items():
-            made.__dict__[name] = copy.deepcopy(value, memo) if whole or name != "_parent" else None
+            copied.__dict__[name] = copy.deepcopy(value, memo) if whole or name != "_parent" else None
         if not whole:
-            made.__dict__["_key"] = self._path()
-        return made
+            copied.__dict__["_key"] = self._path()
+        return copied
 
-    # --- what it consists of
+    # --- registration
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._layers and self._layers[name] is not value:
@@ -84,7 +98,7 @@ class Layer:
             self._trained.discard(name)
         object.__setattr__(self, name, value)
         if isinstance(value, Layer):
-            self._adopt(name, value)
+            self._register(name, value)
         elif isinstance(value, Tensor) and _is_leaf(value):
             self._own[name] = value
             if value.stores_grad:
@@ -98,7 +112,7 @@ class Layer:
         self._own.pop(name, None)
         self._trained.discard(name)
 
-    def _adopt(self, name: str, layer: Layer) -> None:
+    def _register(self, name: str, layer: Layer) -> None:
         again = layer.__dict__["_parent"] is self and layer.__dict__["_key"] in self._layers
         self._layers[name] = layer
         if not again:
@@ -106,7 +120,7 @@ class Layer:
             layer._rename()
 
     def _rename(self) -> None:
-        """The names of what is below, after this layer has got a parent."""
+        """Update the names in this layer after it was assigned to a parent."""
         self.__dict__["name"] = self._path()
         for name, t in self._own.items():
             if name in self._trained:
@@ -116,7 +130,7 @@ class Layer:
                 layer._rename()
 
     def _path(self, *last: str) -> str:
-        """The full name of this layer, or of something in it."""
+        """The full name of this layer, or of a member of it."""
         parts = list(last)
         layer: Any = self
         while layer is not None:
@@ -125,7 +139,11 @@ class Layer:
         return Layer.sep.join(parts)
 
     def register_layers(self, *args: Any) -> None:
-        """Register layers that stand in a list, as `<Class>_<index>`; or those of an OrderedDict, under its keys."""
+        """Register layers that are not attributes, such as those of a list.
+
+        Args:
+            *args: Layers, which are named `<Class>_<index>`; or one mapping from name to layer, such as an OrderedDict.
+        """
         if len(args) == 1 and isinstance(args[0], Mapping):
             items: Iterable[tuple[str, Any]] = args[0].items()
         else:
@@ -137,12 +155,20 @@ class Layer:
     # --- parameters and states
 
     def get_params(self) -> dict[str, Tensor]:
-        """The parameters by full name, each once; those of layers that have not run yet do not exist."""
+        """Collect the parameters of this layer and the layers in it.
+
+        Returns:
+            Parameters by full name, each tensor once. Layers that have not run yet have no parameters.
+        """
         own = {self._path(n): t for n, t in self._own.items() if n in self._trained}
         return self._with_layers(own, lambda layer: layer.get_params())
 
     def get_states(self) -> dict[str, Tensor]:
-        """Parameters and running statistics by full name."""
+        """Collect the parameters and the running statistics of this layer and the layers in it.
+
+        Returns:
+            Tensors by full name, each once.
+        """
         own = {self._path(n): t for n, t in self._own.items()}
         return self._with_layers(own, lambda layer: layer.get_states())
 
@@ -156,15 +182,25 @@ class Layer:
         return found
 
     def set_params(self, parameters: Mapping[str, Any]) -> None:
-        """Write values, Tensors or arrays, into parameters by name; the others stay as they are.
+        """Write values into parameters, in place; other parameters are unchanged.
 
-        Names are those of `get_params`, or relative to this layer.
-        Raises InvalidInput for a name that there is not, or another shape: then nothing is changed.
+        Args:
+            parameters: Tensors or arrays by name; names are those of `get_params`, or relative to this layer.
+
+        Raises:
+            InvalidInput: If a name does not exist or a shape differs; then nothing is changed (SX326).
         """
         self._write(self.get_params(), parameters, "parameter")
 
     def set_states(self, states: Mapping[str, Any]) -> None:
-        """Write values, Tensors or arrays, into parameters and running statistics by name, as `set_params` does."""
+        """Write values into parameters and running statistics, in place; others are unchanged.
+
+        Args:
+            states: Tensors or arrays by name; names are those of `get_states`, or relative to this layer.
+
+        Raises:
+            InvalidInput: If a name does not exist or a shape differs; then nothing is changed (SX326).
+        """
         self._write(self.get_states(), states, "state")
 
     def _write(self, mine: dict[str, Tensor], given: Mapping[str, Any], what: str) -> None:
@@ -172,40 +208,48 @@ class Layer:
         for name, value in given.items():
             t = mine.get(name, mine.get(self._path(name)))
             if t is None:
-                hint = f"there are {', '.join(mine) or 'none'}; layers make theirs when they first run: compile the model first"
+                hint = f"it has {', '.join(mine) or 'none'}; layers create theirs when they first run: compile the model first"
                 raise InvalidInput(f"{type(self).__name__} has no {what} {name!r}", code="SX326", hint=hint)
             array = value.device.backend.get(value.data) if isinstance(value, Tensor) else np.asarray(value)
             if tuple(array.shape) != tuple(t.shape):
-                raise InvalidInput(f"the {what} {name!r} has shape {t.shape}; {tuple(array.shape)} was given", code="SX326")
+                raise InvalidInput(f"the {what} {name!r} must have shape {t.shape}, got {tuple(array.shape)}", code="SX326")
             pairs.append((t, array))
         for t, array in pairs:
             t.data[...] = t.device.backend.put(array.astype(op.dtype(t)))
 
-    # --- for those who write layers
+    # --- for authors of layers
 
     def device_check(self, *inputs: Tensor) -> None:
-        """Move tensors, in place, to the device of the first."""
+        """Move tensors, in place, to the device of the first.
+
+        Args:
+            *inputs: The tensors.
+        """
         for t in inputs:
             if t.device is not inputs[0].device and t.device.backend != inputs[0].device.backend:
                 t._data = inputs[0].device.backend.put(t.device.backend.get(t.data))
                 t.device = inputs[0].device
 
     def dtype_check(self, *inputs: Tensor) -> None:
-        """Cast tensors, in place, to the dtype of the first."""
+        """Cast tensors, in place, to the dtype of the first.
+
+        Args:
+            *inputs: The tensors.
+        """
         for t in inputs:
             if op.dtype(t) != op.dtype(inputs[0]):
                 t._data = t.data.astype(op.dtype(inputs[0]))
 
     def _follow(self, x: Tensor) -> None:
-        """Parameters live where the inputs do."""
+        """Move the parameters to the device of the inputs."""
         if any(t.device is not x.device for t in self._own.values()) and trace.current() is None:
             self.device_check(x, *self._own.values())
 
     def _param(
         self, name: str, shape: Sequence[int], x: Tensor, std: float = 0.0, bound: float = 0.0, value: float = 0.0
     ) -> None:
-        """Make a parameter: normal with a deviation, uniform within a bound, or a value; its dtype is that of `x`, or float32."""
-        if self._given(name, shape):
+        """Create a parameter: N(0, std), U(-bound, bound) or a value, in the dtype of `x`, or float32 if that is not floating."""
+        if self._is_assigned(name, shape):
             return
         t = _like(x, shape)
         t.stores_grad = t.requires_grad = True
@@ -218,17 +262,17 @@ class Layer:
             t.data[...] = value
         setattr(self, name, t)
 
-    def _given(self, name: str, shape: Sequence[int]) -> bool:
-        """Whether the program has assigned this tensor before the first forward; raises InvalidInput for another shape."""
+    def _is_assigned(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether the program assigned this tensor before the first forward; raises InvalidInput for another shape."""
         if self._initialized or name not in self._own:
             return False
         if tuple(self._own[name].shape) != tuple(shape):
-            what = f"{self._path(name)} was given shape {self._own[name].shape}; the inputs ask for {tuple(shape)}"
+            what = f"{self._path(name)} must have shape {tuple(shape)} for these inputs, got {self._own[name].shape}"
             raise InvalidInput(what, code="SX326")
         return True
 
     def _statistic(self, name: str, shape: Sequence[int], x: Tensor, value: float) -> None:
-        if self._given(name, shape):
+        if self._is_assigned(name, shape):
             return
         t = _like(x, shape)
         t.data[...] = value
@@ -242,15 +286,15 @@ def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _is_leaf(t: Tensor) -> bool:
-    """Whether a program made this tensor, and no operator."""
+    """Whether the tensor was created by the program, not by an operator."""
     return bool(t.name) and (t._creator is None or isinstance(t._creator, Dummy)) and not t._is_constant
 
 
-def _noted(initialize: Callable[..., None]) -> Callable[..., None]:
+def _marks_initialized(initialize: Callable[..., None]) -> Callable[..., None]:
     @wraps(initialize)
     def wrapper(self: Layer, *args: Any, **kwargs: Any) -> None:
         if trace.current() is not None:
-            raise trace.NotTraceable(f"the layer {self._path() or type(self).__name__} makes its parameters in this step")
+            raise trace.NotTraceable(f"the layer {self._path() or type(self).__name__} creates its parameters in this step")
         with tape.no_tape():
             initialize(self, *args, **kwargs)
         self.__dict__["_initialized"] = True
@@ -258,7 +302,7 @@ def _noted(initialize: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def _readied(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _initializes_first(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def wrapper(self: Layer, *args: Any, **kwargs: Any) -> Any:
         if not self._initialized:

@@ -21,9 +21,8 @@ from singa_backend.opsets.writer import OpsetWriter
 from singa_backend.proto.messages import FreshNames
 
 from .._core import trace
-from .._core.ops import op
 from .._core.tape import Operator
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from ..device import default_device
 
@@ -72,8 +71,11 @@ class Exporter:
             symbols = [trace.value(t) for t in made]
         if len(builder.inputs) > len(own):
             more = ", ".join(s.name for s in builder.inputs[len(own) :])
-            raise InvalidInput(f"a function reads its inputs only; {name} reads {more} besides", code="SX356",
-                               hint="make what it reads an input of the operator")  # fmt: skip
+            raise InvalidInput(
+                f"a function reads its inputs only; {name} reads {more} besides",
+                code="SX356",
+                hint="make what it reads an input of the operator",
+            )
         outputs = [f"y{i}" for i in range(len(symbols))]
         graph = builder.proto(name, builder.finish(symbols, outputs))
         constants = [helper.make_node("Constant", [], [t.name], name=t.name, value=t) for t in graph.initializer]
@@ -86,8 +88,9 @@ class Exporter:
 _exporters: dict[type[Operator], dict[int, Exporter]] = {}
 
 
-def exporter(operator: type[Operator], *, opset: int = 7, domain: str = "", function: bool = False,
-             name: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
+def exporter(
+    operator: type[Operator], *, opset: int = 7, domain: str = "", function: bool = False, name: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare how an operator of one's own is written in files of this opset and later.
 
     body: takes `op` (ONNX's operators on tensors, in their newest form), the operator (its attributes are at hand), and its
@@ -114,7 +117,7 @@ def find(operator: type[Operator], opset: int) -> Exporter | None:
     """The newest exporter for an opset, of the class or of one that it derives from."""
     for kind in operator.__mro__:
         versions = _exporters.get(kind, {})
-        best = max((v for v in versions if v <= opset), default=None)
+        best = max((v for v in tuple(versions) if v <= opset), default=None)
         if best is not None:
             return versions[best]
     return None
@@ -122,7 +125,7 @@ def find(operator: type[Operator], opset: int) -> Exporter | None:
 
 def least(operator: type[Operator]) -> int | None:
     """The least opset that some exporter of an operator writes."""
-    return min((v for kind in operator.__mro__ for v in _exporters.get(kind, {})), default=None)
+    return min((v for kind in operator.__mro__ for v in tuple(_exporters.get(kind, ()))), default=None)
 
 
 def _several(made: Any) -> list[Tensor]:

@@ -28,16 +28,16 @@ from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
 from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter, Unwritable
 from singa_backend.proto import save
-from singa_backend.proto.load import load_model
+from singa_backend.proto.load import ModelSource, load_model
 from singa_backend.proto.messages import reads
 from singa_backend.proto.schemas import newest, schemas
 
 from .._core import provenance, tape, trace
-from .._core.ops import op
 from .._core.provenance import CHANGED, Origin
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, op
 from .._core.trace import Trace
-from ..device import default_device
+from ..device import Device, default_device
+from ..model import Model
 from . import custom_exporters
 
 USUAL = 18
@@ -138,8 +138,15 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
     return (proto, report) if with_report else proto
 
 
-def export(model: Any, inputs: Sequence[Tensor] | None = None, path: str | os.PathLike[str] | None = None, *,
-           model_name: str | None = None, with_report: bool = False, **options: Any) -> Any:  # fmt: skip
+def export(
+    model: Model,
+    inputs: Sequence[Tensor] | None = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    model_name: str | None = None,
+    with_report: bool = False,
+    **options: Any,
+) -> Any:
     """Write a model as it infers now, as ONNX: parameters under their names as initializers.
 
     model: a Model whose parameters exist.  inputs: tensors like those to come; not needed where the model came from a file, whose
@@ -179,8 +186,15 @@ def _names(xs: Sequence[Tensor]) -> list[str]:
     return found
 
 
-def _write(xs: Sequence[Tensor], ys: Sequence[Tensor], name: str, options: Options, names: Sequence[str],
-           types: Sequence[TypeProto] | None, path: Any = None) -> tuple[ModelProto, ExportReport]:  # fmt: skip
+def _write(
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    name: str,
+    options: Options,
+    names: Sequence[str],
+    types: Sequence[TypeProto] | None,
+    path: Any = None,
+) -> tuple[ModelProto, ExportReport]:
     """Play the outputs' origins into a graph; once more at a higher opset where none was asked for and one is needed."""
     if options.input_names is not None:
         names = _listed("input_names", options.input_names, len(xs))
@@ -203,8 +217,17 @@ def _write(xs: Sequence[Tensor], ys: Sequence[Tensor], name: str, options: Optio
 class _Played:
     """One attempt: the origins played into a graph of one opset."""
 
-    def __init__(self, xs: Sequence[Tensor], ys: Sequence[Tensor], name: str, options: Options, names: Sequence[str],
-                 types: Sequence[TypeProto], opset: int, domains: Mapping[str, int]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        name: str,
+        options: Options,
+        names: Sequence[str],
+        types: Sequence[TypeProto],
+        opset: int,
+        domains: Mapping[str, int],
+    ) -> None:
         self.options, self.report = options, ExportReport(opset=opset)
         self.record = record = Trace(opset, holds=True)
         self.writer = record.writer
@@ -215,18 +238,17 @@ class _Played:
         self._numbers: Counter[str] = Counter()
         self._functions: list[Any] = []
         outer = tape.training
-        tape.training = False
+        tape.set_training(False)
         try:
             with trace.recording(record), provenance.suspended:
-                shadows = [Tensor._of(self.writer.input(n, t), x.device, False)
-                           for n, t, x in zip(names, types, xs, strict=True)]  # fmt: skip
+                shadows = [Tensor._of(self.writer.input(n, t), x.device, False) for n, t, x in zip(names, types, xs, strict=True)]
                 given = {id(x): s for x, s in zip(xs, shadows, strict=True)}
                 links = {x._origin: s for x, s in zip(xs, shadows, strict=True) if x._origin is not None}
                 self._made_of_something(xs, ys)
                 made = provenance.replay(ys, given, links, self._do)
                 symbols = [trace.value(t) for t in made]
         finally:
-            tape.training = outer
+            tape.set_training(outer)
         self.problems += self.writer.problems
         held = self.writer.inputs[len(xs) :]
         del self.writer.inputs[len(xs) :]
@@ -282,8 +304,11 @@ class _Played:
     def _custom(self, call: Origin, args: list[Any]) -> Sequence[Any] | None:
         """Operators written in Python, by their exporters; None for all others."""
         if call is CHANGED:
-            raise InvalidInput("a tensor on the way was changed in place after operators made it", code="SX354",
-                               hint="write y = y + x in place of y += x")  # fmt: skip
+            raise InvalidInput(
+                "a tensor on the way was changed in place after operators made it",
+                code="SX354",
+                hint="write y = y + x in place of y += x",
+            )
         if call.operator is None:
             return None
         self.writer.calls[call.name] += 1
@@ -296,8 +321,12 @@ class _Played:
         else:
             least = custom_exporters.least(type(call.operator))
             there = f"its exporter begins at opset {least}" if least else "it is written in Python and has no exporter"
-            refusal = Unwritable(f"the operator {call.name} cannot be written: {there}", operator=call.name,
-                                 node=call.operator.name, hint="write one: @sonnx.exporter(...)")  # fmt: skip
+            refusal = Unwritable(
+                f"the operator {call.name} cannot be written: {there}",
+                operator=call.name,
+                node=call.operator.name,
+                hint="write one: @sonnx.exporter(...)",
+            )
             refusal.least = least
             self.problems.append(refusal)
         made = self.writer.builder.call(call.name, [trace.value(a) for a in args], {}, len(call.types), UNWRITTEN)
@@ -328,8 +357,14 @@ class _Played:
         return self.proto, self.report
 
 
-def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] | None = None, *, with_report: bool = False,
-            **options: Any) -> Any:  # fmt: skip
+def convert(
+    source: ModelSource,
+    opset: int | None = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    with_report: bool = False,
+    **options: Any,
+) -> Any:
     """An ONNX model at another opset, older or newer: names kept, nothing trained, nothing run.
 
     source: a path, bytes or a ModelProto.  opset: 7 to the newest; its own where absent.  path: a file to write.
@@ -340,8 +375,11 @@ def convert(source: Any, opset: int | None = None, path: str | os.PathLike[str] 
     chosen = Options(opset=opset, **options)
     for name in ("training", "input_names", "output_names", "dynamic_axes"):
         if getattr(chosen, name):
-            raise InvalidInput(f"convert keeps inputs, outputs and the form of the network, whatever {name} asks", code="SX355",
-                               hint=f"sonnx.export(sonnx.SONNXModel(...), {name}=...)")  # fmt: skip
+            raise InvalidInput(
+                f"convert keeps inputs, outputs and the form of the network, whatever {name} asks",
+                code="SX355",
+                hint=f"sonnx.export(sonnx.SONNXModel(...), {name}=...)",
+            )
     model, folder = load_model(source)
     graph = read(model, folder)
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
@@ -365,9 +403,13 @@ def _tally(report: ExportReport, writer: OpsetWriter, problems: Sequence[Unsuppo
         first, many = problems[0], len(problems) > 1
         lines = [Problem(p.message, p.code, p.node, p.operator) for p in problems]
         raise UnsupportedModel(
-            f"{len(lines)} operators cannot be written" if many else first.message, code=first.code, problems=lines,
-            hint="continue_on_error=True writes the rest" if many else first.hint, node=first.node, operator=first.operator,
-        )  # fmt: skip
+            f"{len(lines)} operators cannot be written" if many else first.message,
+            code=first.code,
+            problems=lines,
+            hint="continue_on_error=True writes the rest" if many else first.hint,
+            node=first.node,
+            operator=first.operator,
+        )
 
 
 def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any, arrays: Mapping[str, np.ndarray]) -> None:
@@ -380,8 +422,9 @@ def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any
         report.passes = passes.optimize(proto, None if options.optimize is True else list(options.optimize))
     if options.keep_initializers_as_inputs:
         there = {v.name for v in proto.graph.input}
-        proto.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-                                 for t in proto.graph.initializer if t.name not in there)  # fmt: skip
+        proto.graph.input.extend(
+            helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in proto.graph.initializer if t.name not in there
+        )
     finish(proto)
     proto.doc_string = options.doc
     if options.metadata:
@@ -444,16 +487,21 @@ def _domains(proto: ModelProto, extra: Sequence[tuple[str, int]]) -> None:
 
 def _renamed_shapes(proto: ModelProto, options: Options) -> None:
     """Shapes that were given for values of the graph, and what follows from them."""
-    wanted = {n: [d if d is None else str(d) if isinstance(d, str) else int(d) for d in s]
-              for n, s in (options.shape_override or {}).items()}  # fmt: skip
+    wanted = {
+        n: [d if d is None else str(d) if isinstance(d, str) else int(d) for d in s]
+        for n, s in (options.shape_override or {}).items()
+    }
     inputs = {v.name: v for v in proto.graph.input}
     stand = {n for n, s in wanted.items() if n in inputs and s == _sizes(inputs[n].type)}  # `export` began with these
     if not wanted.keys() - stand:
         return
     made = {*inputs, *(o for node in proto.graph.node for o in node.output)}
     for unknown in sorted(wanted.keys() - made):
-        raise InvalidInput(f"shape_override names {unknown!r}, which the graph does not have", code="SX355",
-                           hint=f"there are {', '.join(sorted(made)[:20])}")  # fmt: skip
+        raise InvalidInput(
+            f"shape_override names {unknown!r}, which the graph does not have",
+            code="SX355",
+            hint=f"there are {', '.join(sorted(made)[:20])}",
+        )
     inferred = shape_inference.infer_shapes(proto, data_prop=True)
     types = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)}
     del proto.graph.value_info[:]
@@ -511,12 +559,12 @@ def _opened(name: str, type: TypeProto, options: Options) -> TypeProto:
     return made
 
 
-def model_device(model: Any) -> Any:
+def model_device(model: Model) -> Device:
     """Where a model's parameters live."""
     return next((t.device for t in model.get_states().values()), None) or default_device
 
 
-def declared(model: Any, inputs: Sequence[Tensor] | None) -> list[tuple[str, TypeProto]]:
+def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, TypeProto]]:
     """Names and types of a model's inputs: those of the file it came from, or those of example tensors."""
     graph = getattr(getattr(model, "imported", None), "graph", None)
     if inputs is not None:

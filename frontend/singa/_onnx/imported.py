@@ -14,13 +14,13 @@ from singa_backend.backend import SingaRep, _select
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.ir.graph import Graph, Node
+from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
 
 from .._core import provenance, random, tape, trace
-from .._core.ops import op
-from .._core.tensor import Tensor
-from ..device import Device
+from .._core.tensor import Tensor, op
+from ..device import Device, DeviceLike
 from ..device import resolve as resolve_device
 
 _STATISTICS = (3, 4)
@@ -37,7 +37,7 @@ class Imported:
     Raises what `SingaBackend.prepare` raises.
     """
 
-    def __init__(self, model: Any, device: Any = None, **kwargs: Any) -> None:
+    def __init__(self, model: ModelSource, device: DeviceLike | None = None, **kwargs: Any) -> None:
         self.device: Device = resolve_device(device)
         self.rep = SingaBackend.prepare(model, self.device.backend, **kwargs)
         graph = self.graph.with_weights()
@@ -83,8 +83,9 @@ class Imported:
         every = {**self.parameters, **self.statistics}
         return {name: every[name] for name in self.graph.states if name in every}
 
-    def forward(self, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1,
-                training: bool = False) -> list[Tensor]:  # fmt: skip
+    def forward(
+        self, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1, training: bool = False
+    ) -> list[Tensor]:
         """The outputs for these inputs, as Tensors.
 
         inputs: Tensors or arrays in the order of the graph's inputs; floats are cast to the declared dtype.
@@ -202,9 +203,13 @@ class Imported:
 def running(graph: Graph) -> set[str]:
     """The names of running means and variances."""
     return {
-        n for node in graph.nodes if (node.domain, node.op_type) == ("", "BatchNormalization")
-        for i in _STATISTICS if i < len(node.input_names) for n in [node.input_names[i]]
-    }  # fmt: skip
+        n
+        for node in graph.nodes
+        if (node.domain, node.op_type) == ("", "BatchNormalization")
+        for i in _STATISTICS
+        if i < len(node.input_names)
+        for n in [node.input_names[i]]
+    }
 
 
 def frozen(graph: Graph) -> set[str]:

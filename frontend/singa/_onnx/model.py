@@ -7,7 +7,10 @@ from typing import Any
 
 from onnx import ModelProto
 
+from singa_backend.proto.load import ModelSource
+
 from .._core.tensor import Tensor
+from ..device import DeviceLike
 from ..model import Model
 from .imported import Imported
 
@@ -25,7 +28,7 @@ class SONNXModel(Model):
 
     onnx_model: ModelProto | None = None
 
-    def __init__(self, onnx_model: Any, device: Any = None) -> None:
+    def __init__(self, onnx_model: ModelSource, device: DeviceLike | None = None) -> None:
         super().__init__()
         self.imported = Imported(onnx_model, device)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from onnx import NodeProto
 
 import singa_backend
 from singa_backend.backend import Outputs
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
+from singa_backend.proto.load import ModelSource
 
-from .._core.ops import op
-from .._core.tensor import Tensor
-from ..device import Device
+from .._core.tensor import Tensor, op
+from ..device import Device, DeviceLike
 from ..device import resolve as resolve_device
 from .imported import Imported
 
@@ -104,15 +106,25 @@ class SingaBackend(singa_backend.SingaBackend):
     _rename_operators: ClassVar[dict[str, str]]
 
     @classmethod
-    def prepare(cls, model: Any, device: Any = "CPU", **kwargs: Any) -> SingaRep:
+    def prepare(cls, model: ModelSource, device: DeviceLike | None = "CPU", **kwargs: Any) -> SingaRep:
         """Read a model and place it on a device: a name, or a Device of `singa.device`.
 
         limits, cancel: as `singa_backend.SingaBackend.prepare` has them; unknown keywords are ignored with a warning.
         """
         return SingaRep(Imported(model, resolve_device(device), **kwargs))
 
+    if TYPE_CHECKING:  # inherited; they take the devices that `prepare` takes
+
+        @classmethod
+        def is_compatible(cls, model: ModelSource, device: DeviceLike | None = "CPU", **kwargs: Any) -> bool: ...
+
+        @classmethod
+        def run_model(cls, model: ModelSource, inputs: Any, device: DeviceLike | None = "CPU", **kwargs: Any) -> Outputs: ...
+
     @classmethod
-    def run_node(cls, node: Any, inputs: Any, device: Any = "CPU", outputs_info: Any = None, **kwargs: Any) -> Any:
+    def run_node(
+        cls, node: NodeProto, inputs: Any, device: DeviceLike | None = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> Outputs:
         """Run one node.  With Tensors, a mapping from the names of its outputs to Tensors, which has the order of a tuple too."""
         if not any(isinstance(x, Tensor) for x in (inputs if isinstance(inputs, (list, tuple)) else [inputs])):
             place = resolve_device(device).backend

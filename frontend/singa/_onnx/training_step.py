@@ -18,12 +18,12 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 from singa_backend.opsets.model import to_model
+from singa_backend.proto.load import ModelSource
 
 from .._autograd import losses
 from .._core import tape, trace
 from .._core.coverage import watch_gradients
-from .._core.ops import op
-from .._core.tensor import Tensor, dtype_of
+from .._core.tensor import Tensor, dtype_of, op
 from .._core.trace import Trace
 from ..model import Model
 from ..opt import SGD
@@ -38,9 +38,16 @@ LABELS = frozenset({"softmax_cross_entropy"})
 """The losses whose target may be class numbers."""
 
 
-def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cross_entropy", optimizer: Any = None, *,
-                     inputs: Sequence[Tensor] | None = None, target: Tensor | tuple[Any, Sequence[Any]] | None = None,
-                     opset: int | None = None, output: int = 0) -> ModelProto:  # fmt: skip
+def to_training_onnx(
+    model: Model | ModelSource,
+    loss: str | Callable[..., Tensor] = "softmax_cross_entropy",
+    optimizer: Any = None,
+    *,
+    inputs: Sequence[Tensor] | None = None,
+    target: Tensor | tuple[Any, Sequence[Any]] | None = None,
+    opset: int | None = None,
+    output: int = 0,
+) -> ModelProto:
     """Write the training step of a model as one ONNX model.
 
     model: a SONNXModel, an ONNX model or path, or a compiled Model (then with `inputs`, tensors like those to come).
@@ -84,8 +91,8 @@ def to_training_onnx(model: Any, loss: str | Callable[..., Tensor] = "softmax_cr
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]
         proto = to_model(record.writer, "training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
-    for t, symbol in record.inputs:
-        array = t.device.backend.get(t._data)
+    for read, symbol in record.inputs:
+        array = read.device.backend.get(read._data)
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), symbol.name))
     helper.set_model_props(proto, {PAIR + n: NEXT + n for n, _ in updated})
     return proto
@@ -102,7 +109,8 @@ def _loss(loss: str | Callable[..., Tensor]) -> Callable[..., Tensor]:
     known = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
     if loss not in known:
         raise InvalidInput(f"there is no loss {loss!r}", code="SX322", hint=f"there are {', '.join(known)}, or give a function")
-    return getattr(losses, loss)  # type: ignore[no-any-return]
+    function: Callable[..., Tensor] = getattr(losses, loss)
+    return function
 
 
 def _checked(opset: int) -> int:

@@ -19,6 +19,7 @@ from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import SonnxError
 
 from .._core.tensor import Tensor
+from ..model import Model
 from . import export
 
 TOLERANCES: dict[Any, tuple[float, float]] = {
@@ -70,11 +71,22 @@ class Check:
         return "\n".join(map(str, self.comparisons))
 
 
-def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLike[str] | None = None, *,
-                     seeds: Sequence[int] = (0, 1), batch_sizes: Sequence[int] | None = None,
-                     input_range: tuple[float, float] = (-1.0, 1.0), rtol: float | None = None, atol: float | None = None,
-                     engines: Sequence[str] = ("onnxruntime", "sonnx"), ort_optimize: bool = True, timeout: float = 60.0,
-                     oracle: Oracle | None = None, **options: Any) -> tuple[ModelProto, Check]:  # fmt: skip
+def export_and_check(
+    model: Model,
+    inputs: Sequence[Tensor],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    seeds: Sequence[int] = (0, 1),
+    batch_sizes: Sequence[int] | None = None,
+    input_range: tuple[float, float] = (-1.0, 1.0),
+    rtol: float | None = None,
+    atol: float | None = None,
+    engines: Sequence[str] = ("onnxruntime", "sonnx"),
+    ort_optimize: bool = True,
+    timeout: float = 60.0,
+    oracle: Oracle | None = None,
+    **options: Any,
+) -> tuple[ModelProto, Check]:
     """`sonnx.export`, and a comparison of every output on seeded inputs; gives the model and the comparisons.
 
     model: a Model whose parameters exist.  inputs: tensors like those to come.
@@ -98,8 +110,10 @@ def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLi
     try:
         for batch in sizes:
             for seed in seeds:
-                arrays = [_drawn(t, seed + i, batch if n in opened else None, input_range)
-                          for i, (n, t) in enumerate(zip(names, inputs, strict=True))]  # fmt: skip
+                arrays = [
+                    _drawn(t, seed + i, batch if n in opened else None, input_range)
+                    for i, (n, t) in enumerate(zip(names, inputs, strict=True))
+                ]
                 wanted = _computed(model, arrays, inputs)
                 answers: dict[str, Sequence[Any]] = {}
                 if peer is not None:
@@ -117,8 +131,10 @@ def export_and_check(model: Any, inputs: Sequence[Tensor], path: str | os.PathLi
             peer.close()
     wrong = [c for c in check.comparisons if not c.agrees]
     if wrong:
-        error = ExportMismatch(f"{len(wrong)} of {len(check.comparisons)} comparisons differ: {wrong[0]}",
-                               hint="sonnx.compare(...) finds the first node")  # fmt: skip
+        error = ExportMismatch(
+            f"{len(wrong)} of {len(check.comparisons)} comparisons differ: {wrong[0]}",
+            hint="sonnx.compare(...) finds the first node",
+        )
         error.check = check
         raise error
     return proto, check
@@ -144,15 +160,16 @@ def _drawn(t: Tensor, seed: int, batch: int | None, within: tuple[float, float])
     return np.resize(array, shape)
 
 
-def _computed(model: Any, arrays: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
+def _computed(model: Model, arrays: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
     """What the model itself gives, in inference."""
     with model._in_mode(training=False):
         made = model.forward(*(Tensor(data=a, device=t.device, requires_grad=False) for a, t in zip(arrays, like, strict=True)))
     return [t.device.backend.get(t.data) for t in (made if isinstance(made, (list, tuple)) else [made])]
 
 
-def _compared(name: str, engine: str, batch: int | None, seed: int, a: Any, b: Any, rtol: float | None,
-              atol: float | None) -> Comparison:  # fmt: skip
+def _compared(
+    name: str, engine: str, batch: int | None, seed: int, a: Any, b: Any, rtol: float | None, atol: float | None
+) -> Comparison:
     if a.shape != b.shape or a.dtype != b.dtype:
         what = f"{a.dtype}{list(a.shape)} against {b.dtype}{list(b.shape)}"
         return Comparison(name, engine, batch, seed, float("inf"), False, what)

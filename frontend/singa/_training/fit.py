@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from singa_backend.errors import InvalidInput
 
 from .._core.tensor import Tensor
+from ..device import Device
+
+
+class Trainable(Protocol):
+    """What `fit` and `predict` use of a Model."""
+
+    def __call__(self, *input: Any) -> Any: ...
+
+    def forward(self, *input: Any) -> Any: ...
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+    def get_states(self) -> dict[str, Tensor]: ...
 
 
 @dataclass
@@ -24,10 +39,19 @@ class History:
     validation: list[dict[str, float]] = field(default_factory=list)
 
 
-def fit(model: Any, x: Any, y: Any, *, epochs: int = 1, batch_size: int = 32, seed: int = 0,
-        validation: tuple[Any, Any] | None = None,
-        evaluate: Callable[[Any, Any], dict[str, float]] | None = None, progress: Callable[..., None] | None = None,
-        stop_at_nan: bool = True) -> History:  # fmt: skip
+def fit(
+    model: Trainable,
+    x: Any,
+    y: Any,
+    *,
+    epochs: int = 1,
+    batch_size: int = 32,
+    seed: int = 0,
+    validation: tuple[Any, Any] | None = None,
+    evaluate: Callable[[Any, Any], dict[str, float]] | None = None,
+    progress: Callable[..., None] | None = None,
+    stop_at_nan: bool = True,
+) -> History:
     """Train a compiled model on arrays; the same seed gives the same batches in the same order.
 
     model: a Model whose `train_one_batch(x, y)` gives (output, loss).  x: an array, or several (a list), with the samples along
@@ -56,14 +80,17 @@ def fit(model: Any, x: Any, y: Any, *, epochs: int = 1, batch_size: int = 32, se
             if progress is not None:
                 progress(f"epoch {epoch + 1}/{epochs}, loss {value:.4g}")
             if stop_at_nan and not np.isfinite(value):
-                raise InvalidInput(f"the loss of step {len(history.losses)} is {value}", code="SX343",
-                                   hint="lower the learning rate; `sonnx compare` finds the first node with NaN")  # fmt: skip
+                raise InvalidInput(
+                    f"the loss of step {len(history.losses)} is {value}",
+                    code="SX343",
+                    hint="lower the learning rate; `sonnx compare` finds the first node with NaN",
+                )
         if validation is not None and evaluate is not None:
             history.validation.append(evaluate(predict(model, validation[0], batch_size), validation[1]))
     return history
 
 
-def predict(model: Any, x: Any, batch_size: int = 256) -> np.ndarray:
+def predict(model: Trainable, x: Any, batch_size: int = 256) -> np.ndarray:
     """The model's (first) output for all samples, in inference."""
     xs = list(x) if isinstance(x, (list, tuple)) else [x]
     model.eval()
@@ -79,7 +106,7 @@ def predict(model: Any, x: Any, batch_size: int = 256) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _device(model: Any) -> Any:
+def _device(model: Trainable) -> Device | None:
     return next((t.device for t in model.get_states().values()), None)
 
 

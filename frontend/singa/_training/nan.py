@@ -1,4 +1,4 @@
-"""Where a NaN began: the first node on the tape of a loss that made one."""
+"""Find the first node that produced a NaN."""
 
 from __future__ import annotations
 
@@ -19,12 +19,20 @@ def refuse_nan(loss: Tensor) -> None:
     if not _has_nan(loss):
         return
     where = first_nan(loss)
-    raise InvalidInput(f"the loss is NaN; {where or 'its tape does not say where it began'}", code="SX328",
-                       hint="nothing has been updated")  # fmt: skip
+    raise InvalidInput(
+        f"the loss is NaN; {where or 'its tape does not say where it began'}", code="SX328", hint="nothing has been updated"
+    )
 
 
 def first_nan(loss: Tensor) -> str:
-    """The first node on the tape of a loss that made a NaN, or the parameter that held one already; empty where there is none."""
+    """Find the first node on the tape of a loss that produced a NaN, or a parameter that contained one before.
+
+    Args:
+        loss: Tensor at which the search starts.
+
+    Returns:
+        A description of the node or the parameter; "" if no tensor on the tape contains a NaN.
+    """
     nodes: dict[Operator, list[Tensor]] = {loss.creator: [loss]}
     pending = [loss.creator]
     while pending:

@@ -1,4 +1,4 @@
-"""What every command shares: typed errors as exit codes, options, progress that is a bar on a terminal and lines elsewhere."""
+"""Shared parts of the commands: errors as exit codes, options, and progress (a bar on a terminal, otherwise lines)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ err = Console(stderr=True)
 
 
 def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Print a SonnxError as it wants to be read (as JSON with --json) and leave with REFUSED."""
+    """Decorate a command: print a SonnxError (as JSON with --json) and exit with REFUSED."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -51,11 +51,11 @@ device_option = click.option("--device", default="CPU", show_default=True, help=
 
 
 def expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
-    """The callback of an option, or an argument, that is a regular expression."""
+    """Check an option or argument that is a regular expression; a callback of click."""
     try:
         re.compile(text)
     except re.error as error:
-        raise click.BadParameter(f"{text!r} is no regular expression: {error}") from None
+        raise click.BadParameter(f"must be a regular expression, got {text!r}: {error}") from None
     return text
 
 
@@ -71,7 +71,7 @@ def _limits(context: click.Context, parameter: click.Parameter, pairs: tuple[str
         name, _, value = pair.partition("=")
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(KiB|MiB|GiB)?", value)
         if name not in known or not found:
-            raise click.BadParameter(f"{pair!r} is not NAME=NUMBER or NAME=8GiB with one of {', '.join(sorted(known))}")
+            raise click.BadParameter(f"must be NAME=NUMBER or NAME=8GiB with a name of {', '.join(sorted(known))}, got {pair!r}")
         number = float(found[1]) * _UNITS[found[2] or ""]
         given[name] = number if name == "deadline" else int(number)
     try:
@@ -86,17 +86,17 @@ limit_option = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     callback=_limits,
-    help="A bound on what the model may use: tensor_bytes=8GiB, iterations=5000000, deadline=2.5 (seconds), ...",
+    help="A limit for the model: tensor_bytes=8GiB, iterations=5000000, deadline=2.5 (seconds), ...",
 )
 
 
 def echo(text: str, *, style: str | None = None) -> None:
-    """A line for people, on standard output, never wrapped and never read as markup."""
+    """Print a line to standard output, without wrapping and markup."""
     out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def witness(engine: str, quiet: bool) -> str | None:
-    """The engine to ask beside us; None where "none" is asked for, or it is not installed, which is said unless `quiet`."""
+    """Return the second engine; None if it is "none" or not installed (a warning is printed unless `quiet`)."""
     if engine == "none":
         return None
     if find_spec(engine) is None:
@@ -107,9 +107,14 @@ def witness(engine: str, quiet: bool) -> str | None:
 
 
 def check_matrix(what: str, command: str, folder: Path, why: str, as_json: bool) -> None:
-    """Say whether the matrix in a folder is stale; where it is, leave with NO.
+    """Print whether the matrix in a folder is stale; exit with NO if it is.
 
-    what: what it is called.  command: which one writes it.  why: what is stale about it; empty where nothing is.
+    Args:
+        what: The matrix's name.
+        command: The command that writes it.
+        folder: The folder.
+        why: The difference; "" if it is up to date.
+        as_json: Print JSON.
     """
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "stale": why}))
@@ -120,10 +125,10 @@ def check_matrix(what: str, command: str, folder: Path, why: str, as_json: bool)
 
 
 def progress(total: int | None, what: str, *, quiet: bool = False) -> AbstractContextManager[Callable[..., None]]:
-    """A callable to step through `total` units of work, on standard error.
+    """Return a context whose function counts a unit of work, shown on standard error.
 
-    It takes `note=`, a few words that replace the description.  A bar on a terminal, a line every tenth elsewhere
-    (every 100 where the total is unknown), nothing when `quiet` (with --json).
+    The function takes `note=`, a few words shown after the description.  The progress is a bar on a terminal, otherwise a line
+    after each tenth (after 100 units if the total is unknown), and nothing if `quiet` (with --json).
     """
     if quiet:
         return nullcontext(lambda note="": None)

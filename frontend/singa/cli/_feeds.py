@@ -1,4 +1,4 @@
-"""Inputs for a model: arrays out of files, out of test_data_set folders, or random by the declared shapes."""
+"""Inputs for a model: arrays from files, or random arrays by the declared shapes; and summaries of outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from singa_backend.dtypes import STRING, is_float, onnx_name
 
 
 def from_file(path: Path) -> Any:
-    """The array in a .npy file, a .npz file of one array, or a .pb file (TensorProto); raises InvalidInput."""
+    """Read a .npy file, a .npz file of one array, or a .pb file (TensorProto); raises InvalidInput."""
     try:
         if path.suffix == ".npy":
             return np.load(path, allow_pickle=False)
@@ -24,14 +24,14 @@ def from_file(path: Path) -> Any:
             arrays = from_npz(path)
             if len(arrays) == 1:
                 return next(iter(arrays.values()))
-            raise InvalidInput(f"{path} holds {len(arrays)} arrays: {', '.join(arrays)}", hint="give it with --inputs instead")
+            raise InvalidInput(f"{path} must contain one array, got {len(arrays)}: {', '.join(arrays)}", hint="use --inputs")
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{path}: {error}", code="SX307") from None
-    raise InvalidInput(f"{path}: not one of .npy, .npz, .pb", code="SX307")
+    raise InvalidInput(f"an input file must be .npy, .npz or .pb, got {path}", code="SX307")
 
 
 def from_npz(path: Path) -> dict[str, Any]:
-    """The arrays of a .npz file by name; raises InvalidInput."""
+    """Read the arrays of a .npz file by name; raises InvalidInput."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
@@ -40,9 +40,15 @@ def from_npz(path: Path) -> dict[str, Any]:
 
 
 def random_inputs(values: Sequence[Value], seed: int, sizes: dict[str, int]) -> dict[str, Any]:
-    """Random arrays for each of these inputs: floats are normal, integers small and not negative, bools fair, strings short.
+    """Draw an array for each input: floats are normal, integers and bools are 0 or 1, strings are short.
 
-    sizes: what the symbolic sizes are; 1 where it does not say.  Raises InvalidInput for inputs that are no tensors.
+    Args:
+        values: The inputs.
+        seed: The seed.
+        sizes: The symbolic sizes by name; others are 1.
+
+    Raises:
+        InvalidInput: An input is not a tensor, or its dtype or shape is not declared.
     """
     generator = np.random.default_rng(seed)
     return {v.name: _random(v, generator, sizes) for v in values}
@@ -51,7 +57,7 @@ def random_inputs(values: Sequence[Value], seed: int, sizes: dict[str, int]) -> 
 def _random(value: Value, generator: np.random.Generator, sizes: dict[str, int]) -> Any:
     if value.kind != "tensor" or value.dtype is None or value.shape is None:
         raise InvalidInput(
-            f"input {value} has no declared dtype and shape to draw from", code="SX308", hint="give it with --input"
+            f"input {value} has no declared dtype and shape for random values", code="SX308", hint="pass it with --input"
         )
     shape = [d if isinstance(d, int) else sizes.get(d or "", 1) for d in value.shape]
     limits.admit(shape, np.float64)  # a model may declare any size
@@ -63,18 +69,18 @@ def _random(value: Value, generator: np.random.Generator, sizes: dict[str, int])
 
 
 def sizes_of(pairs: Sequence[str]) -> dict[str, int]:
-    """{"batch": 4} from ["batch=4"]; raises InvalidInput."""
+    """Parse ["batch=4"] to {"batch": 4}; raises InvalidInput."""
     out = {}
     for pair in pairs:
         name, _, size = pair.partition("=")
         if not name or not size.isdigit():
-            raise InvalidInput(f"{pair!r} is not NAME=SIZE", code="SX308")
+            raise InvalidInput(f"a size must be NAME=SIZE, got {pair!r}", code="SX308")
         out[name] = int(size)
     return out
 
 
 def summary(name: str, value: Any) -> dict[str, Any]:
-    """What to print of an output: its dtype, shape, range and first values."""
+    """Return what is printed of an output: its dtype, shape, range and first values."""
     if not isinstance(value, np.ndarray):
         kind = "sequence" if isinstance(value, list) else "map" if isinstance(value, dict) else "none"
         return {"name": name, "kind": kind, "length": len(value) if value is not None else 0}

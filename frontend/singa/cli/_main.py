@@ -1,4 +1,4 @@
-"""The group of all commands, `sonnx`; the module of a command is imported when the command is called."""
+"""The group of all commands, `sonnx`; a command's module is imported when the command is called."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ COMMANDS = {
     "run": "Run MODEL once and show or save its outputs.",
     "train": "Fine-tune MODEL on the arrays of an .npz file.",
 }
-"""Each command, which is `command` of the module of its name, and the line that `sonnx --help` shows."""
+"""The commands and their lines in `sonnx --help`; each command is `command` in the module of its name."""
 
 
 MODULE = "singa.cli."
-"""The package of the command modules, with the dot."""
+"""The package of the command modules, with a final dot."""
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are modules beside this one."""
+    """A group whose commands are modules of this package."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted(COMMANDS)

@@ -1,4 +1,4 @@
-"""`sonnx conform --release`: the cases of older onnx releases, out of their wheels."""
+"""`sonnx conform --release`: the cases of older onnx releases, read from their wheels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ._common import echo, err, out, progress
 
 
 @dataclass
-class Ask:
-    """What the command line asked for."""
+class Request:
+    """The options of the command line."""
 
     kinds: Sequence[str]
     select: str
@@ -31,65 +31,73 @@ class Ask:
         return not (self.select or self.kinds)
 
     def note(self, text: str) -> None:
-        """A remark for people, on standard error."""
+        """Print a remark on standard error."""
         if not self.quiet:
             err.print(text, style="dim", highlight=False)
 
 
 def renew(names: Sequence[str], cache: Path | None) -> Path:
-    """Write the manifest of these releases anew, the others left as they are."""
+    """Write the manifest entries of these releases again; the others stay unchanged."""
     return releases.renew({r: releases.fetch(r, cache, lambda text: err.print(text, style="dim")) for r in names})
 
 
-def run(names: Sequence[str], cache: Path | None, ask: Ask) -> tuple[dict[str, releases.Run], releases.Seen]:
-    """Each release's run, and the results of all distinct cases."""
+def run(names: Sequence[str], cache: Path | None, request: Request) -> tuple[dict[str, releases.Run], releases.Seen]:
+    """Run each release; returns the runs, and the results of all distinct cases."""
     runs: dict[str, releases.Run] = {}
     seen: releases.Seen = {}
     for release in names:
-        wheel = releases.fetch(release, cache, ask.note)
-        chosen = releases.load(wheel, ask.kinds or cases.KINDS, ask.select)
-        if ask.whole and not releases.check(release, wheel, chosen):
-            ask.note(f"onnx {release} is not in the manifest: its cases run, and a missing one would not be noticed")
+        wheel = releases.fetch(release, cache, request.note)
+        chosen = releases.load(wheel, request.kinds or cases.KINDS, request.select)
+        if request.whole and not releases.check(release, wheel, chosen):
+            request.note(f"onnx {release} is not in the manifest: its cases run, but missing cases are not detected")
         fresh = len({c.content for c in chosen} - seen.keys())
-        with progress(fresh, f"onnx {release}", quiet=ask.quiet) as step:
-            found = _run(chosen, seen, ask, lambda result: step())
-        runs[release] = releases.judged(chosen, found, releases.known_gaps(release) if _ours(ask) else {})
+        with progress(fresh, f"onnx {release}", quiet=request.quiet) as step:
+            found = _run(chosen, seen, request, lambda result: step())
+        runs[release] = releases.judged(chosen, found, releases.known_gaps(release) if _ours(request) else {})
     return runs, seen
 
 
-def _run(chosen: list[releases.StoredCase], seen: releases.Seen, ask: Ask, note: Callable[[Any], None]) -> list[worker.Result]:
+def _run(
+    chosen: list[releases.StoredCase], seen: releases.Seen, request: Request, note: Callable[[Any], None]
+) -> list[worker.Result]:
     return releases.run(
-        chosen, seen, backend=ask.backend, device=ask.device, processes=ask.processes, timeout=ask.timeout, progress=note
+        chosen,
+        seen,
+        backend=request.backend,
+        device=request.device,
+        processes=request.processes,
+        timeout=request.timeout,
+        progress=note,
     )
 
 
-def _ours(ask: Ask) -> bool:
-    return ask.backend == "singa_backend:SingaBackend"
+def _ours(request: Request) -> bool:
+    return request.backend == "singa_backend:SingaBackend"
 
 
-def document(runs: dict[str, releases.Run], seen: releases.Seen, ask: Ask) -> dict[str, Any]:
-    """The summary of several releases, each gap with the later release that took the case back."""
+def document(runs: dict[str, releases.Run], seen: releases.Seen, request: Request) -> dict[str, Any]:
+    """Return the summary of several releases, each gap with the later release that corrected the case."""
     newest = cases.load(("node", "simple"), releases.explained(runs)) if any(r.judged.explained for r in runs.values()) else []
-    now = worker.run(newest, ask.backend, ask.device, ask.processes, ask.timeout) if newest else []
-    return releases.summary(runs, releases.corrected(runs, newest, now), seen, ask.backend, ask.device)
+    now = worker.run(newest, request.backend, request.device, request.processes, request.timeout) if newest else []
+    return releases.summary(runs, releases.corrected(runs, newest, now), seen, request.backend, request.device)
 
 
-def one(release: str, run: releases.Run, ask: Ask) -> dict[str, Any]:
-    """One release's run, as `sonnx conform --results` writes it, with `environment.release`."""
-    digest = releases.manifest().get(release, {}).get("cases", "")[:16] if ask.whole else ""
-    made = results.to_json(run.results, run.judged, ask.backend, ask.device, digest)
+def one(release: str, run: releases.Run, request: Request) -> dict[str, Any]:
+    """Return one release's run, as `sonnx conform --results` writes it, with `environment.release`."""
+    digest = releases.manifest().get(release, {}).get("cases", "")[:16] if request.whole else ""
+    made = results.to_json(run.results, run.judged, request.backend, request.device, digest)
     made["environment"]["release"] = release
     return made
 
 
 def show(runs: dict[str, releases.Run], seen: releases.Seen) -> None:
-    """A row per release, then everything that no gap explains."""
+    """Print a row per release, then all failures that no gap explains."""
     table = Table("onnx", "cases", "strict", "official", "known gaps", title="Cases of older releases")
     for release, run in runs.items():
         t = results.totals(run.results)
         table.add_row(release, *(str(t[k]) for k in ("cases", "strict", "official")), str(len(run.judged.explained)))
     out.print(table)
-    echo(f"{len(seen)} distinct cases ran; the known gaps stand with their reasons in conformance/releases/gaps.txt")
+    echo(f"{len(seen)} distinct cases ran; conformance/releases/gaps.txt has the reasons of the known gaps")
     for release, run in runs.items():
         for r in run.judged.unexpected[:20]:
             echo(f"{r.strict} {release} {r.name}\n    {(r.reason or r.official_reason)[:400]}")

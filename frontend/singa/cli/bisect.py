@@ -1,4 +1,4 @@
-"""`sonnx bisect`: the first diverging node, as a one-node model that fails alone."""
+"""`sonnx bisect`: find the first diverging node and write it as a model that fails alone."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def command(
     device: str,
     as_json: bool,
 ) -> None:
-    """Find the first node of MODEL that diverges and write it as a model of its own, with inputs and expected outputs.
+    """Find the first node of MODEL that diverges and write it as a separate model, with inputs and expected outputs.
 
-    The folder holds model.onnx and test_data_set_0; it is read back and run before it is reported.  Exits with 1 where a node
-    was found, with 0 where both sides agree.
+    The folder contains model.onnx and test_data_set_0; they are read back and run before they are reported.  The exit code is 1
+    if a node was found, 0 if both sides agree.
     """
     other = trusted(against, device)
     source = debug.Source.of(model)

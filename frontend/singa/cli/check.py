@@ -1,4 +1,4 @@
-"""`sonnx check`: would this model run here?  Every problem at once."""
+"""`sonnx check`: check whether a model can run here, and report every problem at once."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "functi
 
 @click.command("check")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--strict", is_flag=True, help="A model that only onnx's own checker refuses leaves with 1 too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 also if only onnx's own checker refuses the model.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's checker and shape inference may take.")
-@click.option("--train", is_flag=True, help="Say too which parameters get a gradient, and what stands in the way.")
+@click.option("--train", is_flag=True, help="Also report which parameters get a gradient, and why others do not.")
 @json_option
 @exit_codes
 def command(model: Path, strict: bool, timeout: float, train: bool, as_json: bool) -> None:
-    """Say whether MODEL is valid and supported: operators, versions, dtypes, and every problem at once.
+    """Check whether MODEL is valid and supported: its operators, versions, dtypes, and every problem at once.
 
-    The model is never executed.  onnx's own checker is asked too, in a process of its own, as a second opinion.
+    The model is not executed.  onnx's own checker runs too, in a separate process, as a second opinion.
     """
     if not as_json and err.is_terminal:
         err.print(f"reading {model.name} ...", style="dim")
@@ -54,11 +54,11 @@ def _show(report: CheckReport) -> None:
         table.add_row(name, version, str(use.nodes), ", ".join(sorted(use.dtypes)) or "?", use.status, style=STYLES[use.status])
     out.print(table)
     if seen.opinion.inference:
-        echo(f"dtypes are incomplete, shape inference says: {seen.opinion.inference.splitlines()[0][:300]}", style="dim")
+        echo(f"dtypes are incomplete; shape inference reports: {seen.opinion.inference.splitlines()[0][:300]}", style="dim")
     for problem in report.problems:
         echo(f"[{problem.code}] {problem}", style="red")
     opinion = report.opinion
-    words = {True: "accepts the model", False: "refuses the model", None: "gave no answer"}[opinion.valid]
+    words = {True: "accepts the model", False: "refuses the model", None: "did not answer"}[opinion.valid]
     echo(
         f"onnx's own checker {words}" + (f": {opinion.message.splitlines()[0][:400]}" if opinion.message else ""),
         style="dim" if opinion.valid else "yellow",

@@ -1,4 +1,4 @@
-"""`sonnx codegen`: a model as a Python program."""
+"""`sonnx codegen`: write a model as a Python program."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ._common import echo, exit_codes, json_option
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="OUT.py",
-    help="The program to write; its weights go beside it, to OUT.npz.",
+    help="The program to write; its weights go to OUT.npz.",
 )
-@click.option("--force", is_flag=True, help="Take the place of files that are there.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 @json_option
 @exit_codes
 def command(model: Path, target: Path, force: bool, as_json: bool) -> None:
-    """Write MODEL as a readable Python program on singa, with its weights in an .npz file beside it.
+    """Write MODEL as a readable Python program on singa, with its weights in an .npz file.
 
-    The program runs, trains, and compares itself with onnxruntime: python OUT.py --help.
+    The program can run, train, and compare its outputs with onnxruntime: python OUT.py --help.
     """
     from ..codegen import generate
 

@@ -1,4 +1,4 @@
-"""`sonnx compare`: two engines, devices or models value by value, and the node where they first part."""
+"""`sonnx compare`: compare two engines, devices or models value by value, and find the first node that differs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ._common import NO, device_option, echo, exit_codes, json_option, out, prog
 from ._inputs import gather, input_options
 
 _OPTIONS = (
-    click.option("--against", metavar="ENGINE|MODEL", help="What is trusted: onnxruntime (the default), reference, sonnx (the "
-                 "CPU; the default with --device), or another .onnx file."),
-    click.option("--map", "pairs", multiple=True, metavar="A=B", help="Value A of MODEL is called B in the other model."),
+    click.option("--against", metavar="ENGINE|MODEL", help="The trusted side: onnxruntime (the default), reference, sonnx "
+                 "(the CPU; the default with --device), or another .onnx file."),
+    click.option("--map", "pairs", multiple=True, metavar="A=B", help="Value A of MODEL has the name B in the other model."),
     click.option("--rtol", type=float, help="Relative tolerance, instead of the dtype's."),
     click.option("--atol", type=float, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
     click.option("--local", is_flag=True, help="Feed each node the trusted side's inputs, so that errors do not accumulate."),
@@ -30,26 +30,26 @@ _OPTIONS = (
 
 
 def sides(command: Any) -> Any:
-    """Add the options that say what is compared with what, and how strictly."""
+    """Add the options for the two sides and the tolerances."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def trusted(against: str | None, device: str) -> str:
-    """What to hold the model against; raises click.BadParameter for what is neither an engine nor a file."""
+    """Return the side to compare with; raises click.BadParameter unless it is an engine or a file."""
     if against is None:
         return "onnxruntime" if device.upper() == "CPU" else "sonnx"
     if against not in ENGINES and not Path(against).is_file():
-        raise click.BadParameter(f"{against!r} is no file and none of {', '.join(ENGINES)}", param_hint="--against")
+        raise click.BadParameter(f"must be a file or one of {', '.join(ENGINES)}, got {against!r}", param_hint="--against")
     return against
 
 
 def names(pairs: Sequence[str]) -> dict[str, str]:
-    """{"A": "B"} from ["A=B"]; raises click.BadParameter."""
+    """Parse ["A=B"] to {"A": "B"}; raises click.BadParameter."""
     found = dict(pair.partition("=")[::2] for pair in pairs)
     if not all(a and b for a, b in found.items()):
-        raise click.BadParameter("write --map A=B", param_hint="--map")
+        raise click.BadParameter("must be A=B", param_hint="--map")
     return found
 
 
@@ -57,9 +57,9 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
 @sides
-@click.option("--optimised", is_flag=True, help="onnxruntime with its optimiser on; only graph outputs are compared.")
-@click.option("--worst", default=10, show_default=True, metavar="N", help="Show the N values that lie furthest apart.")
-@click.option("--all", "show_all", is_flag=True, help="Show every value, in the order of the nodes.")
+@click.option("--optimised", is_flag=True, help="Run onnxruntime with its optimizer; only graph outputs are compared.")
+@click.option("--worst", default=10, show_default=True, metavar="N", help="Show the N values with the largest differences.")
+@click.option("--all", "show_all", is_flag=True, help="Show every value, in node order.")
 @device_option
 @json_option
 @exit_codes
@@ -83,9 +83,9 @@ def command(
     device: str,
     as_json: bool,
 ) -> None:
-    """Compare MODEL, node by node, with another engine, device or model; exit with 1 where they differ.
+    """Compare MODEL, node by node, with another engine, device or model; the exit code is 1 if they differ.
 
-    Without inputs, random ones of seed 0 are used.  Memory stays at what is alive plus one chunk of results.
+    Without inputs, random ones with seed 0 are used.  Memory is bounded by the live values plus one chunk of results.
     """
     other = trusted(against, device)
     source = debug.Source.of(model)
@@ -123,7 +123,7 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
         echo(f"... and {len(failed) - 10} more nodes (--json lists all)", style="yellow")
     absent = len(found.not_compared) - len(failed)
     if absent:
-        echo(f"{absent} nodes make values that the other model does not have")
+        echo(f"{absent} nodes produce values that the other model does not have")
     wrong = sum(not r.agrees for r in found.rows)
     echo(f"{len(found.rows)} values compared, {wrong} differ")
     if found.first:
@@ -132,7 +132,7 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
             echo(f"  {note}")
         others = [d for d in found.origins if d.index != found.first.index]
         if others:
-            echo(f"diverge as well though their inputs agree: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
+            echo(f"also diverge although their inputs agree: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
     elif found.agrees:
         echo(f"{found.mine} and {found.theirs} agree", style="green")
     elif not found.rows:

@@ -1,4 +1,4 @@
-"""`sonnx conform`: ONNX's own suite."""
+"""`sonnx conform`: run ONNX's own suite."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from ._common import NO, device_option, err, exit_codes, expression, json_option
     "older",
     multiple=True,
     metavar="VERSION|all",
-    help="Run the cases of an older onnx release, 1.2.1 to 1.22.0: its wheel is fetched from PyPI as data (repeatable; all "
-    "releases that the manifest knows). --results is then the summary of the releases when there is more than one.",
+    help="Run the cases of an older onnx release, 1.2.1 to 1.22.0: its wheel is fetched from PyPI as data (repeatable; all: "
+    "every release of the manifest). With more than one release, --results is their summary.",
 )
 @click.option(
     "--cache", type=click.Path(file_okay=False, path_type=Path), help="Where fetched wheels are kept (default: the user's cache)."
@@ -58,21 +58,23 @@ def command(
     device: str,
     as_json: bool,
 ) -> None:
-    """Run ONNX's own suite; every failure must stand in gaps.txt with its reason."""
+    """Run ONNX's own suite; every failure must be listed in gaps.txt with its reason."""
     if folder and (select or kinds or older):
         raise click.UsageError("--report needs the whole suite: leave out --select, --kind and --release")
     if older:
-        ask = _releases.Ask(kinds, select, backend, device, processes, timeout, quiet=as_json)
-        _older(older, cache, ask, target, junit, renew_manifest)
+        request = _releases.Request(kinds, select, backend, device, processes, timeout, quiet=as_json)
+        _older(older, cache, request, target, junit, renew_manifest)
         return
     if not worker.resolve(backend).supports_device(device):
-        raise DeviceUnavailable(f"{backend} has no device {device!r} here", hint="sonnx run --device says why")
+        raise DeviceUnavailable(
+            f"{backend} does not support the device {device!r} on this machine", hint="sonnx run --device shows why"
+        )
     if not as_json:
-        err.print("building the cases of the installed onnx ...", style="dim")
+        err.print("generating the cases of the installed onnx ...", style="dim")
     chosen = cases.load(kinds or cases.KINDS, select)
     if renew_manifest:
-        results.save(cases.manifest_of(chosen), cases.held("manifest.json"))
-        click.echo(f"wrote {cases.held('manifest.json')}")
+        results.save(cases.manifest_of(chosen), cases.data_file("manifest.json"))
+        click.echo(f"wrote {cases.data_file('manifest.json')}")
         return
     whole = not (select or kinds)
     manifest = cases.check_manifest(chosen) if whole else ""
@@ -86,7 +88,7 @@ def command(
 
         found = worker.run(chosen, backend, device, processes, timeout, note)
     ours = backend == "singa_backend:SingaBackend"
-    judged = gaps.judge(found, gaps.read(cases.held("gaps.txt")) if ours else {})
+    judged = gaps.judge(found, gaps.read(cases.data_file("gaps.txt")) if ours else {})
     document = results.to_json(found, judged, backend, device, manifest)
     if target:
         results.save(document, target)
@@ -104,24 +106,32 @@ def command(
 
 
 def _older(
-    names: tuple[str, ...], cache: Path | None, ask: _releases.Ask, target: Path | None, junit: Path | None, renew_manifest: bool
+    names: tuple[str, ...],
+    cache: Path | None,
+    request: _releases.Request,
+    target: Path | None,
+    junit: Path | None,
+    renew_manifest: bool,
 ) -> None:
     chosen = list(releases.manifest()) if "all" in names else list(dict.fromkeys(names))
     if junit and len(chosen) > 1:
-        raise click.UsageError("--junit takes one --release")
-    if not worker.resolve(ask.backend).supports_device(ask.device):
-        raise DeviceUnavailable(f"{ask.backend} has no device {ask.device!r} here", hint="sonnx run --device says why")
+        raise click.UsageError("--junit needs exactly one --release")
+    if not worker.resolve(request.backend).supports_device(request.device):
+        raise DeviceUnavailable(
+            f"{request.backend} does not support the device {request.device!r} on this machine",
+            hint="sonnx run --device shows why",
+        )
     if renew_manifest:
         click.echo(f"wrote {_releases.renew(chosen, cache)}")
         return
-    runs, seen = _releases.run(chosen, cache, ask)
+    runs, seen = _releases.run(chosen, cache, request)
     several = len(runs) > 1
-    document = _releases.document(runs, seen, ask) if several else _releases.one(chosen[0], runs[chosen[0]], ask)
+    document = _releases.document(runs, seen, request) if several else _releases.one(chosen[0], runs[chosen[0]], request)
     if target:
         (releases if several else results).save(document, target)
     if junit:
         results.write_junit(runs[chosen[0]].results, runs[chosen[0]].judged, junit)
-    if ask.quiet:
+    if request.quiet:
         click.echo(json.dumps({k: v for k, v in document.items() if k not in ("cases", "executed")}))
     else:
         _releases.show(runs, seen)
@@ -140,6 +150,6 @@ def _show_conformance(found: list[worker.Result], judged: gaps.Judgement, totals
         out.print(f"[red]{r.strict}[/red] {r.name}", highlight=False, soft_wrap=True)
         out.print(f"    {(r.reason or r.official_reason)[:400]}", markup=False, highlight=False, soft_wrap=True)
     if len(judged.unexpected) > 40:
-        out.print(f"... and {len(judged.unexpected) - 40} more; --results FILE has all of them")
+        out.print(f"... and {len(judged.unexpected) - 40} more; --results FILE lists all of them")
     for name in judged.closed:
         out.print(f"[red]closed gap[/red] {name}: it passes now; delete its line from gaps.txt", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`sonnx convert`: the same model at another opset."""
+"""`sonnx convert`: write a model at another opset."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ._writing import given, write_options
 @json_option
 @exit_codes
 def command(model: Path, path: Path, as_json: bool, **options: Any) -> None:
-    """Write MODEL at another opset, older or newer, and check it; at its own, where none is given.
+    """Write MODEL at another opset, older or newer (default: its own), and check it.
 
-    Operators are written in the version that the opset has, and composed where it has none. The exit code is 3, and nothing is
-    written, where some operator has no form in this opset; the message names each, and the least opset that holds it.
+    Operators are written in the opset's version, or composed of others if it has none. If an operator has no form in this opset,
+    nothing is written and the exit code is 3; the message names each such operator and its minimum opset.
     """
     _, report = export.convert(model, path=path, with_report=True, **given(options))
     if as_json:

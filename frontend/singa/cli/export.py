@@ -1,4 +1,4 @@
-"""`sonnx export`: a model that a Python program builds, as an ONNX file."""
+"""`sonnx export`: write a model that a Python program builds as an ONNX file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ._writing import given, write_options
     "--inputs",
     "archive",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Inputs like those to come, by name and in order, from a .npz file.",
+    help="Example inputs, by name and in order, from a .npz file.",
 )
 @click.option(
     "--input",
@@ -39,13 +39,13 @@ from ._writing import given, write_options
     "drawn",
     multiple=True,
     metavar="NAME=DTYPE[SIZE,...]",
-    help="An input like those to come, drawn at random: x=float32[2,3,8,8].",
+    help="A random example input: x=float32[2,3,8,8].",
 )
 @click.option(
     "--compare",
     "compared",
     is_flag=True,
-    help="Run the file in onnxruntime and here, beside the model: all outputs, two seeds, two batch sizes.",
+    help="Compare the model with the file in onnxruntime and in sonnx: all outputs, two seeds, two batch sizes.",
 )
 @write_options(values=True)
 @json_option
@@ -55,8 +55,8 @@ def command(
 ) -> None:
     """Write a model that a Python program builds as an ONNX file.
 
-    PROGRAM is a file (net.py) or a module; NAME is a Model in it, a class of them, or a function that gives a Model, or a Model
-    and a list of Tensors to call it with. The program is imported, so run only what you trust.
+    PROGRAM is a file (net.py) or a module; NAME is a Model in it, a subclass of Model, or a function that returns a Model, or a
+    Model and a list of Tensors to call it with. The program is imported, so use only programs that you trust.
     """
     model, inputs = _built(target)
     arrays = _feeds.from_npz(archive) if archive else _feeds.random_inputs([*map(_declared, drawn)], 0, {})
@@ -79,17 +79,17 @@ def command(
 
 
 def _built(target: str) -> tuple[Model, list[Tensor] | None]:
-    """The model that a program builds, and what it is called with, where the program says so."""
+    """Return the model that a program builds, and its example inputs if the program returns them."""
     place, _, name = target.rpartition(":")
     if not place or not name:
-        raise click.BadParameter(f"{target!r} is not PROGRAM:NAME, such as net.py:Net")
+        raise click.BadParameter(f"must be PROGRAM:NAME, such as net.py:Net, got {target!r}")
     found = getattr(_program(place), name, None)
     if found is None:
         raise InvalidInput(f"{place} has no {name!r}", code="SX361")
     made = found() if inspect.isclass(found) or (callable(found) and not isinstance(found, Model)) else found
     model, inputs = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, Model):
-        raise InvalidInput(f"{target} is no Model, and gives none, but {type(model).__name__}", code="SX361")
+        raise InvalidInput(f"{target} must be a Model or return one, got {type(model).__name__}", code="SX361")
     return model, None if inputs is None else list(inputs)
 
 
@@ -100,7 +100,7 @@ def _program(place: str) -> Any:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             raise InvalidInput(
-                f"there is no module {place!r}: {error}", code="SX361", hint="or give a file, net.py:Net"
+                f"there is no module {place!r}: {error}", code="SX361", hint="name a module or a file: net.py:Net"
             ) from None
     path = Path(place).resolve()
     if not path.is_file():
@@ -108,7 +108,7 @@ def _program(place: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"sonnx_program_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # as dataclasses and pickle want it
+    sys.modules[module.__name__] = module  # dataclasses and pickle need it
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
     return module
@@ -117,9 +117,9 @@ def _program(place: str) -> Any:
 def _declared(text: str) -> Value:
     found = re.fullmatch(r"(.+)=(\w+)\[([\d, ]*)\]", text)
     if found is None:
-        raise click.BadParameter(f"{text!r} is not NAME=DTYPE[SIZE,...], such as x=float32[2,3,8,8]")
+        raise click.BadParameter(f"must be NAME=DTYPE[SIZE,...], such as x=float32[2,3,8,8], got {text!r}")
     try:
         dtype = np.dtype(found[2])
     except TypeError:
-        raise click.BadParameter(f"{found[2]!r} is no dtype; float32, int64, bool are some") from None
+        raise click.BadParameter(f"the dtype must be float32, int64, bool or another of NumPy's, got {found[2]!r}") from None
     return Value(found[1], "tensor", dtype, tuple(int(d) for d in found[3].split(",") if d.strip()))

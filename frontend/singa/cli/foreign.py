@@ -1,4 +1,4 @@
-"""`sonnx foreign`: models from elsewhere beside onnxruntime, value by value."""
+"""`sonnx foreign`: compare models of other frameworks with onnxruntime, value by value."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ._common import NO, echo, exit_codes, expression, json_option, progress
 @click.command("foreign")
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--select", "-k", default="", callback=expression, help="Only models whose name matches this regular expression.")
-@click.option("--light/--no-light", "with_light", default=True, help="The light models of onnx with random weights too.")
+@click.option("--light/--no-light", "with_light", default=True, help="Include the light models of onnx with random weights.")
 @click.option("--to", "target", type=click.Path(file_okay=False, path_type=Path), help="Write foreign.json and foreign.md here.")
 @json_option
 @exit_codes
 def command(folder: Path | None, select: str, with_light: bool, target: Path | None, as_json: bool) -> None:
-    """Compare every value of models from elsewhere with onnxruntime, which runs in a child process.
+    """Compare every value of exported models with onnxruntime, which runs in a child process.
 
-    The nine light models of onnx, with random weights in place of the constant ones; and the exported models of FOLDER,
-    each beside what its framework computed (NET-*.onnx and NET.npz with the arrays x0_0, ..., y0_0, ...).
+    The models are the nine light models of onnx, with random instead of constant weights, and the exported models of FOLDER,
+    which are also compared with what their framework computed (NET-*.onnx and NET.npz with the arrays x0_0, ..., y0_0, ...).
     """
     found: list[foreigners.Comparison] = []
     count = sum(bool(re.search(select, n)) for n in light_models.names()) if with_light else 0

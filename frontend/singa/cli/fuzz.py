@@ -1,4 +1,4 @@
-"""`sonnx fuzz`: generated models of one operator against onnxruntime, function bodies and formulas."""
+"""`sonnx fuzz`: compare generated models of one operator with onnxruntime, function bodies and formulas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import click
 from rich.table import Table
 
 from singa_backend.conform import results
-from singa_backend.conform.cases import held
+from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import generate, ledger, run, summary
 
 from ._common import NO, echo, exit_codes, expression, json_option, out, progress
 
 
 @click.command("fuzz")
-@click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="How many cases.")
+@click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="The number of cases.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Case i of a seed is always the same.")
 @click.option(
     "--select",
@@ -36,7 +36,10 @@ from ._common import NO, echo, exit_codes, expression, json_option, out, progres
 )
 @click.option("--processes", "-n", type=click.IntRange(1), help="Pairs of child processes (default: one per core).")
 @click.option(
-    "--ledger", "book", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Another ledger than sonnx's own."
+    "--ledger",
+    "book",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The ledger of known differences (default: sonnx's own).",
 )
 @click.option("--results", "target", type=click.Path(path_type=Path), help="Write everything to this JSON file.")
 @click.option(
@@ -56,12 +59,12 @@ def command(
     reports: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw valid models of one node and hold the results to independent witnesses.
+    """Draw valid models of one node and compare the results with independent witnesses.
 
-    Every difference must stand in ledger.toml with whose it is and why; otherwise, and when a process of ours dies, hangs or
-    raises a foreign exception, the exit code is 1.
+    Every difference must be in ledger.toml with its class and reason. Otherwise, and if a process of ours dies, hangs or raises
+    a foreign exception, the exit code is 1.
     """
-    entries = ledger.read(book or held("ledger.toml"))
+    entries = ledger.read(book or data_file("ledger.toml"))
     if folder and only is None:
         raise click.UsageError("--write needs --only")
     if only is not None:
@@ -99,7 +102,7 @@ def _show(document: dict[str, Any]) -> None:
         + f"; deaths of witnesses: {t['deaths_of_witnesses']}"
     )
     if document["environment"]["onnxruntime"] == "absent":
-        echo("onnxruntime is not installed, so the other witnesses judged alone: pip install 'sonnx[oracle]'", style="yellow")
+        echo("onnxruntime is not installed, so only the other witnesses judged: pip install 'sonnx[oracle]'", style="yellow")
     for b in document["bad"][:30]:
         echo(f"{b['status']}: case {b['index']}: {b['case']}", style="red")
         for d in b["differences"]:
@@ -147,7 +150,7 @@ def _one(index: int, seed: int, select: str, entries: list[ledger.Entry], folder
             )
         )
         return judged.good
-    echo(f"{judged.status}: {judged.describe or 'no valid node of the types that were drawn'}")
+    echo(f"{judged.status}: {judged.describe or 'no valid node of the drawn types'}")
     if judged.says:
         echo(judged.says)
     if case is not None:

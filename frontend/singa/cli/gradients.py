@@ -1,4 +1,4 @@
-"""`sonnx gradients`: every gradient rule beside differences, as a graph, and beside onnxruntime."""
+"""`sonnx gradients`: compare every gradient rule with differences, with its graph form, and with onnxruntime."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._common import NO, check_matrix, echo, exit_codes, expression, json_option
     default="onnxruntime",
     show_default=True,
     type=click.Choice(["onnxruntime", "none"]),
-    help="Who runs the same graph in float32.",
+    help="The engine that runs the same graph in float32.",
 )
 @click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds that one operator version may take.")
@@ -33,9 +33,9 @@ from ._common import NO, check_matrix, echo, exit_codes, expression, json_option
     "--to",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write gradients.json and gradients.md into this folder; rows that were not selected are kept.",
+    help="Write gradients.json and gradients.md into this folder; rows that are not selected are kept.",
 )
-@click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
+@click.option("--check", is_flag=True, help="Judge nothing; exit with 1 if the matrix in --to (default: reports) is stale.")
 @json_option
 @exit_codes
 def command(
@@ -49,10 +49,10 @@ def command(
     check: bool,
     as_json: bool,
 ) -> None:
-    """Hold the gradients of operator versions that match SELECT ('Softmax-13', '^Reduce') to central differences in float64.
+    """Compare the gradients of operator versions that match SELECT ('Softmax-13', '^Reduce') with differences in float64.
 
-    Leaves with 1 when one is wrong, or is missing, drawn too rarely or contradicted by onnxruntime without a reason in
-    gradients.toml.
+    The exit code is 1 if one is wrong, or if one is missing, drawn too rarely or contradicted by onnxruntime without a reason
+    in gradients.toml.
     """
     if check:
         folder = folder or Path("reports")
@@ -114,4 +114,4 @@ def _show(document: dict[str, Any], each: bool) -> None:
             for text in r["says"]:
                 echo(f"    {text}")
     for name in document["unused"] if not each else ():
-        echo(f"gradients.toml explains what is no more: {name}", style="yellow")
+        echo(f"unused entry of gradients.toml: {name}", style="yellow")

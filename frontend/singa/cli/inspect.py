@@ -1,4 +1,4 @@
-"""`sonnx inspect`: what is in a model, as tables or as a picture."""
+"""`sonnx inspect`: show a model as tables or as a picture."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ._common import echo, err, exit_codes, json_option, out
 
 FEW = 20
 WIDE = 200
-"""Columns where the output is no terminal: names are not folded into nothing."""
+"""The number of columns if the output is not a terminal, so that names are not truncated."""
 
 
 @click.command("inspect")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--nodes", is_flag=True, help="List every node, those of subgraphs and functions included.")
+@click.option("--nodes", is_flag=True, help="List every node, including those of subgraphs and functions.")
 @click.option("--states", is_flag=True, help=f"List every state (initializer), not only the {FEW} largest.")
-@click.option("--stats", is_flag=True, help="Read the states and give their min, max and number of NaN and Inf.")
+@click.option("--stats", is_flag=True, help="Read the states and show their min, max and number of NaN and Inf.")
 @click.option(
     "--html",
     "page",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a picture of the graph to this file, a page that needs no network.",
+    help="Write a picture of the graph to this file, as a self-contained page.",
 )
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's shape inference may take.")
 @json_option
 @exit_codes
 def command(model: Path, nodes: bool, states: bool, stats: bool, page: Path | None, timeout: float, as_json: bool) -> None:
-    """Show what is in MODEL: inputs, outputs, states, operators, nodes.  Nothing is executed."""
+    """Show the inputs, outputs, states, operators and nodes of MODEL.  Nothing is executed."""
     if not as_json and err.is_terminal:
         err.print(f"reading {model.name} ...", style="dim")
     seen = inspect_model(model, stats=stats, timeout=timeout)
@@ -86,7 +86,7 @@ def _show(seen: Inspection, every_state: bool) -> None:
             ],
         )
     if seen.opinion.inference:
-        echo(f"types are incomplete, shape inference says: {seen.opinion.inference.splitlines()[0][:300]}", style="yellow")
+        echo(f"types are incomplete; shape inference reports: {seen.opinion.inference.splitlines()[0][:300]}", style="yellow")
 
 
 def _show_nodes(graph: GraphTable) -> None:

@@ -1,4 +1,4 @@
-"""`sonnx layout`: a model whose images come with their channels first, or last."""
+"""`sonnx layout`: write a model with channels first or last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._common import echo, exit_codes, json_option, out
 
 @click.command("layout")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--to", required=True, type=click.Choice(LAYOUTS), help="What inputs and outputs shall be.")
+@click.option("--to", required=True, type=click.Choice(LAYOUTS), help="The layout of the inputs and outputs.")
 @click.option(
     "--output",
     "-o",
@@ -27,14 +27,14 @@ from ._common import echo, exit_codes, json_option, out
     help="The file to write.",
 )
 @click.option(
-    "--name", "names", multiple=True, metavar="NAME", help="An input or output to change; those of 4 or 5 axes if absent."
+    "--name", "names", multiple=True, metavar="NAME", help="An input or output to change (default: those with 4 or 5 axes)."
 )
 @json_option
 @exit_codes
 def command(model: Path, to: str, target: Path, names: tuple[str, ...], as_json: bool) -> None:
-    """Write MODEL with inputs and outputs in the other layout, and the same numbers in them.
+    """Write MODEL with its inputs and outputs in the other layout; the values stay the same.
 
-    A Transpose is put behind each input and before each output; graph passes then move them until they meet others, and vanish.
+    A Transpose is inserted after each input and before each output; graph passes then move them until they cancel.
     """
     proto, folder = load_model(model)
     report = change_layout(proto, to, names or None, folder=folder)

@@ -1,4 +1,4 @@
-"""`sonnx opsets`: every operator written at every opset, and held to equal numbers or a refusal that names the least."""
+"""`sonnx opsets`: write every operator at every opset; the values must be equal, or the error must name the minimum opset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._common import NO, check_matrix, echo, exit_codes, expression, json_option
     default="onnxruntime",
     show_default=True,
     type=click.Choice(["onnxruntime", "none"]),
-    help="Who runs what was written, too.",
+    help="The engine that also runs the written models.",
 )
 @click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
 @click.option(
@@ -31,21 +31,21 @@ from ._common import NO, check_matrix, echo, exit_codes, expression, json_option
     type=click.Path(file_okay=False, path_type=Path),
     help="Write opsets.json and opsets.md into this folder; all operators must be selected.",
 )
-@click.option("--check", is_flag=True, help="Judge nothing; leave with 1 when the matrix in --to (reports) is stale.")
+@click.option("--check", is_flag=True, help="Judge nothing; exit with 1 if the matrix in --to (default: reports) is stale.")
 @json_option
 @exit_codes
 def command(select: str, oracle: str, jobs: int | None, folder: Path | None, check: bool, as_json: bool) -> None:
     """Write the models of operators that match SELECT ('^Softmax$', '^Reduce') at every opset, check, run and compare them.
 
-    Leaves with 1 when a written file is refused by onnx's checker, does not run or gives other numbers, when an error names a
-    least opset that is not, or when the models contradict what `supported_ops` says.
+    The exit code is 1 if a written model is refused by onnx's checker, does not run or returns other values, if an error names
+    a wrong minimum opset, or if the models contradict `supported_ops`.
     """
     if check:
         folder = folder or Path("reports")
         check_matrix("the opset matrix", "opsets", folder, matrix.stale(folder), as_json)
         return
     if select and folder:
-        raise click.UsageError("--to writes the whole matrix: give no SELECT with it")
+        raise click.UsageError("--to writes the whole matrix: leave out SELECT")
     operators = matrix.listed(select)
     if not operators:
         raise click.UsageError(f"no operator matches {select!r}")

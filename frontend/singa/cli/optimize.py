@@ -1,4 +1,4 @@
-"""`sonnx optimize`: a smaller model that gives the same."""
+"""`sonnx optimize`: rewrite a model by graph passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._common import NO, echo, exit_codes, json_option, out, progress
     "target",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="OUT",
-    help="The file to write; external data go beside it, to OUT.data.",
+    help="The file to write; external data go to OUT.data.",
 )
 @click.option(
     "--pass",
@@ -34,23 +34,25 @@ from ._common import NO, echo, exit_codes, json_option, out, progress
     multiple=True,
     metavar="NAME",
     type=click.Choice(list(PASSES)),
-    help="Run only this pass; more than one, in the order given.",
+    help="Run only this pass (repeatable, in the given order).",
 )
 @click.option("--list", "listed", is_flag=True, help="List the passes, in the order in which they run.")
-@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="How often all passes may run.")
+@click.option(
+    "--rounds", default=20, show_default=True, type=click.IntRange(1), help="The maximum number of rounds over all passes."
+)
 @json_option
 @exit_codes
 def command(model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, as_json: bool) -> None:
-    """Rewrite MODEL by graph passes until none finds anything more, and write it to OUT.
+    """Rewrite MODEL by graph passes until none changes anything, and write it to OUT.
 
-    Names and order of inputs and outputs stay.  OUT may be MODEL; it is written only when onnx's checker takes it, or took
-    MODEL no better.  The exit code is 1 when a pass failed (it was undone; the others ran).
+    Names and order of inputs and outputs are kept.  OUT may be MODEL; it is written only if onnx's checker accepts it, or if it
+    refused MODEL too.  The exit code is 1 if a pass failed (its changes are undone; the others ran).
     """
     if listed:
         _list(as_json)
         return
     if model is None or target is None:
-        raise click.UsageError("MODEL and -o OUT are needed (or --list)")
+        raise click.UsageError("MODEL and -o OUT are required (or --list)")
     start = time.perf_counter()
     proto, folder = load_model(model)
     with progress(None, "optimizing", quiet=as_json) as step:
@@ -58,7 +60,7 @@ def command(model: Path | None, target: Path | None, names: tuple[str, ...], lis
     checked = check_file(model)
     if not checked.valid:
         first = (checked.message.splitlines() or [""])[0][:300]
-        report.notes.append(f"onnx's checker refused the model as it was, so that what is written was not checked: {first}")
+        report.notes.append(f"the result was not checked, because onnx's checker refused the original model: {first}")
     written = save(proto, target, folder=folder, check=bool(checked.valid))
     seconds = time.perf_counter() - start
     if as_json:
@@ -87,7 +89,7 @@ def _show(report: Report) -> None:
     out.print(table, width=None if out.is_terminal else 160)
     echo(
         f"{report.before.total()} -> {report.after.total()} nodes in {report.rounds} rounds"
-        + ("" if report.settled else "; the last one still changed something")
+        + ("" if report.settled else "; the last round still changed something")
     )
     for failure in report.failures:
         echo(str(failure), style="red")

@@ -1,4 +1,4 @@
-"""`sonnx reduce`: the smallest part of a model that still fails."""
+"""`sonnx reduce`: shrink a model to the smallest part that still fails."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ._inputs import gather, input_options
 @click.command("reduce")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
-@click.option("--against", type=click.Choice(ENGINES), help="It fails where its outputs differ from this engine's.")
-@click.option("--raises", metavar="CODE", help="It fails where this error is raised: SX404.")
-@click.option("--command", metavar="SHELL", help="It fails where this does not exit with 0; {model} and {data} are replaced.")
+@click.option("--against", type=click.Choice(ENGINES), help="It fails if its outputs differ from this engine's.")
+@click.option("--raises", metavar="CODE", help="It fails if it raises this error: SX404.")
+@click.option("--command", metavar="SHELL", help="It fails if this does not exit with 0; {model} and {data} are replaced.")
 @click.option("--rtol", type=float, help="Relative tolerance, instead of the dtype's.")
 @click.option("--atol", type=float, help="Absolute tolerance, instead of rtol times the value's usual magnitude.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds for another engine's run, or for the command.")
-@click.option("--tries", default=1000, show_default=True, help="How many candidates may be run.")
-@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="The folder to write; MODEL-reduced if not given.")
+@click.option("--tries", default=1000, show_default=True, help="The maximum number of candidates to run.")
+@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="The folder to write (default: MODEL-reduced).")
 @device_option
 @json_option
 @exit_codes
@@ -48,11 +48,11 @@ def command(
 ) -> None:
     """Shrink MODEL to the nodes, outputs and rows that still fail, and write them with their inputs.
 
-    What failing means is said by one of --against, --raises and --command; without any, by --against onnxruntime (with
-    another --device: by --against sonnx, the CPU).
+    One of --against, --raises and --command defines failure; the default is --against onnxruntime (with another --device:
+    --against sonnx, the CPU).
     """
     if sum(option is not None for option in (against, raises, command)) > 1:
-        raise click.UsageError("give one of --against, --raises and --command")
+        raise click.UsageError("use only one of --against, --raises and --command")
     predicate: debug.Predicate
     if raises is not None:
         predicate = debug.raises(raises, device)

@@ -1,4 +1,4 @@
-"""`sonnx report`: the support report, from the JSON of runs."""
+"""`sonnx report`: render the support report from the JSON of runs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ._common import NO, exit_codes, json_option, out
     default="reports",
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the report stands.",
+    help="The folder of the report.",
 )
-@click.option("--check", is_flag=True, help="Write nothing; leave with 1 when the report there is stale.")
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the report there is stale.")
 @json_option
 @exit_codes
 def command(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) -> None:
     """Render the support report from the JSON of RUNS (`sonnx conform --results`), one run per device or old release.
 
-    Runs of old releases and of GPUs are kept in runs/ beside the report and stay in it until they are run again; fuzz.json
-    there, if it exists, gives the cells that generated models judged.
+    Runs of old releases and of GPUs are kept in runs/ of the report's folder and stay in the report until they are run again;
+    fuzz.json there, if it exists, supplies the cells judged with generated models.
     """
     documents = [json.loads(p.read_text()) for p in runs]
     built = report.build(documents, folder)

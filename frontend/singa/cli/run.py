@@ -1,4 +1,4 @@
-"""`sonnx run`: one model, once."""
+"""`sonnx run`: run a model once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._inputs import gather, input_options
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
 @click.option("--output", "-o", "target", type=click.Path(path_type=Path), help="Write the outputs by name to this .npz file.")
-@click.option("--aux", multiple=True, metavar="NAME", help="Return this intermediate value too.")
+@click.option("--aux", multiple=True, metavar="NAME", help="Return this intermediate value too (repeatable).")
 @click.option("--rtol", default=1e-3, show_default=True, help="Relative tolerance for --data.")
 @click.option("--atol", default=1e-7, show_default=True, help="Absolute tolerance for --data.")
 @device_option

@@ -1,11 +1,11 @@
-"""`sonnx train`: fine-tune an ONNX file on arrays."""
+"""`sonnx train`: fine-tune an ONNX model on arrays."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -17,6 +17,9 @@ from singa_backend.errors import InvalidInput, MissingDependency
 from singa_backend.proto.load import load_model
 
 from ._common import device_option, echo, exit_codes, json_option, out, progress
+
+if TYPE_CHECKING:
+    from .._onnx.model import SONNXModel
 
 LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 
@@ -32,25 +35,25 @@ LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_en
 @click.option(
     "--validation",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An .npz like it, measured after each epoch.",
+    help="A second .npz, evaluated after each epoch.",
 )
 @click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
 @click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
 @click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "rmsprop", "adagrad"]))
 @click.option("--lr", default=0.01, show_default=True, help="Learning rate.")
-@click.option("--momentum", default=0.9, show_default=True, help="Of sgd.")
+@click.option("--momentum", default=0.9, show_default=True, help="The momentum of sgd.")
 @click.option("--weight-decay", default=0.0, show_default=True)
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
-@click.option("--freeze", multiple=True, metavar="PATTERN", help="Leave parameters whose names match as they are.")
-@click.option("--seed", default=0, show_default=True, help="Of the order of the batches, and of dropout.")
+@click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
+@click.option("--seed", default=0, show_default=True, help="The seed of the batch order and of dropout.")
 @click.option(
     "--output", "-o", "target_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the trained model here."
 )
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the losses as .html, or as .png (needs matplotlib)."
 )
-@click.option("--no-graph", is_flag=True, help="Run the steps on the tape, not as one graph.")
+@click.option("--no-graph", is_flag=True, help="Run the steps on the tape instead of as one graph.")
 @device_option
 @json_option
 @exit_codes
@@ -74,9 +77,9 @@ def command(
     device: str,
     as_json: bool,
 ) -> None:
-    """Fine-tune MODEL on the arrays of an .npz file, and write it back with its new weights.
+    """Fine-tune MODEL on the arrays of an .npz file, and write it with its new weights.
 
-    Names, structure and opset of the file stay as they are; only the values of its float initializers change.
+    The names, structure and opset of the model stay unchanged; only the values of its float initializers change.
     """
     from .. import autograd, opt
     from .._core.tensor import Tensor
@@ -145,8 +148,8 @@ def command(
         echo(f"wrote {target_file}")
 
 
-def _arrays(path: Path, model: Any, target: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """The inputs in the model's order, and the targets, from an .npz file."""
+def _arrays(path: Path, model: SONNXModel, target: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """Read the inputs, in the model's order, and the targets from an .npz file."""
     with np.load(path, allow_pickle=False) as stored:
         arrays = dict(stored)
     inputs = model.imported.graph.inputs
@@ -155,14 +158,14 @@ def _arrays(path: Path, model: Any, target: str) -> tuple[list[np.ndarray], np.n
         arrays[names[0]] = arrays["x"]
     lacking = [n for n in (*names, target) if n not in arrays]
     if lacking:
-        what = f"{path} lacks {', '.join(map(repr, lacking))}; it holds {', '.join(map(repr, arrays)) or 'nothing'}"
+        what = f"{path} must contain {', '.join(map(repr, lacking))}, got {', '.join(map(repr, arrays)) or 'no arrays'}"
         raise InvalidInput(what, code="SX331", hint="save the arrays by name: np.savez(path, x=..., y=...)")
     found = [a if v.dtype is None or a.dtype == v.dtype else a.astype(v.dtype) for v in inputs for a in [arrays[v.name]]]
     return found, arrays[target]
 
 
-def updated(proto: ModelProto, model: Any) -> ModelProto:
-    """The file with the values that the parameters and running statistics have now."""
+def updated(proto: ModelProto, model: SONNXModel) -> ModelProto:
+    """Return the model with the current values of its parameters and running statistics."""
     states = model.get_states()
     result = ModelProto()
     result.CopyFrom(proto)
@@ -178,11 +181,11 @@ def _check_plot(plot: Path | None) -> None:
     if plot is None or plot.suffix == ".html":
         return
     if plot.suffix != ".png":
-        raise InvalidInput(f"a plot is written as .html or .png, not as {plot.suffix or plot.name!r}", code="SX332")
+        raise InvalidInput(f"a plot must be .html or .png, got {plot.suffix or plot.name!r}", code="SX332")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise MissingDependency("a .png needs matplotlib", hint="pip install 'sonnx[plot]', or name an .html file") from None
+        raise MissingDependency("a .png needs matplotlib", hint="pip install 'sonnx[plot]', or use an .html file") from None
 
 
 def _plot(path: Path, losses: list[float], title: str) -> None:
@@ -200,7 +203,7 @@ def _plot(path: Path, losses: list[float], title: str) -> None:
 
 
 def page(losses: list[float], title: str) -> str:
-    """The losses as a page of one drawing, without anything from outside."""
+    """Return the losses as a self-contained page with one drawing."""
     from html import escape
 
     width, height, left, bottom = 800, 360, 64, 40
@@ -227,5 +230,5 @@ svg {{ width: 100%; height: auto }} text {{ font-size: 13px; fill: #444 }}
 <svg viewBox="0 0 {width} {height}" role="img" aria-label="loss by step">{marks}
 <polyline points="{points}"/><text x="{left}" y="{height - 12}">step 1</text>
 <text x="{width - 12}" y="{height - 12}" text-anchor="end">step {len(losses)}</text></svg>
-<p>{len(losses)} steps: first loss {losses[0]:.6g}, last {losses[-1]:.6g}, least {low:.6g}.</p></body></html>
+<p>{len(losses)} steps: first loss {losses[0]:.6g}, last {losses[-1]:.6g}, lowest {low:.6g}.</p></body></html>
 """

@@ -1,1 +1,1 @@
-"""Generated models of one operator each, judged by witnesses that share no code with it, and a ledger of what differs."""
+"""Generated models of one operator each, judged by independent witnesses, and a ledger of known differences."""

@@ -1,7 +1,7 @@
-"""How near is near enough: one registry of tolerances per operator and dtype, each with its reason, and a verdict in ulps.
+"""Tolerances per operator and dtype, each with its reason, and a verdict in ulps.
 
-The distance that is allowed between two floats is `ulps` steps of the expected value, plus `norm` steps of the largest
-number that the result is a sum of (for operators that sum: cancellation leaves an error of that size).
+The allowed difference of two floats is `ulps` steps of the expected value, plus `norm` steps of the largest summand of the
+result (for operators that sum: cancellation leaves an error of that size).
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ HALVES = {"float16", "bfloat16"}
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What is allowed for the operators that the expression names.
+    """The difference allowed for some operators.
 
-    ulps: steps of the expected value.  norm: steps of the largest summand, which is bounded by the product of the inputs'
-    largest values, each to the `power`.  steps: whole numbers may differ by this much (they were rounded from reals).
-    single: a part of it is float32 whatever the dtype, so that a step is never less than float32's.
+    Attributes:
+        operators: A regular expression for the operators' names.
+        reason: Why this tolerance is needed.
+        ulps: Allowed steps of the expected value.
+        norm: Allowed steps of the largest summand, which is bounded by the product of the inputs' largest values, each to the
+            `power`.
+        power: See `norm`.
+        steps: The allowed difference of integers (if they are rounded from reals).
+        single: A part of the operator computes in float32 whatever the dtype, so that a step is at least float32's.
     """
 
     operators: str
@@ -42,41 +48,41 @@ class Tolerance:
 
 TOLERANCES: tuple[Tolerance, ...] = (
     Tolerance("Acos|Acosh|Asin|Asinh|Atan|Atanh|Cos|Cosh|Exp|Log|Sin|Sinh|Tan|Tanh",
-              "libraries round elementary functions to a few ulps; near a zero they lose the digits of the argument", 8, 4),
+              "libraries compute elementary functions to a few ulps; near a zero the digits of the argument are lost", 8, 4),
     Tolerance("Erf|Gelu|Mish|Sigmoid|Softplus|Softsign|Swish|SwiGLU|HardSwish|HardSigmoid|Elu|Celu|Selu|Pow|Reciprocal",
-              "chains of elementary functions, and fused against separate rounding; tails cancel", 16, 8),
+              "chains of elementary functions, rounded once or at each step; cancellation in the tails", 16, 8),
     Tolerance("Add|Sub|Mul|Div|Mod|Sqrt|PRelu|LeakyRelu|Shrink",
-              "IEEE 754 rounds each correctly; one step where an engine fuses", 1),
-    Tolerance("Softmax|LogSoftmax", "an exponential, a sum and a division; halves round at each step in some engines", 16, 16),
+              "IEEE 754 rounds each correctly; one step if an engine fuses operations", 1),
+    Tolerance("Softmax|LogSoftmax", "an exponential, a sum and a division; some engines round each step in halves", 16, 16),
     Tolerance("Reduce(Sum|Mean|L1|LogSum|LogSumExp)|Sum|Mean|CumSum|GlobalAveragePool|AveragePool",
-              "sums are ordered freely", 8, 16),
+              "the order of a sum is free", 8, 16),
     Tolerance("Reduce(L2|SumSquare)|LpPool|GlobalLpPool|LpNormalization",
-              "sums of squares, ordered freely, and a root", 16, 16, 2),
-    Tolerance("ReduceProd|CumProd", "products are ordered freely: one step for each factor", 64),
+              "sums of squares in any order, and a root", 16, 16, 2),
+    Tolerance("ReduceProd|CumProd", "the order of a product is free: one step per factor", 64),
     Tolerance("MatMul|Gemm|Einsum|Conv|ConvTranspose|DeformConv|CausalConvWithState|Col2Im|DFT|STFT",
-              "sums of products, ordered freely; transforms by other algorithms", 16, 64),
+              "sums of products in any order; transforms by different algorithms", 16, 64),
     Tolerance("Det", "elimination with or without pivots", 64, 512),
     Tolerance("(Group|Layer|RMS)Normalization",
               "as BatchNormalization, with the statistics in float32 (stash_type)", 64, 512, single=True),
     Tolerance("(Batch|Instance|MeanVariance)Normalization",
               "a mean, a variance and a root; a small variance magnifies their rounding", 64, 512),
     Tolerance("LRN", "a sum of squares and a power", 64, 32),
-    Tolerance("NegativeLogLikelihoodLoss|SoftmaxCrossEntropyLoss", "a logarithm and a mean, ordered freely", 32, 64),
+    Tolerance("NegativeLogLikelihoodLoss|SoftmaxCrossEntropyLoss", "a logarithm and a mean, summed in any order", 32, 64),
     Tolerance("(Linear|Flex)?Attention|RotaryEmbedding",
-              "two products and a softmax, ordered freely; the scale and the softcap are float32", 64, 128, single=True),
-    Tolerance("RNN|GRU|LSTM", "each step of time adds the error of its activations", 64, 512),
+              "two products and a softmax, summed in any order; the scale and the softcap are float32", 64, 128, single=True),
+    Tolerance("RNN|GRU|LSTM", "each time step adds the error of its activations", 64, 512),
     Tolerance("Resize|Upsample|GridSample|AffineGrid|RoiAlign|MaxRoiPool",
-              "coordinates are computed in float32 in one order or another, and weigh what they interpolate",
+              "float32 coordinates are computed in any order, and are the weights of the interpolation",
               64, 512, steps=1, single=True),
     Tolerance("(Hann|Hamming|Blackman)Window|MelWeightMatrix|Range",
-              "float32 or float64 inside, whatever the dtype; an integer is cut off from that", 16, 16, steps=1, single=True),
+              "computed in float32 or float64 whatever the dtype; integers are truncated", 16, 16, steps=1, single=True),
     Tolerance("QuantizeLinear|DynamicQuantizeLinear|QLinearConv|QLinearMatMul",
-              "a real is rounded to a whole number: at a half the last bit of the real decides", 2, 2, 1, 1),
+              "a real is rounded to an integer: at a half, the last bit of the real decides", 2, 2, 1, 1),
     Tolerance("DequantizeLinear", "one product", 1),
     Tolerance("Adagrad|Adam|Momentum", "a few products, sums and a root", 32, 32, 2),
     Tolerance("TfIdfVectorizer|Scaler|Normalizer|LinearRegressor|LinearClassifier|SVMRegressor|SVMClassifier|TreeEnsemble.*",
-              "float32 sums, ordered freely, and a post-transform", 64, 64),
-    Tolerance(".*", "these operators move or compare values: nothing is rounded"),
+              "float32 sums in any order, and a post-transform", 64, 64),
+    Tolerance(".*", "these operators move or compare values without rounding"),
 )  # fmt: skip
 
 
@@ -86,7 +92,7 @@ def tolerance(operator: str) -> Tolerance:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a comparison found.  why: "" where they agree; kind: "length", "kind", "dtype", "shape" or "values"."""
+    """The result of a comparison.  why: "" if they agree; kind: "length", "kind", "dtype", "shape" or "values"."""
 
     why: str = ""
     kind: str = ""
@@ -96,10 +102,15 @@ class Finding:
 def compare(
     actual: list[Any], expected: list[Any], rule: Tolerance, scale: float, slack: float = 1.0, dtype: Any = None
 ) -> Finding:
-    """Hold our outputs to a witness's.
+    """Compare our outputs with a witness's.
 
-    scale: see `magnitude`.  slack: multiplies the tolerance, for a witness that computed with another dtype.
-    dtype: that dtype, whose steps then count instead of the result's.
+    Args:
+        actual: Our outputs.
+        expected: The witness's outputs.
+        rule: The tolerance.
+        scale: The bound of the summands; see `magnitude`.
+        slack: Multiplies the tolerance, for a ledger entry with a bound.
+        dtype: The dtype that the witness computed in, if not the result's; its steps then count.
     """
     if len(actual) != len(expected):
         return Finding(f"{len(actual)} outputs, the witness has {len(expected)}", "length")
@@ -158,7 +169,7 @@ def _close(a: np.ndarray, e: np.ndarray, rule: Tolerance, scale: float, slack: f
         eps, tiny, most = limits(a.dtype)
         step = max(eps, limits(np.dtype(dtype))[0] if dtype is not None else 0.0)
         step = max(step, limits(np.dtype(np.float32))[0]) if rule.single else step
-        ulps = max(rule.ulps, 1.0 if dtype is not None else 0.0)  # going there and back rounds, even a value that only moves
+        ulps = max(rule.ulps, 1.0 if dtype is not None else 0.0)  # converting back rounds, even a value that is only moved
         allowed = slack * step * (ulps * np.maximum(np.abs(y), tiny) + rule.norm * scale)
         if ulps:
             allowed = np.maximum(allowed, tiny * eps)  # a subnormal may be flushed or rounded to its neighbour
@@ -170,13 +181,13 @@ def _close(a: np.ndarray, e: np.ndarray, rule: Tolerance, scale: float, slack: f
 
 
 def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
-    """The relative step, the smallest normal number and the largest number of a float dtype."""
+    """Return the relative step, the smallest normal number and the largest number of a float dtype."""
     info = float_info(dtype)
     return float(info.eps), float(info.tiny), float(info.max)
 
 
 def magnitude(inputs: list[Any], power: int) -> float:
-    """A bound of the summands of an operator that sums products: the largest values of its inputs multiplied."""
+    """Return a bound of the summands of an operator that sums products: the product of its inputs' largest values."""
     total = 1.0
     for value in inputs:
         for x in value if isinstance(value, list) else [value]:

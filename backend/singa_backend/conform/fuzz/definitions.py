@@ -1,4 +1,4 @@
-"""More formulas: constants, casts, quantisation, control flow, optimizers, and what else is short when written plainly."""
+"""More formulas: constants, casts, quantization, control flow, optimizers, and other operators with a short definition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def formula(names: str) -> Callable[[Formula], Formula]:
 
 
 def _out(case: Case, i: int = 0) -> np.dtype[Any]:
-    """The dtype that ONNX infers for an output."""
+    """Return the dtype that ONNX infers for an output."""
     kind = case.model.graph.output[i].type
     if kind.HasField("sequence_type"):
         kind = kind.sequence_type.elem_type
@@ -76,7 +76,7 @@ def has(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 @formula("Dropout")
 def dropout(case: Case, x: list[Any], a: Attributes) -> list[Any]:
     if len(case.node.output) > 1 and case.version < 12:
-        raise NotImplementedError("before opset 12 nobody said what the mask of inference is")
+        raise NotImplementedError("before opset 12 the mask of inference is not specified")
     return [x[0], np.ones(x[0].shape, bool)][: len(case.node.output)]
 
 
@@ -106,13 +106,13 @@ def cast(case: Case, x: list[Any], a: Attributes) -> list[Any]:
         v = v.astype(np.float32)
     if target in dtypes.FLOAT8:
         return [_float8(v.astype(np.float64), target, bool(a.get("saturate", 1)), case.opset)]
-    if target in dtypes.FLOAT4 | dtypes.FLOAT6:  # without infinities: they end at their largest number
+    if target in dtypes.FLOAT4 | dtypes.FLOAT6:  # without infinities: saturated at their largest number
         v = np.clip(v.astype(np.float32), -limits(target)[2], limits(target)[2])
     return [v.astype(target)]
 
 
 def _float8(v: Array, target: np.dtype[Any], saturate: bool, opset: int = 99) -> Array:
-    """Rounded to the nearest; out of range the largest number where that is asked for, else infinity or NaN."""
+    """Round to the nearest; out of range the largest number if `saturate`, otherwise infinity or NaN."""
     most = limits(target)[2]
     y = np.asarray(v.astype(np.float32).astype(target))
     if not saturate:
@@ -124,11 +124,11 @@ def _float8(v: Array, target: np.dtype[Any], saturate: bool, opset: int = 99) ->
     return np.where(beyond, np.sign(v) * most, wide).astype(target)
 
 
-# --- quantisation -----------------------------------------------------------------------------------------------------
+# --- quantization -----------------------------------------------------------------------------------------------------
 
 
 def _spread(grain: Array, x: Array, a: Attributes) -> Array:
-    """A scale or zero point, stretched over what it applies to."""
+    """Broadcast a scale or zero point to the elements it applies to."""
     if grain.size == 1 and grain.ndim < 2 and not (grain.ndim and x.ndim and a.get("block_size", 0)):
         return grain.reshape(())
     axis = a.get("axis", 1) % x.ndim

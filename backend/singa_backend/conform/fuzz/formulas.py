@@ -1,4 +1,4 @@
-"""Independent formulas: what an operator means, in NumPy on float64 or exact integers, without a line of our operators."""
+"""Independent formulas of operators, in NumPy on float64 or exact integers; they use none of our operators' code."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ UNARY: dict[str, Formula] = {
 
 
 def _div(a: Array, b: Array) -> Array:
-    """Integers truncate towards zero and wrap."""
+    """Divide; integers truncate towards zero and wrap."""
     if a.dtype.kind not in "iu":
         return np.asarray(a / b)
     low = np.iinfo(a.dtype).min
@@ -107,7 +107,7 @@ BINARY: dict[str, Formula] = {
 
 
 def _legacy(a: Array, b: Array, broadcast: int, axis: int | None) -> Array:
-    """B as opset 1 to 6 aligns it with A: at `axis`, or at the end."""
+    """Reshape B as opsets 1 to 6 align it with A: at `axis`, or at the end."""
     if not broadcast or b.size == 1:
         return b.reshape(()) if b.size == 1 and broadcast else b
     start = a.ndim - b.ndim if axis is None else axis % a.ndim
@@ -115,7 +115,7 @@ def _legacy(a: Array, b: Array, broadcast: int, axis: int | None) -> Array:
 
 
 def _axes(x: Array, axes: Any, noop: int) -> tuple[int, ...] | None:
-    """The axes to reduce; None for no reduction at all."""
+    """Return the axes to reduce; None for no reduction."""
     chosen = [] if axes is None else [int(a) for a in np.reshape(axes, -1)]
     if not chosen:
         return None if noop else tuple(range(x.ndim))
@@ -128,7 +128,7 @@ def _reduce(how: Callable[[Array, tuple[int, ...]], Any]) -> Formula:
         if chosen is None:
             chosen = ()
         if any(x.shape[a] == 0 for a in chosen):
-            raise NotImplementedError("an empty set has its own rules")
+            raise NotImplementedError("reductions of empty sets have special rules")
         y = np.asarray(how(x, chosen)) if x.ndim else np.asarray(how(x.reshape(1), (0,)))
         return y.reshape([1 if i in chosen else n for i, n in enumerate(x.shape)]) if keepdims else y
 
@@ -136,7 +136,7 @@ def _reduce(how: Callable[[Array, tuple[int, ...]], Any]) -> Formula:
 
 
 def _wide(x: Array) -> Array:
-    """Integers without bounds."""
+    """Convert integers to Python's, which have no bounds."""
     return x.astype(object) if x.dtype.kind in "iu" else x
 
 
@@ -175,7 +175,7 @@ def _argument(x: Array, axis: int, keepdims: int, last: int, sign: int) -> Array
 
 
 def value(case: Case) -> list[Any]:
-    """The outputs by formula; raises NotImplementedError where there is none."""
+    """Return the outputs by formula; raises NotImplementedError if there is none."""
     from .definitions import FORMULAS
 
     if case.operator in FORMULAS and case.domain in ("", "ai.onnx.preview.training"):
@@ -235,7 +235,7 @@ _ALGEBRA = {"PRelu", "Gemm", "BatchNormalization", "LRN", "GlobalLpPool", "Adagr
 
 
 def _widen(v: Any, operator: str | None = None) -> Any:
-    """Floats as float64, but for the operators that only move them."""
+    """Convert floats to float64, except for operators that only move them."""
     if isinstance(v, list) and operator is None:
         raise NotImplementedError
     if v is None or isinstance(v, list) or (operator is not None and operator not in _ALGEBRA):
@@ -244,7 +244,7 @@ def _widen(v: Any, operator: str | None = None) -> Any:
 
 
 def attributes_of(case: Case) -> dict[str, Any]:
-    """The node's attributes with the schema's defaults; None for one that has neither."""
+    """Return the node's attributes and the schema's defaults by name; an attribute with neither is missing."""
     out: dict[str, Any] = {}
     for name, attribute in case.schema.attributes.items():
         if attribute.default_value.name:
@@ -253,11 +253,11 @@ def attributes_of(case: Case) -> dict[str, Any]:
     return {n: v.decode() if isinstance(v, bytes) else v for n, v in out.items()}
 
 
-# --- operators of chance: what must hold of whatever they draw ----------------------------------------------------------
+# --- random operators: properties of all possible results ---------------------------------------------------------------
 
 
 def property_of(case: Case, outputs: list[Any]) -> str | None:
-    """What is wrong with the outputs of an operator of chance, "" where nothing is; None for all other operators."""
+    """Return what is wrong with a random operator's outputs, "" if nothing is; None for all other operators."""
     if case.operator not in (
         "RandomUniform",
         "RandomUniformLike",
@@ -279,6 +279,6 @@ def property_of(case: Case, outputs: list[Any]) -> str | None:
     if case.operator == "Bernoulli":
         p = x.astype(np.float64)
         good = ((y == 0) | (y == 1)).all() and not y[p == 0].any() and y[p == 1].all()
-        return "" if good else "not 0 and 1, or against a certain probability"
+        return "" if good else "values other than 0 and 1, or a result of probability 0"
     classes = x.shape[1]
     return "" if ((y >= 0) & (y < classes)).all() and (y == np.floor(y)).all() else f"classes outside [0, {classes})"

@@ -1,4 +1,4 @@
-"""Valid models of one node each, drawn from ONNX's schemas: case i of seed S is the same on every machine."""
+"""Draws valid models of one node from ONNX's schemas: case i of seed S is the same on every machine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,19 @@ Cell: TypeAlias = tuple[str, str, int, str, str]
 
 TRIES = 40
 ORT_OPSET = 26
-"""The newest opset that onnxruntime knows; among those that mean one schema version, the ones up to here are drawn most."""
+"""The newest opset that onnxruntime knows; of the opsets with one schema version, those up to it are drawn most often."""
 
 
 @dataclass
 class Case:
     """A model of one node with its inputs.
 
-    inputs: by name, in order; a list is a sequence.  held: the inputs that are initializers of the model.
-    types: the dtype of each type parameter.  flags: what is special about it, for the ledger's conditions.
+    Attributes:
+        inputs: The values by name, in order; a list is a sequence.
+        constants: The inputs that are initializers of the model.
+        types: The dtype of each type parameter.
+        select: The expression that selected the operator version.
+        flags: Special properties of the values, for the ledger's conditions.
     """
 
     seed: int
@@ -43,7 +47,7 @@ class Case:
     opset: int
     node: NodeProto
     inputs: dict[str, Any]
-    held: frozenset[str]
+    constants: frozenset[str]
     types: dict[str, np.dtype[Any]]
     select: str = ""
     model: ModelProto = field(default_factory=ModelProto)
@@ -55,14 +59,14 @@ class Case:
 
     @property
     def feeds(self) -> dict[str, Any]:
-        return {n: v for n, v in self.inputs.items() if n not in self.held}
+        return {n: v for n, v in self.inputs.items() if n not in self.constants}
 
     @property
     def schema(self) -> defs.OpSchema:
         return schemas[self.domain, self.operator][self.version]
 
     def describe(self) -> str:
-        """The node in one line."""
+        """Return the node in one line."""
         values = ", ".join(_brief(self.inputs[n]) if n else "-" for n in self.node.input)
         given = ", ".join(f"{a.name}={_attribute(a)}" for a in self.node.attribute)
         return f"{self.name} (opset {self.opset}) [{values}] {given}".rstrip()
@@ -80,13 +84,14 @@ def _attribute(attribute: Any) -> str:
     return text if len(text) < 60 else text[:57] + "..."
 
 
-# --- what there is to draw --------------------------------------------------------------------------------------------
+# --- drawing ----------------------------------------------------------------------------------------------------------
 
 
 def cells(select: str = "") -> tuple[tuple[Cell, ...], tuple[tuple[str, str, int], ...]]:
-    """Every dtype cell and every schema version that has a recipe and matches `select` ("ai.onnx.ml:Scaler-1", "Add-7").
+    """Return every dtype cell and schema version that has a recipe and matches `select` ("ai.onnx.ml:Scaler-1", "Add-7").
 
-    Raises ConformanceError where nothing does.
+    Raises:
+        ConformanceError: None matches.
     """
     return _cells(select, tuple(sorted(recipes.load())))
 
@@ -108,7 +113,7 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
 
 
 def allowed_types(schema: defs.OpSchema) -> dict[str, list[np.dtype[Any]]]:
-    """The element dtypes that each type parameter may have: of tensors, or of sequences of tensors where there are no others."""
+    """Return the element dtypes of each type parameter: of tensors, or of sequences if it allows no tensors."""
     out: dict[str, list[np.dtype[Any]]] = {}
     for constraint in schema.type_constraints:
         texts = constraint.allowed_type_strs
@@ -121,11 +126,11 @@ def allowed_types(schema: defs.OpSchema) -> dict[str, list[np.dtype[Any]]]:
 
 
 def draw(seed: int, index: int, select: str = "") -> Case | None:
-    """Case `index` of `seed`; None where the operator has no valid node of the types that were drawn."""
+    """Draw case `index` of `seed`; None if the operator has no valid node of the drawn types."""
     every, versions = cells(select)
     rng = np.random.default_rng([seed, index])
     fixed: tuple[str, str] | None = None
-    if index % 2 and every:  # half of the cases walk over the cells, half over the versions, both in an order of the seed's own
+    if index % 2 and every:  # half of the cases visit the cells, half the versions, in an order that depends on the seed
         order = _order(seed, len(every))
         domain, name, version, parameter, dtype = every[order[index // 2 % len(every)]]
         fixed = (parameter, dtype)
@@ -149,7 +154,7 @@ def draw(seed: int, index: int, select: str = "") -> Case | None:
 
 
 def tie(types: dict[str, np.dtype[Any]], first: str = "") -> None:
-    """A sequence and its elements, an optional and what it holds, have one dtype."""
+    """Give a sequence and its elements, and an optional and its value, one dtype."""
     for outer, inner in (("S", "T"), ("O", "V")):
         if outer in types and inner in types:
             types[outer] = types[inner] = types[outer if first == outer else inner]
@@ -161,7 +166,7 @@ def _order(seed: int, n: int) -> tuple[int, ...]:
 
 
 def draw_opset(rng: np.random.Generator, domain: str, name: str, version: int) -> int:
-    """One of the opsets that mean this version."""
+    """Draw one of the opsets that have this version."""
     known = schemas[domain, name]
     newest = defs.onnx_opset_version() if domain == "" else max(known)
     last = min((v for v in known if v > version), default=newest + 1) - 1
@@ -178,7 +183,7 @@ def as_case(seed: int, index: int, domain: str, name: str, d: Draw, select: str)
         d.inputs.pop()
     names = ["" if v is None else f"x{i}" for i, v in enumerate(d.inputs)]
     inputs = {n: v for n, v in zip(names, d.inputs, strict=True) if n}
-    held = frozenset(
+    constants = frozenset(
         n for i, n in enumerate(names)
         if n and not isinstance(inputs[n], list) and (i in d.fixed or (i and d.chance(CONSTANT)))
     )  # fmt: skip
@@ -187,14 +192,14 @@ def as_case(seed: int, index: int, domain: str, name: str, d: Draw, select: str)
         if value is not None:
             kind = attribute_type(d.schema.attributes[key])
             node.attribute.append(helper.make_attribute(key, value, attr_type=kind))
-    case = Case(seed, index, domain, name, d.v, d.opset, node, inputs, held, d.types, select)
+    case = Case(seed, index, domain, name, d.v, d.opset, node, inputs, constants, d.types, select)
     case.model = model(case)
     case.flags = _flags(case)
     return case
 
 
 def attribute_type(attribute: Any) -> int:
-    """The type of a schema's attribute, as AttributeProto counts them."""
+    """Return the type of a schema's attribute as an AttributeProto.AttributeType."""
     return int(attribute.type.value)
 
 
@@ -212,16 +217,19 @@ def type_of(value: Any, shape: bool = True) -> TypeProto:
 
 
 def model(
-    case: Case, nodes: Sequence[NodeProto] | None = None, outputs: Sequence[str] | None = None, held: frozenset[str] | None = None
+    case: Case,
+    nodes: Sequence[NodeProto] | None = None,
+    outputs: Sequence[str] | None = None,
+    constants: frozenset[str] | None = None,
 ) -> ModelProto:
-    """The case as a model: its node (or these nodes), its outputs (or these), typed by ONNX's shape inference."""
-    held = case.held if held is None else held
+    """Return the case as a model: its node (or `nodes`), its outputs (or `outputs`), typed by ONNX's shape inference."""
+    constants = case.constants if constants is None else constants
     graph = helper.make_graph(
         list(nodes or [case.node]),
         case.name,
-        [helper.make_value_info(n, type_of(v)) for n, v in case.inputs.items() if n not in held],
+        [helper.make_value_info(n, type_of(v)) for n, v in case.inputs.items() if n not in constants],
         [onnx.ValueInfoProto(name=n) for n in (outputs if outputs is not None else case.node.output) if n],
-        [tensor(v, n) for n, v in case.inputs.items() if n in held],
+        [tensor(v, n) for n, v in case.inputs.items() if n in constants],
     )
     made = helper.make_model(graph, opset_imports=imports(case), ir_version=ir_version(case))
     try:
@@ -230,7 +238,7 @@ def model(
         return made
     if all(o.type.WhichOneof("value") for o in inferred.graph.output):
         return inferred
-    for info in inferred.graph.output:  # inference knows nothing: the schema's type parameter may
+    for info in inferred.graph.output:  # without inference, the schema's type parameter may determine it
         if not info.type.WhichOneof("value"):
             _declare(case, info)
     return inferred
@@ -257,26 +265,26 @@ def tensor(value: np.ndarray, name: str) -> onnx.TensorProto:
 
 
 def write(case: Case, outputs: Sequence[Any], folder: Path) -> None:
-    """The case as model.onnx with test_data_set_0, its inputs and these outputs."""
+    """Write the case as model.onnx with test_data_set_0: its inputs and these outputs."""
     data = folder / "test_data_set_0"
     data.mkdir(parents=True, exist_ok=True)
     proto = ModelProto()
     proto.CopyFrom(case.model)
-    for info, value in zip(proto.graph.output, outputs, strict=False):  # where inference did not know, the rank is known now
+    for info, value in zip(proto.graph.output, outputs, strict=False):  # the value supplies a rank that inference does not know
         if info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape") and isinstance(value, np.ndarray):
             info.type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(value.dtype), [None] * value.ndim))
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
     for side, values in (("input", list(case.feeds.values())), ("output", list(outputs))):
         for i, value in enumerate(values):
-            held = (
+            proto_value = (
                 numpy_helper.from_list(value, f"{side}_{i}")
                 if isinstance(value, list)
                 else tensor(np.asarray(value), f"{side}_{i}")
             )
-            (data / f"{side}_{i}.pb").write_bytes(held.SerializeToString())
+            (data / f"{side}_{i}.pb").write_bytes(proto_value.SerializeToString())
 
 
-# --- what is special about a case -------------------------------------------------------------------------------------
+# --- special properties of a case -------------------------------------------------------------------------------------
 
 
 def _flags(case: Case) -> frozenset[str]:

@@ -1,13 +1,13 @@
-"""The ledger: every known difference between us and a witness, with whose it is and why; data in conformance/ledger.toml.
+"""The ledger: every known difference from a witness, with its class and reason; data in conformance/ledger.toml.
 
 [[entry]]
-operator = "Mod"                    # an expression that the whole name matches
-domain = ""                         # the main domain if not given
-versions = [10, 13]                 # all if not given
-witness = "onnxruntime"             # an expression; all if not given
+operator = "Mod"                    # a regular expression for the whole name
+domain = ""                         # default: the main domain
+versions = [10, 13]                 # default: all
+witness = "onnxruntime"             # a regular expression; default: all
 when = ["beyond_float", "attr.fmod=1", "dtype.T=int(32|64)", "!nan", "kind=values", "says=refused"]
 class = "onnxruntime"               # ours, onnxruntime, reference, specification or tolerance
-bound = 4.0                         # for class tolerance: times the registry's
+bound = 4.0                         # for class tolerance: multiplies the registry's tolerance
 why = "..."
 """
 
@@ -43,7 +43,7 @@ class Entry(Concerning):
     bound: float = 1.0
 
     def covers(self, case: Case, witness: str, kind: str, says: str) -> bool:
-        """Whether it explains this difference.  kind: of the Finding, or "refused" where we refuse; says: its words."""
+        """Whether it explains this difference.  kind: the Finding's kind, or "refused" if we refuse; says: its message."""
         return (
             self.concerns(case.domain, case.operator, case.version)
             and re.fullmatch(self.witness, witness) is not None
@@ -76,7 +76,7 @@ def _holds(condition: str, case: Case, kind: str, says: str) -> bool:
 
 
 def read(path: Path) -> list[Entry]:
-    """The entries of a ledger; raises ConformanceError for one that is not as the module's text says."""
+    """Read the entries; raises ConformanceError for one that does not follow the module's docstring."""
     entries = []
     for where, raw in read_entries(path, _KEYS, "class", CLASSES, "SX821"):
         for condition in raw.get("when", []):
@@ -105,7 +105,7 @@ def _check(condition: str, where: str) -> None:
     key, found, _ = condition.partition("=")
     known = key in ("kind", "says", "opset") or key.startswith(("dtype.", "attr.")) if found else _FLAG.fullmatch(condition)
     if not known:
-        raise ConformanceError(f"{where}: {condition!r} is no condition", code="SX821")
+        raise ConformanceError(f"{where}: {condition!r} is not a condition", code="SX821")
 
 
 def find(entries: Sequence[Entry], case: Case, witness: str, kind: str, says: str) -> Entry | None:

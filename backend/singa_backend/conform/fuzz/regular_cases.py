@@ -1,4 +1,4 @@
-"""Cases without special values, to judge gradients and what is written by; graphs that bend and take values from outside."""
+"""Cases without special values, for gradients and written models; their subgraphs are nonlinear and capture outer values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .recipes import load
 from .strategies import Draw, Skip
 
 OUTER = "outer"
-"""The name of a value that the graphs take from outside."""
+"""The name of an outer value that the subgraphs capture."""
 
 
 class Smooth(Draw):
-    """Draws no special values: a difference would say nothing there.  outer: values for the graphs, by name."""
+    """Draws no special values: differences are useless there.  outer: outer values of the subgraphs, by name."""
 
     outer: dict[str, np.ndarray] | None = None
 
@@ -71,7 +71,7 @@ SMOOTH: dict[tuple[str, str], Callable[[Smooth], None]] = {
 def drawn(
     rng: np.random.Generator, domain: str, name: str, version: int, types: dict[str, np.dtype[Any]], seed: int = 0, index: int = 0
 ) -> tuple[Case, Smooth] | None:
-    """A case of a schema version in these element types, and its draw; None where they have no valid node."""
+    """Draw a case of a schema version with these element types; returns it with its draw, or None if none is valid."""
     tie(types)
     d = Smooth(rng, schemas[domain, name][version], draw_opset(rng, domain, name, version), types)
     try:

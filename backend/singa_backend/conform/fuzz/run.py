@@ -1,4 +1,4 @@
-"""Runs generated cases: pairs of child processes, ours and onnxruntime's, that may die or hang, and a verdict on each case."""
+"""Runs generated cases in pairs of child processes (ours and onnxruntime's), which may die or hang, and judges each case."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .compare import Finding, compare, magnitude, tolerance
 from .generate import Case
 
 TIMEOUT = 10.0
-ASKED = 4
-"""How many ways to put a case to onnxruntime before it counts as refused."""
+MAX_PLANS = 4
+"""The number of ways to run a case in onnxruntime before it counts as refused."""
 
 BAD = ("unexplained", "died", "hang", "foreign")
 
 
 @dataclass
 class Difference:
-    """One witness contradicts us.  kind: see compare.Finding, or "refused".  entry: what the ledger says, None for nothing."""
+    """One witness contradicts us.  kind: see compare.Finding, or "refused".  entry: the ledger's entry, if there is one."""
 
     witness: str
     kind: str
@@ -41,10 +41,18 @@ class Difference:
 
 @dataclass
 class Judged:
-    """What became of a case.
+    """The verdict on a case.
 
-    status: "agree", "explained" (every difference stands in the ledger), "unjudged" (no witness could), "undrawn" (no valid
-    node of these types), or one of BAD.  witnesses: those that agreed.  deaths: of witnesses.
+    Attributes:
+        status: "agree", "explained" (the ledger has every difference), "unjudged" (no witness could judge it), "undrawn" (no
+            valid node of these types), or one of BAD.
+        says: The message of one of BAD.
+        witnesses: The witnesses that agreed.
+        differences: The contradictions of the others.
+        deaths: Deaths and timeouts of witnesses.
+        ulps: The largest distance from a witness.
+        pairs: The (type parameter, dtype) pairs of the inputs and outputs.
+        describe: The node in one line.
     """
 
     index: int
@@ -70,7 +78,7 @@ class Judged:
 
 @dataclass
 class Answer:
-    """What our child says of a case.  ours: its outputs, or None with what was raised."""
+    """Our child's answer to a case.  ours: its outputs, or None with the error that was raised."""
 
     case: Case | None
     ours: list[Any] | None = None
@@ -81,7 +89,7 @@ class Answer:
 
 
 def answer(seed: int, index: int, select: str) -> Answer:
-    """Draw a case, run it, and ask the witnesses that need no other engine."""
+    """Draw a case, run it, and run the witnesses that need no other engine."""
     case = generate.draw(seed, index, select)
     if case is None:
         return Answer(None)
@@ -104,7 +112,7 @@ def answer(seed: int, index: int, select: str) -> Answer:
 
 
 def _ours(case: Case) -> tuple[list[Any], str]:
-    """Our outputs; and what is wrong whatever they are: a changed input, or a second run that differs."""
+    """Return our outputs, and what is wrong besides their values: a changed input, or a second run that differs."""
     from ...backend import SingaBackend
 
     rep = SingaBackend.prepare(case.model)
@@ -113,12 +121,12 @@ def _ours(case: Case) -> tuple[list[Any], str]:
     if before is not None and not verdict.same_bits(list(case.feeds.values()), list(before.feeds.values())):
         return outputs, "an input was changed"
     if not has_trait(case.domain, case.operator, "random") and not verdict.same_bits(outputs, list(rep.run(case.feeds))):
-        return outputs, "a second run gave another result"
+        return outputs, "a second run returned another result"
     return outputs, ""
 
 
 def _serve(seed: int, select: str) -> Callable[[int], Answer]:
-    """In the child: what answers the index of a case."""
+    """Return, in the child, the function that answers the index of a case."""
     warnings.simplefilter("ignore")
 
     def one_answer(index: int) -> Answer:
@@ -131,7 +139,7 @@ def _serve(seed: int, select: str) -> Callable[[int], Answer]:
 
 
 def _ask(child: Child, index: int) -> Answer | str:
-    """The answer of our child, "died: ..." or "hang: ..."."""
+    """Return the answer of our child, "died: ..." or "hang: ..."."""
     try:
         found: Answer = child.ask(index, TIMEOUT)
         return found
@@ -143,7 +151,7 @@ def _ask(child: Child, index: int) -> Answer | str:
 
 
 class Judge:
-    """Holds our answers to the witnesses' and the ledger.  oracle: None where onnxruntime is not installed."""
+    """Compares our answers with the witnesses', and with the ledger.  oracle: None if onnxruntime is not installed."""
 
     def __init__(
         self,
@@ -155,12 +163,12 @@ class Judge:
         self.entries = entries
         self.oracle = oracle
         self.reference = reference
-        self.lacking = {} if lacking is None else lacking  # what onnxruntime has no kernel for, learnt once
+        self.lacking = {} if lacking is None else lacking  # what onnxruntime has no kernel for, recorded once
         self.seen: dict[str, list[Any]] = {}
-        """What the witnesses of the last case had for outputs."""
+        """The outputs of the last case by witness."""
 
     def judge(self, index: int, found: Answer | str) -> Judged:
-        """The verdict on one answer of our child."""
+        """Return the verdict on one answer of our child."""
         self.seen = {}
         if isinstance(found, str):
             return Judged(index, status=found.partition(":")[0], says=found)
@@ -198,7 +206,7 @@ class Judge:
             self._compare(out, case, name, ours, outputs, None)
         for n, plan in enumerate(witnesses.plans(case) if self.oracle else ()):
             assert self.oracle is not None
-            if n and (out.witnesses or out.differences or n > ASKED):
+            if n and (out.witnesses or out.differences or n > MAX_PLANS):
                 break
             if plan.key in self.lacking:
                 continue
@@ -222,7 +230,7 @@ class Judge:
             self._ask_reference(out, case, ours)
 
     def _ask_reference(self, out: Judged, case: Case, ours: list[Any]) -> None:
-        """onnx.reference, for what nobody else judges: the newest versions are the ones it means to be right about."""
+        """Ask onnx.reference if no other witness judges: it implements the newest versions."""
         assert self.reference is not None
         names = [o.name for o in case.model.graph.output]
         try:
@@ -254,7 +262,7 @@ class Judge:
 
 
 def _pairs(case: Case, ours: list[Any]) -> frozenset[tuple[str, str]]:
-    """(type parameter, dtype) of every input and output, as the support report counts them."""
+    """Return (type parameter, dtype) of every input and output, as the support report counts them."""
     found = set()
     inputs = [case.inputs.get(n) for n in case.node.input]
     names = iter(ours)
@@ -267,7 +275,7 @@ def _pairs(case: Case, ours: list[Any]) -> frozenset[tuple[str, str]]:
 
 
 def _inferred(case: Case, ours: list[Any]) -> Finding:
-    """Our outputs against the dtypes and shapes that ONNX's inference knows beforehand."""
+    """Compare our outputs with the dtypes and shapes that ONNX's inference returns."""
     from ...proto.values import Value
 
     for i, (info, value) in enumerate(zip(case.model.graph.output, ours, strict=False)):
@@ -296,9 +304,18 @@ def run(
     processes: int | None = None,
     progress: Callable[[Judged], None] | None = None,
 ) -> list[Judged]:
-    """Judge these cases with `processes` pairs of children (one per core by default); results in the order of `indices`.
+    """Judge these cases; without onnxruntime only the other witnesses judge.
 
-    Without onnxruntime the other witnesses judge alone.
+    Args:
+        indices: The indices of the cases.
+        seed: The seed of the cases.
+        entries: The ledger.
+        select: Only operator versions that match this expression.
+        processes: The number of pairs of child processes; by default one per core.
+        progress: Called with each verdict as it finishes.
+
+    Returns:
+        The verdicts in the order of `indices`.
     """
     generate.cells(select)  # a wrong selection is refused before anything starts
     todo: Iterator[int] = iter(indices)
@@ -341,7 +358,7 @@ def run(
 def one(
     index: int, seed: int, entries: Sequence[ledger.Entry], select: str = ""
 ) -> tuple[Judged, Answer | None, dict[str, list[Any]]]:
-    """One case alone: its verdict, our answer (None where our child died or hung), and what each witness had."""
+    """Judge one case: returns its verdict, our answer (None if our child died or hung), and each witness's outputs."""
     with _pair(seed, select, entries, {}) as (ours, judge):
         found = _ask(ours, index)
         judged = judge.judge(index, found)
@@ -350,7 +367,7 @@ def one(
 
 @contextmanager
 def _pair(seed: int, select: str, entries: Sequence[ledger.Entry], lacking: dict[Any, str]) -> Iterator[tuple[Child, Judge]]:
-    """A child that runs us, and a judge with children for the other engines."""
+    """Start a child that runs our backend, and a judge with children for the other engines."""
     with ExitStack() as stack:
         ours = stack.enter_context(Child(_serve, seed, select))
         oracle = None

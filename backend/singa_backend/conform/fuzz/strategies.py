@@ -1,11 +1,10 @@
-"""What a recipe draws with: shapes, values, axes and attributes of one node, all from one generator."""
+"""Draws shapes, values, axes and attributes of one node from one generator; recipes use it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import ml_dtypes
 import numpy as np
 from onnx import defs
 
@@ -15,20 +14,24 @@ from ...ir.declaration import REQUIRED
 A = TypeVar("A")
 WORDS = ("", "a", "b", "ab", "Abc", "ABC", "b c", " a ", "ß", "日本", "1", "a-b", "aab", "zz")
 SPECIAL_TENSORS, SPECIAL_ELEMENTS, EMPTY, UNIT_AXIS, OMITTED, CONSTANT = 0.35, 0.15, 0.08, 0.2, 0.35, 0.3
-"""How often: a tensor has special values; one of its elements is special; a shape has an axis of 0; an axis is 1;
-an attribute is left to its default; an input after the first is an initializer."""
+"""The probabilities that: a tensor has special values; one of its elements is special; a shape has an axis of 0; an axis is 1;
+an attribute keeps its default; an input after the first is an initializer."""
 
 
 class Skip(Exception):
-    """These types or this version cannot be drawn together; another draw may do."""
+    """These types or this version cannot be drawn together; another draw may be valid."""
 
 
 class Draw:
-    """One node in the making.
+    """The node that a recipe draws.
 
-    v: the schema version.  types: the dtype of each type parameter (of the elements, for sequences).
-    inputs: a value per input, None where absent.  outputs: names, "" where not wanted.  fixed: indices of inputs that must
-    be initializers.
+    Attributes:
+        v: The schema version.
+        types: The dtype of each type parameter (of the elements, for sequences).
+        inputs: One value per input, None for an absent one.
+        attributes: The attributes that the node sets, by name.
+        outputs: The outputs' names, "" for one that is left out.
+        fixed: The indices of inputs that must be initializers.
     """
 
     def __init__(self, rng: np.random.Generator, schema: defs.OpSchema, opset: int, types: dict[str, np.dtype[Any]]) -> None:
@@ -42,7 +45,7 @@ class Draw:
         self.outputs: list[str] = ["y"]
         self.fixed: set[int] = set()
 
-    # --- chance
+    # --- random choices
 
     def chance(self, p: float = 0.5) -> bool:
         return bool(self.rng.random() < p)
@@ -51,14 +54,14 @@ class Draw:
         return options[int(self.rng.integers(len(options)))]
 
     def whole(self, low: int, high: int) -> int:
-        """An integer of [low, high]."""
+        """Draw an integer of [low, high]."""
         return int(self.rng.integers(low, high + 1))
 
     def wholes(self, low: int, high: int, n: int) -> list[int]:
         return [self.whole(low, high) for _ in range(n)]
 
     def real(self, low: float = -2.0, high: float = 2.0) -> float:
-        """A number that float32 holds exactly, as an attribute does."""
+        """Draw a number that float32, the type of attributes, represents exactly."""
         return float(np.float32(self.rng.uniform(low, high)))
 
     # --- shapes
@@ -76,12 +79,12 @@ class Draw:
         return tuple(shape)
 
     def broadcast(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """A shape that broadcasts to this one: a suffix of it, with some axes 1."""
+        """Draw a shape that broadcasts to this one: a suffix of it, with some axes 1."""
         start = self.whole(0, len(shape)) if self.chance(0.5) else 0
         return tuple(1 if self.chance(0.3) else n for n in shape[start:])
 
     def pair(self, low: int = 0, high: int = 4) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Two shapes that broadcast against each other, either way and both ways."""
+        """Draw two shapes that broadcast against each other, one way or both ways."""
         a = self.shape(low, high)
         b = self.broadcast(a) if self.chance(0.7) else a
         if len(b) == len(a) and self.chance(0.3):
@@ -89,21 +92,21 @@ class Draw:
         return (a, b) if self.chance(0.6) else (b, a)
 
     def axis(self, rank: int, negative_from: int = 11) -> int:
-        """An axis, negative with a chance where this version allows that."""
+        """Draw an axis; it may be negative if this version allows that."""
         if rank == 0:
             raise Skip
         axis = self.whole(0, rank - 1)
         return axis - rank if self.v >= negative_from and self.chance(0.4) else axis
 
     def axes(self, rank: int, low: int = 1, negative_from: int = 11) -> list[int]:
-        """Some of the axes, in any order."""
+        """Draw some of the axes, in any order."""
         chosen = self.rng.permutation(rank)[: self.whole(min(low, rank), rank)].tolist()
         return [int(a) - rank if self.v >= negative_from and self.chance(0.3) else int(a) for a in chosen]
 
     # --- values
 
     def dtype(self, which: str | int) -> np.dtype[Any]:
-        """The dtype of a type parameter, or of the formal input of this index."""
+        """Return the dtype of a type parameter, or of the formal input with this index."""
         if isinstance(which, int):
             which = self.schema.inputs[min(which, len(self.schema.inputs) - 1)].type_str
         found = self.types.get(which)
@@ -114,10 +117,10 @@ class Draw:
         return found
 
     def array(self, which: Any, shape: Sequence[int], kind: str = "any") -> np.ndarray:
-        """Values of a dtype (or type parameter, or formal input).
+        """Draw values of a dtype (or type parameter, or formal input).
 
-        kind: "any" has special values and extremes with a chance, "small" NaN, infinities and -0 only, "tame" none;
-        "positive", "unit" ([0, 1]), "around" ([-1, 1]), "nonzero" and "half" (steps of 1/2) are tame too.
+        kind: "any" may have special values and extremes, "small" only NaN, infinities and -0, "tame" none; "positive", "unit"
+        ([0, 1]), "around" ([-1, 1]), "nonzero" and "half" (steps of 1/2) have none either.
         """
         dtype = self.dtype(which) if isinstance(which, (str, int)) else np.dtype(which)
         shape = tuple(shape)
@@ -174,13 +177,13 @@ class Draw:
     # --- the node
 
     def put(self, *values: Any, fixed: bool = False) -> None:
-        """Add inputs; None is an absent one.  fixed: they must be initializers."""
+        """Append inputs; None is an absent one.  fixed: they must be initializers."""
         for value in values:
             if fixed and value is not None:
                 self.fixed.add(len(self.inputs))
             self.inputs.append(value)
 
-    def ints(self, values: Any, dtype: Any = np.int64) -> np.ndarray:
+    def ints(self, values: Any, dtype: dtypes.DTypeLike = np.int64) -> np.ndarray:
         return np.array(values, dtype)
 
     def has(self, name: str) -> bool:
@@ -188,9 +191,9 @@ class Draw:
         return name in self.schema.attributes
 
     def attr(self, name: str, options: Sequence[A] | Callable[[], A], default: Any = REQUIRED) -> Any:
-        """Draw an attribute, or leave it to its default; gives the effective value.
+        """Draw an attribute, or keep its default; returns the effective value.
 
-        A version that has no such attribute means the default, too.  Without a default the attribute is always set.
+        A version without this attribute uses the default too.  Without a default the attribute is always set.
         """
         if not self.has(name):
             return None if default is REQUIRED else default
@@ -203,16 +206,16 @@ class Draw:
 
 
 def bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The least and the greatest value of an integer dtype."""
-    info: Any = ml_dtypes.iinfo(dtype) if dtype in dtypes.SUB_BYTE_INTS else np.iinfo(dtype)  # type: ignore[no-untyped-call]
+    """Return the lowest and the highest value of an integer dtype."""
+    info: Any = dtypes.integer_info(dtype) if dtype in dtypes.SUB_BYTE_INTS else np.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
 def float_info(dtype: np.dtype[Any]) -> Any:
-    """finfo of any float dtype."""
-    return np.finfo(dtype) if dtype.type.__module__ == "numpy" else ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    """Return the finfo of any float dtype."""
+    return np.finfo(dtype) if dtype.type.__module__ == "numpy" else dtypes.float_info(dtype)
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
-    held = np.float64(np.asarray(value).astype(dtype))
-    return bool(held == value or (np.isnan(held) and np.isnan(value)))
+    back = np.float64(np.asarray(value).astype(dtype))
+    return bool(back == value or (np.isnan(back) and np.isnan(value)))

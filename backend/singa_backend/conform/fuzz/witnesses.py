@@ -1,4 +1,4 @@
-"""Who can judge a case: onnxruntime, if need be in another dtype or as another version; the function body; a formula."""
+"""The witnesses of a case: onnxruntime, also in another dtype or as another version; the function body; a decomposition."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
     **{np.dtype(a): np.dtype(b) for a, b in ((ml_dtypes.int4, np.int8), (ml_dtypes.int2, np.int8), (ml_dtypes.uint4, np.uint8),
                                              (ml_dtypes.uint2, np.uint8))},
 }  # fmt: skip
-"""Dtypes that onnxruntime cannot be fed or asked for through NumPy, and the plain ones that hold all their values."""
+"""Dtypes that onnxruntime cannot exchange through NumPy, and the NumPy dtypes that represent all their values."""
 
 MOVES = _names(
     "Concat Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile Split Slice Pad DepthToSpace SpaceToDepth "
@@ -40,14 +40,14 @@ MOVES = _names(
     "Where TensorScatter Identity OneHot SequenceConstruct SequenceAt SequenceErase SequenceInsert ConcatFromSequence "
     "SplitToSequence"
 )
-"""These move elements and never look at them: what they do to numbered elements, they do to all."""
+"""Operators that move elements without reading them: numbered elements stand for all others."""
 
 _DTYPE_MATTERS = _names(
     "Cast CastLike BitCast BitShift QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul "
     "ConvInteger MatMulInteger Constant ConstantOfShape If Loop Scan Shape Size Optional SequenceEmpty SequenceMap "
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial TfIdfVectorizer"
 )
-"""For these another dtype is another question."""
+"""Operators whose result depends on the dtype itself."""
 
 _BROADCAST = _names("Add Sub Mul Div And Or Xor Equal Greater Less Pow")
 
@@ -60,14 +60,14 @@ CHANGED: dict[str, tuple[int, ...]] = {
     "Add": (7,), "Sub": (7,), "Mul": (7,), "Div": (7,), "And": (7,), "Or": (7,), "Xor": (7,), "Equal": (7,), "Greater": (7,),
     "Less": (7,), "Pow": (7,), "Gemm": (7,),
 }  # fmt: skip
-"""The versions that changed a meaning under the same signature; changed signatures are seen in the schemas."""
+"""The versions that changed the meaning but not the signature; the schemas show changed signatures."""
 
 
 @dataclass
 class Plan:
-    """One question for onnxruntime: a model, its inputs, and how its answer becomes an answer to the case.
+    """One run for onnxruntime: a model, its inputs, and the function that converts its outputs to those of the case.
 
-    dtype: the dtype it computes in, where that is not the case's own.
+    dtype: the dtype it computes in, if it is not the case's.
     """
 
     witness: str
@@ -79,7 +79,7 @@ class Plan:
 
 
 def plans(case: Case) -> Iterator[Plan]:
-    """Questions for onnxruntime, the most direct first; none for random numbers and for operators that ONNX lacks."""
+    """Yield the runs for onnxruntime, the most direct first; none for random operators and for those that ONNX lacks."""
     if is_custom(case.domain) or has_trait(case.domain, case.operator, "random"):
         return
     yield _plan("onnxruntime", case, case)
@@ -105,8 +105,8 @@ def _narrowest(case: Case) -> np.dtype[Any] | None:
 def _plan(
     witness: str, case: Case, asked: Case, *, table: dict[str, Any] | None = None, dtype: np.dtype[Any] | None = None
 ) -> Plan:
-    """Feed what cannot be fed as initializers, ask for what cannot be asked for through a Cast."""
-    held = {n for n, v in asked.inputs.items() if not isinstance(v, list) and v.dtype in WIDE}
+    """Make inputs that cannot be fed initializers, and cast outputs that cannot be returned."""
+    unfed = {n for n, v in asked.inputs.items() if not isinstance(v, list) and v.dtype in WIDE}
     rename, casts, names = {}, [], []
     for info in generate.model(asked).graph.output:
         kind = info.type.tensor_type.elem_type
@@ -119,7 +119,7 @@ def _plan(
     node.CopyFrom(asked.node)
     for i, name in enumerate(node.output):
         node.output[i] = rename.get(name, name)
-    proto = generate.model(asked, [node, *casts], names, frozenset(asked.held | held))
+    proto = generate.model(asked, [node, *casts], names, frozenset(asked.constants | unfed))
     targets = output_dtypes(case)
 
     def decode(outputs: dict[str, Any]) -> Outputs:
@@ -128,14 +128,14 @@ def _plan(
             return [_replace(v, table, t) for v, t in zip(values, targets, strict=True)]
         return [cast(v, t) for v, t in zip(values, targets, strict=True)]
 
-    feeds = {n: v for n, v in asked.inputs.items() if n not in asked.held | held}
+    feeds = {n: v for n, v in asked.inputs.items() if n not in asked.constants | unfed}
     kinds = tuple("seq" if isinstance(v, list) else v.dtype.name for v in asked.inputs.values())
     key = (asked.domain, asked.operator, asked.opset, kinds, tuple(t.name if t is not None else "" for t in targets))
     return Plan(witness, key, proto.SerializeToString(), feeds, decode, dtype)
 
 
 def output_dtypes(case: Case) -> list[np.dtype[Any] | None]:
-    """The dtypes of the outputs, elements of sequences included, where ONNX's inference knows them."""
+    """Return the dtypes of the outputs (or of a sequence's elements); None if ONNX's inference does not know it."""
     out: list[np.dtype[Any] | None] = []
     for info in case.model.graph.output:
         kind = info.type
@@ -153,7 +153,7 @@ def cast(value: Any, dtype: np.dtype[Any] | None) -> Any:
         return value
     if dtype == dtypes.STRING:
         return value.astype(object)
-    if value.dtype == object:  # integers without bounds wrap
+    if value.dtype == object:  # unbounded integers wrap
         bits = 8 * dtype.itemsize
         wrapped = [int(v) % 2**bits for v in value.reshape(-1)]
         return np.array(wrapped, np.uint64).astype(dtype).reshape(value.shape)
@@ -161,11 +161,11 @@ def cast(value: Any, dtype: np.dtype[Any] | None) -> Any:
         return value.astype(dtype)
 
 
-# --- the same node, asked otherwise -----------------------------------------------------------------------------------
+# --- the same node in another form ------------------------------------------------------------------------------------
 
 
 def _other_versions(case: Case) -> Iterator[Case]:
-    """The case as other versions of its operator that mean the same, those that onnxruntime knows best first."""
+    """Yield the case as other versions of its operator with the same meaning, newer and nearer versions first."""
     known = schemas[case.domain, case.operator]
     limit = generate.ORT_OPSET if not case.domain else max(known)
     changes = CHANGED.get(case.operator, ())
@@ -185,7 +185,7 @@ def _other_versions(case: Case) -> Iterator[Case]:
 
 
 def _untouched(case: Case, low: int) -> bool:
-    """Before opset 7 operands of equal shapes, with no `broadcast`, mean what they mean today."""
+    """Whether a node older than opset 7 has its newer meaning: equal shapes and no `broadcast`."""
     if case.operator not in _BROADCAST:
         return False
     shapes = {case.inputs[n].shape for n in case.node.input}
@@ -204,7 +204,7 @@ def _as_version(case: Case, version: int, opset: int) -> Case | None:
         if a.name not in there.attributes or generate.attribute_type(there.attributes[a.name]) != a.type:
             return None
         node.attribute.append(a)
-    for name, declared in there.attributes.items():  # a default that is not this version's must be said
+    for name, declared in there.attributes.items():  # a default that differs in that version must be set
         theirs = here.attributes.get(name)
         if name in given or name in ("consumed_inputs", "output_sequence"):
             continue
@@ -225,9 +225,9 @@ def _as_version(case: Case, version: int, opset: int) -> Case | None:
 
 
 def _other_dtypes(case: Case) -> Iterator[Case]:
-    """The case with halves and doubles as float32, and with narrow integers as wider ones."""
+    """Yield the case with halves and doubles as float32, and with narrow integers as wider ones."""
     if "empty" in case.flags and case.operator in ("ReduceMax", "ReduceMin"):
-        return  # whose result is the least or the greatest value of the dtype
+        return  # the result is the lowest or the highest value of the dtype
     maps: list[dict[Any, Any]] = [{np.dtype(np.float16): _F32, np.dtype(ml_dtypes.bfloat16): _F32, np.dtype(np.float64): _F32}]
     narrow = [np.dtype(t) for t in (np.int8, np.int16, np.uint8, np.uint16, np.uint32, np.uint64, np.int32)]
     maps += [dict.fromkeys(narrow, np.dtype(np.int64)), dict.fromkeys(narrow[:4], np.dtype(np.int32))]
@@ -245,7 +245,7 @@ def _other_dtypes(case: Case) -> Iterator[Case]:
 
 
 def with_dtypes(case: Case, mapping: dict[Any, Any]) -> Case | None:
-    """The case with other dtypes; None where a value does not survive."""
+    """Return the case with other dtypes; None if a value cannot be converted."""
     inputs: dict[str, Any] = {}
     for name, value in case.inputs.items():
         if isinstance(value, list):
@@ -258,7 +258,7 @@ def with_dtypes(case: Case, mapping: dict[Any, Any]) -> Case | None:
                 if (np.isinf(back) & np.isfinite(value)).any():
                     return None
                 if tolerance(case.operator).ulps == 0 and not np.array_equal(back, value, equal_nan=True):
-                    return None  # it compares, and rounding makes equals
+                    return None  # the operator compares, and rounding makes values equal
     node = NodeProto()
     node.CopyFrom(case.node)
     for a in node.attribute:
@@ -269,7 +269,7 @@ def with_dtypes(case: Case, mapping: dict[Any, Any]) -> Case | None:
 
 
 def _moved(case: Case) -> str | None:
-    """The type parameter of the elements that the node moves and never looks at; None where it looks at them."""
+    """Return the type parameter of the elements that the node moves without reading; None if it reads them."""
     if case.domain:
         return None
     given = {a.name: helper.get_attribute_value(a) for a in case.node.attribute}
@@ -285,7 +285,7 @@ def _moved(case: Case) -> str | None:
 
 
 def _numbered(case: Case) -> tuple[Case, dict[str, Any]] | None:
-    """The case on the numbers of its elements, as float32, and the elements by number (0 is what pads)."""
+    """Return the case with its elements replaced by float32 numbers, and the elements by number (0 is the padding)."""
     schema = case.schema
     parameter = _moved(case)
     dtype = case.types.get(parameter or "")
@@ -332,9 +332,10 @@ def _replace(value: Any, table: dict[str, Any], target: np.dtype[Any] | None) ->
 
 
 def body(case: Case) -> Outputs:
-    """The outputs of the operator's function body, run node by node; halves are widened before and rounded once after.
+    """Return the outputs of the operator's function body, run node by node; halves are widened before and rounded after.
 
-    Raises NotImplementedError where the operator has none.
+    Raises:
+        NotImplementedError: The operator has no function body.
     """
     from ...backend import SingaBackend
 
@@ -367,9 +368,10 @@ def body(case: Case) -> Outputs:
 
 
 def decomposition(case: Case) -> Outputs:
-    """The outputs of a custom operator's decomposition; halves are widened before and rounded once after.
+    """Return the outputs of a custom operator's decomposition; halves are widened before and rounded once after.
 
-    Raises NotImplementedError for operators of ONNX, which have other witnesses, and where there is no decomposition.
+    Raises:
+        NotImplementedError: The operator is one of ONNX, which has other witnesses, or it has no decomposition.
     """
     declaration = declarations[case.domain, case.operator][case.version]
     if not is_custom(case.domain) or declaration.decomposition_rule is None or has_trait(case.domain, case.operator, "random"):

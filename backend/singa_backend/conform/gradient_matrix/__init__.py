@@ -1,9 +1,9 @@
-"""The gradient matrix: for each operator version, whether its gradient is checked, or why there is none.
+"""The gradient matrix: for each operator version, whether its gradient is checked, or why it has none.
 
-standing    what the declarations say (see ../standing.py)
-row         one operator version, judged at points drawn for it
-run         many of them, in processes that may die or hang
-page        the result as data, as Markdown, and held to the declarations of today
+row         one operator version, judged at points drawn for it (its kind comes from autodiff/support.py)
+run         judges rows in child processes, which may die or hang
+page        the result as data and as Markdown, compared with the current declarations
+ledger      known deviations, with their reasons
 """
 
 from .ledger import Entry, read

@@ -1,12 +1,12 @@
-"""What is known of the gradient matrix and cannot be read off it, with the reason; data in conformance/gradients.toml.
+"""Known deviations of the gradient matrix, with their reasons; data in conformance/gradients.toml.
 
 [[entry]]
-operator = "Multinomial"            # an expression that the whole name matches
-domain = ""                         # the main domain if not given
-versions = [7]                      # all if not given
-what = "few"                        # few: too few points; differs: onnxruntime gives something else; missing: no rule
+operator = "Multinomial"            # a regular expression for the whole name
+domain = ""                         # default: the main domain
+versions = [7]                      # default: all
+what = "few"                        # few: too few points; differs: onnxruntime disagrees; missing: no rule
 why = "..."
-sometimes = true                    # it depends on the run: nobody is told that the entry explains nothing any more
+sometimes = true                    # depends on the run: the entry is not reported as unused
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cases import held
+from ..cases import data_file
 from ..ledger import Concerning, read_entries
 from .row import Row
 
@@ -25,7 +25,7 @@ _KEYS = {"operator", "domain", "versions", "what", "why", "sometimes"}
 
 @dataclass(frozen=True)
 class Entry(Concerning):
-    """One thing that is known, and why it is so."""
+    """A known deviation and its reason."""
 
     operator: str
     what: str
@@ -39,9 +39,9 @@ class Entry(Concerning):
 
 
 def read(path: Path | None = None) -> list[Entry]:
-    """The entries; raises ConformanceError for one that is not as the module's text says."""
+    """Read the entries; raises ConformanceError for one that does not follow the module's docstring."""
     entries = []
-    for _, raw in read_entries(path or held("gradients.toml"), _KEYS, "what", WHAT, "SX822"):
+    for _, raw in read_entries(path or data_file("gradients.toml"), _KEYS, "what", WHAT, "SX822"):
         versions = tuple(raw.get("versions", ()))
         sometimes = bool(raw.get("sometimes", False))
         entries.append(Entry(raw["operator"], raw["what"], raw["why"], raw.get("domain", ""), versions, sometimes))
@@ -49,13 +49,13 @@ def read(path: Path | None = None) -> list[Entry]:
 
 
 def states(row: Row) -> list[str]:
-    """What of a row needs an explanation: one of WHAT, or a verdict that has none."""
+    """Return what needs an explanation in a row: values of WHAT, or verdicts that no entry can explain."""
     found = [row.verdict] if row.verdict in ("few", "missing", "wrong", "died", "timeout") else []
     return [*found, "differs"] if row.witness.get("differs") else found
 
 
 def explain(row: Row, entries: Sequence[Entry]) -> bool:
-    """Note the ledger's words on the row; whether they say all that is to be said."""
+    """Store the ledger's reasons in the row; returns whether they explain all of its states."""
     row.explained = {}
     for what in states(row):
         entry = next((e for e in entries if e.covers(row, what)), None)

@@ -1,4 +1,4 @@
-"""One operator version: points are drawn, each is judged by differences, as a graph, and by onnxruntime in float32."""
+"""One operator version: draws points and judges each by differences, as a graph, and by onnxruntime in float32."""
 
 from __future__ import annotations
 
@@ -26,21 +26,25 @@ from ..gradients import ORT_TOLERANCE, Finding, Point
 
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training")
 _DRAWN = 3
-"""Points that are drawn at most, in multiples of those that are asked for: those at kinks do not count."""
+"""The maximum number of drawn points, in multiples of the requested ones: points at kinks do not count."""
 _DEATHS = 2
-"""Deaths and overruns of the witness after which a row asks it no more."""
+"""The number of deaths and timeouts after which a row no longer uses the witness."""
 _SAYS = 3
 
 
 @dataclass
 class Row:
-    """What is known of one operator version.
+    """The result of one operator version.
 
-    kind, how, why: what the declaration says (see standing.py).
-    verdict: "checked", "few" (right at too few points), "wrong", "died", "timeout", or the kind where there is no gradient.
-    agreed, kinks, wrong: points.  worst: the largest relative error.  graph: whether the graph form agreed everywhere.
-    witness: points by what became of them in onnxruntime: agree, refused, differs, died, timeout.
-    says: what went wrong, the first few; explained: the ledger's words for it.
+    Attributes:
+        kind: The kind of gradient that the declaration has, with `how` and `why` (see autodiff/support.py).
+        verdict: "checked", "few" (right at too few points), "wrong", "died", "timeout", or the kind if there is no gradient.
+        agreed: The number of points that agree; `kinks` and `wrong` count the others.
+        worst: The largest relative error.
+        graph: Whether the graph form agreed everywhere.
+        witness: Points by their result in onnxruntime: agree, refused, differs, died, timeout.
+        says: The first few messages about what went wrong.
+        explained: The ledger's reasons for them.
     """
 
     domain: str
@@ -73,11 +77,11 @@ class Row:
 
     @property
     def second(self) -> str:
-        """The verdict of the second witness: "differs", "agree", "refused", "died", "timeout", or nothing."""
+        """The verdict of the second witness: "differs", "agree", "refused", "died", "timeout" or ""."""
         return next((w for w in ("differs", "agree", "refused", "died", "timeout") if self.witness.get(w)), "")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; the time that it took is left out, for it is never the same."""
+        """As plain data, without the time, which differs from run to run."""
         found = asdict(self)
         del found["seconds"]
         return found | {"domain": NAMES.get(self.domain, self.domain), "worst": float(f"{self.worst:.2g}"), "second": self.second}
@@ -90,7 +94,7 @@ class Row:
 
 
 def listed(select: str = "") -> list[Row]:
-    """A row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as the declarations say."""
+    """Return a row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as it is declared."""
     rows = []
     for (domain, name), versions in sorted(schemas.items()):
         if domain not in DOMAINS:
@@ -105,12 +109,12 @@ def listed(select: str = "") -> list[Row]:
 
 
 def asks(row: Row) -> bool:
-    """Whether there is something to judge: a gradient, or that it is nothing."""
+    """Whether there is something to judge: a gradient, or a declaration that it is zero."""
     return row.kind in (DIFFERENTIABLE, "zero", "constant") and (row.domain, row.operator) in recipes.load()
 
 
 def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracle | None = None) -> Row:
-    """The row with its verdict: `count` points away from kinks, or as many as could be drawn."""
+    """Return the row with its verdict: `count` points away from kinks, or as many as could be drawn."""
     start = time.perf_counter()
     row = replace(row, witness={}, refusals=[], says=[], explained={}, agreed=0, kinks=0, wrong=0, worst=0.0)
     if row.kind != DIFFERENTIABLE:
@@ -134,14 +138,14 @@ def _judge(row: Row, point: Point, rng: np.random.Generator, oracle: Oracle | No
     try:
         findings = gradients.judge(point, rng)
         bad = [f for f in findings if f.verdict not in ("agree", "kink")]
-    except Exception as error:  # a rule that fails is as wrong as one that lies
+    except Exception as error:  # a rule that raises is as wrong as one with wrong values
         text = error.message if isinstance(error, SonnxError) else str(error)
         findings, bad = [], [Finding("", type(error).__name__, detail=text)]
     if bad:
         row.wrong += 1
         _say(row, f"{point.case.describe()} at opset {point.opset}: {bad[0].input} {bad[0].verdict}: {bad[0].detail}")
         return
-    if not findings:  # nothing that ONNX has differentiated, and no gradient either
+    if not findings:  # no differentiable input, and no gradient either
         return
     if any(f.verdict == "kink" for f in findings):
         row.kinks += 1
@@ -161,7 +165,7 @@ def _say(row: Row, text: str) -> None:
 
 
 def _witness(row: Row, point: Point, oracle: Oracle) -> None:
-    """The graph of the gradient in float32, by onnxruntime: beside the rule in float64, or where that differs, in float32."""
+    """Run the gradient's graph in float32 by onnxruntime; compare with the rule in float64, then with the graph in float32."""
     single = _narrow(point)
     model = single.model(min(point.opset, ORT_OPSET))
     if not model.graph.output:
@@ -192,13 +196,13 @@ def _count(row: Row, what: str) -> None:
 
 
 def _brief(reason: str) -> str:
-    """Why onnxruntime refused, without what changes from node to node."""
+    """Return why onnxruntime refused, without the parts that change from node to node."""
     found = re.search(r"Could not find an implementation for (\w+\(\d+\))", reason)
     return f"no kernel for {found[1]}" if found else " ".join(reason.split())[:200]
 
 
 def _narrow(point: Point) -> Point:
-    """The point in float32, its graphs too."""
+    """Return the point in float32, its graphs too."""
     graph = point.graph
     if any(a.HasField("g") for a in point.case.node.attribute):
         node = NodeProto()
@@ -208,7 +212,7 @@ def _narrow(point: Point) -> Point:
                 if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
                     value.type.tensor_type.elem_type = TensorProto.FLOAT
         inputs = {n: _single(x) for n, x in point.case.inputs.items()}
-        graph = read(generate.model(replace(point.case, node=node, inputs=inputs), held=frozenset()))
+        graph = read(generate.model(replace(point.case, node=node, inputs=inputs), constants=frozenset()))
     return replace(point, graph=graph, feeds=_single(point.feeds), dys=_single(point.dys))
 
 

@@ -1,4 +1,4 @@
-"""Rows judged in child processes, each with onnxruntime in a process of its own; what dies or hangs costs one row."""
+"""Judges rows in child processes, each with a separate process for onnxruntime; a death or a hang costs one row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(
     jobs: int | None = None,
     timeout: float = TIMEOUT,
 ) -> Iterator[Row]:
-    """The rows with their verdicts, as they come.  timeout: seconds that one may take."""
+    """Yield the rows with their verdicts, as they finish.  timeout: the seconds that one row may take."""
     yield from (judged(row) for row in rows if not asks(row))
     todo = [row for row in rows if asks(row)]
     for i, answer in ask_all(todo, _serve, count, seed, oracle, jobs=jobs, timeout=timeout):
@@ -35,7 +35,7 @@ def _failed(row: Row, failure: ChildFailure, timeout: float) -> Row:
 
 
 def _serve(count: int, seed: int, engine: str | None) -> Callable[[Row], Row]:
-    """In the child: what judges a row."""
+    """Return, in the child, the function that judges a row."""
     warnings.simplefilter("ignore")
     oracle = Oracle(engine) if engine else None
     return lambda row: judged(row, count, seed, oracle)

@@ -1,10 +1,10 @@
-"""The opset matrix: each operator written at each opset, equal there or refused by name; and the table of what can be written.
+"""The opset matrix: each operator written at each opset, equal there or refused by name; and the table of writable operators.
 
 problems    the models: ONNX's cases, the same with constants, and drawn ones for every schema version
-judge       one of them at every opset: written, checked, run and compared, or refused with the least opset
-run         many of them, in several processes
+judge       one model at every opset: written, checked, run and compared, or refused with the minimum opset
+run         judges models in several processes
 supported   which operators can be written at an opset, by the registry and the writer
-page        the matrix as data, as Markdown, and held to what the writer can do today
+page        the matrix as data and as Markdown, compared with what the writer can do now
 """
 
 from .judge import Judged, Outcome, judge

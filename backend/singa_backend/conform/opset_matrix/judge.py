@@ -1,4 +1,4 @@
-"""One model at every opset: written, checked, run and compared, or refused with the least opset; what is neither is wrong."""
+"""One model at every opset: written, checked, run and compared, or refused with the minimum opset; all else is wrong."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ TOLERANCE: dict[Any, float] = {
     np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-4, np.dtype(np.complex128): 1e-6, np.dtype(np.complex64): 1e-4,
     np.dtype(np.float16): 1e-2, np.dtype(ml_dtypes.bfloat16): 6e-2,
 }  # fmt: skip
-"""Drawn models: by dtype, the difference allowed relative to the largest finite number expected; all others agree exactly.
+"""Drawn models: by dtype, the difference allowed relative to the largest finite expected value; all others agree exactly.
 
-Doubles agree as floats do: attributes, and the constants in ONNX's function bodies, are float32."""
+Double has the tolerance of float32 values: attributes, and the constants in ONNX's function bodies, are float32."""
 BIG = 8
-"""A model of more nodes is written at fewer opsets, `FEW` and the newest: such are function bodies written out."""
+"""A model with more nodes (an expanded function body) is written at fewer opsets: `FEW` and the newest."""
 FEW = (LEAST, 13, 18)
-_REASON = re.compile(r"^.* cannot be written in opset \d+: (?P<why>.*); (?:opset \d+ is the least that can|no opset can)$", re.S)
+_REASON = re.compile(
+    r"^.* cannot be written in opset \d+: (?P<why>.*); (?:the minimum opset is \d+|no opset can express it)$", re.S
+)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An operator that an opset cannot express: what the error says, and the least opset that it names."""
+    """An operator that an opset cannot express: the error's reason, and the minimum opset that the error names."""
 
     operator: str
     least: int | None
@@ -53,7 +55,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """At one opset: "equal", "refused" or "wrong".  witness: what onnxruntime says ("agree", "differs", "" where not asked)."""
+    """The result at one opset: "equal", "refused" or "wrong".  witness: onnxruntime's ("agree", "differs: ...", "" if unused)."""
 
     status: str
     refusals: tuple[Refusal, ...] = ()
@@ -63,7 +65,7 @@ class Outcome:
 
 @dataclass
 class Judged:
-    """A problem with its outcomes by opset.  skipped: why it says nothing (its model does not pass at its own opset)."""
+    """A problem with its outcomes by opset.  skipped: why it cannot be judged (its model does not pass at its own opset)."""
 
     name: str
     kind: str
@@ -73,7 +75,7 @@ class Judged:
 
 
 def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle | None = None) -> Judged:
-    """The problem at these opsets (all, or a few for large models); raises nothing."""
+    """Judge the problem at these opsets (all, or a few for large models); raises nothing."""
     found = Judged(problem.name, problem.kind, problem.operators)
     try:
         graph = read(ModelProto.FromString(problem.model))
@@ -85,13 +87,13 @@ def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle 
     if problem.expected is not None and not random and (why := strict(base, problem.expected, problem.rtol, problem.atol)):
         found.skipped = why
         return found
-    asked = _Asked(problem, base, random, oracle)
+    expected = _Expectation(problem, base, random, oracle)
     for opset in opsets or opsets_for(graph):
-        found.outcomes[opset] = _outcome(graph, opset, asked)
+        found.outcomes[opset] = _outcome(graph, opset, expected)
     own = graph.opsets.get("", LEAST)
     if own in found.outcomes and found.outcomes[own].status == "refused":
         why = "; ".join(r.why for r in found.outcomes[own].refusals)
-        found.outcomes[own] = Outcome("wrong", says=f"refused at the opset that the model has: {why}")
+        found.outcomes[own] = Outcome("wrong", says=f"refused at the model's own opset: {why}")
     first = next((o for o, outcome in found.outcomes.items() if outcome.status == "refused"), None)
     if first is not None:
         found.outcomes[first] = _with_leasts(graph, first, found)
@@ -99,19 +101,19 @@ def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle 
 
 
 def opsets_for(graph: Graph) -> list[int]:
-    """All opsets, or a few and the newest."""
+    """Return all opsets, or a few and the newest."""
     return [*FEW, newest("")] if len(graph.nodes) > BIG else list(range(LEAST, newest("") + 1))
 
 
-class _Asked:
-    """What a written model is held to; models that mean the same are run once."""
+class _Expectation:
+    """What a written model is compared with; models with the same meaning are run once."""
 
     def __init__(self, problem: Problem, base: list[Any], random: bool, oracle: Oracle | None) -> None:
         self.problem, self.base, self.random = problem, base, random
         self.known: dict[Any, Outcome] = {}
         self.oracle = oracle
         if oracle is not None and self.witness(ModelProto.FromString(problem.model)) != "agree":
-            self.oracle = None  # it does not even say so of the model at its own opset
+            self.oracle = None  # it does not even agree on the model at its own opset
 
     def judged(self, written: ModelProto) -> Outcome:
         key = (written.graph.SerializeToString(), *(f.SerializeToString() for f in written.functions), _meanings(written))
@@ -127,9 +129,9 @@ class _Asked:
         source = ModelProto.FromString(self.problem.model)
         for side in ("input", "output"):
             names = [[v.name for v in getattr(m.graph, side)] for m in (source, written)]
-            held = {t.name for t in written.graph.initializer}
-            if [n for n in names[0] if n not in held] != [n for n in names[1] if n not in held]:
-                return Outcome("wrong", says=f"the names of the {side}s were {names[0]} and are {names[1]}")
+            weights = {t.name for t in written.graph.initializer}
+            if [n for n in names[0] if n not in weights] != [n for n in names[1] if n not in weights]:
+                return Outcome("wrong", says=f"the names of the {side}s must be {names[0]}, got {names[1]}")
         try:
             actual = _run(read(written), self.problem.feeds)
         except Exception as error:
@@ -147,12 +149,12 @@ class _Asked:
         return _near(list(actual), self.base)
 
     def witness(self, model: ModelProto) -> str:
-        """What onnxruntime says of a model."""
+        """Return onnxruntime's verdict on a model: "agree", "differs: ...", a failure's kind, or "" if it is not used."""
         new = any(o.version > ORT_OPSET for o in model.opset_import if o.domain in ("", "ai.onnx"))
         if self.oracle is None or self.random or new:
             return ""
-        held = {t.name for t in model.graph.initializer}
-        names = [v.name for v in model.graph.input if v.name not in held]
+        weights = {t.name for t in model.graph.initializer}
+        names = [v.name for v in model.graph.input if v.name not in weights]
         try:
             theirs = self.oracle.run(model.SerializeToString(), dict(zip(names, self.problem.feeds, strict=True)), timeout=20)
         except EngineFailure as error:
@@ -164,23 +166,23 @@ class _Asked:
         return f"differs: {why}" if why else "agree"
 
 
-def _outcome(graph: Graph, opset: int, asked: _Asked) -> Outcome:
+def _outcome(graph: Graph, opset: int, expected: _Expectation) -> Outcome:
     writer = OpsetWriter(opset)
     writer.finds_minimum_opset = False
     try:
         written, noted = _noting(graph, writer)
     except Exception as error:
         return Outcome("wrong", says=f"{type(error).__name__}: {_line(error)}")
-    return Outcome("refused", tuple(dict.fromkeys(map(_refusal, noted)))) if noted else asked.judged(written)
+    return Outcome("refused", tuple(dict.fromkeys(map(_refusal, noted)))) if noted else expected.judged(written)
 
 
 def _noting(graph: Graph, writer: OpsetWriter) -> tuple[ModelProto, list[Unwritable]]:
-    """The graph as the writer writes it, and what it could not write."""
+    """Write the graph; returns the model and what could not be written."""
     noted: list[Unwritable] = []
     writer.problems = noted
     try:
         return convert(graph, writer.target, writer=writer), noted
-    except Unwritable as error:  # within a graph of a node nothing stands in
+    except Unwritable as error:  # within a subgraph the writer uses no placeholder
         return ModelProto(), [*noted, error]
 
 
@@ -190,9 +192,9 @@ def _refusal(error: Unwritable) -> Refusal:
 
 
 def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
-    """The first refusal with the least opsets that its errors name: at the greatest the model is written, and no sooner.
+    """Check the first refusal: the greatest minimum opset that its errors name is the first at which the model is written.
 
-    A later opset may refuse again: some element types came and went.
+    A later opset may refuse again: newer opsets removed some element types.
     """
     try:
         _, noted = _noting(graph, OpsetWriter(first))
@@ -204,13 +206,13 @@ def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
         refused = outcome.status == "refused"
         if first < opset <= least and outcome.status != "wrong" and refused != (opset < least):
             said = least if least <= newest("") else "none"
-            text = f"the least opset is {said}, say the errors at {first}, and {opset} {'refuses' if refused else 'does'}"
+            text = f"the errors at {first} name the minimum opset {said}, but {opset} {'refuses' if refused else 'can write it'}"
             return Outcome("wrong", refusals, text)
     return Outcome("refused", refusals)
 
 
 def _meanings(model: ModelProto) -> tuple[Any, ...]:
-    """The schema versions that the nodes of a model mean at its opset: the same text may mean something else at another."""
+    """Return the schema versions of a model's nodes at its opset: the same bytes may have another meaning at another opset."""
     imports = imported(model.opset_import)
     return tuple(
         schema_version(node.domain, node.op_type, imports[node.domain])
@@ -223,12 +225,12 @@ def _run(graph: Graph, feeds: Sequence[Any]) -> list[Any]:
 
 
 def _sketch(x: Any) -> Any:
-    """A value with its numbers left out."""
+    """Return a value with zeros for its numbers."""
     return np.zeros_like(x) if isinstance(x, np.ndarray) else x
 
 
 def _near(actual: Any, expected: Any, where: str = "outputs") -> str:
-    """ "" where values agree as TOLERANCE says, else where they differ."""
+    """Return "" if the values agree within TOLERANCE, otherwise where they differ."""
     if isinstance(expected, list) and isinstance(actual, list) and len(actual) == len(expected):
         pairs = enumerate(zip(actual, expected, strict=True))
         return next((why for i, (a, e) in pairs if (why := _near(a, e, f"{where}[{i}]"))), "")

@@ -1,4 +1,4 @@
-"""The opset matrix as data and as a Markdown page, and whether both still say what the writer can do."""
+"""The opset matrix as data and as a Markdown page, and the check that both agree with what the writer can do."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .problems import Operator, listed, shown
 from .supported import how
 
 _REASONS = 4
-"""Reasons that are told of each operator."""
+"""The number of reasons shown per operator."""
 
 
 def to_json(found: Iterable[Judged], operators: Iterable[Operator]) -> dict[str, Any]:
-    """The matrix of these operators as plain data, a row each."""
+    """Return the matrix of these operators as plain data, one row each."""
     judged = sorted(found, key=lambda j: (j.name, j.kind))
     rows = [row(operator, [j for j in judged if operator in j.operators]) for operator in operators]
     outcomes = [o for j in judged for o in j.outcomes.values()]
@@ -46,7 +46,7 @@ def to_json(found: Iterable[Judged], operators: Iterable[Operator]) -> dict[str,
 
 
 def differs(judged: Iterable[Judged]) -> dict[str, str]:
-    """Where onnxruntime, which agrees on the model at its own opset, says otherwise of what was written; by model and opsets."""
+    """Return where onnxruntime agrees on the model at its own opset but not on what was written, by model and opsets."""
     found: dict[str, str] = {}
     for j in judged:
         opsets = [o for o, out in j.outcomes.items() if out.witness.startswith("differs")]
@@ -56,10 +56,10 @@ def differs(judged: Iterable[Judged]) -> dict[str, str]:
 
 
 def row(operator: Operator, judged: list[Judged]) -> dict[str, Any]:
-    """What is known of an operator.
+    """Return the row of an operator.
 
-    how: by opset, as `supported_ops` says it.  cells: by opset, [equal, refused, wrong, confirmed by onnxruntime].
-    leasts: how many models have which least opset ("none" where no opset can).  reasons: why calls are refused.
+    how: by opset, as `supported_ops` returns it.  cells: by opset, [equal, refused, wrong, confirmed by onnxruntime].
+    leasts: how many models have which minimum opset ("none" if no opset can).  reasons: why calls are refused.
     """
     cells: dict[int, list[int]] = {o: [0, 0, 0, 0] for o in range(LEAST, newest("") + 1)}
     leasts: Counter[str] = Counter()
@@ -69,7 +69,7 @@ def row(operator: Operator, judged: list[Judged]) -> dict[str, Any]:
         for opset, outcome in j.outcomes.items():
             mine = [r for r in outcome.refusals if concerns(r.operator, operator, j)]
             if outcome.status == "refused" and not mine:
-                continue  # another operator of this model is
+                continue  # another operator of this model is refused
             cells[opset][("equal", "refused", "wrong").index(outcome.status)] += 1
             cells[opset][3] += outcome.witness == "agree"
             if mine and refused is None:
@@ -90,28 +90,28 @@ def row(operator: Operator, judged: list[Judged]) -> dict[str, Any]:
 
 
 def concerns(named: str, operator: Operator, judged: Judged) -> bool:
-    """Whether a refusal that names an operator is one of this operator: its own, or of a part that it is made of."""
+    """Whether a refusal that names an operator concerns this one: by its own name, or by a part of its decomposition."""
     return named == operator[1] or named not in {name for _, name in judged.operators}
 
 
 def contradictions(document: dict[str, Any]) -> list[str]:
-    """Where the models say otherwise than `supported_ops`: written although it cannot be, or composed and never written.
+    """Return where the models contradict `supported_ops`: written although unsupported, or composed and never written.
 
-    A model is not written at every opset, only where something changes: what could be written at an older one counts.
+    A model is not written at every opset, only where something changes: what could be written at an older opset counts.
     """
     found = []
     for r in document["rows"]:
         least = min((int(o) for o, cell in r["cells"].items() if cell[0]), default=newest("") + 1)
         for opset, (equal, refused, _, _) in r["cells"].items():
             if equal and not r["how"][opset]:
-                found.append(f"{r['operator']} at opset {opset}: written, and supported_ops says that it cannot be")
+                found.append(f"{r['operator']} at opset {opset}: written, but supported_ops reports it as not writable")
             if refused and int(opset) < least and r["how"][opset] == "composed":
-                found.append(f"{r['operator']} at opset {opset}: composed, says supported_ops, and no model was written")
+                found.append(f"{r['operator']} at opset {opset}: supported_ops reports it as composed, but no model was written")
     return found
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The matrix that a folder holds; empty where there is none."""
+    """Read the matrix in a folder; empty if there is none."""
     return load(folder / "opsets.json")
 
 
@@ -121,23 +121,23 @@ def write(document: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def stale(folder: Path) -> str:
-    """ "" when the matrix in `folder` lists today's operators and opsets, and what `supported_ops` says; else the difference."""
+    """Return "" if the matrix in `folder` agrees with the current operators, opsets and `supported_ops`, else the difference."""
     path = folder / "opsets.json"
     if not path.exists():
         return f"{path} does not exist"
     document = read(folder)
     if document["opsets"] != [LEAST, newest("")]:
-        return f"{path} is of the opsets {document['opsets']}; there are {[LEAST, newest('')]}"
+        return f"{path} covers the opsets {document['opsets']}; there are {[LEAST, newest('')]}"
     there = {(r["domain"], r["operator"]): r for r in document["rows"]}
     here = {(DOMAINS.get(d, d), n): (d, n) for d, n in listed()}
     if there.keys() != here.keys():
         first = sorted(there.keys() ^ here.keys())[0]
-        return f"{path}: {first[1]} is listed {'but unknown to onnx' if first in there else 'nowhere'}"
+        return f"{path}: {first[1]} is {'listed, but unknown to onnx' if first in there else 'not listed'}"
     for key, operator in here.items():
         for opset, then in there[key]["how"].items():
             now = how(operator, int(opset))
             if now != then:
-                return f"{path}: {key[1]} at opset {opset} was {then or 'not written'!r} and is {now or 'not written'!r}"
+                return f"{path}: {key[1]} at opset {opset} is {then or 'not written'!r} there and {now or 'not written'!r} now"
     return stale_page(document, path, PAGES)
 
 
@@ -145,7 +145,7 @@ def stale(folder: Path) -> str:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The page that opsets.json renders to."""
+    """Render opsets.json as a Markdown page."""
     t, made, (least, top) = document["totals"], document["environment"], document["opsets"]
     count, differing = t["outcomes"], t["witness"].get("differs", 0)
     within = ", ".join(f"{d.name} within {r:g}" for d, r in TOLERANCE.items())
@@ -153,43 +153,42 @@ def markdown(document: dict[str, Any]) -> str:
         "# Opsets", "",
         "Generated by `sonnx opsets`; nothing here is written by hand.", "",
         f"onnx {made['onnx']}, onnxruntime {made['onnxruntime']}; opsets {least} to {top}.", "",
-        f"Each of {sum(t['models'].values()):,} models was written at these opsets: **{count['equal']:,}** times written and"
-        f" equal, **{count['refused']:,}** times refused by name and least opset, **{count['wrong']:,}** times anything else.",
+        f"Each of {sum(t['models'].values()):,} models was written at these opsets: **{count['equal']:,}** results are equal,"
+        f" **{count['refused']:,}** are refused by name and minimum opset, **{count['wrong']:,}** are wrong.",
         "",
         "| models | |", "|---|---:|",
         *(f"| {kind} | {n:,} |" for kind, n in t["models"].items()),
         f"| not judged: the model does not pass at its own opset | {len(document['skipped'])} |", "",
-        f"* Confirmed by onnxruntime: **{t['witness'].get('agree', 0):,}** of the written; it differs in {differing}.",
+        f"* Confirmed by onnxruntime: **{t['witness'].get('agree', 0):,}** of the written models; different in {differing}.",
         f"* Operators without a model: {', '.join(t['none']) or 'none'}.", "",
         "## How it is judged", "",
-        "* A *case* is one of ONNX's own with its inputs and expected outputs; *with constants*: its inputs but the first, as far"
-        " as they are small, as initializers; *drawn*: a model of one node of some schema version, from a generator, held to the"
-        " run of the model that it was written from.",
-        "* *Equal*: onnx's full check passes, names of inputs and outputs are kept, and the outputs agree: with a case's in its"
-        f" own tolerance, everything but floats exactly; with a drawn model's {within} of the largest value, everything else"
-        " exactly; of operators that draw random numbers element types and shapes.",
-        "* *Refused*: the error names the operator and the least opset; at that one, and no sooner, the model is written. That is"
-        " held for the error at the lowest opset that refuses. A few element types were taken away again by newer opsets.",
-        "* onnxruntime is asked where it agrees on the model at its own opset, and compared within 1e-3, half floats"
-        " within 1e-2.",
-        "* A model is run once for all opsets at which it is written in the same bytes and its nodes mean the same schema"
-        f" versions. Models of more than {BIG} nodes, ONNX's function bodies written out, are written at"
-        f" {', '.join(map(str, FEW))} and the newest.",
+        "* A *case* is one of ONNX's own with its inputs and expected outputs. *with constants*: its small inputs after the first"
+        " are initializers. *drawn*: a generated model of one node of a schema version, compared with the run of the model that"
+        " it was written from.",
+        "* *Equal*: onnx's full check passes, the names of inputs and outputs are kept, and the outputs agree. The outputs of a"
+        f" case agree within its tolerance, and exactly if they are not floats; those of a drawn model agree {within} of the"
+        " largest value, all others exactly. For random operators only element types and shapes are compared.",
+        "* *Refused*: the error names the operator and the minimum opset, which is the first at which the model is written. This"
+        " is checked for the error at the lowest opset that refuses. Newer opsets removed a few element types.",
+        "* onnxruntime is used if it agrees on the model at its own opset; outputs are compared within 1e-3, half floats within"
+        " 1e-2.",
+        "* A model is run once for all opsets at which it has the same bytes and its nodes have the same schema versions. Models"
+        f" of more than {BIG} nodes (expanded function bodies) are written at {', '.join(map(str, FEW))} and the newest.",
         "",
     ]  # fmt: skip
-    for title, part in (("Anything else", "wrong"), ("onnxruntime differs", "differs"), ("Not judged", "skipped")):
+    for title, part in (("Wrong", "wrong"), ("onnxruntime differs", "differs"), ("Not judged", "skipped")):
         lines += [f"## {title}", "", *(f"* {name}: {_plain(why)}" for name, why in document[part].items())]
         lines += ["Nothing.", ""] if not document[part] else [""]
     opsets = [str(o) for o in range(least, top + 1)]
     for domain in dict.fromkeys(r["domain"] for r in document["rows"]):
         lines += [f"## {domain}", "",
-                  "By opset: models written and equal, `5/8` where 3 are refused, `·` where no model was written at it.",
-                  "*native from*: the opset has the operator; *composed from*: others can say what it does.", "",
+                  "By opset: models written and equal; `5/8` if 3 of 8 are refused, `·` if no model was written at it.",
+                  "*native from*: the opset has the operator; *composed from*: other operators can express it.", "",
                   f"| operator | native from | composed from | {' | '.join(opsets)} |",
                   "|---|---:|---:|" + "---:|" * len(opsets)]  # fmt: skip
         lines += [_line(r, opsets) for r in document["rows"] if r["domain"] == domain] + [""]
-    lines += ["## Why models are refused", "", "*least*: how many models have which least opset.", "",
-              "| operator | least | reasons |", "|---|---|---|"]  # fmt: skip
+    lines += ["## Why models are refused", "", "*minimum*: how many models have which minimum opset.", "",
+              "| operator | minimum | reasons |", "|---|---|---|"]  # fmt: skip
     for r in document["rows"]:
         if r["reasons"]:
             counts = ", ".join(f"{least} ({n})" for least, n in r["leasts"].items())

@@ -1,4 +1,4 @@
-"""What is written at every opset: ONNX's own cases, the same with constants in place of inputs, and drawn models of one node."""
+"""The models to write at every opset: ONNX's own cases, the same with constants as inputs, and drawn models of one node."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Operator = tuple[str, str]
 
 KINDS = ("node", "simple")
 NEWEST_DRAWS, OLDER_DRAWS = 4, 2
-"""How many models are drawn of the newest version of an operator, and of each older one."""
+"""How many models are drawn for the newest version of an operator, and for each older one."""
 _SMALL = 64
-"""Elements of an input that becomes a constant."""
+"""The maximum number of elements of an input that becomes a constant."""
 _TRIES = 40
 _COMMON = (np.float32, np.int64, np.bool_)
 
@@ -38,9 +38,15 @@ _COMMON = (np.float32, np.int64, np.bool_)
 class Problem:
     """A model to write at other opsets.
 
-    kind: "case", "case with constants", "drawn", "drawn with constants".
-    expected: None where only our own run of the model says it.  rtol, atol: of a case.
-    operators: those of the model, of which each gets a row.
+    Attributes:
+        name: The name of the case, or the schema version and number of a drawn model.
+        kind: "case", "case with constants", "drawn" or "drawn with constants".
+        model: The model's bytes.
+        feeds: The values of its inputs.
+        expected: The expected outputs; None if only our own run of the model determines them.
+        rtol: The relative tolerance of a case.
+        atol: The absolute tolerance of a case.
+        operators: The operators of the model; each has a row.
     """
 
     name: str
@@ -54,17 +60,17 @@ class Problem:
 
 
 def shown(operator: Operator) -> str:
-    """ "Softmax", "ai.onnx.ml:Scaler"."""
+    """Return the name that reports use: "Softmax", "ai.onnx.ml:Scaler"."""
     return f"{operator[0]}:{operator[1]}" if operator[0] else operator[1]
 
 
 def listed(select: str = "") -> list[Operator]:
-    """Every operator of the domains that ONNX defines whose name matches."""
+    """Return every operator of ONNX's domains whose name matches."""
     return sorted(key for key in schemas if key[0] in DOMAINS and re.search(select, shown(key)))
 
 
 def models(select: str = "") -> Iterator[Problem]:
-    """Everything there is to write for the operators that match, in an order of its own that is always the same."""
+    """Yield all models of the operators that match, always in the same order."""
     chosen = set(listed(select))
     for case in load(KINDS):
         proto = ModelProto.FromString(case.model)
@@ -85,14 +91,14 @@ def models(select: str = "") -> Iterator[Problem]:
 
 
 def operators_of(model: ModelProto) -> tuple[Operator, ...]:
-    """The operators of the known domains in a model, its graphs and its functions."""
+    """Return the operators of the known domains in a model, its graphs and its functions."""
     nodes = chain(nodes_of(model.graph.node), *(nodes_of(f.node) for f in model.functions))
     found = {(plain_domain(node.domain), node.op_type) for node in nodes}
     return tuple(sorted(f for f in found if f[0] in DOMAINS))
 
 
 def nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """These nodes and those of their graphs."""
+    """Yield these nodes and the nodes of their graphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -117,7 +123,7 @@ def with_constants(proto: ModelProto, feeds: Sequence[Any]) -> tuple[ModelProto,
 
 
 def drawn(domain: str, name: str, version: int) -> Iterator[Problem]:
-    """Models of one node of a schema version, without special values; the first of each in the commonest element types."""
+    """Yield models of one node of a schema version, without special values; the first has the most common element types."""
     allowed = generate.allowed_types(schemas[domain, name][version])
     count = NEWEST_DRAWS if version == current(domain, name) else OLDER_DRAWS
     given = 0
@@ -144,12 +150,12 @@ def drawn(domain: str, name: str, version: int) -> Iterator[Problem]:
         yield from (problem for problem in found if problem is not None)
 
 
-def _drawn(case: generate.Case, kind: str, held: set[str], number: int) -> Problem | None:
-    """The case as a problem; None where ONNX's checker refuses it: a graph drawn for a node may be of types that do not fit."""
-    model = _typed(case, frozenset(held))
+def _drawn(case: generate.Case, kind: str, constants: set[str], number: int) -> Problem | None:
+    """Return the case as a problem; None if ONNX's checker refuses it: the types of a drawn subgraph may not match."""
+    model = _typed(case, frozenset(constants))
     if model is None or not _valid(model):
         return None
-    feeds = [x for n, x in case.inputs.items() if n not in held]
+    feeds = [x for n, x in case.inputs.items() if n not in constants]
     label = f"{shown((case.domain, case.operator))}-{case.version} #{number}"
     return Problem(label, kind, model.SerializeToString(), feeds, None, 0, 0, operators_of(model))
 
@@ -158,7 +164,7 @@ _OF_MAPS: dict[Operator, tuple[int, dict[str, Any], dict[Any, float], int]] = {
     ("ai.onnx.ml", "CastMap"): (TensorProto.INT64, {"map_form": "SPARSE", "max_map": 4}, {0: 0.5, 2: -1.25}, 4),
     ("ai.onnx.ml", "DictVectorizer"): (TensorProto.STRING, {"string_vocabulary": ["a", "b", "c"]}, {"c": 2.0, "a": 0.5}, 3),
 }
-"""Operators of maps, which no generator draws: the type of the keys, attributes, a map of floats, the length of the result."""
+"""Operators of maps, which the generator cannot draw: key type, attributes, a map of floats, the length of the result."""
 
 
 def _of_a_map(name: str) -> Problem:
@@ -175,13 +181,13 @@ def _of_a_map(name: str) -> Problem:
     return Problem(f"{name} of a map", "drawn", model.SerializeToString(), [value], None, 0, 0, operators_of(model))
 
 
-def _typed(case: generate.Case, held: frozenset[str]) -> ModelProto | None:
-    """The case as a model; where inference does not know an output's rank a run does.  None where it does not run."""
-    model = generate.model(case, held=held)
+def _typed(case: generate.Case, constants: frozenset[str]) -> ModelProto | None:
+    """Return the case as a model; a run supplies output ranks that inference does not know.  None if it does not run."""
+    model = generate.model(case, constants=constants)
     if any(not info.type.tensor_type.HasField("shape") for info in model.graph.output if info.type.HasField("tensor_type")):
         try:
             graph = read(model)
-            outputs = Executor(graph, resolve("CPU")).run(graph, [x for n, x in case.inputs.items() if n not in held])
+            outputs = Executor(graph, resolve("CPU")).run(graph, [x for n, x in case.inputs.items() if n not in constants])
         except SonnxError:
             return None
         for info, y in zip(model.graph.output, outputs, strict=True):
@@ -199,6 +205,6 @@ def _valid(model: ModelProto) -> bool:
 
 
 def current(domain: str, name: str) -> int:
-    """The newest version of an operator that is not deprecated; the newest where all are."""
+    """Return the newest version of an operator that is not deprecated, or the newest if all are."""
     versions = schemas[domain, name]
     return max((v for v, s in versions.items() if not s.deprecated), default=max(versions))

@@ -1,4 +1,4 @@
-"""Problems judged in several processes, each with onnxruntime in a process of its own."""
+"""Judges problems in several processes, each with a separate process for onnxruntime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .problems import Problem
 
 
 def run(problems: Sequence[Problem], oracle: str | None = "onnxruntime", jobs: int | None = None) -> Iterator[Judged]:
-    """The problems with their outcomes, as they come.  Raises ChildFailure if a process dies."""
+    """Yield the problems with their outcomes, as they finish.  Raises ChildFailure if a process dies."""
     for _, answer in ask_all(problems, _serve, oracle, jobs=jobs):
         if isinstance(answer, ChildFailure):
             raise answer
@@ -20,7 +20,7 @@ def run(problems: Sequence[Problem], oracle: str | None = "onnxruntime", jobs: i
 
 
 def _serve(engine: str | None) -> Callable[[Problem], Judged]:
-    """In the child: what judges a problem."""
+    """Return, in the child, the function that judges a problem."""
     warnings.simplefilter("ignore")
     oracle = Oracle(engine) if engine else None
     return lambda problem: judge(problem, None, oracle)

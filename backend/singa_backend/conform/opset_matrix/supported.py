@@ -1,4 +1,4 @@
-"""Which operators can be written at an opset: by the registry where the opset has them, by trying the writer where not."""
+"""Which operators can be written at an opset: by the registry if the opset has them, otherwise by trying the writer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from .problems import Operator, current, drawn, listed
 class Support:
     """How an operator is written at an opset.
 
-    how: "native" where the opset has it (some of its calls may still need a newer one), "composed" of others where some call
-    can be, "" where none can.  least: the least opset from this one on in which one can; None where there is none.
+    Attributes:
+        how: "native" if the opset has it (some of its calls may still need a newer one), "composed" if other operators can
+            express some of its calls, "" if it cannot be written.
+        least: The lowest opset, this one or newer, that can write one of its calls; None if there is none.
     """
 
     how: str
@@ -34,13 +36,21 @@ class Support:
 
 
 def supported_ops(opset: int) -> dict[Operator, Support]:
-    """Every operator that ONNX defines, (domain, name) -> Support, in order.
+    """Return for every operator that ONNX defines how it can be written at an opset.
 
-    Other domains have versions of their own and can be used at every opset.  Raises InvalidInput (SX323) for an opset that is not
-    written at all.
+    Operators of the domains other than ai.onnx have separate versions and can be used at every opset.
+
+    Args:
+        opset: An opset of ai.onnx, from the lowest that the writer supports to the newest.
+
+    Returns:
+        (domain, name) -> Support, sorted by key; the domain "" is ai.onnx.
+
+    Raises:
+        InvalidInput: The writer does not support the opset (SX323).
     """
     if not LEAST <= opset <= newest(""):
-        raise InvalidInput(f"a file is written in an opset of [{LEAST}, {newest('')}], not {opset}", code="SX323")
+        raise InvalidInput(f"the opset must be in [{LEAST}, {newest('')}], got {opset}", code="SX323")
     found: dict[Operator, Support] = {}
     for operator in listed():
         least = next((o for o in range(opset, newest("") + 1) if how(operator, o)), None)
@@ -49,7 +59,7 @@ def supported_ops(opset: int) -> dict[Operator, Support]:
 
 
 def how(operator: Operator, opset: int) -> str:
-    """ "native", "composed" or "": see Support."""
+    """Return "native", "composed" or "": see Support."""
     domain, name = operator
     if domain:
         return "native"
@@ -61,7 +71,7 @@ def how(operator: Operator, opset: int) -> str:
 
 @cache
 def _composed(name: str, opset: int) -> bool:
-    """Whether the writer can write one of the models that are drawn of an operator."""
+    """Whether the writer can write one of the models drawn for an operator."""
     for graph in _probes(name):
         writer = OpsetWriter(opset)
         writer.finds_minimum_opset = False
@@ -83,7 +93,7 @@ _SIMPLE = {
         { y = Attention (q, k, v) }""",
     "ConstantOfShape": "g () => (float[3] y) <int64[1] s = {3}> { y = ConstantOfShape (s) }",
 }
-"""Calls that older opsets hold, of operators of which drawn ones ask for more."""
+"""Calls that older opsets can express, of operators whose drawn calls need newer ones."""
 
 
 def _graphs(name: str) -> Iterator[Graph]:

@@ -1,4 +1,4 @@
-"""How to draw a valid node of each operator: a recipe per operator, found by domain and name (registry.py)."""
+"""Recipes that draw a valid node of each operator, by domain and name (registry.py)."""
 
 from . import control, elementwise, indexing, learning, linear, neural, numbers, shaping, text, windows
 from .registry import RECIPES, Recipe, load, recipe

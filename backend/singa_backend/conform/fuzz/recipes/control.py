@@ -17,12 +17,12 @@ def _info(name: str, dtype: Any, shape: Any = None) -> Any:
 
 
 def _value(d: Draw) -> np.dtype[Any]:
-    """The dtype of the values; the small sums in the bodies want one of the plain types."""
+    """Return the dtype of the values; the operators in the bodies need a common type."""
     return d.dtype("V")
 
 
 def _body(d: Draw, dtype: np.dtype[Any], x: str, y: str) -> Any:
-    """A node that every type has."""
+    """Return a node that every type supports."""
     plain = dtype in (np.float32, np.float64) and d.opset >= 7
     return helper.make_node(d.pick(["Neg", "Abs", "Identity"]) if plain else "Identity", [x], [y])
 
@@ -36,10 +36,10 @@ def if_(d: Draw) -> None:
     branches = {}
     for side in ("then", "else"):
         shape = same if d.v < 11 else d.shape(0, 3)
-        held = numpy_helper.from_array(d.array(dtype, shape), f"{side}_x")
+        weight = numpy_helper.from_array(d.array(dtype, shape), f"{side}_x")
         y = f"{side}_y"
         branches[f"{side}_branch"] = helper.make_graph(
-            [_body(d, dtype, f"{side}_x", y)], side, [], [_info(y, dtype, shape)], [held]
+            [_body(d, dtype, f"{side}_x", y)], side, [], [_info(y, dtype, shape)], [weight]
         )
     d.attributes |= branches
     d.put(np.array(d.chance()).reshape((1,) if d.chance(0.2) else ()))
@@ -151,7 +151,7 @@ def sequence_map(d: Draw) -> None:
 def optional(d: Draw) -> None:
     which = "V"
     if d.schema.name == "OptionalGetElement" and d.v < 18:
-        raise Skip  # only an optional, which no other engine can be fed here
+        raise Skip  # only optionals, which cannot be fed to other engines
     d.put(d.array(which, d.shape()))
 
 

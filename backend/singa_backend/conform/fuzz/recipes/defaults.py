@@ -1,4 +1,4 @@
-"""The recipe of an operator that has none: inputs and attributes as its schema allows them."""
+"""The default recipe of an operator: inputs and attributes that its schema allows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OPTION = defs.OpSchema.FormalParameterOption
 
 
 def drawable(domain: str, name: str) -> bool:
-    """Whether an operator is a custom one whose inputs are tensors of any values: none is read on the host, as a shape is."""
+    """Whether an operator is custom and takes tensors of any values: it reads no input on the host, such as a shape."""
     declaration = newest_declaration(domain, name)
     if not is_custom(domain) or declaration is None or declaration.prepares or "run" in declaration.services.values():
         return False
@@ -21,7 +21,7 @@ def drawable(domain: str, name: str) -> bool:
 
 
 def default(d: Draw) -> None:
-    """Inputs of one shape, of shapes that broadcast, or one and scalars, by the operator's traits; attributes as by default."""
+    """Draw inputs of one shape, of shapes that broadcast, or one and scalars, by the operator's traits; default attributes."""
     domain, name = d.schema.domain, d.schema.name
     unary, broadcasting = (has_trait(domain, name, trait) for trait in ("unary", "broadcasting"))
     shape = d.shape()

@@ -1,4 +1,4 @@
-"""Recipes of operators that work element by element, with and without broadcasting."""
+"""Recipes of elementwise operators, with and without broadcasting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .registry import recipe
 
 
 def consumed(d: Draw, n: int) -> None:
-    """The legacy hint of opset 1, which changes nothing."""
+    """Draw the legacy hint of opset 1, which has no effect."""
     d.attr("consumed_inputs", lambda: [0] * n, None)
 
 
@@ -63,7 +63,7 @@ def shrink(d: Draw) -> None:
 
 
 def operands(d: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two shapes: by NumPy's rules from opset 7 on, before by those of `broadcast` and `axis`."""
+    """Draw two shapes: by NumPy's rules at opset 7 or later, before that by `broadcast` and `axis`."""
     if not d.has("broadcast"):
         return d.pair()
     a = d.shape()
@@ -123,7 +123,7 @@ def power(d: Draw) -> None:
         y = np.asarray(np.clip(y.astype(np.float64), -3, 3)).astype(y.dtype)
     else:
         y = d.array(1, b, d.pick(["small", "tame", "half"]))
-    if integral:  # what no integer is has no meaning
+    if integral:  # other exponents have no defined result
         y = np.abs(np.rint(y.astype(np.float64))).astype(y.dtype)
     d.put(x, y)
 
@@ -184,7 +184,7 @@ def clip(d: Draw) -> None:
 
 @recipe("Dropout")
 def dropout(d: Draw) -> None:
-    """Only what has no chance in it: inference, or a ratio of 0."""
+    """Draw only deterministic forms: inference, or a ratio of 0."""
     d.put(d.array(0, d.shape()))
     if d.chance():
         d.outputs.append("mask")
@@ -208,7 +208,7 @@ def dropout(d: Draw) -> None:
 
 @recipe("Cast CastLike")
 def cast(d: Draw) -> None:
-    """Values that the target holds, for a cast that overflows an integer has no meaning."""
+    """Draw values that the target can represent: a cast that overflows an integer is undefined."""
     from ....dtypes import FLOAT8, STRING, is_float, onnx_code
 
     source, target = d.dtype(0), d.dtype("T2")

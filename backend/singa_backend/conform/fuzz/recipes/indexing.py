@@ -53,7 +53,7 @@ def scatter_elements(d: Draw) -> None:
     axis = d.attr("axis", [d.axis(len(shape))], 0)
     reduction = _reduction(d)
     chosen = [d.whole(min(1, n), n) for n in shape]
-    if reduction == "none":  # no place is written twice
+    if reduction == "none":  # no element is written twice
         order = np.argsort(d.rng.random(shape), axis=axis)[tuple(slice(0, n) for n in chosen)]
         at = np.where(np.asarray(d.rng.random(order.shape) < 0.3) & (d.v >= 11), order - shape[axis], order).astype(d.dtype(1))
     else:

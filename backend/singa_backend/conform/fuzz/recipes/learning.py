@@ -191,7 +191,7 @@ MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRA
 
 
 def _trees(d: Draw, features: int) -> tuple[dict[str, list[Any]], list[tuple[int, int]]]:
-    """Node attributes of a few random trees, and (tree, node) of each leaf."""
+    """Draw the node attributes of a few random trees; returns them and (tree, node) of each leaf."""
     nodes: dict[str, list[Any]] = {
         k: []
         for k in (
@@ -261,7 +261,7 @@ def tree_regressor(d: Draw) -> None:
 @recipe("TreeEnsembleClassifier", ML)
 def tree_classifier(d: Draw) -> None:
     leaves, classes = _old_trees(d), d.whole(3, 4)
-    d.attributes |= {  # each leaf votes on each class: what a class without a vote has is not said
+    d.attributes |= {  # each leaf votes for each class: the value of a class without votes is not specified
         "class_treeids": [t for t, _ in leaves for _ in range(classes)],
         "class_nodeids": [n for _, n in leaves for _ in range(classes)],
         "class_ids": list(range(classes)) * len(leaves),

@@ -1,4 +1,4 @@
-"""Recipes of products of matrices and their kin."""
+"""Recipes of matrix products and related operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .registry import recipe
 
 
 def _operands(d: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two shapes that MatMul takes."""
+    """Draw two shapes that MatMul accepts."""
     m, k, n = (d.size() for _ in range(3))
     if d.chance(0.05):
         k = 0
@@ -43,7 +43,7 @@ def mat_mul_integer(d: Draw) -> None:
 
 
 def _zero(d: Draw, which: int, rows: int, rank: int) -> np.ndarray:
-    """One zero point, or one for each row of A or column of B where those are matrices."""
+    """Draw one zero point, or one for each row of A or column of B if they are matrices."""
     each = rank == 2 and d.chance(0.4) and which == 3
     return d.array(which, (rows,) if each else ())
 
@@ -74,7 +74,7 @@ def gemm(d: Draw) -> None:
     else:
         d.put(d.array(2, d.broadcast((m, n)), "tame"))
     whole = d.dtype(0).kind in "iu"
-    least = 0 if d.dtype(0).kind == "u" else -2  # a real below zero is no unsigned integer
+    least = 0 if d.dtype(0).kind == "u" else -2  # a negative real cannot become an unsigned integer
     for name in ("alpha", "beta"):
         d.attr(name, lambda: float(d.whole(least, 3)) if whole else d.real(), 1.0)
 

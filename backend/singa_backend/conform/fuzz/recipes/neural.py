@@ -1,4 +1,4 @@
-"""Recipes of the layers of a network: normalisations, attention, recurrence, losses."""
+"""Recipes of the layers of a network: normalizations, attention, recurrence, losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes of operators that reduce, accumulate, normalise, quantize, transform and make numbers."""
+"""Recipes of operators that reduce, accumulate, normalize, quantize, transform and generate numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .registry import recipe
 @recipe("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare")
 def reduction(d: Draw) -> None:
     name = d.schema.name
-    shape = d.shape(0, 5, empty=0 if name == "ReduceMean" else EMPTY)  # the mean of nothing is undefined
+    shape = d.shape(0, 5, empty=0 if name == "ReduceMean" else EMPTY)  # the mean of no elements is undefined
     kind = "any" if name in ("ReduceMax", "ReduceMin") else "positive" if name == "ReduceLogSum" else d.pick(["small", "tame"])
     d.put(d.array(0, shape, kind))
     axes = d.axes(len(shape)) if shape and d.chance(0.8) else None
@@ -66,7 +66,7 @@ def mean_variance(d: Draw) -> None:
     d.attr("axes", lambda: d.axes(4, negative_from=99), None)
 
 
-# --- quantisation -----------------------------------------------------------------------------------------------------
+# --- quantization -----------------------------------------------------------------------------------------------------
 
 
 def _scale(d: Draw, which: str | int, shape: tuple[int, ...]) -> np.ndarray:
@@ -77,7 +77,7 @@ def _scale(d: Draw, which: str | int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _grain(d: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the values and of their scales: one scale, one per channel, or one per block."""
+    """Draw the shapes of the values and of their scales: one scale, one per channel, or one per block."""
     shape = d.shape(1, empty=0.03)
     rank = len(shape)
     ways = ["one"] + (["axis"] if d.v >= 13 else []) + (["block"] if d.v >= 21 else [])
@@ -199,7 +199,7 @@ def mel(d: Draw) -> None:
         d.attributes["output_datatype"] = onnx_code(d.dtype("T3"))
 
 
-# --- numbers from nothing ---------------------------------------------------------------------------------------------
+# --- generators -------------------------------------------------------------------------------------------------------
 
 
 @recipe("Range")

@@ -17,7 +17,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {}
 
 
 def recipe(names: str, domain: str = "") -> Callable[[Recipe], Recipe]:
-    """Register a recipe for the operators named, separated by blanks; raises ValueError for a second one."""
+    """Register a recipe for operators, named in one string separated by blanks; raises ValueError for a second one."""
 
     def register(function: Recipe) -> Recipe:
         for name in names.split():
@@ -30,5 +30,5 @@ def recipe(names: str, domain: str = "") -> Callable[[Recipe], Recipe]:
 
 
 def load() -> dict[tuple[str, str], Recipe]:
-    """All recipes: those of the families, and the default one for custom operators that it can draw."""
+    """Return all recipes: those of the families, and the default one for custom operators that it can draw."""
     return {key: default for key in declarations if key not in RECIPES and drawable(*key)} | RECIPES

@@ -1,4 +1,4 @@
-"""Recipes of operators that look at an image through windows: convolutions, pools, resizing, sampling."""
+"""Recipes of operators with windows over an image: convolutions, pools, resizing, sampling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .registry import recipe
 
 
 class Window:
-    """Kernel, strides, dilations and pads that fit some image, set as attributes."""
+    """Draw kernel, strides, dilations and pads that fit some image, and set them as attributes."""
 
     def __init__(self, d: Draw, *, low: int = 1, high: int = 3, pads: bool = True, kernel: bool = True) -> None:
         n = self.rank = d.pick([low, 2, 2, high]) if low <= 2 <= high else d.whole(low, high)
@@ -205,7 +205,7 @@ def grid_sample(d: Draw) -> None:
     n = d.whole(1, 2)
     image, out = [d.whole(1 if d.chance(0.1) else 2, 5) for _ in range(rank)], [d.whole(1, 4) for _ in range(rank)]
     grid = d.rng.uniform(-1.3, 1.3, (n, *out, rank))
-    if mode == "nearest":  # away from the middles, where rounding decides
+    if mode == "nearest":  # not at midpoints, where rounding decides
         grid = np.round(grid * 64) / 64 + 1 / 256
     d.put(d.array(0, (n, d.whole(1, 2), *image), "tame"), grid.astype(d.dtype(1)))
 
