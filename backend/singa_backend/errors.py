@@ -45,6 +45,7 @@ class Problem:
     version: int | None = None
 
     def __str__(self) -> str:
+        """Return the message with the name of the node."""
         where = f"node {self.node!r}: " if self.node else ""
         return f"{where}{self.message}"
 
@@ -124,6 +125,7 @@ class SonnxError(Exception):
         return self
 
     def __str__(self) -> str:
+        """Return the message with its code, place, inputs, problems and hint."""
         lines = [f"[{self.code}] {self.message}"]
         if self.operator:
             operator = self.operator if self.version is None else f"{self.operator}-{self.version}"
@@ -216,6 +218,7 @@ class NoGradientWarning(UserWarning):
         self.message, self.parameters, self.hint = message, tuple(parameters), hint
 
     def __str__(self) -> str:
+        """Return the message with its code and hint."""
         return f"[{self.code}] {self.message}\n  hint: {self.hint}"
 
 

@@ -75,6 +75,7 @@ class Limits:
     model_bytes: int = 2 * GIB
 
     def __post_init__(self) -> None:
+        """Check that every bound is a positive number."""
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None and field.default is None:

@@ -1,4 +1,4 @@
-"""Devices of SINGA's API: where tensors live, and the random streams that belong to each.
+"""Devices of SINGA's API: where tensors are stored, and the streams of random numbers of each device.
 
 dev = device.create_cpu_device()
 dev.SetRandSeed(1)
@@ -19,7 +19,10 @@ from singa_backend.errors import DeviceUnavailable, InvalidInput
 class _Stream:
     """A stream of random numbers.
 
-    state: its seed and the number of draws so far, as a Tensor; None before the first draw.  lock: held during a draw.
+    Attributes:
+        seed: The seed; after the first draw, `state` holds it.
+        state: The seed and the number of draws so far, as a Tensor; None before the first draw.
+        lock: Held during a draw.
     """
 
     def __init__(self, seed: int) -> None:
@@ -36,10 +39,17 @@ class _Stream:
 
 
 class Device:
-    """A device.  Its random numbers come from a counter-based generator: a seed, and the number of draws so far.
+    """A device on which tensors are stored and operators run.
 
-    type: "CPU" or "CUDA" ("STRICT" for tests).  device_id: the ordinal of a GPU.
-    Raises DeviceUnavailable where the machine has none.
+    Random numbers come from a counter-based generator, whose state is a seed and the number of draws so far.
+
+    Args:
+        type: "CPU" or "CUDA" ("STRICT" for tests).
+        device_id: The ordinal of a GPU; 0 for other devices.
+        seed: The seed of the random numbers until `SetRandSeed` is called.
+
+    Raises:
+        DeviceUnavailable: The type is unknown, or this machine does not have the device.
     """
 
     def __init__(self, type: str = "CPU", device_id: int = 0, seed: int = 0) -> None:
@@ -54,19 +64,23 @@ class Device:
         return f"<Device {self.backend}>"
 
     def __deepcopy__(self, memo: Any) -> Device:
-        """A device is one thing: a copied model lives where the model does."""
+        """Return the device itself: a copied model is on the same device as the model."""
         return self
 
     def __reduce__(self) -> Any:
         return resolve, (str(self.backend),)
 
     def id(self) -> int:
-        """-1 for the CPU, else the ordinal of the GPU."""
+        """The number of the device.
+
+        Returns:
+            The ordinal of the GPU; -1 for a device that is not a GPU.
+        """
         return self.backend.device_id if self.backend.type == "CUDA" else -1
 
     @property
     def _stream(self) -> _Stream:
-        """The stream of this thread: the one that it has seeded, or the one that threads share."""
+        """The stream of this thread: its own if it has set a seed, otherwise the one that threads share."""
         stream: _Stream = getattr(self._own, "stream", self._shared)
         return stream
 
@@ -76,91 +90,154 @@ class Device:
         return self._stream.state
 
     def SetRandSeed(self, seed: int) -> None:
-        """Start the random stream of this thread; the same seed produces the same numbers on every device.
+        """Restart the random stream of this thread; the same seed produces the same numbers on every device.
 
-        In the main thread this is the device's stream, which threads that set no seed share.  In any other thread it is a
-        stream that only this thread draws from.
+        In the main thread this is the stream of the device, which is shared with all threads that set no seed. In any other
+        thread it is a stream from which only this thread draws.
 
         Args:
-            seed: an integer of [0, 2**63).
+            seed: An integer in [0, 2**63).
 
         Raises:
             InvalidInput: `seed` is another value (SX310).
         """
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
-            raise InvalidInput(f"a seed is an integer of [0, 2**63), not {seed!r}", code="SX310")
+            raise InvalidInput(f"the seed must be an integer in [0, 2**63), got {seed!r}", code="SX310")
         if threading.current_thread() is not threading.main_thread() and self._stream is self._shared:
             self._own.stream = _Stream(int(seed))
         self._stream.start(int(seed))
 
     def Sync(self) -> None:
-        """Wait until all work on this device is done."""
+        """Wait until all work on this device is complete."""
         if self.backend.type == "CUDA":
             self.backend.xp.module.cuda.Device(self.backend.device_id).synchronize()
 
     def EnableGraph(self, enable: bool) -> None:
-        """Remember that models on this device run as graphs; `Model.compile` says it for one model."""
+        """Set the flag that `graph_enabled` returns; the `use_graph` of `Model.compile` is what makes a model run as a graph.
+
+        Args:
+            enable: The value of the flag.
+        """
         self._graph = bool(enable)
 
     def graph_enabled(self) -> bool:
+        """Whether `EnableGraph` has set its flag.
+
+        Returns:
+            The flag; False before the first call of `EnableGraph`.
+        """
         return self._graph
 
     def ResetGraph(self) -> None:
-        """Kept for old programs: a graph belongs to its model, and is made anew where shapes change."""
+        """Do nothing; kept for old programs. A graph belongs to its model, which records another one when shapes change."""
 
     def RunGraph(self, serial: bool = False) -> None:
-        """Kept for old programs: calling the model runs its graph."""
+        """Do nothing; kept for old programs. Calling the model runs its graph.
+
+        Args:
+            serial: Ignored.
+        """
 
     def SetVerbosity(self, verbosity: int) -> None:
+        """Set the attribute `verbosity`; kept for old programs, it has no effect.
+
+        Args:
+            verbosity: An integer; SINGA's programs use 0, 1 and 2.
+        """
         self.verbosity = int(verbosity)
 
     def SetSkipIteration(self, skip_iteration: int) -> None:
+        """Set the attribute `skip_iterations`; kept for old programs, it has no effect.
+
+        Args:
+            skip_iteration: The number of iterations that SINGA's profiler skips.
+        """
         self.skip_iterations = int(skip_iteration)
 
     def PrintTimeProfiling(self) -> None:
-        """Kept for old programs; nothing is measured here."""
+        """Do nothing; kept for old programs. No times are measured here."""
 
     def Reset(self) -> None:
-        """Start the random stream of this thread at its seed again."""
+        """Restart the random stream of this thread from its seed."""
         if self.random_state is not None:
             self._stream.start(self.random_state.data[0])
 
     def host(self) -> Device:
+        """The device of the host.
+
+        Returns:
+            The CPU.
+        """
         return default_device
 
 
 DeviceLike: TypeAlias = Device | backend.DeviceLike
-"""A Device, or what names one: "CPU", "CUDA", "CUDA:1", "STRICT", or a device of `singa_backend` or `onnx.backend.base`."""
+"""A Device, its name ("CPU", "CUDA", "CUDA:1", "STRICT"), or a device of `singa_backend` or `onnx.backend.base`."""
 
 default_device = Device("CPU")
-"""The CPU; tensors that name no device live here."""
+"""The CPU, the device of tensors that are created without one."""
 
 
 def get_default_device() -> Device:
+    """The device of tensors that are created without one.
+
+    Returns:
+        The CPU; every call returns the same object.
+    """
     return default_device
 
 
 def create_cpu_device() -> Device:
-    """The CPU.  It is one device: every call returns the same."""
+    """The CPU.
+
+    Returns:
+        The CPU; every call returns the same object.
+    """
     return default_device
 
 
 def get_num_gpus() -> int:
-    """How many CUDA devices can be used from here."""
+    """The number of usable CUDA devices.
+
+    Returns:
+        The number of devices that CuPy reports; 0 if CuPy is not installed or finds none.
+    """
     return backend.device_count("CUDA")
 
 
 def get_gpu_ids() -> list[int]:
+    """The ordinals of the usable CUDA devices.
+
+    Returns:
+        The integers from 0 to `get_num_gpus() - 1`.
+    """
     return list(range(get_num_gpus()))
 
 
 def create_cuda_gpu() -> Device:
-    """The first GPU; raises DeviceUnavailable where there is none."""
+    """The first GPU.
+
+    Returns:
+        The device "CUDA:0"; every call returns the same object.
+
+    Raises:
+        DeviceUnavailable: This machine does not have a usable GPU.
+    """
     return create_cuda_gpu_on(0)
 
 
 def create_cuda_gpu_on(id: int) -> Device:
-    """The GPU of this ordinal; raises DeviceUnavailable where there is none."""
+    """The GPU with an ordinal.
+
+    Args:
+        id: The ordinal, from 0.
+
+    Returns:
+        The device; every call with one ordinal returns the same object.
+
+    Raises:
+        DeviceUnavailable: This machine does not have a usable GPU with this ordinal.
+    """
     if id not in _cuda:
         _cuda.setdefault(id, Device("CUDA", id))  # another thread may have been faster
     return _cuda[id]
@@ -170,23 +247,65 @@ _cuda: dict[int, Device] = {}
 
 
 def create_cuda_gpus(num: int) -> list[Device]:
-    """The first `num` GPUs."""
+    """The first GPUs.
+
+    Args:
+        num: The number of GPUs.
+
+    Returns:
+        The devices "CUDA:0" to "CUDA:{num - 1}".
+
+    Raises:
+        DeviceUnavailable: This machine has fewer usable GPUs.
+    """
     return create_cuda_gpus_on(range(num))
 
 
 def create_cuda_gpus_on(ids: Sequence[int]) -> list[Device]:
+    """The GPUs with some ordinals.
+
+    Args:
+        ids: The ordinals, from 0.
+
+    Returns:
+        The devices, in the order of `ids`.
+
+    Raises:
+        DeviceUnavailable: This machine does not have a usable GPU with one of the ordinals.
+    """
     return [create_cuda_gpu_on(i) for i in ids]
 
 
 def get_gpu_mem_size(id: int) -> tuple[int, int]:
-    """Free and total bytes of a GPU."""
+    """The free and the total memory of a GPU.
+
+    Args:
+        id: The ordinal, from 0.
+
+    Returns:
+        (free, total), in bytes.
+
+    Raises:
+        DeviceUnavailable: This machine does not have a usable GPU with this ordinal.
+    """
     found = create_cuda_gpu_on(id)
     free, total = found.backend.xp.module.cuda.Device(id).mem_info
     return int(free), int(total)
 
 
 def device_query(id: int, verbose: bool = False) -> str:
-    """What a GPU is, in words."""
+    """Describe a GPU.
+
+    Args:
+        id: The ordinal, from 0.
+        verbose: Whether to list every property that CUDA reports, not only the name, memory and compute capability.
+
+    Returns:
+        The properties, as "name: value" joined by commas; `totalGlobalMem` is in bytes.
+
+    Raises:
+        DeviceUnavailable: This machine does not have a usable GPU with this ordinal.
+    """
     found = create_cuda_gpu_on(id)
     properties: dict[str, Any] = found.backend.xp.module.cuda.runtime.getDeviceProperties(id)
     kept = properties if verbose else {k: properties[k] for k in ("name", "totalGlobalMem", "major", "minor") if k in properties}
@@ -194,23 +313,61 @@ def device_query(id: int, verbose: bool = False) -> str:
 
 
 def enable_lazy_alloc(enable: bool) -> None:
-    """Kept for old programs: memory is always taken when it is needed."""
+    """Do nothing; kept for old programs. Memory is always allocated when it is needed.
+
+    Args:
+        enable: Ignored.
+    """
 
 
 def create_opencl_device() -> Device:
-    raise DeviceUnavailable("OpenCL devices are not offered", hint="use create_cpu_device() or create_cuda_gpu()")
+    """Raise an error; kept for old programs, because OpenCL is not supported.
+
+    Returns:
+        Never.
+
+    Raises:
+        DeviceUnavailable: Always.
+    """
+    raise DeviceUnavailable("OpenCL devices are not supported", hint="use create_cpu_device() or create_cuda_gpu()")
 
 
 def get_num_opencl_platforms() -> int:
-    raise DeviceUnavailable("OpenCL devices are not offered", hint="use create_cpu_device() or create_cuda_gpu()")
+    """Raise an error; kept for old programs, because OpenCL is not supported.
+
+    Returns:
+        Never.
+
+    Raises:
+        DeviceUnavailable: Always.
+    """
+    raise DeviceUnavailable("OpenCL devices are not supported", hint="use create_cpu_device() or create_cuda_gpu()")
 
 
 def get_num_opencl_devices() -> int:
-    raise DeviceUnavailable("OpenCL devices are not offered", hint="use create_cpu_device() or create_cuda_gpu()")
+    """Raise an error; kept for old programs, because OpenCL is not supported.
+
+    Returns:
+        Never.
+
+    Raises:
+        DeviceUnavailable: Always.
+    """
+    raise DeviceUnavailable("OpenCL devices are not supported", hint="use create_cpu_device() or create_cuda_gpu()")
 
 
 def resolve(device: DeviceLike | None) -> Device:
-    """A Device from a Device, a name such as "CPU" or "CUDA:1", or None for the CPU."""
+    """Return the Device that a name or an object means.
+
+    Args:
+        device: A Device, a name such as "CPU" or "CUDA:1", a device of `singa_backend` or `onnx.backend.base`; None for the CPU.
+
+    Returns:
+        The device. The CPU and each GPU are one object each; other names create a new device at every call.
+
+    Raises:
+        DeviceUnavailable: The name is unknown, or this machine does not have the device.
+    """
     if device is None:
         return default_device
     if isinstance(device, Device):

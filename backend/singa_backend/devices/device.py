@@ -72,6 +72,7 @@ class Device(ABC):
             raise _unknown(self.type, self.device_id)
 
     def __str__(self) -> str:
+        """Return the name with the ordinal, such as "CUDA:1"."""
         return f"{self.type}:{self.device_id}" if self.device_id else self.type
 
     @classmethod
@@ -146,7 +147,14 @@ class CpuDevice(Device):
 
     @classmethod
     def holding(cls, value: Any) -> Device | None:
-        """Return the host if the value is a NumPy array."""
+        """Return the host if the value is a NumPy array.
+
+        Args:
+            value: any value.
+
+        Returns:
+            The host; None for other values.
+        """
         return cls() if isinstance(value, np.ndarray) else None
 
 
@@ -166,12 +174,23 @@ class CudaDevice(Device):
 
     @classmethod
     def current(cls) -> Device:
-        """Return CuPy's current device."""
+        """Return CuPy's current device.
+
+        Returns:
+            The GPU that is current in this thread.
+        """
         return cls(int(_namespace(cls.namespace).module.cuda.Device().id))
 
     @classmethod
     def holding(cls, value: Any) -> Device | None:
-        """Return the GPU that holds a CuPy array."""
+        """Return the GPU that holds a CuPy array.
+
+        Args:
+            value: any value.
+
+        Returns:
+            The GPU; None for other values.
+        """
         return cls(int(value.device.id)) if hasattr(value, "__cuda_array_interface__") else None
 
     @property
@@ -180,7 +199,11 @@ class CudaDevice(Device):
         return int(self.active().mem_info[1])
 
     def active(self) -> Any:
-        """Return CuPy's context of this GPU."""
+        """Return CuPy's context of this GPU.
+
+        Returns:
+            A context manager.
+        """
         return self.xp.module.cuda.Device(self.device_id)
 
 
@@ -192,7 +215,14 @@ class StrictDevice(Device):
 
     @classmethod
     def holding(cls, value: Any) -> Device | None:
-        """Return the device if the value is a StrictArray."""
+        """Return the device if the value is a StrictArray.
+
+        Args:
+            value: any value.
+
+        Returns:
+            The device; None for other values.
+        """
         return cls() if isinstance(value, strict.StrictArray) else None
 
 

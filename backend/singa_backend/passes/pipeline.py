@@ -227,8 +227,8 @@ def optimize(
         ResourceExhausted: the model is nested too deeply (SX602).
 
     Example:
-        >>> report = optimize(model, ["remove_identity", "remove_dead"])  # doctest: +SKIP
-        >>> print(report)  # doctest: +SKIP
+        >>> report = optimize(model, ["remove_identity", "remove_dead"])
+        >>> print(report)
     """
     chosen = [_named(name) for name in (PASSES if passes is None else passes)]
     if rounds < 1:

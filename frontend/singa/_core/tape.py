@@ -1,6 +1,6 @@
-"""A tape of operators, which `backward.py` plays backward: each is the creator of the tensors that it made.
+"""The tape: operators, each recorded as the creator of its outputs; `backward.py` walks them from a loss to the leaves.
 
-`Node` is an ONNX operator, which the calls of `ops.py` leave; `Operator` is the class that users derive theirs from.
+`Node` is an ONNX operator, recorded by the calls of `ops.py`; `Operator` is the base class of custom operators.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _temporary: ContextVar[bool] = ContextVar("temporary", default=False)
 
 
 class _Default:
-    """The mode in which threads start: the one that was set last before the start."""
+    """The mode in which a thread starts: the last one that was set before its start."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ def _is_training() -> bool:
 
 
 def set_training(flag: bool) -> None:
-    """Set the mode of this context alone; threads that start later do not follow."""
+    """Set the mode of this context only, not that of threads that start later."""
     _training.set(flag)
 
 
@@ -94,12 +94,12 @@ class _Module(ModuleType):
 sys.modules[__name__].__class__ = _Module
 
 training: bool
-"""Whether operators leave a tape in this context; setting it sets the mode of threads that start later too."""
+"""Whether operators are recorded on the tape in this context; setting it also sets the mode of threads that start later."""
 
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """The context after which the mode is what it was before; threads that start in the meantime do not follow its changes."""
+    """The context that restores the mode on exit; changes of the mode in it do not affect threads that start in it."""
     before, outer = _is_training(), _temporary.get()
     _temporary.set(True)
     try:
@@ -111,12 +111,13 @@ def restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_tape() -> Iterator[None]:
-    """The context in which operators leave no tape: updates of parameters, statistics, metrics.
+    """The context in which operators are not recorded on the tape: for updates of parameters, statistics, metrics.
 
-    It holds for this thread; the tapes of other threads go on.
+    It applies to this thread; other threads keep their mode. Tensors created in it have no provenance: an export writes their
+    values, not the operators that computed them.
 
-    Returns:
-        A context manager.
+    Yields:
+        None.
     """
     before = _is_training()
     _training.set(False)
@@ -128,7 +129,7 @@ def no_tape() -> Iterator[None]:
 
 
 class _Anywhere(Eager):
-    """What lies around a graph: values of any device, which is that of the tensors that the graph will meet."""
+    """The values that a graph captures: they may be on any device, and move to that of the tensors that the graph reads."""
 
     def is_value(self, x: Any) -> bool:
         if isinstance(x, list):
@@ -145,7 +146,7 @@ def _eager(device: Device) -> Eager:
 
 
 def vocabulary(device: Device | None = None) -> Interpreter[Any]:
-    """What computes the values of tensors now: the device, or the graph that is being recorded."""
+    """The interpreter that computes the values of tensors now: that of the device, or of the graph that is being recorded."""
     current = trace.current()
     return current.writer if current is not None else _eager(device or default_device)
 
@@ -154,14 +155,29 @@ def vocabulary(device: Device | None = None) -> Interpreter[Any]:
 
 
 class Operator:
-    """One step of a tape.  Users derive from it and write `forward(*raw)` and `backward(*raw)` on the values of tensors.
+    """An operator on the tape, and the base class of custom operators.
 
-    Calling it on tensors gives a tuple of tensors.
-    src: for each input its creator, the tensor's id, the tensor where it stores its gradient (else None), and whether it does.
+    A subclass defines `forward(*arrays)` and `backward(*arrays)` on the values of tensors. Calling the operator on tensors
+    returns a tuple of tensors. An operator stores the state of its last call only: create one for each call.
+
+    Args:
+        name: The name of the operator; None for its class and a number, such as "Scale#3".
+
+    Attributes:
+        op_count: The number of operators that this thread has numbered.
+        serial: The number of the call; later calls have larger numbers.
+        src: For each input (creator, id of the tensor, the tensor if it stores its gradient, otherwise None, whether it does).
+        y_id2idx: The index of each output, by the id of its tensor.
+        requires_grad: Whether gradients flow through the last call.
+
+    Raises:
+        InvalidInput: On a call: an input is not a Tensor (SX311), the inputs are on different devices (SX344), or an input is
+            an output of this operator (SX371).
+        NotTraceable: On a call while a step is recorded as a graph.
     """
 
     op_count = _operators
-    """How many operators this thread has numbered."""
+    """The number of operators that this thread has numbered."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name if name is not None else f"{type(self).__name__}#{_operators.next()}"
@@ -170,17 +186,17 @@ class Operator:
         self.y_id2idx: dict[int, int] = {}
         self.requires_grad = False
         self.inputs: list[Any] = []
-        """Those that take a gradient; None for the others."""
+        """The inputs that need a gradient; None for the others."""
         self.creators: list[Operator | None] = []
-        """What made each input; a tensor that is filled anew later is another one's."""
+        """The creator of each input at the time of the call; a tensor that is filled later gets another one."""
 
     def __call__(self, *xs: Any) -> tuple[Any, ...]:
-        """Compute on tensors; raises InvalidInput for what is no tensor."""
+        """Compute on tensors; raises InvalidInput if an input is not a Tensor."""
         if trace.current() is not None:
-            raise trace.NotTraceable(f"the operator {self.name} is written in Python: it cannot become part of a graph")
+            raise trace.NotTraceable(f"the operator {self.name} is written in Python and cannot become part of a graph")
         for x in xs:
             if not _is_tensor(x):
-                raise InvalidInput(f"{self.name} takes tensors; it was given a {type(x).__name__}", code="SX311")
+                raise InvalidInput(f"the inputs of {self.name} must be tensors, got a {type(x).__name__}", code="SX311")
         device = next((x.device for x in xs if not x._follows_device), default_device)
         for x in xs:
             _same_device(device, device if x._follows_device else x.device, self.name)
@@ -192,22 +208,55 @@ class Operator:
         return ys
 
     def forward(self, *xs: Any) -> Any:
-        """The outputs for these values: an array, or a tuple of arrays."""
-        raise NotImplementedError(f"{type(self).__name__} has no forward")
+        """Compute the outputs; defined by subclasses.
+
+        Args:
+            *xs: The value of each input, an array on the device of the inputs.
+
+        Returns:
+            The output, an array; or a tuple of arrays.
+
+        Raises:
+            NotImplementedError: The subclass does not define it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
 
     def backward(self, *dys: Any) -> Any:
-        """The gradients of the inputs, given those of the outputs."""
-        raise NotImplementedError(f"{type(self).__name__} has no backward")
+        """Compute the gradients of the inputs from those of the outputs; defined by subclasses.
+
+        Args:
+            *dys: The gradient of each output, an array of its shape; the number 0 for an output that the loss does not use.
+
+        Returns:
+            The gradient of the input, an array of its shape; or a tuple with one for each input, None if it has none.
+
+        Raises:
+            NotImplementedError: The subclass does not define it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define backward")
 
     def record(self, xs: Sequence[Variable | None], values: Sequence[Any], device: Device, flows: bool = True) -> tuple[Any, ...]:
-        """Wrap the outputs; where gradients may be asked for, this operator becomes their creator."""
+        """Make tensors of the outputs; if gradients flow through the call, this operator becomes their creator.
+
+        Args:
+            xs: The inputs; None for one that is absent or not a Tensor.
+            values: The value of each output; None for one that is absent.
+            device: The device of the outputs.
+            flows: Whether the operator has a gradient.
+
+        Returns:
+            The outputs as Tensors; None for one that is absent.
+
+        Raises:
+            InvalidInput: An input is an output of this operator (SX371).
+        """
         self.serial = next(_serial)  # of the call: an operator may have been made before its inputs were
         self.requires_grad = flows and _is_training() and any(x is not None and x.requires_grad for x in xs)
         if self.requires_grad and any(x is not None and x._creator is self for x in xs):
             raise InvalidInput(
-                f"{self.name} is given what it made itself, and knows its last call only",
+                f"an input of {self.name} must not be its own output: an operator stores the state of its last call only",
                 code="SX371",
-                hint="make an operator for each call",
+                hint="create an operator for each call",
             )
         ys = tuple(None if v is None else of(v, device, self.requires_grad) for v in values)
         if self.requires_grad:
@@ -222,21 +271,53 @@ class Operator:
         return ys
 
     def place(self, y: Variable) -> int:
-        """Which of the outputs `y` is; raises InvalidInput where this operator has made others since."""
+        """The index of an output.
+
+        Args:
+            y: A Tensor that the last call of this operator returned.
+
+        Returns:
+            Its index among the outputs.
+
+        Raises:
+            InvalidInput: The operator was called again after it returned `y` (SX371).
+        """
         if id(y) not in self.y_id2idx:
             raise InvalidInput(
-                f"{self.name} was called again, and knows its last call only", code="SX371", hint="make an operator for each call"
+                f"{self.name} was called again; it stores its last call only",
+                code="SX371",
+                hint="create an operator for each call",
             )
         return self.y_id2idx[id(y)]
 
     def output_name(self, idx: int) -> str:
+        """The name of an output.
+
+        Args:
+            idx: Its index.
+
+        Returns:
+            "{name}:{idx}"; for a Dummy, its name.
+        """
         return f"{self.name}:{idx}"
 
     def grad_name(self, idx: int) -> str:
+        """The name of the gradient of an output.
+
+        Args:
+            idx: The index of the output.
+
+        Returns:
+            "{name}_g:{idx}".
+        """
         return f"{self.name}_g:{idx}"
 
     def get_params(self) -> dict[str, Any]:
-        """What the operator holds besides its inputs; operators of users may say more."""
+        """The parameters of the operator that are not inputs; custom operators may override it.
+
+        Returns:
+            The parameters by name; empty by default.
+        """
         return {}
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
@@ -244,7 +325,7 @@ class Operator:
         result = self.backward(*zeros)
         grads = list(result) if isinstance(result, (tuple, list)) else [result]
         if len(grads) != len(needs):
-            raise InvalidInput(f"the backward of {self.name} gave {len(grads)} gradients for {len(needs)} inputs", code="SX312")
+            raise InvalidInput(f"the backward of {self.name} must return {len(needs)} gradients, got {len(grads)}", code="SX312")
         return grads
 
 
@@ -252,7 +333,12 @@ Operation = Operator
 
 
 class Dummy(Operator):
-    """The creator of a leaf: a tensor that no operator made."""
+    """The creator of a leaf, a tensor that is not the output of an operator.
+
+    Args:
+        tensor: The leaf.
+        name: Its name; None for "Dummy#" and a number.
+    """
 
     def __init__(self, tensor: Variable, name: str | None = None) -> None:
         super().__init__(name or None)
@@ -263,7 +349,7 @@ class Dummy(Operator):
 
 
 def creator_of(tensor: Variable) -> Operator:
-    """The operator that made a tensor; a leaf's is a Dummy."""
+    """The operator whose output a tensor is; a Dummy for a leaf."""
     if tensor._creator is None:
         tensor._creator = Dummy(tensor, tensor.name or None)
     creator: Operator = tensor._creator
@@ -271,9 +357,17 @@ def creator_of(tensor: Variable) -> Operator:
 
 
 class Node(Operator):
-    """An ONNX operator on the tape; its gradient is the rule under its declaration.
+    """An ONNX operator on the tape; its gradient is computed by the gradient rule of its declaration.
 
     Only the values that the rule names are kept.
+
+    Args:
+        op_type: The name of the operator.
+        domain: Its domain; "" for ONNX's own.
+        declaration: The declaration of the operator in `singa_backend`.
+        attributes: The attributes by name.
+        opset: The opset of the domain.
+        version: The schema version of the call; None for the last one of the declaration.
     """
 
     def __init__(
@@ -294,9 +388,12 @@ class Node(Operator):
         self._read: list[tuple[weakref.ref[Variable], int] | None] = []
 
     def keep(self, values: Sequence[Any], outputs: Sequence[Any], tensors: Sequence[Variable | None] = ()) -> None:
-        """Keep of the inputs and outputs what the rule asks for.
+        """Keep the inputs and outputs that the gradient rule names.
 
-        tensors: those that hold the inputs and then the outputs; they must not change until the gradient is taken.
+        Args:
+            values: The value of each input.
+            outputs: The value of each output.
+            tensors: The tensors of the inputs, then those of the outputs. They must not change until the gradient is computed.
         """
         self._choose(values, outputs)
         kept = zip(tensors, (*self._values, *self._outputs), strict=False)
@@ -322,15 +419,15 @@ class Node(Operator):
         for i in sorted(changed.keys() & self._asks_for(dys, needs)) if changed else ():
             what = f"{changed[i].name or creator_of(changed[i]).name} was changed after {self.name} had read it"
             raise InvalidInput(
-                f"{what}, whose gradient asks for its value",
+                f"{what}, and the gradient of {self.name} needs the old value",
                 code="SX370",
-                hint="take the gradients of every loss before the update, or compute the loss anew",
+                hint="compute the gradients of every loss before the update, or compute the loss again",
             )
         op = vocabulary(device)
         return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs, self.version)
 
     def _asks_for(self, dys: list[Any], needs: list[bool]) -> set[int]:
-        """Which of the inputs and outputs the gradient computes with: of the others it asks for the shape alone."""
+        """The indices of the inputs and outputs whose values the gradient needs; of the others it needs the shape at most."""
         values = [*self._values, *self._outputs]
         every = set(range(len(values)))
         if any(isinstance(v, Subgraph) for v in self.attributes.values()) or any(isinstance(v, list) for v in values):
@@ -361,18 +458,20 @@ class Node(Operator):
 _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the rule does not name"})()
 
 
-# --- devices: an operator computes where its tensors lie, and constants follow them
+# --- devices: an operator runs on the device of its tensors, and constants follow them
 
 
 def _same_device(a: Device, b: Device, where: str) -> None:
     if a is not b and str(a.backend) != str(b.backend):
         raise InvalidInput(
-            f"{where} was given tensors on {a.backend} and on {b.backend}", code="SX344", hint="move one: x.to_device(dev)"
+            f"the tensors of {where} must be on one device, got {a.backend} and {b.backend}",
+            code="SX344",
+            hint="move one: x.to_device(dev)",
         )
 
 
 def _value_on(device: Device, x: Any) -> Any:
-    """What to compute with; constants, and arrays of the host, come along to the device."""
+    """The value to compute with; constants, and arrays of the host, are moved to the device."""
     if not _is_tensor(x):
         return device.backend.put(x) if isinstance(x, np.ndarray) and trace.current() is None else x
     if x._follows_device and x.device is not device and trace.current() is None:
