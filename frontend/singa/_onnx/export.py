@@ -333,7 +333,7 @@ class _Played:
     def _check_outputs(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         for i, y in enumerate(ys):
             if y._origin is None and not any(y is x for x in xs):
-                text = f"output {i} ({y!r}) must be the result of recorded operators, of which the last {provenance.LONGEST} are kept"
+                text = f"output {i} ({y!r}) must be the result of recorded operators (the last {provenance.LONGEST} are kept)"
                 raise InvalidInput(text, code="SX353", hint="compute it from the inputs, then export it; or export the model")
 
     def _set_rank(self, symbol: Any, y: Tensor) -> None:

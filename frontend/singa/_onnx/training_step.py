@@ -3,7 +3,7 @@
     step = sonnx.to_training_onnx("model.onnx", "softmax_cross_entropy", opt.SGD(lr=0.01, momentum=0.9))
 
 The inputs of the file are those of the model, the target, and every parameter, optimizer state and counter under its name, with
-its current value as initializer.  The outputs are the loss and, for each value that the step updates, `next:<name>`.  `step_pairs`
+its current value as initializer.  The outputs are the loss and, for each value that the step updates, `next:<name>`; `step_pairs`
 lists these pairs.
 """
 

@@ -25,14 +25,14 @@ from . import export
 TOLERANCES: dict[Any, tuple[float, float]] = {
     np.dtype(np.float64): (1e-8, 1e-10), np.dtype(np.float32): (1e-4, 1e-5), np.dtype(np.float16): (1e-2, 1e-3),
 }  # fmt: skip
-"""(relative, absolute) by dtype; bfloat16 and narrower types have those of float16; integers, booleans and strings must be equal."""
+"""(relative, absolute) by dtype; other floats have those of float16; integers, booleans and strings must be equal."""
 
 
 class ExportMismatch(SonnxError):
     """The outputs of an exported file differ from those of the model (SX358).
 
     Attributes:
-        check: all comparisons of the export; not set if nothing was compared.
+        check: all comparisons of the export.
     """
 
     default_code = "SX358"
