@@ -710,19 +710,21 @@ class Tensor(Variable):
             at = keys.index(Ellipsis)
             keys = (*keys[:at], *[slice(None)] * (self.ndim() - len(keys) + 1), *keys[at + 1 :])
         if len(keys) > self.ndim():
-            raise InvalidInput(f"the number of indices must be at most {self.ndim()}, got {len(keys)}", code="SX338")
+            raise InvalidInput(
+                f"a tensor of shape {self.shape} takes at most {self.ndim()} indices, got {len(keys)}", code="SX338"
+            )
         starts, ends, axes, steps = [], [], [], []
         for axis, (key, n) in enumerate(zip(keys, self.shape, strict=False)):
             if isinstance(key, slice) and key == slice(None):
                 continue
             if isinstance(key, (int, np.integer)):
                 if not -n <= key < n:
-                    raise InvalidInput(f"the index of axis {axis} must be in [{-n}, {n}), got {key}", code="SX338")
+                    rule = f"the index of axis {axis} of a tensor of shape {self.shape} must be in [{-n}, {n})"
+                    raise InvalidInput(f"{rule}, got {key}", code="SX338")
                 key = slice(int(key), int(key) + 1 or None)
             if not isinstance(key, slice):
-                raise InvalidInput(
-                    f"an index of a tensor must be an integer or a slice, got a {type(key).__name__}", code="SX338"
-                )
+                rule = f"an index of a tensor of shape {self.shape} must be an integer or a slice"
+                raise InvalidInput(f"{rule}, got a {type(key).__name__}", code="SX338")
             start, stop, step = key.indices(n)
             starts.append(start)
             ends.append(stop if stop >= 0 else -n - 1)
