@@ -144,7 +144,9 @@ def test_reverse_sequence(check: Any, fails: Any, opset: int, batch_axis: int) -
         check("ReverseSequence", [x, ints(*lens)], [y], opset=opset, **axes)
         for bad in ([0, 1, 3, 5], [-1, 1, 1, 1], [1, 1]):
             fails("ReverseSequence", [x, ints(*bad)], r"lengths in \[0, 4\]", opset=opset, **axes)
-    fails("ReverseSequence", [np.zeros((2, 2), F), ints(1, 1)], "first axes", opset=opset, batch_axis=1, time_axis=1)
+    fails(
+        "ReverseSequence", [np.zeros((2, 2), F), ints(1, 1)], "must be the first two axes", opset=opset, batch_axis=1, time_axis=1
+    )
 
 
 @pytest.mark.parametrize(("op", "opset", "neutral"), [("CumSum", 11, 0), ("CumSum", 14, 0), ("CumProd", 26, 1)])
@@ -235,5 +237,5 @@ def test_non_max_suppression_edges(check: Any, fails: Any) -> None:
     check("NonMaxSuppression", [half, scores[:, :, :2], ints(9), np.array(0.5, F)], [ints([0, 0, 1], [0, 0, 0])], opset=11)
     check("NonMaxSuppression", [boxes[:, :0], scores[:, :, :0], ints(9)], [none], opset=11)
     fails("NonMaxSuppression", [boxes, scores[:, :, :2], ints(9)], r"must have shape \(N, boxes, 4\)", opset=11)
-    fails("NonMaxSuppression", [boxes, scores, ints(9), np.array(1.5, F)], "outside", opset=11)
-    fails("NonMaxSuppression", [boxes, scores, ints(9)], "neither", opset=11, center_point_box=2)
+    fails("NonMaxSuppression", [boxes, scores, ints(9), np.array(1.5, F)], "iou_threshold must be in", opset=11)
+    fails("NonMaxSuppression", [boxes, scores, ints(9)], "center_point_box must be 0 or 1", opset=11, center_point_box=2)

@@ -52,7 +52,7 @@ def test_slice(check: Any, fails: Any, opset: int) -> None:
     fails("Slice", [X, ints(0), ints(1), ints(0), ints(0)], "step", opset=opset)
     fails("Slice", [X, ints(0), ints(1), ints(2)], "axis 2", opset=opset)
     fails("Slice", [X, ints(0, 0), ints(1, 1), ints(0, -2)], "axes must be different", opset=opset)
-    fails("Slice", [X, ints(0, 0), ints(1)], "differ in length", opset=opset)
+    fails("Slice", [X, ints(0, 0), ints(1)], "must have equal lengths", opset=opset)
 
 
 def test_slice_1_takes_attributes(check: Any) -> None:
@@ -147,6 +147,6 @@ def test_pad_edges(check: Any, fails: Any) -> None:
         fails("Pad", [np.zeros((0, 2), F), ints(1, 0, 0, 0)], "must not be empty in mode", opset=13, mode=mode)
     check("Pad", [np.arange(3, dtype=F), ints(-5, 4)], [np.zeros(2, F)], opset=13)
     fails("Pad", [np.arange(3, dtype=F), ints(-2, -2)], "remove more", opset=13)
-    fails("Pad", [X, ints(1, 1)], "two numbers per axis", opset=13)
+    fails("Pad", [X, ints(1, 1)], "two values for each of 2 axes", opset=13)
     fails("Pad", [X, ints(0, 0, 0, 0), np.zeros(2, F)], "one value", opset=13)
-    fails("Pad", [X, ints(0, 0, 1, 0)], "none of constant", opset=13, mode="mirror")
+    fails("Pad", [X, ints(0, 0, 1, 0)], "mode must be one of constant", opset=13, mode="mirror")
