@@ -108,7 +108,7 @@ def test_flatten(check: Any, fails: Any, opset: int) -> None:
             check("Flatten", [X], [np.arange(24, dtype=F).reshape(shape)], opset=opset, axis=axis - 3)
     check("Flatten", [np.zeros((0, 2, 3), F)], [np.zeros((0, 6), F)], opset=opset)
     check("Flatten", [np.array(7, F)], [np.array([[7]], F)], opset=opset, axis=0)
-    fails("Flatten", [X], "axis 4", opset=opset, axis=4)
+    fails("Flatten", [X], "axis must be in .* got 4", opset=opset, axis=4)
     if opset < 11:
         fails("Flatten", [X], "before opset 11", opset=opset, axis=-1)
 
@@ -132,7 +132,7 @@ def test_squeeze_and_unsqueeze(check: Any, fails: Any, opset: int) -> None:
     inputs, options = both("Unsqueeze", X, [1, 1])
     fails("Unsqueeze", inputs, "axes must be different", **options)
     inputs, options = both("Unsqueeze", X, [5])
-    fails("Unsqueeze", inputs, "axis 5", **options)
+    fails("Unsqueeze", inputs, "axis must be in .* got 5", **options)
     for op, x in (("Squeeze", wide), ("Unsqueeze", X)):
         inputs, options = both(op, x, [-2])
         if opset < 11:
@@ -165,7 +165,7 @@ def test_concat(check: Any, fails: Any, opset: int) -> None:
     check("Concat", [a, np.zeros((0, 2), F)], [a], opset=opset, axis=0)
     fails("Concat", [a, b], "equal except along axis 0", opset=opset, axis=0)
     fails("Concat", [a, a[0]], "equal except along axis 0", opset=opset, axis=0)
-    fails("Concat", [a[0, 0], a[0, 1]], "axis 0", opset=opset, axis=0)
+    fails("Concat", [a[0, 0], a[0, 1]], "axis must be in .* got 0", opset=opset, axis=0)
 
 
 def test_concat_1_has_a_default_axis(check: Any) -> None:

@@ -58,8 +58,8 @@ def test_dft_defaults(check):
 
 def test_dft_refusals(fails):
     x = np.zeros((2, 4, 2), np.float32)
-    fails("DFT", [x, None, np.array(-1)], "axis -1", opset=20)
-    fails("DFT", [x, None, np.array(2)], "axis 2", opset=20)
+    fails("DFT", [x, None, np.array(-1)], "axis must be in .* got -1", opset=20)
+    fails("DFT", [x, None, np.array(2)], "axis must be in .* got 2", opset=20)
     fails("DFT", [x, np.array(0)], "dft_length must be at least 1", opset=20)
     fails("DFT", [x], "must be 1 .real. for the forward transform", opset=20, onesided=1)
     fails("DFT", [x[..., :1]], "must be 2 .complex. for the inverse transform", opset=20, onesided=1, inverse=1)
