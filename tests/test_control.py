@@ -149,7 +149,7 @@ def test_loop_errors() -> None:
     with pytest.raises(OperatorError, match=r"scan output 's' changed from float\[3\] to float\[6\]"):
         run(f"g (int64 m, bool c, float[3] x) => (float[n] y, float[k] z) {{ y, z = Loop<body = {grows}>(m, c, x) }}", x)
     short = "b (int64 i, bool c) => (bool go) { go = Identity(c) }"
-    with pytest.raises(OperatorError, match="must have at least 2 outputs, got 1|takes 2 inputs, got 3"):
+    with pytest.raises(OperatorError, match=r"must have at least 2 outputs, got 1|takes 2 inputs, got 3"):
         run(f"g (int64 m, bool c, float[3] x) => (float[n] y) {{ y = Loop<body = {short}>(m, c, x) }}", x)
     long = "b (int64 i, bool c, float[3] a, float[3] b) => (bool go, float[3] a2) { go = Identity(c) a2 = Add(a, b) }"
     with pytest.raises(OperatorError, match="takes 4 inputs, got 3"):

@@ -56,8 +56,8 @@ def test_a_declaration_says_one_thing() -> None:
 
 @pytest.mark.parametrize(
     ("name", "version", "kind", "how"),
-    [("Add", 7, DIFFERENTIABLE, "rule"), ("Add", 6, DIFFERENTIABLE, "composition"), ("Floor", 13, "zero", ""), ("Not", 1, "integer", ""),
-     ("If", 25, DIFFERENTIABLE, "rule")],
+    [("Add", 7, DIFFERENTIABLE, "rule"), ("Add", 6, DIFFERENTIABLE, "composition"), ("Floor", 13, "zero", ""),
+     ("Not", 1, "integer", ""), ("If", 25, DIFFERENTIABLE, "rule")],
 )  # fmt: skip
 def test_standing(name: str, version: int, kind: str, how: str) -> None:
     found = gradient_support("", name, version)

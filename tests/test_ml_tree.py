@@ -172,10 +172,12 @@ def test_doubles_as_tensors(check: Any) -> None:
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    ({"nodes_truenodeids": [9, 0, 0]}, "must refer to a node of the same tree"), ({"nodes_nodeids": [0, 1, 1]}, "node ids of a tree must be different"),
+    ({"nodes_truenodeids": [9, 0, 0]}, "must refer to a node of the same tree"),
+    ({"nodes_nodeids": [0, 1, 1]}, "node ids of a tree must be different"),
     ({"nodes_modes": ["A"] * 3}, "'A'"), ({"class_ids": [7, 0]}, "must be below 3, got 7"), ({"class_ids": [-1, 0]}, "negative"),
     ({"nodes_modes": ["BRANCH_LT"] * 2 + ["LEAF"], "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 2, 0]}, "cycle"),
-    ({"nodes_values": [0.0]}, "nodes_values"), ({"class_weights": [1.0]}, "leaves, targets and weights must have equal lengths"), ({"class_treeids": [3, 3]}, "tree"),
+    ({"nodes_values": [0.0]}, "nodes_values"), ({"class_weights": [1.0]}, "leaves, targets and weights must have equal lengths"),
+    ({"class_treeids": [3, 3]}, "tree"),
     ({"nodes_featureids": [4, 0, 0]}, "features of nodes must be in .* got 4"), ({"base_values": [1.0, 2.0]}, "base_values"),
 ])  # fmt: skip
 def test_broken_trees(fails: Any, change: dict[str, Any], match: str) -> None:
@@ -213,9 +215,11 @@ def test_tree_ensemble(check: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    ({"membership_values": np.array([2, 5], F)}, "must have 1 sets, one for each MEMBER node, got 0"), ({"tree_roots": [3]}, "tree_roots"),
+    ({"membership_values": np.array([2, 5], F)}, "must have 1 sets, one for each MEMBER node, got 0"),
+    ({"tree_roots": [3]}, "tree_roots"),
     ({"aggregate_function": 4}, "aggregate_function must be below 4"),
-    ({"nodes_truenodeids": [1, 4, 3]}, "existing node or leaf"), ({"nodes_modes": np.array([0, 7, 0], np.uint8)}, "nodes_modes must be in .* got 0 to 7"),
+    ({"nodes_truenodeids": [1, 4, 3]}, "existing node or leaf"),
+    ({"nodes_modes": np.array([0, 7, 0], np.uint8)}, "nodes_modes must be in .* got 0 to 7"),
     ({"nodes_truenodeids": [0, 0, 3]}, "cycle"), ({"n_targets": 1}, "must be below 1, got 1"),
 ])  # fmt: skip
 def test_broken_ensembles(fails: Any, change: dict[str, Any], match: str) -> None:

@@ -123,7 +123,7 @@ def test_start_values_are_made_where_the_tensor_lies() -> None:
 
 def test_two_devices_in_one_operator_are_an_error_that_names_both() -> None:
     for mix in (lambda a, b: op.Add(a, b), lambda a, b: autograd.mse_loss(a, b), lambda a, b: Twice()(a, b)):
-        with pytest.raises(InvalidInput, match=r"on CPU and on STRICT") as caught:
+        with pytest.raises(InvalidInput, match=r"must be on one device, got CPU and STRICT") as caught:
             mix(on(default_device, X), on(STRICT, X))
         assert caught.value.code == "SX344" and "to_device" in caught.value.hint
 

@@ -162,7 +162,15 @@ class SonnxError(Exception):
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """The end of a message that suggests the candidate closest to an unknown name; "" if none is close."""
+    """Return the end of a message that suggests a name.
+
+    Args:
+        name: the unknown name.
+        candidates: the names that exist.
+
+    Returns:
+        A clause with the closest candidate; "" if none is close.
+    """
     close = difflib.get_close_matches(name, list(candidates), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

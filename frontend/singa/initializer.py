@@ -77,7 +77,7 @@ def _matrix(t: Tensor, name: str) -> Tensor:
 def _set(t: Tensor, array: np.ndarray) -> Tensor:
     with tape.no_tape():
         trace.assign(t, op.constant(array, op.dtype(t)).raw)
-    t._begins_anew()
+    t._become_leaf()
     return t
 
 

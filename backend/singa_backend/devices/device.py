@@ -26,7 +26,7 @@ class OnnxDevice(Protocol):
 
     @property
     def type(self) -> int | str:
-        """A number of ONNX's `DeviceType` (0 CPU, 1 CUDA), or a name."""
+        """The number of ONNX's `DeviceType` (0 CPU, 1 CUDA), or a name."""
         ...
 
     @property
@@ -255,7 +255,14 @@ def _gpus() -> tuple[int, str]:
 
 
 def device_count(type: str) -> int:
-    """The number of devices of a kind that this machine has."""
+    """Count the devices of a kind.
+
+    Args:
+        type: "CPU", "CUDA" or "STRICT".
+
+    Returns:
+        The number of devices that this machine has; 0 for an unknown kind.
+    """
     return _gpus()[0] if type == "CUDA" else int(type in DEVICES)
 
 
@@ -293,17 +300,38 @@ def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
 
 
 def device_of_namespace(xp: namespaces.Namespace) -> Device:
-    """The device of a namespace; for CUDA, the current device."""
+    """Return the device of a namespace.
+
+    Args:
+        xp: a namespace of a kind in `DEVICES`.
+
+    Returns:
+        The device; for CUDA, the current one.
+    """
     return next(kind.current() for kind in DEVICES.values() if isinstance(xp, kind.namespace))
 
 
 def device_of(value: Any) -> Device:
-    """The device that holds an array; the CPU for other values."""
+    """Return the device that holds a value.
+
+    Args:
+        value: an array of any namespace, or another value.
+
+    Returns:
+        The device of the array; the CPU for other values.
+    """
     return next((d for kind in DEVICES.values() if (d := kind.holding(value)) is not None), CpuDevice())
 
 
 def is_host_value(value: Any) -> bool:
-    """Whether a value stays on the host on every device: strings, maps, and dtypes that CuPy lacks."""
+    """Check whether a value stays on the host on every device.
+
+    Args:
+        value: an array, a list or a map.
+
+    Returns:
+        True for strings, maps, dtypes that CuPy lacks, and lists that contain such values.
+    """
     if isinstance(value, np.ndarray):
         return value.dtype in dtypes.HOST_ONLY
     if isinstance(value, dict):

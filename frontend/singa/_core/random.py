@@ -84,7 +84,7 @@ def normal(
 
 
 def dropout(x: Variable, ratio: Any) -> tuple[Any, Any]:
-    """x with a share `ratio` of its elements dropped and the others divided by 1 - ratio, and the mask of what was kept.
+    """Drop a share `ratio` of the elements of x and divide the others by 1 - ratio; return the result and the mask of the kept.
 
     ratio: a number, or a Tensor of one element.
     """

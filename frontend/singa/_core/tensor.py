@@ -1,4 +1,4 @@
-"""What a tensor is: an array on a device that remembers which operator made it."""
+"""Tensors: arrays on a device, each with the operator that produced it."""
 
 from __future__ import annotations
 
@@ -26,24 +26,38 @@ op: TensorInterpreter[Tensor] = _op
 float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
 
 DTypeLike: TypeAlias = dtypes.DTypeLike | int
-"""One of the constants above, "int" or "float", or what NumPy makes a dtype of."""
+"""One of the constants above, "int" (int32), "float" (float32), or what NumPy converts to a dtype."""
 
 _dummies = Counter()
 
 
 @made_by_operators
 class Tensor(Variable):
-    """An array on a device.
+    """An array on a device, and the operator that produced it.
 
-    shape: sizes.  device: a Device, None for the CPU.  dtype: one of this module's constants, or a NumPy dtype.
-    data: an array to take over, in its own dtype; zeros where absent.
-    requires_grad: whether gradients may be asked for.  stores_grad: whether `backward` gives this tensor's gradient.
-    creator: the operator that made it; a leaf's is a Dummy.
-    Raises InvalidInput for data that is no array, or that contradicts the shape.
+    Operators of Python (`+`, `@`, `<`, ...) compute element by element with broadcasting and promote dtypes; comparisons return
+    1 and 0 in the dtype of the left tensor. `+=` and the other assignments change the tensor in place. A Tensor converts to
+    NumPy with `tensor.to_numpy`, and to a number with `float`, `int` and `bool` if it has one element.
+
+    Args:
+        shape: The sizes, or one int; ignored if `data` is passed.
+        device: The device, or a name such as "CUDA"; None for the CPU.
+        dtype: A constant of `singa.tensor`, "int" (int32), "float" (float32), or a NumPy dtype; ignored if `data` is passed.
+        data: The values, used in their own shape and dtype: an array (shared, not copied, if it is on the device already), a
+            Tensor, a number, or a list of arrays, which is an ONNX sequence. None for zeros.
+        requires_grad: Whether gradients flow through this tensor.
+        stores_grad: Whether `autograd.backward` returns the gradient of this tensor, as for a parameter.
+        creator: The operator that produced it; None for a leaf.
+        name: Its name; None for "Dummy#" and a number.
+
+    Raises:
+        InvalidInput: The dtype is unknown, or ONNX does not have it (SX315 for that of `data`, SX316 for `dtype`).
+        DeviceUnavailable: This machine does not have the device.
+        ValueError: A size is negative.
     """
 
     __array_priority__ = 1000
-    """NumPy leaves `array * tensor` to the tensor, where it would make an array that no tape knows."""
+    """Makes NumPy leave `array * tensor` to the tensor; otherwise it would return an array that the tape does not know."""
 
     def __init__(
         self,
@@ -75,31 +89,38 @@ class Tensor(Variable):
             return data
         array = np.asarray(data)
         if not dtypes.known(array.dtype):
-            raise InvalidInput(f"a tensor holds numbers or strings, not {array.dtype}", code="SX315")
+            raise InvalidInput(f"the data of a tensor must be numbers, bool or strings, got {array.dtype}", code="SX315")
         return self.device.backend.put(array)
 
-    # --- what it is
+    # --- properties
 
     @property
     def data(self) -> Any:
-        """The live storage: a NumPy array on the CPU, a CuPy array on a GPU.  Writing into it changes the tensor."""
+        """The storage: a NumPy array on the CPU, a CuPy array on a GPU. Writing to it changes the tensor.
+
+        Assigning to `data` replaces the storage; the provenance of the tensor is dropped.
+
+        Raises:
+            NotTraceable: A step is being recorded as a graph, and the values are not known.
+        """
         self._known()
         return self._data
 
     @data.setter
     def data(self, value: Any) -> None:
         if trace.current() is not None:
-            raise trace.NotTraceable("the data of a tensor are replaced while the step is recorded as a graph")
+            raise trace.NotTraceable("the data of a tensor must not be replaced while the step is recorded as a graph")
         self._data = self._owned(value)
         provenance.forget(self)
 
     @property
     def raw(self) -> Any:
-        """What operators compute with: the array, or the symbol of a step that is being recorded."""
+        """The value that operators compute with: the array, or a symbol while a step is recorded as a graph."""
         return trace.value(self)
 
     @property
     def creator(self) -> Operator:
+        """The operator that produced this tensor; a Dummy for a leaf."""
         return creator_of(self)
 
     @creator.setter
@@ -108,39 +129,65 @@ class Tensor(Variable):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Sizes; where a step is recorded with open sizes, names or None stand in their place."""
+        """The sizes; in a step that is recorded with dynamic sizes, a dynamic size is a name or None."""
         return op.shape(self) or ()
 
     @property
     def dtype(self) -> Any:
-        """One of this module's constants."""
+        """The dtype, as a constant of `singa.tensor`; as a NumPy dtype if SINGA has no constant for it."""
         return code_of(op.dtype(self))
 
     def _known(self) -> None:
         current = trace.current()
         if isinstance(self._data, Symbol) or (current is not None and id(self) in current.assigned):
-            raise trace.NotTraceable("the values of a tensor are not known while its step is recorded as a graph")
+            raise trace.NotTraceable("the values of a tensor are unknown while its step is recorded as a graph")
 
     def is_dummy(self) -> bool:
-        """Whether no operator made it."""
+        """Whether this tensor is a leaf.
+
+        Returns:
+            False if an operator on the tape produced it, otherwise True.
+        """
         return self._creator is None or isinstance(self._creator, Dummy)
 
     def ndim(self) -> int:
+        """The rank.
+
+        Returns:
+            The number of axes.
+        """
         return op.rank(self)
 
     def size(self) -> int:
-        """The number of elements."""
+        """The number of elements.
+
+        Returns:
+            The product of the sizes; 1 for a scalar.
+        """
         return int(np.prod(self.shape, dtype=np.int64))
 
     def is_empty(self) -> bool:
+        """Whether the tensor has no elements.
+
+        Returns:
+            True if a size is 0.
+        """
         return 0 in self.shape
 
     def is_transpose(self) -> bool:
-        """Whether the storage is not in the order of the axes."""
+        """Whether the storage is not in row-major order, as that of a transposed array.
+
+        Returns:
+            True if the storage is not C-contiguous.
+        """
         return not self.data.flags.c_contiguous
 
     def memsize(self) -> int:
-        """Bytes of the elements."""
+        """The memory of the elements.
+
+        Returns:
+            The number of elements times the size of one, in bytes.
+        """
         return self.size() * int(op.dtype(self).itemsize)
 
     def __len__(self) -> int:
@@ -151,10 +198,10 @@ class Tensor(Variable):
 
     __hash__ = None  # type: ignore[assignment]  # tensors compare element by element
 
-    # --- copies and pickles: the values and what is said of them, never the tape
+    # --- copies and pickles: they contain the values and the fields, never the tape
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """A leaf with a storage of its own on the same device; tensors that share one share it in the copy too."""
+        """A leaf with separate storage on the same device; tensors that share storage share it in the copy too."""
         self._known()
         made = type(self).__new__(type(self))
         memo[id(self)] = made
@@ -170,7 +217,7 @@ class Tensor(Variable):
         return {**self.__dict__, "_data": self.device.backend.get(self.data), "_creator": None, "_origin": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Raises DeviceUnavailable where the tensor lay on a device that this machine has not."""
+        """Restore a pickled tensor; raises DeviceUnavailable if this machine does not have its device."""
         self.__dict__.update(state, _data=state["device"].backend.put(state["_data"]))
 
     # --- NumPy, DLPack
@@ -196,24 +243,57 @@ class Tensor(Variable):
 
     def _single(self) -> Any:
         if self.size() != 1:
-            raise InvalidInput(f"a tensor of shape {self.shape} is no single number", code="SX336")
+            raise InvalidInput(f"a tensor must have one element to become a number, got shape {self.shape}", code="SX336")
         return self.device.backend.get(self.data).reshape(())[()]
 
     # --- new tensors
 
     def reshape(self, shape: Any) -> Tensor:
+        """Reshape to other sizes.
+
+        Source: ONNX Reshape.
+
+        Args:
+            shape: The new sizes, or one int; 0 keeps the size at that axis, and one -1 is inferred.
+
+        Returns:
+            Tensor of the new shape, of the same dtype.
+
+        Raises:
+            OperatorError: The numbers of elements differ.
+        """
         return op.Reshape(self, [shape] if isinstance(shape, int) else list(shape))
 
     def transpose(self, axes: Sequence[int] | None = None) -> Tensor:
-        """The axes in another order; backwards where none is given."""
+        """Permute the axes.
+
+        Source: ONNX Transpose.
+
+        Args:
+            axes: The axes of this tensor in the order of the result; None to reverse them.
+
+        Returns:
+            Tensor of the same dtype; its axis i is axis axes[i] of this tensor.
+
+        Raises:
+            OperatorError: `axes` is not a permutation of the axes.
+        """
         return op.Transpose(self, perm=None if axes is None else list(axes))
 
     def T(self) -> Tensor:
-        """The transpose."""
+        """Reverse the axes.
+
+        Returns:
+            Tensor of the same dtype, with the sizes in reverse order.
+        """
         return self.transpose()
 
     def contiguous(self) -> Tensor:
-        """The same values, stored in the order of the axes."""
+        """Copy to contiguous storage; gradients flow through the copy.
+
+        Returns:
+            Tensor with the same values, stored in row-major order.
+        """
         if self._on_tape():
             return self.clone()
         made = Tensor(data=self.data.copy(order="C"), device=self.device, requires_grad=self.requires_grad)
@@ -221,17 +301,37 @@ class Tensor(Variable):
         return made
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
-        """Each element (or each slice along an axis) so many times, as NumPy's repeat."""
+        """Repeat each element, or each slice along an axis.
+
+        Source: NumPy's `repeat`, as ONNX Gather.
+
+        Args:
+            repeats: The number of repetitions, one for all or one for each.
+            axis: The axis, in [-rank, rank); None to flatten the tensor first.
+
+        Returns:
+            Tensor of the same dtype; of rank 1 if `axis` is None.
+
+        Raises:
+            IndexError: `axis` is out of range.
+            ValueError: `repeats` is negative or has another length than the axis.
+        """
         t, axis = (self.reshape([-1]), 0) if axis is None else (self, axis)
         places = np.repeat(np.arange(t.shape[axis]), repeats)
         return op.Gather(t, places, axis=axis)
 
     def _on_tape(self) -> bool:
-        """Whether gradients flow through this tensor to what made it."""
+        """Whether gradients flow through this tensor to the operator that produced it."""
         return tape.training and self.requires_grad and not self.is_dummy()
 
     def clone(self) -> Tensor:
-        """A tensor with storage of its own; gradients flow back through it."""
+        """Copy to new storage; gradients flow through the copy. Also called `deepcopy`.
+
+        Source: ONNX Identity if an operator on the tape produced this tensor.
+
+        Returns:
+            Tensor with the same values, on the same device.
+        """
         if self._on_tape():
             same = op.Identity(self)
             if trace.current() is None:
@@ -244,7 +344,13 @@ class Tensor(Variable):
     deepcopy = clone
 
     def copy(self) -> Tensor:
-        """A tensor that shares this one's storage; gradients flow back through it."""
+        """Make a tensor that shares the storage of this one; gradients flow through it.
+
+        Source: ONNX Identity if an operator on the tape produced this tensor.
+
+        Returns:
+            Tensor with the same storage: a change of one in place changes the other.
+        """
         if self._on_tape():
             return op.Identity(self)
         made = Tensor._of(self.data, self.device, self.requires_grad)
@@ -252,69 +358,151 @@ class Tensor(Variable):
         return made
 
     def as_type(self, dtype: DTypeLike) -> Tensor:
-        """The values in another dtype."""
+        """Cast to another dtype.
+
+        Source: ONNX Cast.
+
+        Args:
+            dtype: A constant of `singa.tensor`, "int" (int32), "float" (float32), or a NumPy dtype.
+
+        Returns:
+            Tensor of the same shape, of this dtype.
+
+        Raises:
+            InvalidInput: `dtype` is not a dtype, or ONNX does not have it (SX316).
+            OperatorError: The values cannot be cast.
+        """
         return op.Cast(self, to=dtypes.onnx_code(dtype_of(dtype)))
 
     def l1(self) -> float:
-        """The mean of the absolute values."""
+        """The mean of the absolute values, sum |x| / n.
+
+        Returns:
+            A Python float, which is not recorded on the tape; NaN if the tensor is empty.
+        """
         return float(np.abs(to_numpy(self)).mean())
 
     def l2(self) -> float:
-        """The root of the sum of the squares, over the number of elements."""
+        """The L2 norm divided by the number of elements, sqrt(sum x^2) / n, computed in float64.
+
+        Returns:
+            A Python float, which is not recorded on the tape; 0 if the tensor is empty.
+        """
         return float(np.sqrt(np.square(to_numpy(self).astype(np.float64)).sum()) / max(1, self.size()))
 
     # --- in place
 
     def to_type(self, dtype: DTypeLike) -> Tensor:
-        """Change the dtype of this tensor."""
+        """Cast this tensor in place; the cast is not recorded on the tape.
+
+        Args:
+            dtype: A constant of `singa.tensor`, "int" (int32), "float" (float32), or a NumPy dtype.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            InvalidInput: `dtype` is not a dtype, or ONNX does not have it (SX316).
+            NotTraceable: A step is being recorded as a graph.
+            ValueError: A string does not contain a number.
+        """
         self.data = self.device.backend.put(self.device.backend.get(self.data).astype(dtype_of(dtype)))
         return self
 
     def to_device(self, device: DeviceLike) -> Tensor:
-        """Move this tensor to a device."""
+        """Move this tensor to a device, in place.
+
+        Args:
+            device: The device, or a name such as "CPU" or "CUDA"; None for the CPU.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            DeviceUnavailable: The name is unknown, or this machine does not have the device.
+            NotTraceable: A step is being recorded as a graph, and the values are not known.
+        """
         value = self.device.backend.get(self.data)
         self.device = devices.resolve(device)
         self._data = self.device.backend.put(value)
         return self
 
     def to_host(self) -> Tensor:
-        """Move this tensor to the CPU."""
+        """Move this tensor to the CPU, in place.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            NotTraceable: A step is being recorded as a graph, and the values are not known.
+        """
         return self.to_device(devices.default_device)
 
     def set_value(self, x: Any, inplace: bool = True) -> Tensor:
-        """Fill with a number."""
+        """Fill with a number or an array; the tensor becomes a leaf.
+
+        Args:
+            x: A number, or an array whose shape broadcasts to that of this tensor; it is cast to the dtype.
+            inplace: Whether to fill this tensor; False to fill a copy.
+
+        Returns:
+            The tensor that was filled.
+
+        Raises:
+            OperatorError: The shape of `x` does not broadcast.
+        """
         target = self if inplace else self.clone()
         with tape.no_tape():
             trace.assign(target, op.Expand(op.constant(x, op.dtype(target)), op.Shape(target)).raw)
-        target._begins_anew()
+        target._become_leaf()
         return target
 
-    def _begins_anew(self) -> None:
-        """All its values came from outside: it is a leaf from here on, whatever made it before."""
+    def _become_leaf(self) -> None:
+        """Make it a leaf, because all its values were replaced."""
         provenance.forget(self)
         self._creator = None
 
     def reset_like(self, t: Tensor) -> Tensor:
-        """Zeros of the shape, dtype and device of another tensor."""
+        """Replace the values in place by zeros of the shape, dtype and device of another tensor.
+
+        Args:
+            t: Tensor of any dtype and shape.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            NotTraceable: A step is being recorded as a graph.
+        """
         self.device = t.device
         self.data = t.device.backend.put(np.zeros(t.shape, op.dtype(t)))
         return self
 
     def copy_from_numpy(self, array: Any, offset: int = 0) -> None:
-        """Write an array's values, in order, from an offset on; its shape need not be this one's.
+        """Write the values of an array, in row-major order; a tensor whose values are all written becomes a leaf.
 
-        Raises InvalidInput where there are more than fit, or fewer without an offset.
+        Args:
+            array: An array, or what NumPy converts to one; values are cast to the dtype of this tensor. Its shape may differ.
+            offset: The index of the first element to write.
+
+        Raises:
+            InvalidInput: The values are beyond the end, or without an offset, they are fewer than the elements (SX337); or some
+                elements of a tensor that an operator on the tape produced would be written (SX370).
+            NotTraceable: A step is being recorded as a graph, and the values are not known.
+            ValueError: A value cannot be cast to the dtype of this tensor.
         """
         array = np.asarray(array)
         if offset + array.size > self.size() or (not offset and array.size != self.size()):
-            raise InvalidInput(f"{array.size} values at {offset} do not fill a tensor of shape {self.shape}", code="SX337")
+            rule = f"at most {max(0, self.size() - offset)}" if offset else str(self.size())
+            where = f"to write at {offset} of a tensor of shape {self.shape}"
+            raise InvalidInput(f"the number of values {where} must be {rule}, got {array.size}", code="SX337")
         self._write(self.device.backend.put(np.ascontiguousarray(array.reshape(-1), op.dtype(self))), offset)
 
     def _write(self, values: Any, offset: int) -> None:
-        """Write values from outside, one after the other, on the tensor's device."""
+        """Write consecutive values, which are on the device of this tensor."""
         data = self.data
         if values.size == self.size():
-            self._begins_anew()
+            self._become_leaf()
         else:
             self._refuse_on_tape()
             provenance.forget(self)
@@ -325,23 +513,68 @@ class Tensor(Variable):
             data[...] = flat.reshape(data.shape)
 
     def copy_data(self, t: Tensor) -> None:
-        """Write another tensor's values."""
+        """Write the values of another tensor, in row-major order; this tensor becomes a leaf.
+
+        Args:
+            t: Tensor with as many elements, on any device; values are cast to the dtype of this tensor.
+
+        Raises:
+            InvalidInput: The numbers of elements differ (SX337).
+            NotTraceable: A step is being recorded as a graph, and the values are not known.
+        """
         self.copy_from_numpy(to_numpy(t))
 
     def copy_from(self, t: Any, offset: int = 0) -> None:
-        """Write the values of a tensor or an array."""
+        """Write the values of a tensor or an array, as `copy_from_numpy` does.
+
+        Args:
+            t: Tensor on any device, or an array; values are cast to the dtype of this tensor. Its shape may differ.
+            offset: The index of the first element to write.
+
+        Raises:
+            InvalidInput: The values are beyond the end, or without an offset, they are fewer than the elements (SX337); or some
+                elements of a tensor that an operator on the tape produced would be written (SX370).
+            NotTraceable: A step is being recorded as a graph, and the values are not known.
+            ValueError: A value cannot be cast to the dtype of this tensor.
+        """
         self.copy_from_numpy(to_numpy(t) if isinstance(t, Tensor) else t, offset)
 
     def bernoulli(self, p: float, inplace: bool = True) -> Tensor:
-        """Fill with ones, with probability p, and zeros."""
+        """Fill with ones, with probability p, and zeros; the tensor becomes a leaf.
+
+        Args:
+            p: The probability of a one, in [0, 1].
+            inplace: Whether to fill this tensor; False to fill a copy. Numbers come from the random stream of its device.
+
+        Returns:
+            The tensor that was filled.
+        """
         return self._filled("bernoulli", (p,), inplace)
 
     def gaussian(self, mean: float, std: float, inplace: bool = True) -> Tensor:
-        """Fill with normally distributed numbers."""
+        """Fill with normally distributed random numbers, by the Box-Muller method; the tensor becomes a leaf.
+
+        Args:
+            mean: The mean of the distribution.
+            std: The standard deviation of the distribution.
+            inplace: Whether to fill this tensor; False to fill a copy. Numbers come from the random stream of its device.
+
+        Returns:
+            The tensor that was filled.
+        """
         return self._filled("normal", (mean, std), inplace)
 
     def uniform(self, low: float, high: float, inplace: bool = True) -> Tensor:
-        """Fill with numbers of [low, high)."""
+        """Fill with uniformly distributed random numbers in [low, high); the tensor becomes a leaf.
+
+        Args:
+            low: The lower bound.
+            high: The upper bound.
+            inplace: Whether to fill this tensor; False to fill a copy. Numbers come from the random stream of its device.
+
+        Returns:
+            The tensor that was filled.
+        """
         return self._filled("uniform", (low, high), inplace)
 
     def _filled(self, how: str, numbers: tuple[float, ...], inplace: bool) -> Tensor:
@@ -356,32 +589,110 @@ class Tensor(Variable):
             else:
                 value = random.bernoulli(a, target.shape, target.device, dtype)
             trace.assign(target, value.raw)
-        target._begins_anew()
+        target._become_leaf()
         return target
 
     def add_column(self, v: Tensor) -> Tensor:
+        """Add a vector to each column of this matrix in place: x[i, j] += v[i].
+
+        Args:
+            v: Tensor of the dtype of this matrix, with one element for each row.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            OperatorError: The dtypes differ.
+            ValueError: The shapes cannot be broadcast.
+            InvalidInput: An operator on the tape produced this tensor (SX370).
+        """
         return self._with(op.Add(self, op.Unsqueeze(v, [1])))
 
     def add_row(self, v: Tensor) -> Tensor:
+        """Add a vector to each row of this matrix in place: x[i, j] += v[j].
+
+        Args:
+            v: Tensor of the dtype of this matrix, with one element for each column.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            OperatorError: The dtypes differ.
+            ValueError: The shapes cannot be broadcast.
+            InvalidInput: An operator on the tape produced this tensor (SX370).
+        """
         return self._with(op.Add(self, v))
 
     def div_column(self, v: Tensor) -> Tensor:
+        """Divide each column of this matrix by a vector in place: x[i, j] /= v[i].
+
+        Args:
+            v: Tensor of the dtype of this matrix, with one element for each row.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            OperatorError: The dtypes differ, or an integer is divided by zero.
+            ValueError: The shapes cannot be broadcast.
+            InvalidInput: An operator on the tape produced this tensor (SX370).
+        """
         return self._with(op.Div(self, op.Unsqueeze(v, [1])))
 
     def div_row(self, v: Tensor) -> Tensor:
+        """Divide each row of this matrix by a vector in place: x[i, j] /= v[j].
+
+        Args:
+            v: Tensor of the dtype of this matrix, with one element for each column.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            OperatorError: The dtypes differ, or an integer is divided by zero.
+            ValueError: The shapes cannot be broadcast.
+            InvalidInput: An operator on the tape produced this tensor (SX370).
+        """
         return self._with(op.Div(self, v))
 
     def mult_column(self, v: Tensor) -> Tensor:
+        """Multiply each column of this matrix by a vector in place: x[i, j] *= v[i].
+
+        Args:
+            v: Tensor of the dtype of this matrix, with one element for each row.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            OperatorError: The dtypes differ.
+            ValueError: The shapes cannot be broadcast.
+            InvalidInput: An operator on the tape produced this tensor (SX370).
+        """
         return self._with(op.Mul(self, op.Unsqueeze(v, [1])))
 
     def mult_row(self, v: Tensor) -> Tensor:
+        """Multiply each row of this matrix by a vector in place: x[i, j] *= v[j].
+
+        Args:
+            v: Tensor of the dtype of this matrix, with one element for each column.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            OperatorError: The dtypes differ.
+            ValueError: The shapes cannot be broadcast.
+            InvalidInput: An operator on the tape produced this tensor (SX370).
+        """
         return self._with(op.Mul(self, v))
 
     def _refuse_on_tape(self) -> None:
         if self._on_tape():
-            what = f"{self.name or 'a tensor'} that {self.creator.name} made would be changed in place"
-            hint = "write `y = y + x` in place of `y += x`"
-            raise InvalidInput(f"{what}: no gradient would know of it", code="SX370", hint=hint)
+            what = f"{self.name or 'a tensor'}, which {self.creator.name} produced, must not be changed in place"
+            hint = "write `y = y + x` instead of `y += x`"
+            raise InvalidInput(f"{what}: its gradient would be wrong", code="SX370", hint=hint)
 
     def _with(self, value: Tensor, *others: Any) -> Tensor:
         self._refuse_on_tape()
@@ -393,23 +704,27 @@ class Tensor(Variable):
     # --- operators
 
     def __getitem__(self, keys: Any) -> Tensor:
-        """Integers and slices; an integer keeps its axis, with size 1: t[-1, :] of a (5, 7) is (1, 7)."""
+        """Index with integers and slices; an integer keeps its axis, with size 1: t[-1, :] of shape (5, 7) has shape (1, 7)."""
         keys = keys if isinstance(keys, tuple) else (keys,)
         if Ellipsis in keys:
             at = keys.index(Ellipsis)
             keys = (*keys[:at], *[slice(None)] * (self.ndim() - len(keys) + 1), *keys[at + 1 :])
         if len(keys) > self.ndim():
-            raise InvalidInput(f"{len(keys)} indices for a tensor of shape {self.shape}", code="SX338")
+            raise InvalidInput(
+                f"a tensor of shape {self.shape} takes at most {self.ndim()} indices, got {len(keys)}", code="SX338"
+            )
         starts, ends, axes, steps = [], [], [], []
         for axis, (key, n) in enumerate(zip(keys, self.shape, strict=False)):
             if isinstance(key, slice) and key == slice(None):
                 continue
             if isinstance(key, (int, np.integer)):
                 if not -n <= key < n:
-                    raise InvalidInput(f"index {key} is outside axis {axis} of a tensor of shape {self.shape}", code="SX338")
+                    rule = f"the index of axis {axis} of a tensor of shape {self.shape} must be in [{-n}, {n})"
+                    raise InvalidInput(f"{rule}, got {key}", code="SX338")
                 key = slice(int(key), int(key) + 1 or None)
             if not isinstance(key, slice):
-                raise InvalidInput(f"a tensor is indexed by integers and slices, not by a {type(key).__name__}", code="SX338")
+                rule = f"an index of a tensor of shape {self.shape} must be an integer or a slice"
+                raise InvalidInput(f"{rule}, got a {type(key).__name__}", code="SX338")
             start, stop, step = key.indices(n)
             starts.append(start)
             ends.append(stop if stop >= 0 else -n - 1)
@@ -490,14 +805,14 @@ class Tensor(Variable):
 
 
 def _float(x: Any) -> Any:
-    """Integers as float32: a quotient is no integer."""
+    """Cast integers to float32, for quotients."""
     if isinstance(x, Tensor):
         return x if dtypes.is_float(op.dtype(x)) else op.Cast(x, to=dtypes.onnx_code(np.float32))
     return float(x) if isinstance(x, (int, np.integer)) else x
 
 
 def _binary(name: str, a: Any, b: Any) -> Tensor:
-    """An operator of two tensors, or of a tensor and a number or array; an int32 tensor with a float becomes float32."""
+    """Apply an operator to two tensors, or a tensor and a number or array; with a float, an integer tensor becomes float32."""
     a, b = _operand(a), _operand(b)
     if isinstance(b, float) and isinstance(a, Tensor) and not dtypes.is_float(op.dtype(a)):
         a = _float(a)
@@ -512,14 +827,14 @@ def _binary(name: str, a: Any, b: Any) -> Tensor:
 
 
 def _operand(x: Any) -> Any:
-    """NumPy's numbers as Python's, which take the tensor's dtype; its arrays as constants in their own."""
+    """Convert NumPy scalars to Python numbers, which adopt the dtype of the tensor, and arrays to constants of their dtype."""
     if isinstance(x, np.generic):
         return x.item()
     return op.constant(x) if isinstance(x, np.ndarray) else x
 
 
 def _compared(name: str, a: Tensor, b: Any) -> Tensor:
-    """1 where it holds, 0 elsewhere, in the dtype of the first tensor; nothing flows back."""
+    """Compare: 1 or 0 for each element, in the dtype of the first tensor; the result has no gradient."""
     return op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))
 
 
@@ -530,9 +845,16 @@ _CODES: dict[int, Any] = {
 
 
 def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
-    """The NumPy dtype of a constant of this module, of 'int' or 'float', or of a NumPy dtype.
+    """Return the NumPy dtype that a constant, a name or an object means.
 
-    Raises InvalidInput for what is none of these.
+    Args:
+        dtype: A constant of `singa.tensor`, "int" (int32), "float" (float32), or what NumPy converts to a dtype.
+
+    Returns:
+        The NumPy dtype.
+
+    Raises:
+        InvalidInput: `dtype` is not a dtype, or ONNX does not have it (SX316).
     """
     if isinstance(dtype, int) and not isinstance(dtype, bool) and dtype in _CODES:
         found: np.dtype[Any] = np.dtype(_CODES[dtype])
@@ -543,17 +865,36 @@ def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
     try:
         found = np.dtype(kind)
     except TypeError:
-        raise InvalidInput(f"{dtype!r} is no dtype", code="SX316", hint="write tensor.float32, or a NumPy dtype") from None
+        raise InvalidInput(
+            f"dtype must be a dtype, got {dtype!r}", code="SX316", hint="pass tensor.float32, or a NumPy dtype"
+        ) from None
     if not dtypes.known(found):
-        raise InvalidInput(f"ONNX has no element type {found}", code="SX316")
+        raise InvalidInput(f"dtype must be an element type of ONNX, got {found}", code="SX316")
     return found
 
 
 def code_of(dtype: np.dtype[Any]) -> Any:
-    """The constant of a NumPy dtype; the dtype itself where SINGA has no number for it."""
+    """Return the constant of a NumPy dtype.
+
+    Args:
+        dtype: A NumPy dtype.
+
+    Returns:
+        The constant of `singa.tensor`, an int; the dtype itself if SINGA has no constant for it.
+    """
     return next((code for code, known in _CODES.items() if np.dtype(known) == dtype), dtype)
 
 
 def to_numpy(t: Tensor) -> Any:
-    """A copy of the values as a NumPy array."""
+    """Copy the values to a NumPy array.
+
+    Args:
+        t: Tensor on any device.
+
+    Returns:
+        Array of the shape and dtype of t; changing it does not change t.
+
+    Raises:
+        NotTraceable: A step is being recorded as a graph, and the values are not known.
+    """
     return np.array(t.device.backend.get(t.data))
