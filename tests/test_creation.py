@@ -117,8 +117,8 @@ def test_range(check: Any, fails: Any, opset: int) -> None:
     check("Range", [np.array([0], F), np.array([2], F), np.array([1], F)], [np.array([0, 1], F)], opset=opset)
     for bad in [(0, 1, 0), (0, np.nan, 1), (0, np.inf, 1)]:
         fails("Range", [np.array(v, F) for v in bad], "delta must not be 0|number of steps must be finite", opset=opset)
-    fails("Range", [np.array(v) for v in (0, 1, 0)], "never ends", opset=opset)
-    fails("Range", [ints(0, 1), np.array(3), np.array(1)], "no scalars", opset=opset)
+    fails("Range", [np.array(v) for v in (0, 1, 0)], "delta must not be 0", opset=opset)
+    fails("Range", [ints(0, 1), np.array(3), np.array(1)], "must be scalars", opset=opset)
 
 
 @pytest.mark.parametrize("stash_type", [1, 11])
@@ -176,4 +176,4 @@ def test_one_hot_edges(check: Any, fails: Any) -> None:
     check("OneHot", [ints(1), np.array(2), bf16], [bf16[None]], opset=28)
     fails("OneHot", [ints(0), np.array(-1), off_on], "depth must be at least 0, got -1", opset=11)
     fails("OneHot", [ints(0), np.array(2), np.zeros(3, F)], "off, on", opset=11)
-    fails("OneHot", [ints(0), np.array(2), off_on], "axis 2", opset=11, axis=2)
+    fails("OneHot", [ints(0), np.array(2), off_on], "axis must be in .* got 2", opset=11, axis=2)

@@ -53,10 +53,10 @@ def test_gather(check: Any, fails: Any, opset: int) -> None:
     check("Gather", [x[:, :0], ints()], [x[:, :0]], opset=opset, axis=1)
     check("Gather", [x[:, :0], ints(1)], [x[1:, :0]], opset=opset)
     for bad in (3, -4):
-        fails("Gather", [x, ints(0, bad)], rf"SX401.*index {bad}", opset=opset, axis=1)
+        fails("Gather", [x, ints(0, bad)], f"SX401.*index .* got {bad}", opset=opset, axis=1)
     fails("Gather", [x[:0], ints(0)], "SX401", opset=opset)
-    fails("Gather", [x, ints(0)], "axis 3", opset=opset, axis=3)
-    fails("Gather", [np.array(1, F), np.array(0)], "axis 0", opset=opset)
+    fails("Gather", [x, ints(0)], "axis must be in .* got 3", opset=opset, axis=3)
+    fails("Gather", [np.array(1, F), np.array(0)], "axis must be in .* got 0", opset=opset)
 
 
 @pytest.mark.parametrize("opset", [11, 13])
@@ -88,8 +88,8 @@ def test_elements_that_do_not_fit(fails: Any) -> None:
     x = np.zeros((2, 2), F)
     fails("GatherElements", [x, ints([0, 1, 0])], "rank of data and fit it", opset=13)
     fails("GatherElements", [x, ints(0)], "rank of data and fit it", opset=13)
-    fails("ScatterElements", [x, ints([0, 1]), np.zeros((1, 1), F)], "differ", opset=13)
-    fails("ScatterElements", [x, ints([0, 1, 0]), np.zeros((1, 3), F)], "do not lie in", opset=13)
+    fails("ScatterElements", [x, ints([0, 1]), np.zeros((1, 1), F)], "updates and indices must have equal shapes", opset=13)
+    fails("ScatterElements", [x, ints([0, 1, 0]), np.zeros((1, 3), F)], "rank of data and fit it", opset=13)
 
 
 REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -208,10 +208,10 @@ def test_tensor_scatter_errors(fails: Any) -> None:
     fails("TensorScatter", [past, update, ints(4, 0)], "SX401", opset=24)
     fails("TensorScatter", [past, update, ints(0, -1)], "SX401", opset=24)
     fails("TensorScatter", [past, update, ints(0)], r"write_indices must have shape \(2,\)", opset=24)
-    fails("TensorScatter", [past, update[:1]], "does not fit", opset=24)
-    fails("TensorScatter", [update, past], "does not fit", opset=24)
+    fails("TensorScatter", [past, update[:1]], "update must fit a cache", opset=24)
+    fails("TensorScatter", [update, past], "update must fit a cache", opset=24)
     fails("TensorScatter", [past, past], "batch axis", opset=24, axis=0)
-    fails("TensorScatter", [past, past], "none of linear", opset=24, mode="ring")
+    fails("TensorScatter", [past, past], "mode must be linear or circular", opset=24, mode="ring")
 
 
 @pytest.mark.parametrize("opset", [9, 11, 28])

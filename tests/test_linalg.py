@@ -102,8 +102,8 @@ def test_gemm_errors(fails: Any) -> None:
         fails("Gemm", [A, B, np.ones(2, np.float32)], "without broadcast=1", opset=opset)
     fails("Gemm", [A, B, np.ones((3, 2, 2), np.float32)], "does not broadcast", opset=13)
     fails("Gemm", [A, B, np.ones(3, np.float32)], "does not broadcast", opset=13)
-    fails("Gemm", [A[0], B], "multiplies matrices", opset=13)
-    fails("Gemm", [A, B], "do not chain", opset=13, transA=1)
+    fails("Gemm", [A[0], B], "A and B must be matrices", opset=13)
+    fails("Gemm", [A, B], "inner sizes must be equal", opset=13, transA=1)
 
 
 def test_matmul_integer(check: Any) -> None:

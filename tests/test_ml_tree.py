@@ -155,7 +155,7 @@ def test_one_label(check: Any, fails: Any) -> None:
     check("TreeEnsembleClassifier", [X], [np.array([0, 1, 1]), z], classlabels_int64s=[1], **given)
     given.pop("rtol")
     fails("TreeEnsembleClassifier", [X], "two string labels, got one", classlabels_strings=["a"], outputs=2, **given)
-    fails("TreeEnsembleClassifier", [X], "no class labels", outputs=2, **given)
+    fails("TreeEnsembleClassifier", [X], "must have class labels", outputs=2, **given)
 
 
 def test_doubles_as_tensors(check: Any) -> None:

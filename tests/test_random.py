@@ -159,7 +159,7 @@ def test_errors_of_multinomial(fails: Any) -> None:
     fails("Multinomial", [np.full((1, 2), -np.inf)], "log-probability of row 0 must be finite", opset=22)
     fails("Multinomial", [np.array([[np.nan, 1.0]])], "log-probability of row 0 must be finite", opset=7)
     fails("Multinomial", [np.zeros((2, 0))], "log-probability of row 0 must be finite", opset=7)
-    fails("Multinomial", [np.zeros(3)], "draws 1 from the rows", opset=7)
+    fails("Multinomial", [np.zeros(3)], "x must be a matrix", opset=7)
     fails("Multinomial", [np.zeros((1, 3))], "int32 or int64", opset=7, dtype=TensorProto.FLOAT)
 
 

@@ -84,7 +84,7 @@ def test_reshape(check: Any, fails: Any, opset: int) -> None:
     check("Reshape", [np.zeros((0, 3), F), ints(-1, 7)], [np.zeros((0, 7), F)], opset=opset)
     for bad in [(5, -1), (-1, -1), (-2, 12), (2, 3), (0, 0, 0, 0), (23,)]:
         fails("Reshape", [X, ints(*bad)], "cannot reshape", opset=opset)
-    fails("Reshape", [np.zeros((0, 3), F), ints(0, -1)], "in place of -1", opset=opset)
+    fails("Reshape", [np.zeros((0, 3), F), ints(0, -1)], "must divide 0 elements", opset=opset)
 
 
 def test_reshape_1_takes_an_attribute(check: Any) -> None:
@@ -96,7 +96,7 @@ def test_reshape_1_takes_an_attribute(check: Any) -> None:
 def test_allowzero(check: Any, fails: Any, opset: int) -> None:
     check("Reshape", [np.zeros((0, 3), F), ints(3, 4, 0)], [np.zeros((3, 4, 0), F)], opset=opset, allowzero=1)
     fails("Reshape", [np.zeros((0, 3), F), ints(0, -1)], "-1 and 0 must not both occur", opset=opset, allowzero=1)
-    fails("Reshape", [X, ints(0, 12)], "0 elements", opset=opset, allowzero=1)
+    fails("Reshape", [X, ints(0, 12)], "number of elements must be 24, got 0", opset=opset, allowzero=1)
 
 
 @pytest.mark.parametrize("opset", [1, 9, 11, 13, 21, 23, 24, 25])
@@ -108,7 +108,7 @@ def test_flatten(check: Any, fails: Any, opset: int) -> None:
             check("Flatten", [X], [np.arange(24, dtype=F).reshape(shape)], opset=opset, axis=axis - 3)
     check("Flatten", [np.zeros((0, 2, 3), F)], [np.zeros((0, 6), F)], opset=opset)
     check("Flatten", [np.array(7, F)], [np.array([[7]], F)], opset=opset, axis=0)
-    fails("Flatten", [X], "axis 4", opset=opset, axis=4)
+    fails("Flatten", [X], "axis must be in .* got 4", opset=opset, axis=4)
     if opset < 11:
         fails("Flatten", [X], "before opset 11", opset=opset, axis=-1)
 
@@ -132,7 +132,7 @@ def test_squeeze_and_unsqueeze(check: Any, fails: Any, opset: int) -> None:
     inputs, options = both("Unsqueeze", X, [1, 1])
     fails("Unsqueeze", inputs, "axes must be different", **options)
     inputs, options = both("Unsqueeze", X, [5])
-    fails("Unsqueeze", inputs, "axis 5", **options)
+    fails("Unsqueeze", inputs, "axis must be in .* got 5", **options)
     for op, x in (("Squeeze", wide), ("Unsqueeze", X)):
         inputs, options = both(op, x, [-2])
         if opset < 11:
@@ -164,8 +164,8 @@ def test_concat(check: Any, fails: Any, opset: int) -> None:
     check("Concat", [a, b], [np.array([[1, 2, 5], [3, 4, 6]], F)], opset=opset, axis=-1)
     check("Concat", [a, np.zeros((0, 2), F)], [a], opset=opset, axis=0)
     fails("Concat", [a, b], "equal except along axis 0", opset=opset, axis=0)
-    fails("Concat", [a, a[0]], "differ in more", opset=opset, axis=0)
-    fails("Concat", [a[0, 0], a[0, 1]], "axis 0", opset=opset, axis=0)
+    fails("Concat", [a, a[0]], "equal except along axis 0", opset=opset, axis=0)
+    fails("Concat", [a[0, 0], a[0, 1]], "axis must be in .* got 0", opset=opset, axis=0)
 
 
 def test_concat_1_has_a_default_axis(check: Any) -> None:
@@ -191,8 +191,8 @@ def test_split(check: Any, fails: Any, opset: int) -> None:
     inputs, options = sized(8, -2)
     fails("Split", inputs, "sizes that add up to 6", outputs=2, **options)
     inputs, options = sized(2, 2, 2)
-    fails("Split", inputs, "into 2 outputs", outputs=2, **options)
-    fails("Split", [x], "equal parts", outputs=4, opset=opset)
+    fails("Split", inputs, "must have 2 sizes", outputs=2, **options)
+    fails("Split", [x], "must be a multiple of 4, the number of outputs", outputs=4, opset=opset)
     check("Split", [x[:0]], [x[:0], x[:0]], opset=opset)
 
 
@@ -207,7 +207,7 @@ def test_split_18_rounds_the_size_up(check: Any, fails: Any) -> None:
     check("Split", [x], [x[:3], x[3:6], x[6:]], opset=18, num_outputs=3, axis=-1)
     fails("Split", [x, ints(3, 4)], "both", outputs=2, opset=18, num_outputs=2)
     fails("Split", [x], "num_outputs must be 3", outputs=3, opset=18, num_outputs=4)
-    fails("Split", [x[:5]], "do not split", outputs=4, opset=18, num_outputs=4)  # 2 + 2 + 2 is more than 5
+    fails("Split", [x[:5]], "4 sizes that add up to 5", outputs=4, opset=18, num_outputs=4)  # 2 + 2 + 2 is more than 5
 
 
 @pytest.mark.parametrize("opset", [8, 13])

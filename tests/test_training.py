@@ -77,7 +77,7 @@ def test_errors(fails: Any) -> None:
     fails(
         "Momentum",
         [rate, step, x, x, x],
-        "mode is 'fast'",
+        "mode must be .* got 'fast'",
         opset=1,
         domain=DOMAIN,
         alpha=0.9,
