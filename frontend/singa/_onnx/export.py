@@ -267,16 +267,16 @@ def _write(
     graphs = _graphs(ys)
     opset = options.opset or _natural(graphs)
     while True:
-        played = _Played(xs, ys, name, options, names, types, opset, _other_domains(graphs))
-        least = [p.least for p in played.problems if isinstance(p, Unwritable)]
+        attempt = _Replay(xs, ys, name, options, names, types, opset, _other_domains(graphs))
+        least = [p.least for p in attempt.problems if isinstance(p, Unwritable)]
         if options.opset is None and least and all(least):
             opset = max(n for n in least if n is not None)
             continue
         break
-    return played.finish(path)
+    return attempt.finish(path)
 
 
-class _Played:
+class _Replay:
     """One attempt: replays the origins into a graph of one opset."""
 
     def __init__(
@@ -552,14 +552,14 @@ def _other_domains(graphs: Sequence[Graph]) -> dict[str, int]:
 
 def _domains(proto: ModelProto, extra: Sequence[tuple[str, int]]) -> None:
     """Import every domain that is used or requested, in the requested version if there is one."""
-    asked = dict(extra)
+    requested = dict(extra)
     for entry in proto.opset_import:
-        if entry.domain in asked:
-            entry.version = asked.pop(entry.domain)
+        if entry.domain in requested:
+            entry.version = requested.pop(entry.domain)
     used = {f.domain for f in proto.functions} | {o.domain for f in proto.functions for o in f.opset_import}
     there = {o.domain for o in proto.opset_import}
-    for domain in sorted((used | set(asked)) - there):
-        version = asked.get(domain) or max((v for (d, _), vs in schemas.items() if d == domain for v in vs), default=1)
+    for domain in sorted((used | set(requested)) - there):
+        version = requested.get(domain) or max((v for (d, _), vs in schemas.items() if d == domain for v in vs), default=1)
         proto.opset_import.append(helper.make_opsetid(domain, version))
 
 
