@@ -242,7 +242,7 @@ def along_an_axis() -> list[Case]:
         Case("CumProd", [x, scalar(1, np.int64)]),
         Case("TopK", [x, ints(10)], outputs=2, note="k 10"),
         Case("TopK", [x, ints(500)], outputs=2, note="k 500"),
-        Case("TopK", [x, ints(10)], {"largest": 0, "axis": 0}, outputs=2, note="least, axis 0"),
+        Case("TopK", [x, ints(10)], {"largest": 0, "axis": 0}, outputs=2, note="smallest, axis 0"),
         Case("TopK", [integers(0, 50, 1000, 1000), ints(10)], outputs=2, note="ties"),
         Case("Unique", [integers(0, 1000, 200000)], outputs=4),
         Case("Unique", [integers(0, 3, 20000, 4)], {"axis": 0}, outputs=4, note="rows"),

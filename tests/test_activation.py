@@ -119,7 +119,7 @@ def test_shrink_of_integers(check: Check) -> None:
 
 
 def test_gelu_refuses(fails: Check) -> None:
-    fails("Gelu", [np.float32(1)], "neither", opset=20, approximate="sigmoid")
+    fails("Gelu", [np.float32(1)], "must be 'none' or 'tanh'", opset=20, approximate="sigmoid")
 
 
 def test_swiglu(check: Check, fails: Check) -> None:
@@ -128,7 +128,7 @@ def test_swiglu(check: Check, fails: Check) -> None:
     for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
         check("SwiGLU", [a.astype(dtype), b.astype(dtype)], [y.astype(dtype)], opset=28)
     check("SwiGLU", [a, b], [a * b / (1 + np.exp(-2 * a))], opset=28, alpha=2.0)
-    fails("SwiGLU", [a, b[:1]], "must be equal", opset=28)
+    fails("SwiGLU", [a, b[:1]], "must have equal shapes", opset=28)
 
 
 # --- PRelu ------------------------------------------------------------------------------------------------------------
@@ -202,14 +202,14 @@ def test_axis_edges(check: Check, fails: Check, op: str) -> None:
     for opset in (1, 11, 13):
         for shape in ((0, 3), (3, 0), (2, 0, 4)):
             check(op, [np.zeros(shape, np.float32)], [np.zeros(shape, np.float32)], opset=opset, axis=1)
-        fails(op, [X], "axis 4 is outside", opset=opset, axis=4)
+        fails(op, [X], "axis must be in .* got 4", opset=opset, axis=4)
         one = 0 if op == "LogSoftmax" else 1
         check(op, [np.array([[7.0]])], [np.array([[one]], float)], opset=opset)
         x = X.astype(np.float16).reshape(6, 4)
         check(op, [x], [_rows(op, x).astype(np.float16)], opset=opset)
         check(op, [X.astype(np.float64).reshape(6, 4)], [_rows(op, X.reshape(6, 4))], opset=opset, rtol=1e-14)
     fails(op, [np.float32(1)], "axis", opset=13)
-    fails(op, [X[:0]], "axis 3 is outside", opset=13, axis=3)
+    fails(op, [X[:0]], "axis must be in .* got 3", opset=13, axis=3)
     x = X.astype(ml_dtypes.bfloat16).reshape(6, 4)
     check(op, [x], [_rows(op, x).astype(ml_dtypes.bfloat16)], opset=13)
 

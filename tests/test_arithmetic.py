@@ -56,8 +56,8 @@ def test_plain(check: Check, op: str, f: Any) -> None:
 
 
 def test_legacy_refuses(fails: Check) -> None:
-    fails("Add", [A, A[0]], "differ", opset=6)
-    fails("Add", [A, A[0, 0, 0, :1].copy()], "differ", opset=6)
+    fails("Add", [A, A[0]], "shapes must be equal or broadcast=1", opset=6)
+    fails("Add", [A, A[0, 0, 0, :1].copy()], "shapes must be equal or broadcast=1", opset=6)
     fails("Add", [A, A[..., :3]], "does not broadcast", opset=6, broadcast=1)
     fails("Add", [A, A[0, :, 0, 0]], "does not broadcast", opset=6, broadcast=1, axis=3)
     fails("Add", [A[0], A], "does not broadcast", opset=6, broadcast=1)
@@ -123,7 +123,7 @@ def test_float_mod(check: Check, fails: Check) -> None:
         assert (np.signbit(got.astype(np.float32)) == np.signbit(mod.astype(np.float32)))[known].all()
         for opset in (10, 13, 28) if dtype is not ml_dtypes.bfloat16 else (13, 28):
             check("Mod", [x, y], [fmod], opset=opset, fmod=1)
-    fails("Mod", [np.float32(1), np.float32(1)], "fmod is 2", opset=28, fmod=2)
+    fails("Mod", [np.float32(1), np.float32(1)], "fmod must be 0 or 1, got 2", opset=28, fmod=2)
 
 
 def test_pow_floats(check: Check) -> None:

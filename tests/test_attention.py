@@ -215,22 +215,22 @@ def test_attention_refuses(fails: Any) -> None:
     q, k, v, p = data(14, (2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3), (2, 2, 1, 4))
     flat = [pack(x) for x in (q, k, v)]
     for opset in VERSIONS:
-        fails("Attention", flat, "need q_num_heads", opset=opset)
-        fails("Attention", flat, "need kv_num_heads to divide", opset=opset, q_num_heads=2, kv_num_heads=3)
+        fails("Attention", flat, "q_num_heads must divide", opset=opset)
+        fails("Attention", flat, "kv_num_heads must divide", opset=opset, q_num_heads=2, kv_num_heads=3)
         fails("Attention", [q, k, flat[2]], "all 3-D or all 4-D", opset=opset)
-        fails("Attention", [q, k, v, None, p], "past_key and past_value go together", opset=opset)
-        fails("Attention", [q, k, v[:, :, :4]], "do not fit", opset=opset)
-        fails("Attention", [q, k[:, :1], v[:, :1].repeat(3, 1)], "do not fit", opset=opset)
-        fails("Attention", [q, k.repeat(2, 1)[:, :3], v.repeat(2, 1)[:, :3]], "do not fit", opset=opset)
+        fails("Attention", [q, k, v, None, p], "must be present together", opset=opset)
+        fails("Attention", [q, k, v[:, :, :4]], "Q, K and V must match", opset=opset)
+        fails("Attention", [q, k[:, :1], v[:, :1].repeat(3, 1)], "Q, K and V must match", opset=opset)
+        fails("Attention", [q, k.repeat(2, 1)[:, :3], v.repeat(2, 1)[:, :3]], "Q, K and V must match", opset=opset)
         fails("Attention", [q, k, v, np.ones((4, 5), bool)], "does not broadcast", opset=opset)
         fails("Attention", [q, k, v, np.ones((3, 6), bool)], "attn_mask", opset=opset)
-        fails("Attention", [q, k, v], "mode is 0, 1, 2 or 3", opset=opset, qk_matmul_output_mode=4)
-        fails("Attention", [q, k, v], "not 7", opset=opset, softmax_precision=7)
-        fails("Attention", [q, k, v], "contradict", opset=opset, q_num_heads=4)
+        fails("Attention", [q, k, v], "mode must be 0, 1, 2 or 3, got 4", opset=opset, qk_matmul_output_mode=4)
+        fails("Attention", [q, k, v], "got 7", opset=opset, softmax_precision=7)
+        fails("Attention", [q, k, v], "q_num_heads and kv_num_heads must match", opset=opset, q_num_heads=4)
     fails("Attention", [q, k, v, np.ones((3, 4), bool)], "must have 5 keys", opset=23)
-    fails("Attention", [q, k, v, None, p, v[:, :, :1], np.int64([1, 1])], "the cache is outside", opset=24)
-    fails("Attention", [q, k, v, None, None, None, np.int64([1])], "for a batch of 2", opset=24)
-    fails("Attention", [q, k, v], "window sizes are -1 or more", opset=25, left_window_size=-2)
+    fails("Attention", [q, k, v, None, p, v[:, :, :1], np.int64([1, 1])], "must not be combined with past_key", opset=24)
+    fails("Attention", [q, k, v, None, None, None, np.int64([1])], r"nonpad_kv_seqlen must have shape \(2,\)", opset=24)
+    fails("Attention", [q, k, v], "window sizes must be at least -1", opset=25, left_window_size=-2)
 
 
 # --- FlexAttention
@@ -270,9 +270,9 @@ def test_flex_narrow(check: Any, dtype: Any) -> None:
 def test_flex_refuses(fails: Any) -> None:
     q, k, v = data(23, (1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 6))
     less = parser.parse_graph("s (float[a, b, c, d] x) => (float[a, b, c] y) { y = ReduceSum<keepdims = 0>(x) }")
-    fails("FlexAttention", [q, k, v], "score_mod must give one tensor of shape", score_mod=less, **PREVIEW)
-    fails("FlexAttention", [q[0], k[0], v[0]], "Q, K and V are 4-D", **PREVIEW)
-    fails("FlexAttention", [q[:, :1], k, v], "do not fit", **PREVIEW)
+    fails("FlexAttention", [q, k, v], "score_mod must return one tensor of shape", score_mod=less, **PREVIEW)
+    fails("FlexAttention", [q[0], k[0], v[0]], "Q, K and V must be 4-D", **PREVIEW)
+    fails("FlexAttention", [q[:, :1], k, v], "Q, K and V must match", **PREVIEW)
 
 
 # --- LinearAttention
@@ -342,13 +342,19 @@ def test_linear_without_tokens(check: Any) -> None:
 def test_linear_refuses(fails: Any) -> None:
     x, b = np.ones((1, 2, 4), F), np.ones((1, 2, 2), F)
     given = {"opset": 27, "outputs": 2, "q_num_heads": 2, "kv_num_heads": 2}
-    fails("LinearAttention", [x, x, x], "'gated_delta' needs decay", **given)
-    fails("LinearAttention", [x, x, x, None, x, b], "'linear' has no decay", **given, update_rule="linear")
-    fails("LinearAttention", [x, x, x, None, x], "'gated_delta' needs beta", **given)
-    fails("LinearAttention", [x, x, x], "'square' is none of", **given, update_rule="square")
-    fails("LinearAttention", [x, x, x, b], "past_state must be", **given, update_rule="linear")
+    fails("LinearAttention", [x, x, x], "'gated_delta' requires decay", **given)
+    fails("LinearAttention", [x, x, x, None, x, b], "'linear' does not take decay", **given, update_rule="linear")
+    fails("LinearAttention", [x, x, x, None, x], "'gated_delta' requires beta", **given)
+    fails("LinearAttention", [x, x, x], "update_rule must be one of .* got 'square'", **given, update_rule="square")
+    fails("LinearAttention", [x, x, x, b], "past_state must have shape", **given, update_rule="linear")
     fails("LinearAttention", [x, x, x, None, x[:, :1]], "decay must have 2 or 4", **given, update_rule="gated")
-    fails("LinearAttention", [x, x, x, None, None, x], "beta must have 2", **given, update_rule="delta")
-    fails("LinearAttention", [x, x, x], "no multiple", **{**given, "kv_num_heads": 4}, update_rule="linear")
-    fails("LinearAttention", [x, x, x[:, :1]], "do not fit", **given, update_rule="linear")
-    fails("LinearAttention", [x[0], x, x], "query must be", **given, update_rule="linear")
+    fails("LinearAttention", [x, x, x, None, None, x], "beta must have 1 or 2 values", **given, update_rule="delta")
+    fails(
+        "LinearAttention",
+        [x, x, x],
+        "must be a multiple of kv_num_heads 4, got 2",
+        **{**given, "kv_num_heads": 4},
+        update_rule="linear",
+    )
+    fails("LinearAttention", [x, x, x[:, :1]], "query, key and value must match", **given, update_rule="linear")
+    fails("LinearAttention", [x[0], x, x], "query must have shape", **given, update_rule="linear")

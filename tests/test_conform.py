@@ -141,7 +141,7 @@ class Faulty:
     [
         ("right", "passed", "passed", ""),
         ("mutate", "failed", "passed", "an input was changed"),
-        ("forget", "failed", "passed", "a second run gave another result"),
+        ("forget", "failed", "passed", "a second run returned another result"),
         ("crash", "error", "failed", "IndexError: bare"),
         ("optout", "unsupported", "passed", "no"),
     ],
@@ -244,10 +244,10 @@ def test_junit(tmp_path: Path) -> None:
 
 def test_a_case_that_a_gap_names_does_not_pass_by_chance() -> None:
     """Ten coins fall as expected once in a thousand runs; the report must not depend on it."""
-    lucky = worker.Result("coins", "node", "failed", "passed", reason="a second run gave another result")
+    lucky = worker.Result("coins", "node", "failed", "passed", reason="a second run returned another result")
     judged = gaps.judge([lucky], {"coins": "random"})
     assert judged.good
-    assert (lucky.official, lucky.official_reason) == ("failed", "passed by chance: a second run gave another result")
-    other = worker.Result("forgets", "node", "failed", "passed", reason="a second run gave another result")
+    assert (lucky.official, lucky.official_reason) == ("failed", "passed by chance: a second run returned another result")
+    other = worker.Result("forgets", "node", "failed", "passed", reason="a second run returned another result")
     assert gaps.judge([other], {"coins": "random"}).unexpected == [other]
     assert other.official == "passed"

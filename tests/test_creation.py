@@ -54,8 +54,8 @@ def test_constant_dtypes(check: Any, dtype: Any, opset: int) -> None:
 
 
 def test_constant_wants_one_value(fails: Any) -> None:
-    fails("Constant", [], "takes exactly one", opset=13, value_int=1, value_float=1.0)
-    fails("Constant", [], "takes exactly one", opset=13)
+    fails("Constant", [], "must have exactly one value", opset=13, value_int=1, value_float=1.0)
+    fails("Constant", [], "must have exactly one value", opset=13)
     fails("Constant", [], "requires the attribute 'value'", opset=9, error=InvalidModel)
 
 
@@ -92,7 +92,7 @@ def test_eye_like_edges(check: Any, fails: Any) -> None:
     check("EyeLike", [np.zeros((0, 2), F)], [np.zeros((0, 2), F)], opset=9)
     check("EyeLike", [np.zeros((1, 2), F)], [np.array([[1, 0]], ml_dtypes.bfloat16)], opset=22, dtype=TensorProto.BFLOAT16)
     fails("EyeLike", [np.zeros(3, F)], "takes a matrix", opset=9)
-    fails("EyeLike", [np.zeros((3, 3), F)], "makes no string", opset=9, dtype=TensorProto.STRING)
+    fails("EyeLike", [np.zeros((3, 3), F)], "that EyeLike supports, got string", opset=9, dtype=TensorProto.STRING)
 
 
 @pytest.mark.parametrize("opset", [11, 27])
@@ -116,9 +116,9 @@ def test_range(check: Any, fails: Any, opset: int) -> None:
     go(0, 0.3, 0.1, [0, 0.1, 0.2, 0.3], np.float32)
     check("Range", [np.array([0], F), np.array([2], F), np.array([1], F)], [np.array([0, 1], F)], opset=opset)
     for bad in [(0, 1, 0), (0, np.nan, 1), (0, np.inf, 1)]:
-        fails("Range", [np.array(v, F) for v in bad], "never ends|no number of steps", opset=opset)
-    fails("Range", [np.array(v) for v in (0, 1, 0)], "never ends", opset=opset)
-    fails("Range", [ints(0, 1), np.array(3), np.array(1)], "no scalars", opset=opset)
+        fails("Range", [np.array(v, F) for v in bad], "delta must not be 0|number of steps must be finite", opset=opset)
+    fails("Range", [np.array(v) for v in (0, 1, 0)], "delta must not be 0", opset=opset)
+    fails("Range", [ints(0, 1), np.array(3), np.array(1)], "must be scalars", opset=opset)
 
 
 @pytest.mark.parametrize("stash_type", [1, 11])
@@ -174,6 +174,6 @@ def test_one_hot_edges(check: Any, fails: Any) -> None:
     check("OneHot", [ints(0), np.array(0), off_on], [np.zeros((1, 0), F)], opset=11)
     bf16 = np.array([0, 1], ml_dtypes.bfloat16)
     check("OneHot", [ints(1), np.array(2), bf16], [bf16[None]], opset=28)
-    fails("OneHot", [ints(0), np.array(-1), off_on], "depth is -1", opset=11)
+    fails("OneHot", [ints(0), np.array(-1), off_on], "depth must be at least 0, got -1", opset=11)
     fails("OneHot", [ints(0), np.array(2), np.zeros(3, F)], "off, on", opset=11)
-    fails("OneHot", [ints(0), np.array(2), off_on], "axis 2", opset=11, axis=2)
+    fails("OneHot", [ints(0), np.array(2), off_on], "axis must be in .* got 2", opset=11, axis=2)

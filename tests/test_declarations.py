@@ -119,14 +119,14 @@ def _undeclared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_trait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _undeclared(monkeypatch)
-    with pytest.raises(ValueError, match="must be one of unary, broadcasting, .*, got 'unari'"):
+    with pytest.raises(ValueError, match=r"must be one of unary, broadcasting, .*, got 'unari'"):
         operator("Tile", 6, traits=("unari",))(_tile)
     assert declarations["", "Tile"] == {}
 
 
 def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _undeclared(monkeypatch)
-    with pytest.raises(ValueError, match="a setting of .* must be one of input, repeats, got 'ratio'"):
+    with pytest.raises(ValueError, match=r"a setting of .* must be one of input, repeats, got 'ratio'"):
         operator("Tile", 6, settings=("ratio",))(_tile)
 
 

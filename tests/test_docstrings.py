@@ -122,7 +122,9 @@ def class_problems(cls: type) -> Iterator[str]:
         constructors = (own_parameters(base) for base in cls.__mro__ if base is cls or in_project(base))
         allowed = next((names for names in constructors if names is not None), [])
         expected = own_parameters(cls) or []
-        yield from parameter_problems(described(doc, "Args", "Attributes"), described(doc, "Args"), expected, allowed)
+        init = getattr(vars(cls).get("__init__"), "__doc__", None) or ""  # that of a dataclass or of object has no sections
+        items = described(doc, "Args") | described(init, "Args")
+        yield from parameter_problems(items | described(doc, "Attributes"), items, expected, allowed)
 
 
 def method_doc(owner: type, name: str, function: Callable[..., Any]) -> str | None:

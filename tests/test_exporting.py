@@ -136,7 +136,7 @@ def test_after_a_step_in_graph_mode() -> None:
 
 def test_an_output_that_nothing_made_is_refused() -> None:
     x = named(values(3), "x")
-    with pytest.raises(InvalidInput, match="made by no operator"):
+    with pytest.raises(InvalidInput, match="must be the result of recorded operators"):
         sonnx.to_onnx([x], [tensor.from_numpy(values(3))])
 
 
@@ -264,7 +264,7 @@ def test_dynamic_axes_and_reshapes_that_follow() -> None:
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     a, b = values(5, 3, 4), values(5, 12)
     np.testing.assert_array_equal(run(proto, a, b)[0], (a.reshape(5, 12) + b).reshape(15, 4))
-    with pytest.raises(InvalidInput, match="dynamic_axes names 'z'"):
+    with pytest.raises(InvalidInput, match=r"dynamic_axes must name inputs \(.*\), got 'z'"):
         sonnx.to_onnx([x], [autograd.relu(x)], dynamic_axes={"z": [0]})
 
 
@@ -276,7 +276,7 @@ def test_shape_override_is_inferred_through_and_left_alone() -> None:
     assert [d.dim_value for d in proto.graph.output[0].type.tensor_type.shape.dim] == [7, 4] and wish == {"x": [7, 4]}
     inner = sonnx.to_onnx([x], [autograd.relu(autograd.relu(x))], dynamic_axes={"x": [0]}, shape_override={"Relu#0:0": [3, 4]})
     assert [d.dim_value for d in inner.graph.output[0].type.tensor_type.shape.dim] == [3, 4]
-    with pytest.raises(InvalidInput, match="shape_override names 'nowhere'"):
+    with pytest.raises(InvalidInput, match="shape_override must name values of the graph, got 'nowhere'"):
         sonnx.to_onnx([x], [autograd.relu(x)], shape_override={"nowhere": [1]})
 
 
@@ -539,7 +539,7 @@ def test_an_exporter_in_onnxs_operators() -> None:
     for opset in (7, 13, 18):
         found = run(sonnx.to_onnx([x], [y], opset=opset), values(2, 3))[0]
         np.testing.assert_allclose(found, tensor.to_numpy(y), rtol=1e-6)
-    with pytest.raises(InvalidInput, match="opset 7 already"):
+    with pytest.raises(InvalidInput, match="already has an exporter for opset 7"):
         sonnx.exporter(Root)(lambda op, root, x: x)
     derived = sonnx.to_onnx([x], [Broken(0.25)(x)[0]])  # by the class that it derives from
     assert [n.op_type for n in derived.graph.node] == ["Constant", "Abs", "Add", "Sqrt"]
@@ -590,7 +590,7 @@ def test_exporters_by_opset_as_functions_and_as_nodes() -> None:
     np.testing.assert_allclose(run(proto, values(2, 3))[0], tensor.to_numpy(y), rtol=1e-6)
     node = sonnx.to_onnx([x], [Scaled(2.0)(x)[0]], opset=18, extra_opsets=[("my.domain", 4)]).graph.node[0]
     assert node.domain == "my.domain" and helper.get_node_attr_value(node, "by") == 2.0
-    with pytest.raises(UnsupportedModel, match="begins at opset 13"):
+    with pytest.raises(UnsupportedModel, match="the minimum opset of its exporter is 13"):
         sonnx.to_onnx([x], [y], opset=12)
 
 

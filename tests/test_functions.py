@@ -81,7 +81,7 @@ def test_norms_have_parameters() -> None:
     grouped(leaf(IMAGES))
     assert grouped.scale.shape == (3,)
     for wrong in (layer.LayerNorm(axis=3), layer.GroupNorm(3)):
-        with pytest.raises(InvalidInput, match=r"of shape|a multiple"):
+        with pytest.raises(InvalidInput, match=r"must be in the shape|a multiple"):
             wrong(leaf(X))
 
 

@@ -53,10 +53,10 @@ def test_gather(check: Any, fails: Any, opset: int) -> None:
     check("Gather", [x[:, :0], ints()], [x[:, :0]], opset=opset, axis=1)
     check("Gather", [x[:, :0], ints(1)], [x[1:, :0]], opset=opset)
     for bad in (3, -4):
-        fails("Gather", [x, ints(0, bad)], rf"SX401.*index {bad}", opset=opset, axis=1)
+        fails("Gather", [x, ints(0, bad)], f"SX401.*index .* got {bad}", opset=opset, axis=1)
     fails("Gather", [x[:0], ints(0)], "SX401", opset=opset)
-    fails("Gather", [x, ints(0)], "axis 3", opset=opset, axis=3)
-    fails("Gather", [np.array(1, F), np.array(0)], "axis 0", opset=opset)
+    fails("Gather", [x, ints(0)], "axis must be in .* got 3", opset=opset, axis=3)
+    fails("Gather", [np.array(1, F), np.array(0)], "axis must be in .* got 0", opset=opset)
 
 
 @pytest.mark.parametrize("opset", [11, 13])
@@ -86,10 +86,10 @@ def test_gather_and_scatter_elements(check: Any, fails: Any, opset: int, axis: i
 
 def test_elements_that_do_not_fit(fails: Any) -> None:
     x = np.zeros((2, 2), F)
-    fails("GatherElements", [x, ints([0, 1, 0])], "do not lie in", opset=13)
-    fails("GatherElements", [x, ints(0)], "do not lie in", opset=13)
-    fails("ScatterElements", [x, ints([0, 1]), np.zeros((1, 1), F)], "differ", opset=13)
-    fails("ScatterElements", [x, ints([0, 1, 0]), np.zeros((1, 3), F)], "do not lie in", opset=13)
+    fails("GatherElements", [x, ints([0, 1, 0])], "rank of data and fit it", opset=13)
+    fails("GatherElements", [x, ints(0)], "rank of data and fit it", opset=13)
+    fails("ScatterElements", [x, ints([0, 1]), np.zeros((1, 1), F)], "updates and indices must have equal shapes", opset=13)
+    fails("ScatterElements", [x, ints([0, 1, 0]), np.zeros((1, 3), F)], "rank of data and fit it", opset=13)
 
 
 REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -105,8 +105,8 @@ def test_scatters_accumulate(check: Any, fails: Any, opset: int, reduction: str,
     i[1, 1] = 0 if reduction == "none" else i[1, 1]
     i[1, 2:] = ints(0, 0) if reduction == "none" else i[1, 2:]
     if opset == 16 and reduction in ("max", "min"):
-        fails("ScatterElements", [x, i, updates], "none of none, add, mul", opset=16, reduction=reduction)
-        fails("ScatterND", [x, ints([0], [0]), updates], "none of none, add, mul", opset=16, reduction=reduction)
+        fails("ScatterElements", [x, i, updates], "one of none, add, mul in version", opset=16, reduction=reduction)
+        fails("ScatterND", [x, ints([0], [0]), updates], "one of none, add, mul in version", opset=16, reduction=reduction)
         return
     f = REDUCTIONS.get(reduction, lambda _, new: new)
     y = x.copy()
@@ -145,8 +145,8 @@ def test_gather_nd(check: Any, fails: Any, opset: int) -> None:
     check("GatherND", [x, np.zeros((0, 2), np.int64)], [np.zeros((0, 4))], opset=opset)
     for bad in ([2, 0], [0, 3], [-3, 0], [0, -4]):
         fails("GatherND", [x, ints(bad)], "SX401", opset=opset)
-    fails("GatherND", [x, np.zeros((1, 4), np.int64)], "do not fit", opset=opset)
-    fails("GatherND", [x, np.zeros((1, 0), np.int64)], "do not fit", opset=opset)
+    fails("GatherND", [x, np.zeros((1, 4), np.int64)], "indices must match data", opset=opset)
+    fails("GatherND", [x, np.zeros((1, 0), np.int64)], "indices must match data", opset=opset)
 
 
 @pytest.mark.parametrize("opset", [12, 13])
@@ -160,7 +160,7 @@ def test_gather_nd_in_batches(check: Any, fails: Any, opset: int, batch: int) ->
         y[at] = x[(*at[:batch], i[at][0])]
     check("GatherND", [x, i], [y], opset=opset, batch_dims=batch)
     check("GatherND", [x, i[..., 0, :]], [y[(slice(None),) * batch + (0,)]], opset=opset, batch_dims=batch)
-    fails("GatherND", [x, i[:1]], "do not fit", opset=opset, batch_dims=batch)
+    fails("GatherND", [x, i[:1]], "indices must match data", opset=opset, batch_dims=batch)
 
 
 @pytest.mark.parametrize("opset", [11, 13, 16, 18])
@@ -176,8 +176,8 @@ def test_scatter_nd(check: Any, fails: Any, opset: int) -> None:
     check("ScatterND", [x[0, 0], np.zeros((1, 0), np.int64), np.ones((1, 2))], [np.ones(2)], opset=opset)
     for bad in ([3, 0], [0, 4], [-4, 0], [0, -5]):
         fails("ScatterND", [x, ints(bad), np.zeros((1, 2))], "SX401", opset=opset)
-    fails("ScatterND", [x, ints([0]), np.zeros((1, 4, 1))], "do not fit", opset=opset)
-    fails("ScatterND", [x, ints([0, 0, 0, 0]), np.zeros(1)], "do not fit", opset=opset)
+    fails("ScatterND", [x, ints([0]), np.zeros((1, 4, 1))], "updates must match data", opset=opset)
+    fails("ScatterND", [x, ints([0, 0, 0, 0]), np.zeros(1)], "indices must match data", opset=opset)
 
 
 @pytest.mark.parametrize(
@@ -207,11 +207,11 @@ def test_tensor_scatter_errors(fails: Any) -> None:
     past, update = np.zeros((2, 5, 3), F), np.zeros((2, 2, 3), F)
     fails("TensorScatter", [past, update, ints(4, 0)], "SX401", opset=24)
     fails("TensorScatter", [past, update, ints(0, -1)], "SX401", opset=24)
-    fails("TensorScatter", [past, update, ints(0)], "one position", opset=24)
-    fails("TensorScatter", [past, update[:1]], "does not fit", opset=24)
-    fails("TensorScatter", [update, past], "does not fit", opset=24)
+    fails("TensorScatter", [past, update, ints(0)], r"write_indices must have shape \(2,\)", opset=24)
+    fails("TensorScatter", [past, update[:1]], "update must fit a cache", opset=24)
+    fails("TensorScatter", [update, past], "update must fit a cache", opset=24)
     fails("TensorScatter", [past, past], "batch axis", opset=24, axis=0)
-    fails("TensorScatter", [past, past], "none of linear", opset=24, mode="ring")
+    fails("TensorScatter", [past, past], "mode must be linear or circular", opset=24, mode="ring")
 
 
 @pytest.mark.parametrize("opset", [9, 11, 28])

@@ -18,7 +18,7 @@ from singa_backend.conform import gradient_matrix, gradients
 from singa_backend.conform.cases import ConformanceError
 from singa_backend.conform.fuzz import recipes
 from singa_backend.conform.gradient_matrix import Row, ledger, page
-from singa_backend.conform.gradient_matrix.row import asks
+from singa_backend.conform.gradient_matrix.row import needs_judging
 from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.declaration import Rule, declarations
 from singa_backend.proto.schemas import schemas
@@ -56,8 +56,8 @@ def test_a_declaration_says_one_thing() -> None:
 
 @pytest.mark.parametrize(
     ("name", "version", "kind", "how"),
-    [("Add", 7, DIFFERENTIABLE, "rule"), ("Add", 6, DIFFERENTIABLE, "composition"), ("Floor", 13, "zero", ""), ("Not", 1, "integer", ""),
-     ("If", 25, DIFFERENTIABLE, "rule")],
+    [("Add", 7, DIFFERENTIABLE, "rule"), ("Add", 6, DIFFERENTIABLE, "composition"), ("Floor", 13, "zero", ""),
+     ("Not", 1, "integer", ""), ("If", 25, DIFFERENTIABLE, "rule")],
 )  # fmt: skip
 def test_standing(name: str, version: int, kind: str, how: str) -> None:
     found = gradient_support("", name, version)
@@ -201,7 +201,7 @@ def test_conventions(name: str, inputs: Any, attributes: dict[str, Any], expecte
 # --- every operator, a little
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r.latest and asks(r)], ids=lambda r: r.name)
+@pytest.mark.parametrize("row", [r for r in ROWS if r.latest and needs_judging(r)], ids=lambda r: r.name)
 def test_a_sample(row: Row) -> None:
     """Two points of the newest version; `sonnx gradients` takes 20 of every version."""
     found = gradient_matrix.judged(row, count=2)

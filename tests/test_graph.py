@@ -348,9 +348,9 @@ def test_function_problems() -> None:
     made.graph.node.append(reference)
     with pytest.raises(InvalidModel) as error:
         SingaBackend.prepare(made)
-    for part in ("f.b is defined more than once", "function a must have at most 1 inputs", "has no attribute 'gamma' (it has: alpha)",
-                 "refers to 'beta'", "'outside' is not defined", "output 'z' of function b",
-                 "'alpha' refers to 'alpha': outside a function"):  # fmt: skip
+    for part in ("f.b is defined more than once", "function a must have at most 1 inputs",
+                 "has no attribute 'gamma' (it has: alpha)", "refers to 'beta'", "'outside' is not defined",
+                 "output 'z' of function b", "'alpha' refers to 'alpha': outside a function"):  # fmt: skip
         assert any(part in m for m in messages(error)), (part, messages(error))
 
 

@@ -59,7 +59,7 @@ def test_matmul_narrow(check: Any) -> None:
 
 def test_matmul_errors(fails: Any) -> None:
     x = np.ones((2, 3), np.float32)
-    fails("MatMul", [x, x], "do not chain", opset=13)
+    fails("MatMul", [x, x], "inner sizes must be equal", opset=13)
     fails("MatMul", [x, np.float32(1)], "vectors or matrices", opset=13)
 
 
@@ -99,11 +99,11 @@ def test_gemm_of_integers(check: Any, dtype: Any) -> None:
 
 def test_gemm_errors(fails: Any) -> None:
     for opset in (1, 6):
-        fails("Gemm", [A, B, np.ones(2, np.float32)], "broadcast is not set", opset=opset)
+        fails("Gemm", [A, B, np.ones(2, np.float32)], "without broadcast=1", opset=opset)
     fails("Gemm", [A, B, np.ones((3, 2, 2), np.float32)], "does not broadcast", opset=13)
     fails("Gemm", [A, B, np.ones(3, np.float32)], "does not broadcast", opset=13)
-    fails("Gemm", [A[0], B], "multiplies matrices", opset=13)
-    fails("Gemm", [A, B], "do not chain", opset=13, transA=1)
+    fails("Gemm", [A[0], B], "A and B must be matrices", opset=13)
+    fails("Gemm", [A, B], "inner sizes must be equal", opset=13, transA=1)
 
 
 def test_matmul_integer(check: Any) -> None:
@@ -189,7 +189,12 @@ def test_qlinear_matmul_narrow(check: Any) -> None:
 def test_qlinear_matmul_errors(fails: Any) -> None:
     a, one, zero = np.ones((2, 2), np.uint8), np.float32(1), np.uint8(0)
     two = np.ones(2, np.float32)
-    fails("QLinearMatMul", [a, one, zero, a, one, zero, two, np.zeros(2, np.uint8)], "neither rows nor columns", opset=10)
+    fails(
+        "QLinearMatMul",
+        [a, one, zero, a, one, zero, two, np.zeros(2, np.uint8)],
+        "y_scale must be a scalar or have two axes",
+        opset=10,
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +236,7 @@ def test_einsum_ellipsis(check: Any) -> None:
 
 def test_einsum_errors(fails: Any) -> None:
     x = np.ones((2, 3), np.float32)
-    fails("Einsum", [x], "names 2 terms", opset=12, equation="ij,jk->ik")
+    fails("Einsum", [x], "must have 1 terms, got 2", opset=12, equation="ij,jk->ik")
     fails("Einsum", [x], "letters", opset=12, equation="i1->i")
     fails("Einsum", [x, x], "cannot compute", opset=12, equation="ij,jk->ik")
     fails("Einsum", [x], "cannot compute", opset=12, equation="ij->k")

@@ -154,8 +154,8 @@ def test_one_label(check: Any, fails: Any) -> None:
     z = np.array([[-0.25], [0.5], [0.5]], F)
     check("TreeEnsembleClassifier", [X], [np.array([0, 1, 1]), z], classlabels_int64s=[1], **given)
     given.pop("rtol")
-    fails("TreeEnsembleClassifier", [X], "one string label", classlabels_strings=["a"], outputs=2, **given)
-    fails("TreeEnsembleClassifier", [X], "no class labels", outputs=2, **given)
+    fails("TreeEnsembleClassifier", [X], "two string labels, got one", classlabels_strings=["a"], outputs=2, **given)
+    fails("TreeEnsembleClassifier", [X], "must have class labels", outputs=2, **given)
 
 
 def test_doubles_as_tensors(check: Any) -> None:
@@ -172,11 +172,13 @@ def test_doubles_as_tensors(check: Any) -> None:
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    ({"nodes_truenodeids": [9, 0, 0]}, "no tree has"), ({"nodes_nodeids": [0, 1, 1]}, "two nodes"),
-    ({"nodes_modes": ["A"] * 3}, "'A'"), ({"class_ids": [7, 0]}, "target 7"), ({"class_ids": [-1, 0]}, "negative"),
+    ({"nodes_truenodeids": [9, 0, 0]}, "must refer to a node of the same tree"),
+    ({"nodes_nodeids": [0, 1, 1]}, "node ids of a tree must be different"),
+    ({"nodes_modes": ["A"] * 3}, "'A'"), ({"class_ids": [7, 0]}, "must be below 3, got 7"), ({"class_ids": [-1, 0]}, "negative"),
     ({"nodes_modes": ["BRANCH_LT"] * 2 + ["LEAF"], "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 2, 0]}, "cycle"),
-    ({"nodes_values": [0.0]}, "nodes_values"), ({"class_weights": [1.0]}, "votes"), ({"class_treeids": [3, 3]}, "tree"),
-    ({"nodes_featureids": [4, 0, 0]}, "feature 4"), ({"base_values": [1.0, 2.0]}, "base_values"),
+    ({"nodes_values": [0.0]}, "nodes_values"), ({"class_weights": [1.0]}, "leaves, targets and weights must have equal lengths"),
+    ({"class_treeids": [3, 3]}, "tree"),
+    ({"nodes_featureids": [4, 0, 0]}, "features of nodes must be in .* got 4"), ({"base_values": [1.0, 2.0]}, "base_values"),
 ])  # fmt: skip
 def test_broken_trees(fails: Any, change: dict[str, Any], match: str) -> None:
     given = {**stump(1.0, 2.0), "classlabels_int64s": [5, 6, 7], "opset": 3, **change}
@@ -213,10 +215,12 @@ def test_tree_ensemble(check: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    ({"membership_values": np.array([2, 5], F)}, "0 sets for 1"), ({"tree_roots": [3]}, "tree_roots"),
-    ({"aggregate_function": 4}, "aggregate_function 4"),
-    ({"nodes_truenodeids": [1, 4, 3]}, "not there"), ({"nodes_modes": np.array([0, 7, 0], np.uint8)}, "mode 7"),
-    ({"nodes_truenodeids": [0, 0, 3]}, "cycle"), ({"n_targets": 1}, "target 1"),
+    ({"membership_values": np.array([2, 5], F)}, "must have 1 sets, one for each MEMBER node, got 0"),
+    ({"tree_roots": [3]}, "tree_roots"),
+    ({"aggregate_function": 4}, "aggregate_function must be below 4"),
+    ({"nodes_truenodeids": [1, 4, 3]}, "existing node or leaf"),
+    ({"nodes_modes": np.array([0, 7, 0], np.uint8)}, "nodes_modes must be in .* got 0 to 7"),
+    ({"nodes_truenodeids": [0, 0, 3]}, "cycle"), ({"n_targets": 1}, "must be below 1, got 1"),
 ])  # fmt: skip
 def test_broken_ensembles(fails: Any, change: dict[str, Any], match: str) -> None:
     fails("TreeEnsemble", [np.zeros((1, 2), F)], match, **ensemble(F, **change))

@@ -40,7 +40,7 @@ def test_top_k(check: Any, fails: Any, opset: int, axis: int | None, largest: in
             check("TopK", inputs, [np.moveaxis(values, -1, axis), np.moveaxis(at, -1, axis)], **options, **given)
         for k in (-1, n + 1):
             inputs, given = ([x], {"k": k}) if opset == 1 else ([x, ints(k)], {})
-            fails("TopK", inputs, f"k is {k}", outputs=2, **options, **given)
+            fails("TopK", inputs, f"k must be in .* got {k}", outputs=2, **options, **given)
 
 
 def test_top_k_values_that_sort_badly(check: Any, fails: Any) -> None:
@@ -53,7 +53,7 @@ def test_top_k_values_that_sort_badly(check: Any, fails: Any) -> None:
     check("TopK", [big, ints(1)], [big[2:], ints(2)], opset=11, largest=0)
     check("TopK", [np.array([3, 255], np.uint8), ints(2)], [np.array([255, 3], np.uint8), ints(1, 0)], opset=11, sorted=0)
     check("TopK", [np.zeros((0, 2), F), ints(1)], [np.zeros((0, 1), F), np.zeros((0, 1), np.int64)], opset=11)
-    fails("TopK", [np.array(1, F), ints(1)], "axis -1", outputs=2, opset=11)
+    fails("TopK", [np.array(1, F), ints(1)], "axis must be in .* got -1", outputs=2, opset=11)
 
 
 @pytest.mark.parametrize("opset", [1, 11, 12, 13])
@@ -70,8 +70,8 @@ def test_arg(check: Any, fails: Any, op: str, opset: int) -> None:
     check(op, [np.zeros((2, 0), F)], [np.zeros((1, 0), np.int64)], opset=opset)
     big = ints(2**53, 2**53 + 1, 2**53)
     check(op, [big], [ints(1 if op == "ArgMax" else 0)], opset=opset)
-    fails(op, [np.zeros((2, 0), F)], "is empty", opset=opset, axis=1)
-    fails(op, [x], "axis 2", opset=opset, axis=2)
+    fails(op, [np.zeros((2, 0), F)], "must not be empty", opset=opset, axis=1)
+    fails(op, [x], "axis must be in .* got 2", opset=opset, axis=2)
     if opset >= 12:
         check(op, [x], [ints([2], [2])], opset=opset, axis=1, select_last_index=1)
         check(op, [np.array([1, NAN, 5, NAN, -5], F)], [ints(3)], opset=opset, select_last_index=1)
@@ -122,7 +122,7 @@ def test_unique_edges(check: Any, fails: Any) -> None:
     check("Unique", [np.zeros((0, 2), F)], [np.zeros((0, 2), F), ints(), ints(), ints()], opset=11, axis=0)
     check("Unique", [ints(3, 1, 3)], [ints(1, 3)], opset=11)
     check("Unique", [np.array([1, 1], ml_dtypes.bfloat16)], [np.array([1], ml_dtypes.bfloat16)], opset=28)
-    fails("Unique", [rows], "axis 2", opset=11, axis=2)
+    fails("Unique", [rows], "axis must be in .* got 2", opset=11, axis=2)
 
 
 # --- along a sequence
@@ -143,8 +143,10 @@ def test_reverse_sequence(check: Any, fails: Any, opset: int, batch_axis: int) -
         axes = {"batch_axis": batch_axis, "time_axis": 1 - batch_axis}
         check("ReverseSequence", [x, ints(*lens)], [y], opset=opset, **axes)
         for bad in ([0, 1, 3, 5], [-1, 1, 1, 1], [1, 1]):
-            fails("ReverseSequence", [x, ints(*bad)], "lengths from 0 to 4", opset=opset, **axes)
-    fails("ReverseSequence", [np.zeros((2, 2), F), ints(1, 1)], "first axes", opset=opset, batch_axis=1, time_axis=1)
+            fails("ReverseSequence", [x, ints(*bad)], r"lengths in \[0, 4\]", opset=opset, **axes)
+    fails(
+        "ReverseSequence", [np.zeros((2, 2), F), ints(1, 1)], "must be the first two axes", opset=opset, batch_axis=1, time_axis=1
+    )
 
 
 @pytest.mark.parametrize(("op", "opset", "neutral"), [("CumSum", 11, 0), ("CumSum", 14, 0), ("CumProd", 26, 1)])
@@ -177,8 +179,8 @@ def test_running_totals_edges(check: Any, fails: Any) -> None:
     check("CumSum", [np.zeros((2, 0), F), ints(1)], [np.zeros((2, 0), F)], opset=14, exclusive=1)
     thin = np.array([2048] + [1] * 64, np.float16)  # in float16 2048 + 1 is 2048; rounded once, the last sum is 2112
     check("CumSum", [thin, np.array(0)], [np.arange(2048, 2113).astype(np.float16)], opset=14)
-    fails("CumSum", [big, np.array(1)], "axis 1", opset=14)
-    fails("CumSum", [np.array(1, F), np.array(0)], "axis 0", opset=14)
+    fails("CumSum", [big, np.array(1)], "axis must be in .* got 1", opset=14)
+    fails("CumSum", [np.array(1, F), np.array(0)], "axis must be in .* got 0", opset=14)
 
 
 # --- NonMaxSuppression
@@ -234,6 +236,6 @@ def test_non_max_suppression_edges(check: Any, fails: Any) -> None:
     half = np.array([[[0, 0, 1, 2], [0, 0, 1, 1]]], F)  # an overlap of exactly the threshold is kept
     check("NonMaxSuppression", [half, scores[:, :, :2], ints(9), np.array(0.5, F)], [ints([0, 0, 1], [0, 0, 0])], opset=11)
     check("NonMaxSuppression", [boxes[:, :0], scores[:, :, :0], ints(9)], [none], opset=11)
-    fails("NonMaxSuppression", [boxes, scores[:, :, :2], ints(9)], "are not", opset=11)
-    fails("NonMaxSuppression", [boxes, scores, ints(9), np.array(1.5, F)], "outside", opset=11)
-    fails("NonMaxSuppression", [boxes, scores, ints(9)], "neither", opset=11, center_point_box=2)
+    fails("NonMaxSuppression", [boxes, scores[:, :, :2], ints(9)], r"must have shape \(N, boxes, 4\)", opset=11)
+    fails("NonMaxSuppression", [boxes, scores, ints(9), np.array(1.5, F)], "iou_threshold must be in", opset=11)
+    fails("NonMaxSuppression", [boxes, scores, ints(9)], "center_point_box must be 0 or 1", opset=11, center_point_box=2)

@@ -50,9 +50,9 @@ def test_slice(check: Any, fails: Any, opset: int) -> None:
     check("Slice", [X, ints(), ints()], [X], opset=opset)
     check("Slice", [np.array(3, F), ints(), ints()], [np.array(3, F)], opset=opset)
     fails("Slice", [X, ints(0), ints(1), ints(0), ints(0)], "step", opset=opset)
-    fails("Slice", [X, ints(0), ints(1), ints(2)], "axis 2", opset=opset)
-    fails("Slice", [X, ints(0, 0), ints(1, 1), ints(0, -2)], "twice", opset=opset)
-    fails("Slice", [X, ints(0, 0), ints(1)], "differ in length", opset=opset)
+    fails("Slice", [X, ints(0), ints(1), ints(2)], "axis must be in .* got 2", opset=opset)
+    fails("Slice", [X, ints(0, 0), ints(1, 1), ints(0, -2)], "axes must be different", opset=opset)
+    fails("Slice", [X, ints(0, 0), ints(1)], "must have equal lengths", opset=opset)
 
 
 def test_slice_1_takes_attributes(check: Any) -> None:
@@ -96,7 +96,7 @@ def test_pad(check: Any, fails: Any, opset: int, mode: str) -> None:
         inputs, options = ([X], {"pads": pads}) if opset == 2 else ([X, ints(*pads)], {})
         options |= {"opset": opset, "mode": mode}
         if mode == "wrap" and opset < 19:
-            fails("Pad", inputs, "came with Pad-19", **options)
+            fails("Pad", inputs, "requires Pad-19 or later", **options)
         else:
             check("Pad", inputs, [padded(X, pads, mode)], **options)
 
@@ -133,8 +133,8 @@ def test_pad_some_axes(check: Any, fails: Any, opset: int) -> None:
     check("Pad", [X, ints(1, 2), None, ints(-1)], [padded(X, [0, 1, 0, 2], "constant")], opset=opset)
     axes = np.array([1, 0], np.int32)
     check("Pad", [X, ints(1, 2, 3, 4), None, axes], [padded(X, [2, 1, 4, 3], "edge")], opset=opset, mode="edge")
-    fails("Pad", [X, ints(1, 2, 3, 4), None, ints(1, -1)], "twice", opset=opset)
-    fails("Pad", [X, ints(1, 2), None, ints(2)], "axis 2", opset=opset)
+    fails("Pad", [X, ints(1, 2, 3, 4), None, ints(1, -1)], "axes must be different", opset=opset)
+    fails("Pad", [X, ints(1, 2), None, ints(2)], "axis must be in .* got 2", opset=opset)
 
 
 def test_pad_edges(check: Any, fails: Any) -> None:
@@ -144,9 +144,9 @@ def test_pad_edges(check: Any, fails: Any) -> None:
     check("Pad", [np.zeros((0, 2), F), ints(1, 0, 1, 0)], [np.zeros((2, 2), F)], opset=13)
     check("Pad", [np.zeros((0, 2), F), ints(0, 1, 0, 1)], [np.zeros((0, 4), F)], opset=13, mode="reflect")
     for mode in ("reflect", "edge"):
-        fails("Pad", [np.zeros((0, 2), F), ints(1, 0, 0, 0)], "nothing to pad with", opset=13, mode=mode)
+        fails("Pad", [np.zeros((0, 2), F), ints(1, 0, 0, 0)], "must not be empty in mode", opset=13, mode=mode)
     check("Pad", [np.arange(3, dtype=F), ints(-5, 4)], [np.zeros(2, F)], opset=13)
     fails("Pad", [np.arange(3, dtype=F), ints(-2, -2)], "remove more", opset=13)
-    fails("Pad", [X, ints(1, 1)], "two numbers per axis", opset=13)
+    fails("Pad", [X, ints(1, 1)], "two values for each of 2 axes", opset=13)
     fails("Pad", [X, ints(0, 0, 0, 0), np.zeros(2, F)], "one value", opset=13)
-    fails("Pad", [X, ints(0, 0, 1, 0)], "none of constant", opset=13, mode="mirror")
+    fails("Pad", [X, ints(0, 0, 1, 0)], "mode must be one of constant", opset=13, mode="mirror")

@@ -89,7 +89,7 @@ def test_output_dtype(check: Any, fails: Any) -> None:
     check("QuantizeLinear", [x, F(1)], [np.array([2, 2, -300], np.int16)], opset=21, output_dtype=T.INT16)
     check("QuantizeLinear", [x, F(1), np.array(0, ml.int4)], [np.array([2, 2, -8], ml.int4)], opset=23, output_dtype=T.INT4)
     fails("QuantizeLinear", [x, F(1), np.array(0, np.int8)], "output_dtype", opset=21, output_dtype=T.INT16)
-    fails("QuantizeLinear", [x, F(1)], "quantized to", opset=21, output_dtype=T.INT64)
+    fails("QuantizeLinear", [x, F(1)], "must have a quantized type", opset=21, output_dtype=T.INT64)
     half = [np.array([3], np.int8), F(0.1)]
     check("DequantizeLinear", half, [np.array([0.3], np.float16)], opset=23, output_dtype=T.FLOAT16)
     check("DequantizeLinear", [np.array([3], np.int8), np.array(0.5, ml.bfloat16)], [np.array([1.5], ml.bfloat16)], opset=19)
@@ -137,7 +137,7 @@ def test_e8m0_scales(check: Any, fails: Any) -> None:
     scale = np.array([0.5, 4], ml.float8_e8m0fnu)
     check("QuantizeLinear", [np.array([[1, 8]], F), scale], [np.array([[2, 2]], np.uint8)], opset=24)
     check("DequantizeLinear", [np.array([[3, -1]], np.int8), scale], [np.array([[1.5, -4]], F)], opset=24, output_dtype=T.FLOAT)
-    fails("DequantizeLinear", [np.array([[3, -1]], np.int8), scale], "dequantized to", opset=24)
+    fails("DequantizeLinear", [np.array([[3, -1]], np.int8), scale], "the output must be float, float16 or bfloat16", opset=24)
 
 
 def test_int32_is_subtracted_exactly(check: Any) -> None:
@@ -147,12 +147,12 @@ def test_int32_is_subtracted_exactly(check: Any) -> None:
 
 
 @pytest.mark.parametrize(("inputs", "match", "attributes"), [
-    ([np.zeros((2, 3), F), np.ones(2, F)], "another length", {}),
-    ([np.zeros((2, 3), F), np.ones(3, F), np.zeros(2, np.uint8)], "differ in shape", {}),
-    ([np.zeros((2, 3), F), np.ones(3, F)], "axis 2", {"axis": 2}),
+    ([np.zeros((2, 3), F), np.ones(2, F)], "must have one value for each entry of axis 1", {}),
+    ([np.zeros((2, 3), F), np.ones(3, F), np.zeros(2, np.uint8)], "scale and zero point must have equal shapes", {}),
+    ([np.zeros((2, 3), F), np.ones(3, F)], "axis must be in .* got 2", {"axis": 2}),
     ([np.zeros((2, 3), F), np.ones((2, 3), F)], "without block_size", {}),
-    ([np.zeros((2, 3), F), np.ones((2, 1), F)], "must be", {"block_size": 2}),
-    ([np.zeros((2, 3), F), np.ones((2, 2), F)], "negative", {"block_size": -2}),
+    ([np.zeros((2, 3), F), np.ones((2, 1), F)], "in blocks of 2", {"block_size": 2}),
+    ([np.zeros((2, 3), F), np.ones((2, 2), F)], "block_size must be at least 0", {"block_size": -2}),
 ])  # fmt: skip
 def test_what_does_not_fit(fails: Any, inputs: list[Any], match: str, attributes: dict[str, Any]) -> None:
     fails("QuantizeLinear", inputs, match, opset=21, **attributes)

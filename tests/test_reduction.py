@@ -154,8 +154,8 @@ def test_nan_wins(check: Any) -> None:
 
 
 def test_errors(fails: Any) -> None:
-    fails("ReduceSum", [X], "axis 3 is outside", opset=11, axes=[3])
-    fails("ReduceSum", [X, np.array([-4])], "axis -4 is outside", opset=13)
-    fails("ReduceMax", [X], "one axis twice", opset=13, axes=[1, -2])
-    fails("ReduceSum", [np.float32(1)], "axis 0 is outside", opset=11, axes=[0])
-    fails("ReduceMean", [np.zeros((0, 2), np.int64)], "mean of no integers", opset=13)
+    fails("ReduceSum", [X], "axis must be in .* got 3", opset=11, axes=[3])
+    fails("ReduceSum", [X, np.array([-4])], "axis must be in .* got -4", opset=13)
+    fails("ReduceMax", [X], "axes must be different", opset=13, axes=[1, -2])
+    fails("ReduceSum", [np.float32(1)], "axis must be in .* got 0", opset=11, axes=[0])
+    fails("ReduceMean", [np.zeros((0, 2), np.int64)], "mean of integers must have at least one value", opset=13)

@@ -218,7 +218,7 @@ def test_all_releases_share_what_is_equal_and_prove_their_gaps(held: Path, monke
 
 def test_a_lucky_draw_is_no_official_pass() -> None:
     def lucky() -> worker.Result:
-        return worker.Result("test_bernoulli", "node", "failed", "passed", "a second run gave another result")
+        return worker.Result("test_bernoulli", "node", "failed", "passed", "a second run returned another result")
 
     assert releases.judged([], [lucky()], {"test_bernoulli": "Random."}).results[0].official == "failed"
     assert releases.judged([], [lucky()], {}).results[0].official == "passed"

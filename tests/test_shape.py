@@ -83,8 +83,8 @@ def test_reshape(check: Any, fails: Any, opset: int) -> None:
     check("Reshape", [X[0, 0, :1], ints()], [np.array(0, F)], opset=opset)
     check("Reshape", [np.zeros((0, 3), F), ints(-1, 7)], [np.zeros((0, 7), F)], opset=opset)
     for bad in [(5, -1), (-1, -1), (-2, 12), (2, 3), (0, 0, 0, 0), (23,)]:
-        fails("Reshape", [X, ints(*bad)], "cannot become", opset=opset)
-    fails("Reshape", [np.zeros((0, 3), F), ints(0, -1)], "in place of -1", opset=opset)
+        fails("Reshape", [X, ints(*bad)], "cannot reshape", opset=opset)
+    fails("Reshape", [np.zeros((0, 3), F), ints(0, -1)], "must divide 0 elements", opset=opset)
 
 
 def test_reshape_1_takes_an_attribute(check: Any) -> None:
@@ -95,8 +95,8 @@ def test_reshape_1_takes_an_attribute(check: Any) -> None:
 @pytest.mark.parametrize("opset", [14, 19, 25])
 def test_allowzero(check: Any, fails: Any, opset: int) -> None:
     check("Reshape", [np.zeros((0, 3), F), ints(3, 4, 0)], [np.zeros((3, 4, 0), F)], opset=opset, allowzero=1)
-    fails("Reshape", [np.zeros((0, 3), F), ints(0, -1)], "anything", opset=opset, allowzero=1)
-    fails("Reshape", [X, ints(0, 12)], "0 elements", opset=opset, allowzero=1)
+    fails("Reshape", [np.zeros((0, 3), F), ints(0, -1)], "-1 and 0 must not both occur", opset=opset, allowzero=1)
+    fails("Reshape", [X, ints(0, 12)], "number of elements must be 24, got 0", opset=opset, allowzero=1)
 
 
 @pytest.mark.parametrize("opset", [1, 9, 11, 13, 21, 23, 24, 25])
@@ -108,7 +108,7 @@ def test_flatten(check: Any, fails: Any, opset: int) -> None:
             check("Flatten", [X], [np.arange(24, dtype=F).reshape(shape)], opset=opset, axis=axis - 3)
     check("Flatten", [np.zeros((0, 2, 3), F)], [np.zeros((0, 6), F)], opset=opset)
     check("Flatten", [np.array(7, F)], [np.array([[7]], F)], opset=opset, axis=0)
-    fails("Flatten", [X], "axis 4", opset=opset, axis=4)
+    fails("Flatten", [X], "axis must be in .* got 4", opset=opset, axis=4)
     if opset < 11:
         fails("Flatten", [X], "before opset 11", opset=opset, axis=-1)
 
@@ -128,11 +128,11 @@ def test_squeeze_and_unsqueeze(check: Any, fails: Any, opset: int) -> None:
     inputs, options = both("Unsqueeze", np.array(5, F), [0])
     check("Unsqueeze", inputs, [np.array([5], F)], **options)
     inputs, options = both("Squeeze", X, [0])
-    fails("Squeeze", inputs, "not all of size 1", **options)
+    fails("Squeeze", inputs, "axes must be of size 1", **options)
     inputs, options = both("Unsqueeze", X, [1, 1])
-    fails("Unsqueeze", inputs, "twice", **options)
+    fails("Unsqueeze", inputs, "axes must be different", **options)
     inputs, options = both("Unsqueeze", X, [5])
-    fails("Unsqueeze", inputs, "axis 5", **options)
+    fails("Unsqueeze", inputs, "axis must be in .* got 5", **options)
     for op, x in (("Squeeze", wide), ("Unsqueeze", X)):
         inputs, options = both(op, x, [-2])
         if opset < 11:
@@ -154,7 +154,7 @@ def test_transpose(check: Any, fails: Any, opset: int) -> None:
     check("Transpose", [np.array([[1, 2, 3]], F)], [np.array([[1], [2], [3]], F)], opset=opset)
     check("Transpose", [np.array(3, F)], [np.array(3, F)], opset=opset)
     for bad in [[0, 1], [0, 1, 1], [0, 1, 3]]:
-        fails("Transpose", [X], "no permutation", opset=opset, perm=bad)
+        fails("Transpose", [X], "perm must be a permutation", opset=opset, perm=bad)
 
 
 @pytest.mark.parametrize("opset", [1, 4, 11, 13])
@@ -163,9 +163,9 @@ def test_concat(check: Any, fails: Any, opset: int) -> None:
     check("Concat", [a, b, a], [np.array([[1, 2, 5, 1, 2], [3, 4, 6, 3, 4]], F)], opset=opset, axis=1)
     check("Concat", [a, b], [np.array([[1, 2, 5], [3, 4, 6]], F)], opset=opset, axis=-1)
     check("Concat", [a, np.zeros((0, 2), F)], [a], opset=opset, axis=0)
-    fails("Concat", [a, b], "differ in more than axis 0", opset=opset, axis=0)
-    fails("Concat", [a, a[0]], "differ in more", opset=opset, axis=0)
-    fails("Concat", [a[0, 0], a[0, 1]], "axis 0", opset=opset, axis=0)
+    fails("Concat", [a, b], "equal except along axis 0", opset=opset, axis=0)
+    fails("Concat", [a, a[0]], "equal except along axis 0", opset=opset, axis=0)
+    fails("Concat", [a[0, 0], a[0, 1]], "axis must be in .* got 0", opset=opset, axis=0)
 
 
 def test_concat_1_has_a_default_axis(check: Any) -> None:
@@ -187,12 +187,12 @@ def test_split(check: Any, fails: Any, opset: int) -> None:
     inputs, options = sized(1, 5, axis=-1)
     check("Split", inputs, [x[:1], x[1:]], **options)
     inputs, options = sized(2, 3)
-    fails("Split", inputs, "do not split", outputs=2, **options)
+    fails("Split", inputs, "sizes that add up to 6", outputs=2, **options)
     inputs, options = sized(8, -2)
-    fails("Split", inputs, "do not split", outputs=2, **options)
+    fails("Split", inputs, "sizes that add up to 6", outputs=2, **options)
     inputs, options = sized(2, 2, 2)
-    fails("Split", inputs, "into 2 outputs", outputs=2, **options)
-    fails("Split", [x], "equal parts", outputs=4, opset=opset)
+    fails("Split", inputs, "must have 2 sizes", outputs=2, **options)
+    fails("Split", [x], "must be a multiple of 4, the number of outputs", outputs=4, opset=opset)
     check("Split", [x[:0]], [x[:0], x[:0]], opset=opset)
 
 
@@ -206,8 +206,8 @@ def test_split_18_rounds_the_size_up(check: Any, fails: Any) -> None:
     check("Split", [x], [x[:2], x[2:4], x[4:6], x[6:]], opset=18, num_outputs=4)
     check("Split", [x], [x[:3], x[3:6], x[6:]], opset=18, num_outputs=3, axis=-1)
     fails("Split", [x, ints(3, 4)], "both", outputs=2, opset=18, num_outputs=2)
-    fails("Split", [x], "3 outputs", outputs=3, opset=18, num_outputs=4)
-    fails("Split", [x[:5]], "do not split", outputs=4, opset=18, num_outputs=4)  # 2 + 2 + 2 is more than 5
+    fails("Split", [x], "num_outputs must be 3", outputs=3, opset=18, num_outputs=4)
+    fails("Split", [x[:5]], "4 sizes that add up to 5", outputs=4, opset=18, num_outputs=4)  # 2 + 2 + 2 is more than 5
 
 
 @pytest.mark.parametrize("opset", [8, 13])
@@ -228,8 +228,8 @@ def test_tile(check: Any, fails: Any, opset: int) -> None:
     check("Tile", [x, ints(2, 2)], [np.array([[1, 2, 1, 2], [1, 2, 1, 2]], F)], opset=opset)
     check("Tile", [x, ints(0, 1)], [np.zeros((0, 2), F)], opset=opset)
     check("Tile", [np.array(1, F), ints()], [np.array(1, F)], opset=opset)
-    fails("Tile", [x, ints(2)], "do not fit", opset=opset)
-    fails("Tile", [x, ints(-1, 1)], "do not fit", opset=opset)
+    fails("Tile", [x, ints(2)], "repeats must have one non-negative value for each axis", opset=opset)
+    fails("Tile", [x, ints(-1, 1)], "repeats must have one non-negative value for each axis", opset=opset)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -58,12 +58,12 @@ def test_dft_defaults(check):
 
 def test_dft_refusals(fails):
     x = np.zeros((2, 4, 2), np.float32)
-    fails("DFT", [x, None, np.array(-1)], "axis -1", opset=20)
-    fails("DFT", [x, None, np.array(2)], "axis 2", opset=20)
-    fails("DFT", [x, np.array(0)], "below 1", opset=20)
-    fails("DFT", [x], "real input", opset=20, onesided=1)
-    fails("DFT", [x[..., :1]], "complex input", opset=20, onesided=1, inverse=1)
-    fails("DFT", [np.zeros((2, 3), np.float32)], "does not end", opset=17)
+    fails("DFT", [x, None, np.array(-1)], "axis must be in .* got -1", opset=20)
+    fails("DFT", [x, None, np.array(2)], "axis must be in .* got 2", opset=20)
+    fails("DFT", [x, np.array(0)], "dft_length must be at least 1", opset=20)
+    fails("DFT", [x], "must be 1 .real. for the forward transform", opset=20, onesided=1)
+    fails("DFT", [x[..., :1]], "must be 2 .complex. for the inverse transform", opset=20, onesided=1, inverse=1)
+    fails("DFT", [np.zeros((2, 3), np.float32)], "the last axis of a signal must be", opset=17)
 
 
 @pytest.mark.parametrize("onesided", [0, 1])
@@ -89,9 +89,9 @@ def test_stft(check, onesided, step, length):
 
 def test_stft_refusals(fails):
     x, one = np.zeros((1, 8, 1), np.float32), np.array(1)
-    fails("STFT", [x, one, None, np.array(9)], "does not fit", opset=17)
-    fails("STFT", [x, np.array(0), None, np.array(4)], "1 or more", opset=17)
-    fails("STFT", [x, one, x[0, :3, 0], np.array(4)], "frame_length is 4", opset=17)
+    fails("STFT", [x, one, None, np.array(9)], "frame_length must be at most 8", opset=17)
+    fails("STFT", [x, np.array(0), None, np.array(4)], "frame_length and frame_step must be at least 1", opset=17)
+    fails("STFT", [x, one, x[0, :3, 0], np.array(4)], "must have frame_length 4 values, got 3", opset=17)
     fails("STFT", [x[..., [0, 0]], one, None, np.array(4)], "onesided", opset=17)
 
 
@@ -114,7 +114,7 @@ def test_windows(check, op, periodic, size):
 
 
 def test_window_refusals(fails):
-    fails("HannWindow", [np.array(-1)], "-1 values", opset=17)
+    fails("HannWindow", [np.array(-1)], "size must be at least 0, got -1", opset=17)
     fails("HannWindow", [np.array(4)], "string", opset=17, output_datatype=8)
 
 
@@ -144,5 +144,5 @@ def test_mel(check, bins, length, rate, low, high):
 
 def test_mel_refusals(fails):
     ints = [np.array(v) for v in (4, 16, 8000)]
-    fails("MelWeightMatrix", [*ints, np.float32(900), np.float32(100)], "no mel weights", opset=17)
-    fails("MelWeightMatrix", [*ints[:2], np.array(0), np.float32(0), np.float32(100)], "no mel weights", opset=17)
+    fails("MelWeightMatrix", [*ints, np.float32(900), np.float32(100)], "mel weights must have", opset=17)
+    fails("MelWeightMatrix", [*ints[:2], np.array(0), np.float32(0), np.float32(100)], "mel weights must have", opset=17)

@@ -131,7 +131,8 @@ def test_tf_idf_edges(check: Any) -> None:
 
 @pytest.mark.parametrize(("change", "match"), [
     ({"mode": "BM25"}, "TFIDF"), ({"ngram_counts": [0, 2]}, "ngram_counts"), ({"ngram_indexes": [0]}, "ngram_indexes"),
-    ({"min_gram_length": 3}, "n-grams"), ({"max_skip_count": -1}, "skipped"), ({"ngram_indexes": [0, -1]}, "ngram_indexes"),
+    ({"min_gram_length": 3}, "must hold, got 3, 2 and 0"), ({"max_skip_count": -1}, "must hold, got 1, 2 and -1"),
+    ({"ngram_indexes": [0, -1]}, "ngram_indexes"),
 ])  # fmt: skip
 def test_tf_idf_refuses(fails: Any, change: dict[str, Any], match: str) -> None:
     fails("TfIdfVectorizer", [np.array([5])], match, opset=9, **{**BASE, **change})

@@ -124,7 +124,7 @@ def test_a_thread_that_trains_and_one_that_does_not() -> None:
 
 
 def test_no_tape_is_of_its_thread() -> None:
-    def without(meet: Meet) -> bool:
+    def without(meet: Meet) -> Any:
         with tape.no_tape():
             meet()
             meet()
@@ -151,13 +151,13 @@ def test_a_thread_starts_in_the_mode_that_was_set_last() -> None:
 
 
 def test_a_thread_that_was_started_keeps_its_mode() -> None:
-    def setting(meet: Meet) -> bool:
+    def setting(meet: Meet) -> Any:
         meet()
         autograd.training = True
         meet()
         return autograd.training
 
-    def reading(meet: Meet) -> bool:
+    def reading(meet: Meet) -> Any:
         meet()
         meet()
         return autograd.training  # for the first time in this thread
@@ -178,7 +178,7 @@ def test_an_export_and_a_call_change_no_mode_of_later_threads() -> None:
         seen.append((autograd.training, alone(lambda _: autograd.training)))
         return forward(*xs)
 
-    net.forward = watched  # type: ignore[method-assign]
+    net.forward = watched  # type: ignore[assignment, method-assign]
     exporting.export(net, [x])
     net.training = False
     net(x)
@@ -277,7 +277,7 @@ def test_exports_at_once_are_byte_for_byte_those_alone() -> None:
 
 
 def test_what_one_thread_reads_does_not_push_out_what_another_has_read() -> None:
-    def keeps(meet: Meet) -> bytes:
+    def keeps(meet: Meet) -> Any:
         x = Tensor(data=np.ones(provenance.SMALL, F), requires_grad=False)
         y = x + Tensor(data=np.ones(provenance.SMALL, F), requires_grad=False)  # nobody else holds it
         meet()

@@ -73,11 +73,11 @@ def test_defaults(check: Any) -> None:
 
 def test_errors(fails: Any) -> None:
     rate, step, x = np.float32(0.1), np.int64(0), np.ones(2, np.float32)
-    fails("Adam", [rate, step, x, x, x], "no multiple of 4", opset=1, domain=DOMAIN)
+    fails("Adam", [rate, step, x, x, x], "multiple of 4, got 3", opset=1, domain=DOMAIN)
     fails(
         "Momentum",
         [rate, step, x, x, x],
-        "mode is 'fast'",
+        "mode must be .* got 'fast'",
         opset=1,
         domain=DOMAIN,
         alpha=0.9,

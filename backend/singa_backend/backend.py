@@ -51,6 +51,7 @@ class Outputs(tuple[Any, ...]):
         return self
 
     def __getitem__(self, key: Any) -> Any:
+        """Return an output by name, or by index or slice."""
         if isinstance(key, str):
             try:
                 key = self.names.index(key)
@@ -59,6 +60,7 @@ class Outputs(tuple[Any, ...]):
         return super().__getitem__(key)
 
     def __reduce__(self) -> Any:
+        """Support pickle and copy."""
         return (Outputs, (tuple(self), self.names))
 
     def to_dict(self) -> dict[str, Any]:
@@ -292,6 +294,10 @@ class SingaBackend(Backend):
             UnsupportedModel: the model is valid; `problems` lists everything in it that is not implemented.
             DeviceUnavailable: this machine does not have the device.
             ResourceExhausted: a limit was reached, or the flag was set.
+
+        Example:
+            rep = SingaBackend.prepare("model.onnx", "CPU")
+            outputs = rep.run({"x": x})
         """
         _ignore(kwargs, "prepare")
         place = devices.resolve(device)

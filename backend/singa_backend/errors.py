@@ -45,6 +45,7 @@ class Problem:
     version: int | None = None
 
     def __str__(self) -> str:
+        """Return the message with the name of the node."""
         where = f"node {self.node!r}: " if self.node else ""
         return f"{where}{self.message}"
 
@@ -124,6 +125,7 @@ class SonnxError(Exception):
         return self
 
     def __str__(self) -> str:
+        """Return the message with its code, place, inputs, problems and hint."""
         lines = [f"[{self.code}] {self.message}"]
         if self.operator:
             operator = self.operator if self.version is None else f"{self.operator}-{self.version}"
@@ -160,7 +162,15 @@ class SonnxError(Exception):
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """The end of a message that suggests the candidate closest to an unknown name; "" if none is close."""
+    """Return the end of a message that suggests a name.
+
+    Args:
+        name: the unknown name.
+        candidates: the names that exist.
+
+    Returns:
+        A clause with the closest candidate; "" if none is close.
+    """
     close = difflib.get_close_matches(name, list(candidates), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -216,6 +226,7 @@ class NoGradientWarning(UserWarning):
         self.message, self.parameters, self.hint = message, tuple(parameters), hint
 
     def __str__(self) -> str:
+        """Return the message with its code and hint."""
         return f"[{self.code}] {self.message}\n  hint: {self.hint}"
 
 

@@ -26,6 +26,8 @@ import numpy as np
 
 from .errors import InvalidInput, OperatorError, ResourceExhausted
 
+__all__ = ["Flag", "Limits"]
+
 GIB = 1 << 30
 _OBJECT = np.dtype(object)
 _NODE = 4096
@@ -38,7 +40,11 @@ class Flag(Protocol):
     """A flag that another thread sets to stop a run, such as a `threading.Event`."""
 
     def is_set(self) -> bool:
-        """Return whether the flag is set."""
+        """Return whether the flag is set.
+
+        Returns:
+            True once the flag is set.
+        """
         ...
 
 
@@ -75,6 +81,7 @@ class Limits:
     model_bytes: int = 2 * GIB
 
     def __post_init__(self) -> None:
+        """Check that every bound is a positive number."""
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None and field.default is None:

@@ -1,8 +1,8 @@
-"""SINGA's Python API: tensors, layers, models and optimizers, and `singa.sonnx`, which reads and writes ONNX.
+"""SINGA's Python API: tensors, layers, models, optimizers, and `singa.sonnx` to read and write ONNX.
 
     from singa import autograd, device, layer, model, opt, sonnx, tensor
 
-The small modules are `utils`, `data`, `image_tool` and `snapshot`.
+The helper modules are `utils`, `data`, `image_tool` and `snapshot`.
 """
 
 from ._lazy import __getattr__ as __getattr__

@@ -1,4 +1,4 @@
-"""The public modules as attributes of the package, imported at the first use: `import singa; singa.tensor`."""
+"""The public modules as attributes of the package, imported on first use: `import singa; singa.tensor`."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ def generate(model: ModelSource, name: str = "") -> Program:
         UnsupportedModel: an operator is not implemented, or a node cannot be written as a call (SX207).
 
     Example:
-        >>> program = generate("vit.onnx")  # doctest: +SKIP
-        >>> program.write("vit.py")  # doctest: +SKIP
+        >>> program = generate("vit.onnx")
+        >>> program.write("vit.py")
     """
     stem = name or (Path(model).stem if isinstance(model, (str, os.PathLike)) else "model")
     proto, folder = load_model(model)

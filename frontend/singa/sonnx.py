@@ -1,4 +1,4 @@
-"""ONNX in and out: load and save files, prepare and run models."""
+"""Load, save, prepare and run ONNX models; import, export and train them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ __all__ = [
     "transpose_layout",
 ]
 
-_LATER = {
+_LAZY = {
     **dict.fromkeys(("bisect", "compare", "reduce"), "singa_backend.debug"),
     **dict.fromkeys(("check", "inspect", "trainable_report"), "singa_backend.inspection"),
     "optimize": "singa_backend.passes",
@@ -75,17 +75,17 @@ _LATER = {
         ("ExporterFailure", "from_onnx", "from_paddle", "from_pytorch", "from_sklearn", "from_tensorflow"), "singa._importers"
     ),
 }
-"""Names whose modules are imported at their first use, so that `import singa.sonnx` stays fast."""
+"""Names whose modules are imported on first use, so that `import singa.sonnx` stays fast."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LAZY})
 
 
 prepare = SingaBackend.prepare
@@ -96,23 +96,50 @@ is_compatible = SingaBackend.is_compatible
 
 
 def load(path: str | os.PathLike[str]) -> ModelProto:
-    """Read an ONNX file; external data stay beside it (give `prepare` the path to have them read).
+    """Read an ONNX file without its external data.
 
-    Raises InvalidModel when the file is missing or is not ONNX.
+    To read external data too, pass the path to `prepare`.
+
+    Args:
+        path: the path of the file.
+
+    Returns:
+        The model as it is in the file.
+
+    Raises:
+        InvalidModel: the file does not exist, or is not an ONNX file.
+        ResourceExhausted: the file is larger than `Limits.model_bytes`.
     """
     return load_model(path)[0]
 
 
 def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None:
-    """Write a model to a file; keywords are those of `onnx.save`."""
+    """Write a model to a file with `onnx.save`.
+
+    Args:
+        model: the model.
+        path: the path of the file; an existing file is overwritten.
+        **kwargs: keywords of `onnx.save`, such as `save_as_external_data`.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     onnx.save(model, os.fspath(path), **kwargs)
 
 
 def supported_ops(opset: int) -> dict[tuple[str, str], Any]:
-    """Every operator that ONNX defines, (domain, name) -> how it is written at an opset: `how`, and the `least` opset that can.
+    """Return for every operator that ONNX defines how it can be written at an opset.
 
-    how: "native", "composed" of other operators, or "".  Raises InvalidInput (SX323) for an opset that is not written at all.
+    Args:
+        opset: an opset of ai.onnx, 7 to the newest.
+
+    Returns:
+        A dict from (domain, name) to an object with two fields: `how` is "native", "composed" (of other operators) or "" (it
+        cannot be written); `least` is the lowest opset, this one or newer, that can write one of its calls, or None.
+
+    Raises:
+        InvalidInput: the opset is not supported (SX323).
     """
-    from singa_backend.conform.opset_matrix.supported import supported_ops as found  # draws models, and so needs the generator
+    from singa_backend.conform.opset_matrix.supported import supported_ops as found  # imports the generator of test models
 
     return dict(found(opset))

@@ -40,7 +40,14 @@ class Tolerance:
     atol: float | None = None
 
     def of(self, theirs: np.ndarray) -> tuple[float, float]:
-        """The pair (rtol, atol) for a value."""
+        """Return the tolerances for a value.
+
+        Args:
+            theirs: the value that the other one is compared with, of any dtype and shape.
+
+        Returns:
+            The relative and the absolute tolerance.
+        """
         dtype = theirs.dtype
         if not (dtypes.is_float(dtype) or dtype.kind == "c"):
             return 0.0, self.atol or 0.0
@@ -86,6 +93,7 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
+        """Whether the values are equal within the tolerance."""
         return self.verdict == "agrees"
 
     def __str__(self) -> str:
@@ -98,7 +106,11 @@ class Difference:
         return f"{self.mine} against {self.theirs} at {list(self.at)}; {count}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data; an infinite number is None, because JSON has none."""
+        """Return the fields as plain data.
+
+        Returns:
+            The fields by name; an infinite number is None, because JSON has none.
+        """
         data = asdict(self)
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in data.items()}
 
@@ -107,7 +119,16 @@ DEFAULT = Tolerance()
 
 
 def difference(mine: Any, theirs: Any, tolerance: Tolerance = DEFAULT) -> Difference:
-    """Compare two values of any kind."""
+    """Compare two values of any kind.
+
+    Args:
+        mine: an array, a list, a map or None.
+        theirs: the value that `mine` is compared with.
+        tolerance: the tolerance for floats.
+
+    Returns:
+        The difference, also if dtypes, shapes or kinds differ.
+    """
     if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray):
         return _arrays(mine, theirs, tolerance)
     names, shapes = (_kind(mine), _kind(theirs)), (_length(mine), _length(theirs))

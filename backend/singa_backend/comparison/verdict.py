@@ -19,7 +19,7 @@ _EXACT_FLOATS = dtypes.FLOAT8 | dtypes.FLOAT6 | dtypes.FLOAT4
 
 
 def strict(actual: Any, expected: Any, rtol: float, atol: float, where: str = "outputs") -> str:
-    """ "" if the values agree strictly, otherwise the first place where they differ and how."""
+    """Compare values strictly; return the first place where they differ, and how; "" if they agree."""
     if isinstance(expected, (list, tuple)):
         if not isinstance(actual, (list, tuple)):
             return f"{where}: a {type(actual).__name__}, expected a sequence"

@@ -79,7 +79,7 @@ def fed(case: Case) -> str:
     return hashlib.sha256(repr([bits(inputs) for inputs, _ in case.data]).encode()).hexdigest()
 
 
-# --- what is known ----------------------------------------------------------------------------------------------------
+# --- manifest and gaps ------------------------------------------------------------------------------------------------
 
 
 def manifest() -> dict[str, Entry]:

@@ -60,7 +60,7 @@ def run_case(case: Case, backend: Any, device: str) -> Result:
             if not result.reason and not verdict.same_bits(inputs, before):
                 result.reason = "an input was changed"
             if not result.reason and not verdict.same_bits(outputs, list(rep.run(inputs))):
-                result.reason = "a second run gave another result"
+                result.reason = "a second run returned another result"
             result.ulps = max((u for u in (result.ulps, verdict.ulps(outputs, expected)) if u is not None), default=None)
         result.strict = "failed" if result.reason else "passed"
         result.official = "failed" if result.official_reason else "passed"

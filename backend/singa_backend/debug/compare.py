@@ -382,8 +382,8 @@ def compare(
         MissingDependency: onnxruntime is not installed.
 
     Example:
-        >>> found = compare("model.onnx", {"x": x}, against="onnxruntime")  # doctest: +SKIP
-        >>> found.agrees, found.first  # doctest: +SKIP
+        >>> found = compare("model.onnx", {"x": x}, against="onnxruntime")
+        >>> found.agrees, found.first
     """
     with Setting(
         model,

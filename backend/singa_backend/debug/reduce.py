@@ -284,7 +284,7 @@ def reduce(
         InvalidModel: the model breaks a rule of ONNX.
 
     Example:
-        >>> reduce("model.onnx", {"x": x}, differs("onnxruntime"), to="small")  # doctest: +SKIP
+        >>> reduce("model.onnx", {"x": x}, differs("onnxruntime"), to="small")
     """
     source = Source.of(model)
     with predicate, SpillStore(budget) as store:

@@ -117,7 +117,7 @@ class Source:
 
     @cached_property
     def dies(self) -> dict[int, tuple[str, ...]]:
-        """For each index in `calls`, the values that no later call reads."""
+        """The values that no later call reads, for each index in `calls`."""
         last = {n: i for i, call in enumerate(self.calls) for n in (*call.outputs, *call.uses)}
         dies: dict[int, list[str]] = {}
         for name, i in last.items():

@@ -26,7 +26,7 @@ class OnnxDevice(Protocol):
 
     @property
     def type(self) -> int | str:
-        """A number of ONNX's `DeviceType` (0 CPU, 1 CUDA), or a name."""
+        """The number of ONNX's `DeviceType` (0 CPU, 1 CUDA), or a name."""
         ...
 
     @property
@@ -72,6 +72,7 @@ class Device(ABC):
             raise _unknown(self.type, self.device_id)
 
     def __str__(self) -> str:
+        """Return the name with the ordinal, such as "CUDA:1"."""
         return f"{self.type}:{self.device_id}" if self.device_id else self.type
 
     @classmethod
@@ -146,7 +147,14 @@ class CpuDevice(Device):
 
     @classmethod
     def holding(cls, value: Any) -> Device | None:
-        """Return the host if the value is a NumPy array."""
+        """Return the host if the value is a NumPy array.
+
+        Args:
+            value: any value.
+
+        Returns:
+            The host; None for other values.
+        """
         return cls() if isinstance(value, np.ndarray) else None
 
 
@@ -166,12 +174,23 @@ class CudaDevice(Device):
 
     @classmethod
     def current(cls) -> Device:
-        """Return CuPy's current device."""
+        """Return CuPy's current device.
+
+        Returns:
+            The GPU that is current in this thread.
+        """
         return cls(int(_namespace(cls.namespace).module.cuda.Device().id))
 
     @classmethod
     def holding(cls, value: Any) -> Device | None:
-        """Return the GPU that holds a CuPy array."""
+        """Return the GPU that holds a CuPy array.
+
+        Args:
+            value: any value.
+
+        Returns:
+            The GPU; None for other values.
+        """
         return cls(int(value.device.id)) if hasattr(value, "__cuda_array_interface__") else None
 
     @property
@@ -180,7 +199,11 @@ class CudaDevice(Device):
         return int(self.active().mem_info[1])
 
     def active(self) -> Any:
-        """Return CuPy's context of this GPU."""
+        """Return CuPy's context of this GPU.
+
+        Returns:
+            A context manager.
+        """
         return self.xp.module.cuda.Device(self.device_id)
 
 
@@ -192,7 +215,14 @@ class StrictDevice(Device):
 
     @classmethod
     def holding(cls, value: Any) -> Device | None:
-        """Return the device if the value is a StrictArray."""
+        """Return the device if the value is a StrictArray.
+
+        Args:
+            value: any value.
+
+        Returns:
+            The device; None for other values.
+        """
         return cls() if isinstance(value, strict.StrictArray) else None
 
 
@@ -225,7 +255,14 @@ def _gpus() -> tuple[int, str]:
 
 
 def device_count(type: str) -> int:
-    """The number of devices of a kind that this machine has."""
+    """Count the devices of a kind.
+
+    Args:
+        type: "CPU", "CUDA" or "STRICT".
+
+    Returns:
+        The number of devices that this machine has; 0 for an unknown kind.
+    """
     return _gpus()[0] if type == "CUDA" else int(type in DEVICES)
 
 
@@ -263,17 +300,38 @@ def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
 
 
 def device_of_namespace(xp: namespaces.Namespace) -> Device:
-    """The device of a namespace; for CUDA, the current device."""
+    """Return the device of a namespace.
+
+    Args:
+        xp: a namespace of a kind in `DEVICES`.
+
+    Returns:
+        The device; for CUDA, the current one.
+    """
     return next(kind.current() for kind in DEVICES.values() if isinstance(xp, kind.namespace))
 
 
 def device_of(value: Any) -> Device:
-    """The device that holds an array; the CPU for other values."""
+    """Return the device that holds a value.
+
+    Args:
+        value: an array of any namespace, or another value.
+
+    Returns:
+        The device of the array; the CPU for other values.
+    """
     return next((d for kind in DEVICES.values() if (d := kind.holding(value)) is not None), CpuDevice())
 
 
 def is_host_value(value: Any) -> bool:
-    """Whether a value stays on the host on every device: strings, maps, and dtypes that CuPy lacks."""
+    """Check whether a value stays on the host on every device.
+
+    Args:
+        value: an array, a list or a map.
+
+    Returns:
+        True for strings, maps, dtypes that CuPy lacks, and lists that contain such values.
+    """
     if isinstance(value, np.ndarray):
         return value.dtype in dtypes.HOST_ONLY
     if isinstance(value, dict):

@@ -115,8 +115,8 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
         InvalidModel: the model is not an ONNX file; all other problems are in the report.
 
     Example:
-        >>> report = check("model.onnx")  # doctest: +SKIP
-        >>> report.good, report.problems  # doctest: +SKIP
+        >>> report = check("model.onnx")
+        >>> report.good, report.problems
     """
     proto, folder = load_model(model)
     path = Path(model) if isinstance(model, (str, os.PathLike)) else None

@@ -132,8 +132,8 @@ def inspect(model: ModelSource, *, stats: bool = False, timeout: float = 60.0) -
         InvalidModel: the model is not an ONNX file.
 
     Example:
-        >>> found = inspect("model.onnx")  # doctest: +SKIP
-        >>> found.operators(), found.parameters  # doctest: +SKIP
+        >>> found = inspect("model.onnx")
+        >>> found.operators(), found.parameters
     """
     proto, folder = load_model(model)
     proto = readable(proto)

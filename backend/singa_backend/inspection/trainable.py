@@ -102,8 +102,8 @@ def trainable_report(
         InvalidInput: the model does not have a value of a name in `by` or `outputs` (SX305).
 
     Example:
-        >>> report = trainable_report("model.onnx")  # doctest: +SKIP
-        >>> report.good, report.blocked  # doctest: +SKIP
+        >>> report = trainable_report("model.onnx")
+        >>> report.good, report.blocked
     """
     if isinstance(model, Graph):
         graph, file = model, model.name

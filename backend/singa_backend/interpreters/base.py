@@ -293,9 +293,7 @@ def _representable(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
         exact = False
     if not exact:
         hint = "cast the tensors, or pass a number of their type; operators of Tensor promote automatically"
-        raise InvalidInput(
-            f"numbers passed to {op_type} must be {dtype} like its tensors, got {x!r}", code="SX372", hint=hint
-        )
+        raise InvalidInput(f"numbers passed to {op_type} must be {dtype} like its tensors, got {x!r}", code="SX372", hint=hint)
     return x
 
 

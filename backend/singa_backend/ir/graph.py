@@ -71,6 +71,7 @@ class Node:
         return [*inner, self.function] if self.function else inner
 
     def __str__(self) -> str:
+        """Return the operator type and the name."""
         return f"{self.op_type} {self.name!r}"
 
 
@@ -104,6 +105,7 @@ class Graph:
     """The reader, which sets this for `from_onnx`."""
 
     def __post_init__(self) -> None:
+        """Compute the slots of inputs, outputs and states, and the last use of each value."""
         self.input_slots = tuple(self.slots[v.name] for v in self.inputs)
         self.output_slots = tuple(self.slots[v.name] for v in self.outputs)
         self.state_slots = tuple((self.slots[name], name) for name in self.states)

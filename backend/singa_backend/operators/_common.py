@@ -15,7 +15,7 @@ from ..interpreters.base import Op, V
 def axis_of(axis: int, rank: int) -> int:
     """Return `axis` counted from the front; raise OperatorError if it is outside [-rank, rank)."""
     if not -rank <= axis < rank:
-        raise OperatorError(f"axis {axis} is outside [{-rank}, {rank})", code="SX408")
+        raise OperatorError(f"axis must be in [{-rank}, {rank}), got {axis}", code="SX408")
     return axis % rank if rank else 0
 
 
@@ -31,7 +31,7 @@ def rows(x: Any, axis: int) -> Any:
     """Reshape `x` to a matrix: the axes before `axis` become its rows, the others its columns."""
     axis = axis % x.ndim if x.ndim and -x.ndim <= axis < 0 else axis
     if not 0 <= axis <= x.ndim:
-        raise OperatorError(f"axis {axis} is outside [{-x.ndim}, {x.ndim}]", code="SX408")
+        raise OperatorError(f"axis must be in [{-x.ndim}, {x.ndim}], got {axis}", code="SX408")
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 

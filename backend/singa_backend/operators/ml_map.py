@@ -47,7 +47,7 @@ def cast_map(xp: Xp, x: Map, *, cast_to: str = "TO_FLOAT", map_form: str = "DENS
     y = np.full((1, max_map), gap, dtype)
     for k, value in values.items():
         if not 0 <= k < max_map:
-            raise OperatorError(f"key {k} is outside [0, {max_map}), the range of max_map", code="SX401")
+            raise OperatorError(f"a key of a sparse map must be in [0, {max_map}), got {k}", code="SX401")
         y[0, k] = value
     return y
 

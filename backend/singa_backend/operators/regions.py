@@ -63,7 +63,7 @@ def roi_align(
     n, c, height, width = x.shape
     outside = (batch_indices < 0) | (batch_indices >= n)
     if outside.any():
-        raise OperatorError(f"batch index {batch_indices[outside][0]} is outside [0, {n})", code="SX401")
+        raise OperatorError(f"a batch index must be in [0, {n}), got {batch_indices[outside][0]}", code="SX401")
     y = xp.zeros((len(rois), c, output_height, output_width), x.dtype)
     if y.size == 0 or x.size == 0:
         return y
@@ -303,7 +303,7 @@ def max_roi_pool(xp: Xp, x: Array, rois: Host[np.ndarray], *, pooled_shape: Ints
     for r, (x1, y1, x2, y2) in zip(limits.rounds(len(rois)), corners.tolist(), strict=True):
         batch = int(rois[r, 0])
         if not 0 <= batch < x.shape[0]:
-            raise OperatorError(f"batch index {batch} of region {r} is outside [0, {x.shape[0]})", code="SX401")
+            raise OperatorError(f"the batch index of region {r} must be in [0, {x.shape[0]}), got {batch}", code="SX401")
         across = roi_bins(x1, x2, pooled_shape[1], x.shape[3])
         for i, (top, bottom) in enumerate(roi_bins(y1, y2, pooled_shape[0], x.shape[2])):
             if top < bottom:

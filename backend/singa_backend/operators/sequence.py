@@ -31,7 +31,7 @@ def _one_dtype(tensors: Sequence[Array]) -> None:
 def _place(position: int, last: int, length: int) -> int:
     """Return `position` counted from the front, in a sequence of `length` tensors; `last` is its maximum."""
     if not -length <= position <= last:
-        raise OperatorError(f"position {position} is outside [{-length}, {last}] for {length} tensors", code="SX401")
+        raise OperatorError(f"position must be in [{-length}, {last}] for {length} tensors, got {position}", code="SX401")
     return position + length if position < 0 else position
 
 

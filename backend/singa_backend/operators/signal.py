@@ -38,7 +38,7 @@ def dft(
     """With onesided, a forward transform returns the non-redundant half of the spectrum; an inverse one takes it."""
     _check_signal(x, 2)
     if not -x.ndim <= axis < x.ndim - 1 or axis == -1:
-        raise OperatorError(f"axis {axis} is outside [{-x.ndim}, -2] and [0, {x.ndim - 2}]", code="SX408")
+        raise OperatorError(f"axis must be in [{-x.ndim}, -2] or [0, {x.ndim - 2}], got {axis}", code="SX408")
     axis %= x.ndim
     if onesided and x.shape[-1] != (2 if inverse else 1):
         kind = "2 (complex) for the inverse" if inverse else "1 (real) for the forward"

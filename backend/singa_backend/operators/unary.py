@@ -199,7 +199,7 @@ def atanh_gradient(op: Op, dy: V, x: V) -> V:
 
 @operator("Erf", 9, 13, traits=("unary", "cannot_fail"))
 def erf(xp: Xp, x: Array) -> Array:
-    """Compute erf; for integers (opset 9 to 12) it is truncated to 0, or to 1 or -1 for |x| >= 6, where float64 has these values."""
+    """Compute erf. For integers (opset 9 to 12) it is truncated to 0, or to 1 or -1 for |x| >= 6."""
     return xp.erf(x) if x.dtype.kind == "f" else xp.erf(x.astype(np.float64)).astype(x.dtype)
 
 

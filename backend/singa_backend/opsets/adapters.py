@@ -32,7 +32,7 @@ def shape_13(op: OpsetWriter, x: V, start: int, end: int | None) -> Any:
 
 @adapter("Reshape", 5, 13)
 def reshape_13(op: OpsetWriter, x: V, shape: V, allowzero: int) -> Any:
-    """Before opset 14 a 0 always copied the input's size, which is the same unless the tensor is empty."""
+    """Before opset 14 a 0 always copied the input's size; the results differ only for tensors with a size of 0."""
     known, mine = op.constant_value(shape), op.shape(x)
     if allowzero and known is None and mine is not None and 0 in mine:
         raise Unwritable("before opset 14 a Reshape by a computed shape copies sizes of 0 from an empty tensor")

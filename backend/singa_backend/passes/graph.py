@@ -159,7 +159,14 @@ class Context(ABC):
 
     @abstractmethod
     def fresh(self, wish: str) -> str:
-        """Return a name that is not in use in the model: the wish itself if it is free."""
+        """Return a name that is not in use in the model.
+
+        Args:
+            wish: the preferred name, which is returned if it is free.
+
+        Returns:
+            A free name, which is in use from now on.
+        """
 
     @property
     @abstractmethod

@@ -125,7 +125,7 @@ class PassReport:
 
     @property
     def operators(self) -> dict[str, tuple[int, int]]:
-        """(before, after) for each operator whose number of nodes changed."""
+        """The numbers of nodes before and after, for each operator whose number changed."""
         names = sorted(self.before.keys() | self.after.keys())
         return {n: (self.before[n], self.after[n]) for n in names if self.before[n] != self.after[n]}
 
@@ -227,8 +227,8 @@ def optimize(
         ResourceExhausted: the model is nested too deeply (SX602).
 
     Example:
-        >>> report = optimize(model, ["remove_identity", "remove_dead"])  # doctest: +SKIP
-        >>> print(report)  # doctest: +SKIP
+        >>> report = optimize(model, ["remove_identity", "remove_dead"])
+        >>> print(report)
     """
     chosen = [_named(name) for name in (PASSES if passes is None else passes)]
     if rounds < 1:

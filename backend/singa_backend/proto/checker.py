@@ -33,6 +33,11 @@ class CheckerResult:
     values: dict[str, dict[str, Value]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the checker's answer as plain data.
+
+        Returns:
+            The engine's name, whether the model is valid, and the messages of checker and inference.
+        """
         return {"engine": "onnx.checker", "valid": self.valid, "message": self.message, "inference": self.inference}
 
 

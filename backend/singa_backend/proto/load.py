@@ -219,7 +219,15 @@ def read_model_file(path: Path, limit: int) -> tuple[bytes, Path]:
 
 
 def check_model_size(size: int, limit: int) -> None:
-    """Raise ResourceExhausted if a model file has more bytes than the limit."""
+    """Check the size of a model file.
+
+    Args:
+        size: the bytes of the file.
+        limit: the bytes that it may have.
+
+    Raises:
+        ResourceExhausted: the file is larger (SX610).
+    """
     if size > limit:
         what = f"the model file has {limits.format_bytes(size)}; the limit is {limits.format_bytes(limit)}"
         raise limits.exhausted("model_bytes", "SX610", what)

@@ -45,6 +45,7 @@ class Value:
         return cls(info.name, *_type(info.type), info.type)
 
     def __str__(self) -> str:
+        """Return the name and type, such as "x: float[n, 3]"."""
         dims = "" if self.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
         name = "?" if self.dtype is None else dtypes.onnx_name(self.dtype)
         return f"{self.name}: {name}{dims}" if self.kind in ("", "tensor") else f"{self.name}: {self.kind}({name}{dims})"

@@ -31,24 +31,22 @@ _SHOWN = 2000
 class ExporterFailure(SonnxError):
     """A framework's exporter failed (SX910), or exported a model whose outputs differ from the framework's (SX911).
 
-    Attributes:
-        framework: its name.
-        framework_version: its version, and that of the exporter if it is a separate package.
+    Args:
+        framework: the framework's name.
+        version: its version, and that of the exporter if it is a separate package.
         reason: the exporter's own message, or the difference.
+        code: "SX910", the default, or "SX911".
+        hint: what to try.
+
+    Attributes:
+        framework: the framework's name.
+        framework_version: the argument `version`.
+        reason: the whole message; the text of the error has its beginning only.
     """
 
     default_code = "SX910"
 
     def __init__(self, framework: str, version: str, reason: str, *, code: str | None = None, hint: str = "") -> None:
-        """Create the error.
-
-        Args:
-            framework: its name.
-            version: its version.
-            reason: the exporter's own message, or the difference.
-            code: "SX910", the default, or "SX911".
-            hint: what to try.
-        """
         shown = reason if len(reason) <= _SHOWN else f"{reason[:_SHOWN]} ..."
         did = "exported a model with other outputs" if code == "SX911" else "could not export the model"
         super().__init__(f"{framework} {version} {did}: {shown}", code=code, hint=hint)

@@ -34,15 +34,15 @@ def from_onnx(
         ResourceExhausted: the file exceeds a limit.
 
     Example:
-        >>> model = from_onnx("model.onnx")  # doctest: +SKIP
-        >>> outputs = model.forward(x)  # doctest: +SKIP
+        >>> model = from_onnx("model.onnx")
+        >>> outputs = model.forward(x)
     """
     proto, folder = load_model(source)
-    mended = cleaned(proto)
-    if mended is not proto:
-        embed(mended, folder)
-    outside = any(t.data_location == TensorProto.EXTERNAL for t in tensors(mended))  # found next to the file of a path
-    model = (model_class or SONNXModel)(source if outside and folder is not None else mended, device)
-    model.onnx_model = mended
+    corrected = cleaned(proto)
+    if corrected is not proto:
+        embed(corrected, folder)
+    outside = any(t.data_location == TensorProto.EXTERNAL for t in tensors(corrected))  # found next to the file of a path
+    model = (model_class or SONNXModel)(source if outside and folder is not None else corrected, device)
+    model.onnx_model = corrected
     model.training = False
     return model

@@ -103,7 +103,7 @@ def from_paddle(
         UnsupportedModel: the file has operators that are not implemented; the error lists all of them.
 
     Example:
-        >>> model = from_paddle(layer, x, train=True)  # doctest: +SKIP
+        >>> model = from_paddle(layer, x, train=True)
     """
     paddle = needed("from_paddle", "paddle", install=_INSTALL)[0]
     if find_spec("paddle2onnx") is None:

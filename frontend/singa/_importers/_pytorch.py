@@ -78,7 +78,7 @@ def from_pytorch(
         UnsupportedModel: the file has operators that are not implemented; the error lists all of them.
 
     Example:
-        >>> model = from_pytorch(net, x, train=True)  # doctest: +SKIP
+        >>> model = from_pytorch(net, x, train=True)
     """
     modules = ("torch", "onnxscript") if dynamo else ("torch",)
     torch = needed("from_pytorch", *modules, install="torch onnxscript")[0]

@@ -60,7 +60,7 @@ def from_sklearn(
         UnsupportedModel: the file has operators that are not implemented; the error lists all of them.
 
     Example:
-        >>> model = from_sklearn(pipeline, samples)  # doctest: +SKIP
+        >>> model = from_sklearn(pipeline, samples)
     """
     sklearn, skl2onnx, types = needed(
         "from_sklearn", "sklearn", "skl2onnx", "skl2onnx.common.data_types", install="scikit-learn skl2onnx"

@@ -83,7 +83,7 @@ def from_tensorflow(
         UnsupportedModel: the file has operators that are not implemented; the error lists all of them.
 
     Example:
-        >>> model = from_tensorflow(keras_model, train=True)  # doctest: +SKIP
+        >>> model = from_tensorflow(keras_model, train=True)
     """
     tf, tf2onnx = needed("from_tensorflow", "tensorflow", "tf2onnx", install="tensorflow tf2onnx")
     who = ("TensorFlow", f"{tf.__version__} (tf2onnx {tf2onnx.__version__})")

@@ -1,1 +1,1 @@
-"""ONNX models in and out; the public `sonnx` lists their functions."""
+"""Reads and writes ONNX models; `singa.sonnx` and `singa.exporting` are the public modules."""

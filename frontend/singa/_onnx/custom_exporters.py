@@ -1,11 +1,11 @@
-"""Exporters of operators that are written in Python: how a user's `autograd.Operator` stands in an ONNX file.
+"""Exporters of operators that are written in Python: they write a custom `autograd.Operator` to an ONNX file.
 
 @sonnx.exporter(Swish, opset=7)
-def _(op, swish, x):                     # in ONNX's operators, in their newest form
+def swish_exporter(op, swish, x):        # as ONNX operators, in their newest form
     return op.Mul(x, op.Sigmoid(op.Mul(x, swish.beta)))
 
-@sonnx.exporter(Swish, opset=13, domain="my.domain")                 # a node of a domain of one's own
-@sonnx.exporter(Swish, opset=18, domain="my.domain", function=True)  # and what it means beside it, as a function
+@sonnx.exporter(Swish, opset=13, domain="my.domain")                 # as a node of a custom domain
+@sonnx.exporter(Swish, opset=18, domain="my.domain", function=True)  # as such a node with a function body
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..device import default_device
 
 @dataclass(frozen=True)
 class Exporter:
-    """How an operator is written from an opset on.
+    """Writes an operator at an opset or later.
 
-    body: (op, operator, *tensors) -> a tensor or several; for a node of a domain without function, its attributes as a dict.
+    body: (op, operator, *tensors) -> a tensor or several; for a node of a custom domain without function, a dict of attributes.
     """
 
     operator: type[Operator]
@@ -42,7 +42,7 @@ class Exporter:
     name: str = ""
 
     def write(self, operator: Operator, args: Sequence[Any], writer: OpsetWriter, functions: list[FunctionProto]) -> list[Tensor]:
-        """The results for these tensors, in the graph that is being recorded."""
+        """Write the operator to the graph that is being recorded; returns its outputs."""
         if not self.domain:
             return _several(self.body(op, operator, *args))
         attributes: dict[str, Any] = {}
@@ -72,9 +72,9 @@ class Exporter:
         if len(builder.inputs) > len(own):
             more = ", ".join(s.name for s in builder.inputs[len(own) :])
             raise InvalidInput(
-                f"a function reads its inputs only; {name} reads {more} besides",
+                f"the function {name} must read only its inputs, but it also reads {more}",
                 code="SX356",
-                hint="make what it reads an input of the operator",
+                hint="make every tensor that it reads an input of the operator",
             )
         outputs = [f"y{i}" for i in range(len(symbols))]
         graph = builder.proto(name, builder.finish(symbols, outputs))
@@ -91,22 +91,42 @@ _exporters: dict[type[Operator], dict[int, Exporter]] = {}
 def exporter(
     operator: type[Operator], *, opset: int = 7, domain: str = "", function: bool = False, name: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare how an operator of one's own is written in files of this opset and later.
+    """Declare how a custom operator is exported at an opset or later; use it as a decorator.
 
-    body: takes `op` (ONNX's operators on tensors, in their newest form), the operator (its attributes are at hand), and its
-        inputs; gives its outputs. With a domain and no function: a dict of the node's attributes, or (attributes, [TypeProto]).
-    domain: of a node of one's own.  function: write the body beside it, as a function of the file.  name: of the node.
-    Raises InvalidInput for what is no operator class, and for a second exporter at the same opset.
+    The decorated function takes `op` (ONNX's operators on Tensors, in their newest form), the operator with its attributes, and
+    its inputs.  It returns the outputs: a Tensor, or a list of them.  With a domain and without `function` it returns a dict of
+    the node's attributes, or (attributes, [TypeProto for each output]); by default there is one output, of the type of the first
+    input.  An export uses the newest exporter that its opset permits; a derived class inherits the exporters of its base.
+
+    Args:
+        operator: the class of the operator, a subclass of `autograd.Operator`.
+        opset: the minimum opset of ai.onnx for this exporter.
+        domain: the custom domain of the node; "" to write ONNX operators in its place.
+        function: whether to write the operators of the body as a function of the model, which any runtime can run; it needs
+            a domain.
+        name: the operator type of the node; by default the name of the class.
+
+    Returns:
+        A decorator, which registers the function and returns it unchanged.
+
+    Raises:
+        InvalidInput: `operator` is not an operator class, `function` is set without a domain, or the class has an exporter
+            for this opset (SX357).
+
+    Example:
+        >>> @sonnx.exporter(Swish, opset=7)
+        ... def swish_exporter(op, swish, x):
+        ...     return op.Mul(x, op.Sigmoid(op.Mul(x, swish.beta)))
     """
     if not (isinstance(operator, type) and issubclass(operator, Operator)):
-        raise InvalidInput(f"an exporter is declared for a subclass of autograd.Operator, not for {operator!r}", code="SX357")
+        raise InvalidInput(f"operator must be a subclass of autograd.Operator, got {operator!r}", code="SX357")
     if function and not domain:
-        raise InvalidInput("a function needs a domain of its own", code="SX357")
+        raise InvalidInput("function=True requires a domain", code="SX357")
 
     def declare(body: Callable[..., Any]) -> Callable[..., Any]:
         versions = _exporters.setdefault(operator, {})
         if opset in versions:
-            raise InvalidInput(f"{operator.__name__} has an exporter for opset {opset} already", code="SX357")
+            raise InvalidInput(f"{operator.__name__} already has an exporter for opset {opset}", code="SX357")
         versions[opset] = Exporter(operator, opset, body, domain, function, name)
         return body
 
@@ -114,7 +134,7 @@ def exporter(
 
 
 def find(operator: type[Operator], opset: int) -> Exporter | None:
-    """The newest exporter for an opset, of the class or of one that it derives from."""
+    """The newest exporter for an opset, of the class or of one of its bases."""
     for kind in operator.__mro__:
         versions = _exporters.get(kind, {})
         best = max((v for v in tuple(versions) if v <= opset), default=None)
@@ -123,8 +143,8 @@ def find(operator: type[Operator], opset: int) -> Exporter | None:
     return None
 
 
-def least(operator: type[Operator]) -> int | None:
-    """The least opset that some exporter of an operator writes."""
+def minimum_opset(operator: type[Operator]) -> int | None:
+    """The lowest opset for which an operator has an exporter; None if it has none."""
     return min((v for kind in operator.__mro__ for v in tuple(_exporters.get(kind, ()))), default=None)
 
 
@@ -133,7 +153,7 @@ def _several(made: Any) -> list[Tensor]:
 
 
 def _same(a: FunctionProto, b: FunctionProto) -> bool:
-    """Whether two functions do the same, by whatever name."""
+    """Whether two functions are equal except for their names."""
     x, y = FunctionProto(), FunctionProto()
     x.CopyFrom(a)
     y.CopyFrom(b)

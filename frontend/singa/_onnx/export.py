@@ -1,9 +1,10 @@
-"""Tensors and models as ONNX files: what made them is played again into a graph, and the graph is checked.
+"""Exports tensors and models to ONNX: replays the operators that produced them into a graph, and checks the graph.
 
-    proto = sonnx.to_onnx([x], [y])                                     # what led from x to y, functions as well as models
+    proto = sonnx.to_onnx([x], [y])                                     # the operators between x and y
     proto, report = sonnx.export(model, [x], "net.onnx", opset=13, dynamic_axes={"x": {0: "batch"}}, with_report=True)
 
-The inference form is the default: BatchNormalization with its running statistics, Dropout gone; `training=True` gives the other.
+By default the inference form is written: BatchNormalization with its running statistics, without Dropout.  `training=True` writes
+the training form.
 """
 
 from __future__ import annotations
@@ -40,16 +41,25 @@ from ..device import Device, default_device
 from ..model import Model
 from . import custom_exporters
 
-USUAL = 18
-"""The opset of a file when none is asked for: raised as far as its operators need, and that of the file a model came from."""
+DEFAULT_OPSET = 18
+"""The opset if none is requested and the model did not come from a file; it is raised if operators need a newer one."""
 
 
 @dataclass
 class ExportReport:
-    """What an export did.
+    """A report of an export; `str(report)` is a table.
 
-    operations, attributes: how often each was asked for.  mapped, unmapped: operators that were written, and that could not be.
-    exceptions: why not, one line each.  passes: what the optimizer did.  path: the file, None where none was written.
+    Attributes:
+        operations: the number of calls of each operator, by name.
+        attributes: the number of uses of each attribute, by name.
+        mapped: the number of calls of each operator that were written.
+        unmapped: the number of calls of each operator that could not be written.
+        exceptions: the reason for each call that could not be written, one line each.
+        opset: the opset of the model.
+        ir_version: the IR version of the model.
+        passes: the report of the passes; None if the model was not optimized.
+        warnings: the warnings, one line each.
+        path: the path of the file; None if no file was written.
     """
 
     operations: Counter[str] = field(default_factory=Counter)
@@ -74,7 +84,11 @@ class ExportReport:
         return "\n".join([*lines, f"written to {self.path}" if self.path else "not written to a file"])
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the report as plain data.
+
+        Returns:
+            A dict from the name of each field to numbers, strings, lists and dicts, ready for `json.dumps`.
+        """
         counts = ("operations", "attributes", "mapped", "unmapped")
         return {**{n: dict(sorted(getattr(self, n).items())) for n in counts}, "exceptions": list(self.exceptions),
                 "opset": self.opset, "ir_version": self.ir_version, "warnings": list(self.warnings), "path": self.path,
@@ -83,16 +97,29 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class Options:
-    """How a file is written; the keywords of `to_onnx` and `export`.
+    """The options of an export; the keywords of `to_onnx`, `export`, `convert` and `export_and_check`.
 
-    opset: of the file, 7 to the newest; when absent that of the file a model came from, or 18, and more where operators need it.
-    extra_opsets: (domain, version) of custom operators.  training: the training form in place of that of inference.
-    input_names, output_names: in order; else the tensors' own names, or those of the file.
-    dynamic_axes: input name -> {axis: name}, or a list of axes: sizes that stay open.
-    shape_override: value name -> shape; what lies behind is inferred again.
-    optimize: True for all passes, or their names.  metadata, doc: of the model.
-    continue_on_error: note in the report what cannot be written, and write the rest; a node of an unknown domain stands there.
-    check: have onnx's checker look at the result.  external_data: weights in a file of their own; where None, when they must.
+    Attributes:
+        opset: the opset of the file, 7 to the newest.  None for the opset of the file that the model came from, otherwise 18,
+            raised if operators need a newer one.
+        extra_opsets: (domain, version) pairs of custom domains.
+        training: whether to write the training form; the inference form by default.
+        input_names: the names of the inputs, in order; None for the names of the tensors, or of the file.
+        output_names: the names of the outputs, in order; None for the names of the tensors, or of the file.
+        dynamic_axes: a dict from an input's name to {axis: symbolic size}, or to a list of axes; these sizes stay open.
+        shape_override: a dict from a value's name to its shape; the shapes after it are inferred again.
+        keep_initializers_as_inputs: whether to list the initializers among the inputs.
+        optimize: True to run all passes, or a list of their names.
+        continue_on_error: whether to report operators that cannot be written and write the rest; each is replaced by a
+            placeholder of the domain "ai.singa.unwritten".  By default they raise an error.
+        check: whether to run onnx's checker on the result, with full_check.
+        external_data: whether to write weights to a separate file; None to do so only above 2 GB.
+        metadata: entries of the model's metadata_props.
+        doc: the doc_string of the model.
+
+    Raises:
+        InvalidInput: the opset is not supported (SX323).
+        TypeError: `extra_opsets` is not a list of pairs.
     """
 
     opset: int | None = None
@@ -113,27 +140,44 @@ class Options:
     def __post_init__(self) -> None:
         top = newest("")
         if self.opset is not None and not LEAST <= self.opset <= top:
-            raise InvalidInput(f"a file is written in an opset of [{LEAST}, {top}], not {self.opset}", code="SX323")
+            raise InvalidInput(f"opset must be in [{LEAST}, {top}], got {self.opset}", code="SX323")
         pairs = self.extra_opsets
         if not isinstance(pairs, (list, tuple)) or not all(
             isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], int) for p in pairs
         ):
-            raise TypeError(f"extra_opsets is a list of (domain, version), not {pairs!r}")
+            raise TypeError(f"extra_opsets must be a list of (domain, version) pairs, got {pairs!r}")
 
 
 def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_report: bool = False, **options: Any) -> Any:
-    """What led from `inputs` to `y` as an ONNX model.
+    """Write the operators between `inputs` and `y` as an ONNX model.
 
-    inputs: the Tensors that become inputs, by identity, in order; anything else in the list is ignored.
-    y: a Tensor or a list of them.  model_name: the name of the graph.  with_report: give (model, ExportReport).
-    options: see `Options`.
-    Raises InvalidInput where `y` was made by no operator, UnsupportedModel listing everything that cannot be written.
+    Other tensors that the operators read become initializers.  Python control flow is written as it was executed.
+
+    Args:
+        inputs: the Tensors that become the inputs of the model, by identity, in order; other objects in the list are ignored.
+        y: the output Tensor, or a list of them.
+        model_name: the name of the graph.
+        with_report: whether to return the report too.
+        **options: the fields of `singa.exporting.Options`.
+
+    Returns:
+        The ModelProto; with `with_report=True`, (ModelProto, ExportReport).
+
+    Raises:
+        InvalidInput: an output is not a Tensor or was not produced by an operator (SX353), a tensor was changed in place
+            (SX354), a tensor that was read no longer exists (SX363), or an option does not match the graph (SX323, SX355).
+        UnsupportedModel: operators cannot be written (SX206) or their exporter failed (SX208); `problems` lists all of them.
+        InvalidModel: onnx's checker refuses the exported model (SX109).
+        TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
+
+    Example:
+        >>> proto = sonnx.to_onnx([x], [autograd.relu(x)], opset=13)
     """
     ys = list(y) if isinstance(y, (list, tuple)) else [y]
     xs = [x for x in inputs if isinstance(x, Tensor)]
     for t in ys:
         if not isinstance(t, Tensor):
-            raise InvalidInput(f"the outputs to export are tensors; among them is a {type(t).__name__}", code="SX353")
+            raise InvalidInput(f"the outputs to export must be tensors, got a {type(t).__name__}", code="SX353")
     proto, report = _write(xs, ys, model_name, Options(**options), _names(xs), None)
     return (proto, report) if with_report else proto
 
@@ -147,22 +191,40 @@ def export(
     with_report: bool = False,
     **options: Any,
 ) -> Any:
-    """Write a model as it infers now, as ONNX: parameters under their names as initializers.
+    """Write a model with its current parameters as ONNX; the parameters are initializers under their names.
 
-    model: a Model whose parameters exist.  inputs: tensors like those to come; not needed where the model came from a file, whose
-        inputs and open sizes then stand.  path: a file to write, whole or not at all.
-    with_report: give (model, ExportReport).  options: see `Options`.
-    Raises InvalidInput, UnsupportedModel listing everything that cannot be written, NotTraceable where values are read in Python.
+    Args:
+        model: a Model whose parameters exist.
+        inputs: example Tensors, with the shapes and dtypes of the inputs.  None for a model that came from a file: it keeps the
+            inputs of the file, with their open sizes.
+        path: the file to write; it is moved into place when it is complete.  None to write no file.
+        model_name: the name of the graph; by default the name of the class of the model.
+        with_report: whether to return the report too.
+        **options: the fields of `singa.exporting.Options`.
+
+    Returns:
+        The ModelProto; with `with_report=True`, (ModelProto, ExportReport).
+
+    Raises:
+        InvalidInput: the inputs are not known (SX324), an output was not produced by an operator (SX353), a tensor was changed
+            in place (SX354), an option does not match the graph (SX323, SX355), or the file cannot be written (SX351, SX352).
+        UnsupportedModel: operators cannot be written (SX206) or their exporter failed (SX208); `problems` lists all of them.
+        InvalidModel: onnx's checker refuses the exported model (SX109).
+        NotTraceable: without example inputs, or with `training=True`: the model reads values in Python (SX330).
+        TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
+
+    Example:
+        >>> proto = sonnx.export(net, [x], "net.onnx", opset=13, dynamic_axes={"x": {0: "batch"}})
     """
     chosen = Options(**options)
     takes = {n: _overridden(n, t, chosen) for n, t in declared(model, inputs)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(model._in_mode(chosen.training))
         if inputs is not None and not chosen.training:
-            xs = [x.copy() for x in inputs]  # leaves of this call alone
+            xs = [x.copy() for x in inputs]  # leaves that only this call reads
             for x in xs:
                 provenance.forget(x)
-        else:  # without values, and so without a change to statistics and random numbers
+        else:  # without values, so that statistics and random numbers do not change
             scratch = Trace(op.opset)
             stack.enter_context(trace.recording(scratch))
             device = model_device(model)
@@ -175,7 +237,7 @@ def export(
 
 
 def _names(xs: Sequence[Tensor]) -> list[str]:
-    """The tensors' names, each once; those that were never named are numbered."""
+    """Distinct names of the tensors; unnamed ones are numbered."""
     plain = ["" if t.name.startswith("Dummy#") else t.name for t in xs]
     found: list[str] = []
     for i, name in enumerate(plain):
@@ -195,7 +257,7 @@ def _write(
     types: Sequence[TypeProto] | None,
     path: Any = None,
 ) -> tuple[ModelProto, ExportReport]:
-    """Play the outputs' origins into a graph; once more at a higher opset where none was asked for and one is needed."""
+    """Replay the outputs' origins into a graph; if no opset was requested and operators need a higher one, replay again."""
     if options.input_names is not None:
         names = _listed("input_names", options.input_names, len(xs))
     if types is None:
@@ -215,7 +277,7 @@ def _write(
 
 
 class _Played:
-    """One attempt: the origins played into a graph of one opset."""
+    """One attempt: replays the origins into a graph of one opset."""
 
     def __init__(
         self,
@@ -244,7 +306,7 @@ class _Played:
                 shadows = [Tensor._of(self.writer.input(n, t), x.device, False) for n, t, x in zip(names, types, xs, strict=True)]
                 given = {id(x): s for x, s in zip(xs, shadows, strict=True)}
                 links = {x._origin: s for x, s in zip(xs, shadows, strict=True) if x._origin is not None}
-                self._made_of_something(xs, ys)
+                self._check_outputs(xs, ys)
                 made = provenance.replay(ys, given, links, self._do)
                 symbols = [trace.value(t) for t in made]
         finally:
@@ -253,7 +315,7 @@ class _Played:
         held = self.writer.inputs[len(xs) :]
         del self.writer.inputs[len(xs) :]
         for symbol, y in zip(symbols, ys, strict=True):
-            self._ranked(symbol, y)
+            self._set_rank(symbol, y)
         self.proto = to_model(self.writer, name, symbols, self._output_names(ys), deferred=True)
         self.arrays = self.writer.builder.arrays
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
@@ -268,14 +330,14 @@ class _Played:
                 first.setdefault(n, len(first))
         self.proto.graph.initializer.sort(key=lambda t: first.get(t.name, len(first)))  # in the order of their use
 
-    def _made_of_something(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+    def _check_outputs(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         for i, y in enumerate(ys):
             if y._origin is None and not any(y is x for x in xs):
-                text = f"output {i} ({y!r}) was made by no operator, or longer ago than {provenance.LONGEST} operators"
+                text = f"output {i} ({y!r}) must be the result of recorded operators (the last {provenance.LONGEST} are kept)"
                 raise InvalidInput(text, code="SX353", hint="compute it from the inputs, then export it; or export the model")
 
-    def _ranked(self, symbol: Any, y: Tensor) -> None:
-        """A graph's output says its rank; where inference lost it, the tensor knows it, or the file that it came from."""
+    def _set_rank(self, symbol: Any, y: Tensor) -> None:
+        """Set the rank of an output if inference did not find it: that of the tensor, or of the file that it came from."""
         if symbol.type is None or not symbol.type.HasField("tensor_type") or symbol.type.tensor_type.HasField("shape"):
             return
         graph = y._origin.origin.graph if y._origin is not None else None
@@ -284,13 +346,13 @@ class _Played:
         elif graph is not None and y._origin is not None and y._origin.index < len(graph.outputs):
             symbol.type = graph.outputs[y._origin.index].type or symbol.type
         if not symbol.type.tensor_type.HasField("shape"):
-            text = f"the rank of the output {symbol.name!r} is not known; a file must say it"
+            text = f"the rank of the output {symbol.name!r} is not known; a file must specify it"
             if self.options.check:
-                raise InvalidInput(text, code="SX359", hint="give inputs like those to come, so that it can be seen")
+                raise InvalidInput(text, code="SX359", hint="pass example inputs, which determine the rank")
             self.report.warnings.append(text)
 
     def _do(self, call: Origin, args: list[Any]) -> Sequence[Any]:
-        """Write an operator; its nodes are named as SINGA names them: <Class>#<n>, and their values <node>:<output index>."""
+        """Write an operator with SINGA's names: nodes <Class>#<n>, values <node>:<output index>."""
         before = len(self.writer.builder.nodes)
         made = self._custom(call, args)
         if made is None:
@@ -302,10 +364,10 @@ class _Played:
         return made
 
     def _custom(self, call: Origin, args: list[Any]) -> Sequence[Any] | None:
-        """Operators written in Python, by their exporters; None for all others."""
+        """Write an operator that is written in Python by its exporter; None for all others."""
         if call is CHANGED:
             raise InvalidInput(
-                "a tensor on the way was changed in place after operators made it",
+                "a tensor between inputs and outputs was changed in place after operators produced it",
                 code="SX354",
                 hint="write y = y + x in place of y += x",
             )
@@ -319,13 +381,13 @@ class _Played:
             except Exception as error:
                 self.problems.append(_problem(f"the exporter of {call.name} failed: {type(error).__name__}: {error}", call))
         else:
-            least = custom_exporters.least(type(call.operator))
-            there = f"its exporter begins at opset {least}" if least else "it is written in Python and has no exporter"
+            least = custom_exporters.minimum_opset(type(call.operator))
+            reason = f"the minimum opset of its exporter is {least}" if least else "it is written in Python and has no exporter"
             refusal = Unwritable(
-                f"the operator {call.name} cannot be written: {there}",
+                f"the operator {call.name} cannot be written: {reason}",
                 operator=call.name,
                 node=call.operator.name,
-                hint="write one: @sonnx.exporter(...)",
+                hint="define an exporter with @sonnx.exporter(...)",
             )
             refusal.least = least
             self.problems.append(refusal)
@@ -350,8 +412,8 @@ class _Played:
         return [f"output_{i}" if len(ys) > 1 else "output" for i in range(len(ys))]
 
     def finish(self, path: Any) -> tuple[ModelProto, ExportReport]:
-        """The model, cleaned, checked and written; raises for what cannot be written, unless that is to be noted only."""
-        _tally(self.report, self.writer, self.problems, self.options)
+        """Complete, check and write the model; raises UnsupportedModel for problems, unless `continue_on_error` is set."""
+        _fill_report(self.report, self.writer, self.problems, self.options)
         self.proto.functions.extend(self._functions)
         _finish(self.proto, self.report, self.options, path, self.arrays)
         return self.proto, self.report
@@ -365,18 +427,34 @@ def convert(
     with_report: bool = False,
     **options: Any,
 ) -> Any:
-    """An ONNX model at another opset, older or newer: names kept, nothing trained, nothing run.
+    """Convert an ONNX model to an older or newer opset; names, weights, inputs and outputs do not change.
 
-    source: a path, bytes or a ModelProto.  opset: 7 to the newest; its own where absent.  path: a file to write.
-    options: those of `Options` that change neither inputs and outputs nor the form of the network.
-    Raises UnsupportedModel listing every operator that the opset cannot express, with the least that can; InvalidInput for an
-    option that needs `export`.
+    Args:
+        source: a ModelProto, its bytes, or the path of its file.
+        opset: the opset of the result, 7 to the newest; None for that of the model, at least 7.
+        path: the file to write; it is moved into place when it is complete.  None to write no file.
+        with_report: whether to return the report too.
+        **options: the fields of `singa.exporting.Options` except `training`, `input_names`, `output_names`, `dynamic_axes`.
+
+    Returns:
+        The ModelProto; with `with_report=True`, (ModelProto, ExportReport).
+
+    Raises:
+        InvalidModel: the model violates ONNX's rules, or onnx's checker refuses the result (SX109).
+        UnsupportedModel: the opset cannot express some operators (SX206); `problems` lists all of them, with the minimum opset.
+        InvalidInput: an option is not supported or does not match the graph (SX323, SX355), or the file cannot be written
+            (SX351, SX352).
+        ResourceExhausted: the model exceeds a limit.
+        TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
+
+    Example:
+        >>> sonnx.convert("net.onnx", 11, "older.onnx")
     """
     chosen = Options(opset=opset, **options)
     for name in ("training", "input_names", "output_names", "dynamic_axes"):
         if getattr(chosen, name):
             raise InvalidInput(
-                f"convert keeps inputs, outputs and the form of the network, whatever {name} asks",
+                f"convert does not take {name}: it keeps the inputs, the outputs and the form of the network",
                 code="SX355",
                 hint=f"sonnx.export(sonnx.SONNXModel(...), {name}=...)",
             )
@@ -387,13 +465,13 @@ def convert(
     writer.problems, writer.builder.marks_constants = [], True
     proto = write_again(graph, target, model.graph.name, writer, deferred=True)
     report = ExportReport(opset=target)
-    _tally(report, writer, writer.problems, chosen)
+    _fill_report(report, writer, writer.problems, chosen)
     _finish(proto, report, chosen, path, writer.builder.arrays)
     return (proto, report) if with_report else proto
 
 
-def _tally(report: ExportReport, writer: OpsetWriter, problems: Sequence[UnsupportedModel], options: Options) -> None:
-    """Put into the report what was written; raises one error for all that was not, unless it is to be noted only."""
+def _fill_report(report: ExportReport, writer: OpsetWriter, problems: Sequence[UnsupportedModel], options: Options) -> None:
+    """Fill the report; raises one UnsupportedModel for all problems, unless `continue_on_error` is set."""
     report.operations, report.attributes = writer.calls.copy(), writer.attributes.copy()
     report.unmapped = Counter(p.operator for p in problems)
     report.mapped = +(report.operations - report.unmapped)
@@ -413,7 +491,7 @@ def _tally(report: ExportReport, writer: OpsetWriter, problems: Sequence[Unsuppo
 
 
 def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    """Clean, label, check and write; the data of large weights (`arrays`) go to a file without a copy."""
+    """Complete, check and write a model; the data of large weights (`arrays`) are written to a file without a copy."""
     if path is None or options.optimize:
         save.attach_data(proto.graph, arrays)
     _domains(proto, options.extra_opsets)
@@ -421,9 +499,9 @@ def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any
     if options.optimize:
         report.passes = passes.optimize(proto, None if options.optimize is True else list(options.optimize))
     if options.keep_initializers_as_inputs:
-        there = {v.name for v in proto.graph.input}
+        names = {v.name for v in proto.graph.input}
         proto.graph.input.extend(
-            helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in proto.graph.initializer if t.name not in there
+            helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in proto.graph.initializer if t.name not in names
         )
     finish(proto)
     proto.doc_string = options.doc
@@ -444,26 +522,26 @@ def _problem(text: str, call: Origin) -> UnsupportedModel:
 
 def _check(proto: ModelProto) -> None:
     if proto.ByteSize() > save.LARGEST:
-        return  # the checker takes such a model by its path only: `path=` has it checked there
+        return  # the checker accepts such a model only as a file: with `path=` it is checked there
     try:
         onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
-        raise InvalidModel(f"onnx's checker refuses what was written: {error}", code="SX109") from None
+        raise InvalidModel(f"onnx's checker refuses the exported model: {error}", code="SX109") from None
 
 
 def _graphs(ys: Sequence[Tensor]) -> list[Graph]:
-    """Those of the files that the outputs come from."""
+    """The graphs of the files that the outputs come from."""
     calls = provenance.order([y._origin for y in ys if y._origin is not None])
     return [call.graph for call in calls if call.graph is not None]
 
 
 def _natural(graphs: Sequence[Graph]) -> int:
-    """The opset of files, the usual one where there are none."""
-    return max([LEAST, *(g.opsets.get("", USUAL) for g in graphs)]) if graphs else USUAL
+    """The highest opset of the files, or the default if there are none."""
+    return max([LEAST, *(g.opsets.get("", DEFAULT_OPSET) for g in graphs)]) if graphs else DEFAULT_OPSET
 
 
 def _other_domains(graphs: Sequence[Graph]) -> dict[str, int]:
-    """The versions of other domains than ONNX's in files: they stay as they are."""
+    """The opsets of the files for domains other than ai.onnx; an export keeps them."""
     found: dict[str, int] = {}
     for graph in graphs:
         for domain, version in graph.opsets.items():
@@ -473,7 +551,7 @@ def _other_domains(graphs: Sequence[Graph]) -> dict[str, int]:
 
 
 def _domains(proto: ModelProto, extra: Sequence[tuple[str, int]]) -> None:
-    """The domains that are in use, with the versions that were asked for."""
+    """Import every domain that is used or requested, in the requested version if there is one."""
     asked = dict(extra)
     for entry in proto.opset_import:
         if entry.domain in asked:
@@ -486,21 +564,21 @@ def _domains(proto: ModelProto, extra: Sequence[tuple[str, int]]) -> None:
 
 
 def _renamed_shapes(proto: ModelProto, options: Options) -> None:
-    """Shapes that were given for values of the graph, and what follows from them."""
+    """Set the shapes of `shape_override`, and infer the other shapes again."""
     wanted = {
         n: [d if d is None else str(d) if isinstance(d, str) else int(d) for d in s]
         for n, s in (options.shape_override or {}).items()
     }
     inputs = {v.name: v for v in proto.graph.input}
-    stand = {n for n, s in wanted.items() if n in inputs and s == _sizes(inputs[n].type)}  # `export` began with these
-    if not wanted.keys() - stand:
+    unchanged = {n for n, s in wanted.items() if n in inputs and s == _sizes(inputs[n].type)}  # `export` started with these
+    if not wanted.keys() - unchanged:
         return
     made = {*inputs, *(o for node in proto.graph.node for o in node.output)}
     for unknown in sorted(wanted.keys() - made):
         raise InvalidInput(
-            f"shape_override names {unknown!r}, which the graph does not have",
+            f"shape_override must name values of the graph, got {unknown!r}",
             code="SX355",
-            hint=f"there are {', '.join(sorted(made)[:20])}",
+            hint=f"the values are {', '.join(sorted(made)[:20])}",
         )
     inferred = shape_inference.infer_shapes(proto, data_prop=True)
     types = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)}
@@ -518,7 +596,7 @@ def _renamed_shapes(proto: ModelProto, options: Options) -> None:
 
 
 def _sizes(type: TypeProto) -> list[int | str | None]:
-    """The sizes of a declared shape."""
+    """The sizes of a declared shape; None for an unknown size."""
     return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in type.tensor_type.shape.dim]
 
 
@@ -527,14 +605,14 @@ def _sizes(type: TypeProto) -> list[int | str | None]:
 
 def _listed(what: str, names: Sequence[str], count: int) -> list[str]:
     if len(names) != count or len(set(names)) != count or not all(names):
-        raise InvalidInput(f"{what} {list(names)} must be {count} different names", code="SX355")
+        raise InvalidInput(f"{what} must be {count} different names, got {list(names)}", code="SX355")
     return list(names)
 
 
 def _known_names(options: Options, names: Sequence[str]) -> None:
     for name in options.dynamic_axes or {}:
         if name not in names:
-            raise InvalidInput(f"dynamic_axes names {name!r}; the inputs are {', '.join(names)}", code="SX355")
+            raise InvalidInput(f"dynamic_axes must name inputs ({', '.join(names)}), got {name!r}", code="SX355")
 
 
 def _overridden(name: str, type: TypeProto, options: Options) -> TypeProto:
@@ -543,7 +621,7 @@ def _overridden(name: str, type: TypeProto, options: Options) -> TypeProto:
 
 
 def _opened(name: str, type: TypeProto, options: Options) -> TypeProto:
-    """The type with the sizes of its dynamic axes open."""
+    """The type with open sizes on its dynamic axes."""
     axes = (options.dynamic_axes or {}).get(name)
     if axes is None:
         return type
@@ -553,30 +631,29 @@ def _opened(name: str, type: TypeProto, options: Options) -> TypeProto:
     dims = made.tensor_type.shape.dim
     for axis, symbol in named.items():
         if not -len(dims) <= axis < len(dims):
-            raise InvalidInput(f"dynamic_axes: {name!r} has {len(dims)} axes, and no axis {axis}", code="SX355")
+            text = f"dynamic_axes of {name!r} must be in [{-len(dims)}, {len(dims)}), got {axis}"
+            raise InvalidInput(text, code="SX355")
         dims[axis].Clear()
         dims[axis].dim_param = symbol
     return made
 
 
 def model_device(model: Model) -> Device:
-    """Where a model's parameters live."""
+    """The device of a model's parameters."""
     return next((t.device for t in model.get_states().values()), None) or default_device
 
 
 def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, TypeProto]]:
-    """Names and types of a model's inputs: those of the file it came from, or those of example tensors."""
+    """The names and types of a model's inputs: those of the file that it came from, or of example tensors."""
     graph = getattr(getattr(model, "imported", None), "graph", None)
     if inputs is not None:
         own = [v.name for v in graph.inputs] if graph is not None and len(graph.inputs) == len(inputs) else _names(inputs)
         return list(zip(own, map(trace.type_of, inputs), strict=True))
     if graph is None:
-        raise InvalidInput(
-            "a model of layers does not say what it takes", code="SX324", hint="give inputs=[a Tensor like those to come]"
-        )
+        raise InvalidInput("the inputs of a model of layers are not known", code="SX324", hint="pass inputs=[an example Tensor]")
     found = []
     for v in graph.inputs:
         if v.dtype is None or v.kind != "tensor":
-            raise InvalidInput(f"the type of input {v} is not known", code="SX324", hint="give inputs=[...]")
+            raise InvalidInput(f"the type of input {v} is not known", code="SX324", hint="pass inputs=[an example Tensor]")
         found.append((v.name, helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape)))
     return found

@@ -1,4 +1,4 @@
-"""SINGA's documented face of the exporter: `SingaFrontend.singa_to_onnx_model(inputs, y)`."""
+"""SINGA's documented interface of the exporter: `SingaFrontend.singa_to_onnx_model(inputs, y)`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .export import to_onnx
 
 
 class SingaFrontend:
-    """Tensors as ONNX models and graphs.
+    """Writes the operators that produced tensors as ONNX models and graphs.
 
-    The tables say how SINGA's operators are called in ONNX, which of them have attributes that ONNX wants as inputs, and
-    which give booleans; they are for programs that read them, as everything is written in ONNX's operators anyway.
+    The class tables map SINGA's operator names to ONNX's, and list operators whose attributes are inputs in ONNX and operators
+    that return booleans.  The exporter does not use them; they exist for programs that read them.
     """
 
     _rename_operators: ClassVar[dict[str, str]] = {
@@ -33,11 +33,41 @@ class SingaFrontend:
 
     @classmethod
     def singa_to_onnx_model(cls, inputs: Sequence[Any], y: Any, model_name: str = "sonnx", **options: Any) -> ModelProto:
-        """What led from `inputs` to `y` as a model; see `sonnx.to_onnx`."""
+        """Write the operators between `inputs` and `y` as an ONNX model, as `sonnx.to_onnx` does.
+
+        Args:
+            inputs: the Tensors that become the inputs of the model, in order.
+            y: the output Tensor, or a list of them.
+            model_name: the name of the graph.
+            **options: the fields of `singa.exporting.Options`.
+
+        Returns:
+            The model.
+
+        Raises:
+            InvalidInput: an output was not produced by an operator, or an option does not match the graph.
+            UnsupportedModel: operators cannot be written; `problems` lists all of them.
+            InvalidModel: onnx's checker refuses the exported model.
+        """
         made: ModelProto = to_onnx(inputs, y, model_name, **options)
         return made
 
     @classmethod
     def singa_to_onnx_graph(cls, inputs: Sequence[Any], y: Any, model_name: str = "sonnx", **options: Any) -> GraphProto:
-        """The graph of that model."""
+        """Write the operators between `inputs` and `y` as an ONNX graph.
+
+        Args:
+            inputs: the Tensors that become the inputs of the graph, in order.
+            y: the output Tensor, or a list of them.
+            model_name: the name of the graph.
+            **options: the fields of `singa.exporting.Options`.
+
+        Returns:
+            The graph of the model that `singa_to_onnx_model` returns.
+
+        Raises:
+            InvalidInput: an output was not produced by an operator, or an option does not match the graph.
+            UnsupportedModel: operators cannot be written; `problems` lists all of them.
+            InvalidModel: onnx's checker refuses the exported model.
+        """
         return cls.singa_to_onnx_model(inputs, y, model_name, **options).graph

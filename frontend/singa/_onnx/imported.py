@@ -1,4 +1,4 @@
-"""An ONNX model on tensors: its initializers are parameters, and what it computes can leave a tape."""
+"""Runs an ONNX model on Tensors: its initializers are parameters, and its operators can be recorded on the tape."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _STATISTICS = (3, 4)
 
 
 class Imported:
-    """A model whose main graph's float initializers are Tensors under their ONNX names; its float constants, where it has none.
+    """A model whose main graph's float initializers are Tensors under their ONNX names; its float Constants, if it has none.
 
-    parameters: those that train.  Frozen at first are exponents of Pow, because by them a negative base has no gradient, and
-        what nodes only read on the host, such as the ratio of a Dropout: it says how, not what.
-    statistics: the running means and variances of BatchNormalization.
-    One initializer is one Tensor however many nodes use it: tied weights stay tied.
-    Raises what `SingaBackend.prepare` raises.
+    An initializer that several nodes use is one Tensor: tied weights stay tied.  Raises the errors of `SingaBackend.prepare`.
+
+    Attributes:
+        parameters: the other float Tensors.  Two kinds are frozen by default: exponents of Pow, with respect to which a negative
+            base has no gradient, and settings that nodes read only on the host, such as the ratio of a Dropout.
+        statistics: the running means and variances of BatchNormalization.
     """
 
     def __init__(self, model: ModelSource, device: DeviceLike | None = None, **kwargs: Any) -> None:
@@ -44,7 +45,7 @@ class Imported:
         if graph is not self.graph:
             self.rep = SingaRep(graph, self.device.backend, self.rep.limits)
         moving, still = running(graph), frozen(graph)
-        self._modal = any(_asks_for_training(node) for node in graph.all_nodes())
+        self._has_training_nodes = any(_may_train(node) for node in graph.all_nodes())
         self.parameters: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}
         self._constants: dict[str, Tensor] = {}
@@ -58,14 +59,14 @@ class Imported:
                 self._constants[name] = constant
                 continue
             trains = name not in moving and name not in still
-            own = owned(array)  # what a file is read into cannot be written
+            own = owned(array)  # arrays that map a file are read-only
             tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
             (self.statistics if name in moving else self.parameters)[name] = tensor
             states[k] = (slot, own)  # the executor computes with the same storage
             self.rep._fixed.add(id(own))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Imported:
-        """The same graph with parameters and statistics of its own."""
+        """Return the same graph with a copy of parameters and statistics."""
         made = Imported.__new__(Imported)
         memo[id(self)] = made
         made.__dict__.update(self.__dict__)
@@ -88,11 +89,13 @@ class Imported:
     ) -> list[Tensor]:
         """The outputs for these inputs, as Tensors.
 
-        inputs: Tensors or arrays in the order of the graph's inputs; floats are cast to the declared dtype.
-        aux_output: names of values to give after the outputs.  last_layers: how many operators to run, as `SingaRep.run` counts.
-        training: whether BatchNormalization takes the statistics of the batch, and Dropout drops.
+        Args:
+            inputs: Tensors or arrays in the order of the graph's inputs; they are cast to the declared dtypes.
+            aux_output: names of values to return after the outputs.
+            last_layers: the operators to run, as for `SingaRep.run`.
+            training: whether BatchNormalization uses the statistics of the batch, and Dropout drops elements.
         """
-        with provenance.suspended:  # the model as a whole is what its outputs come from
+        with provenance.suspended:  # the origin of the outputs is the model as a whole
             made = self._forward(inputs, aux_output, last_layers, training)
 
         def replay(xs: list[Any], train: bool) -> Sequence[Any]:
@@ -105,7 +108,7 @@ class Imported:
         names = (aux_output,) if isinstance(aux_output, str) else tuple(aux_output)
         graph = self.graph if last_layers == -1 and not names else _select(self.graph, int(last_layers), names)
         fed = self._fed(inputs)
-        if trace.current() is None and not tape.training and not training and not self._modal:
+        if trace.current() is None and not tape.training and not training and not self._has_training_nodes:
             return self._computed(graph, fed)
         frame: list[Any] = [None] * graph.size
         every = {**self._constants, **self.parameters, **self.statistics}
@@ -128,12 +131,12 @@ class Imported:
         graph.walk(frame, do)
         made = [frame[s] for s in graph.output_slots]
         if current is not None:
-            for y, said in zip(made, graph.outputs, strict=True):
-                current.declared(y, declared_type(said))
+            for y, output in zip(made, graph.outputs, strict=True):
+                current.declared(y, declared_type(output))
         return made
 
     def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
-        """Without a tape the executor is enough."""
+        """Without a tape the executor runs the graph."""
         overrides = {name: t._data for name, t in (*self.parameters.items(), *self.statistics.items())}
         values = self.rep._executor.run(graph, [None if x is None else x._data for x in inputs], overrides)
         return [None if v is None else Tensor._of(v, self.device, False) for v in values]
@@ -142,7 +145,7 @@ class Imported:
         declared = self.graph.inputs
         if len(inputs) != len(declared):
             names = ", ".join(map(str, declared)) or "nothing"
-            raise InvalidInput(f"the model takes {len(declared)} inputs ({names}); {len(inputs)} were given", code="SX301")
+            raise InvalidInput(f"the model takes {len(declared)} inputs ({names}), got {len(inputs)}", code="SX301")
         return [self._one(v, x) for v, x in zip(declared, inputs, strict=True)]
 
     def _one(self, declared: Value, x: Any) -> Any:
@@ -150,20 +153,24 @@ class Imported:
             return None
         tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
         if tensor.device.backend.type != self.device.backend.type:
-            what = f"input {declared} lies on {tensor.device.backend}, the model on {self.device.backend}"
-            raise InvalidInput(what, code="SX302", hint="write x.to_device(dev)")
+            text = f"input {declared} must be on the device of the model, {self.device.backend}, got {tensor.device.backend}"
+            raise InvalidInput(text, code="SX302", hint="write x.to_device(dev)")
         if declared.shape is not None and not op.is_sequence(tensor) and len(tensor.shape) != len(declared.shape):
-            raise InvalidInput(f"input {declared} was given a tensor of shape {tensor.shape}", code="SX303")
+            text = f"input {declared} must have {len(declared.shape)} axes, got shape {tensor.shape}"
+            raise InvalidInput(text, code="SX303")
         if declared.dtype is None or op.is_sequence(tensor) or op.dtype(tensor) == declared.dtype:
             return tensor
         if dtypes.STRING in (declared.dtype, op.dtype(tensor)):
-            raise InvalidInput(f"input {declared} was given a tensor of {dtypes.onnx_name(op.dtype(tensor))}", code="SX302")
+            text = (
+                f"input {declared} must have dtype {dtypes.onnx_name(declared.dtype)}, got {dtypes.onnx_name(op.dtype(tensor))}"
+            )
+            raise InvalidInput(text, code="SX302")
         return op.Cast(tensor, to=dtypes.onnx_code(declared.dtype))
 
-    # --- the two operators that know about training
+    # --- the two operators that depend on the mode
 
     def visit(self, op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any], training: bool) -> list[Any]:
-        """Do what a node does, on tensors."""
+        """Compute a node on Tensors."""
         if node.domain == "" and node.op_type == "BatchNormalization":
             found = self._batch_normalization(node, inputs, training)
             if found is not None:
@@ -173,7 +180,7 @@ class Imported:
         return visit(op, node, inputs, frame, lambda o, n, v, f: self.visit(o, n, v, f, training))
 
     def _batch_normalization(self, node: Node, inputs: list[Any], training: bool) -> list[Any] | None:
-        """By the mode, whatever mode the file was written in; the running statistics are updated in training."""
+        """Follow the mode of the model, not that of the file; update the running statistics in training."""
         a = node.attributes
         if not a.get("spatial", 1) or len(inputs) < 5:
             return None
@@ -189,7 +196,7 @@ class Imported:
         return [y, mean, variance][: len(node.outputs)]
 
     def _dropout(self, node: Node, inputs: list[Any], training: bool) -> list[Any]:
-        """By the mode.  A node that carries a seed uses the stream that ONNX demands, the others that of the device."""
+        """Follow the mode of the model.  A node with a seed uses ONNX's random stream, others that of the device."""
         x = inputs[0]
         if not training:
             return [op.Identity(x), op.Cast(op.full_like(x, 1), to=dtypes.onnx_code(np.bool_))][: len(node.outputs)]
@@ -213,12 +220,12 @@ def running(graph: Graph) -> set[str]:
 
 
 def frozen(graph: Graph) -> set[str]:
-    """The names of what does not train at first: exponents of Pow, and what nodes only read on the host."""
+    """The names of initializers that are frozen by default: exponents of Pow, and those that nodes read only on the host."""
     return {node.input_names[1] for node in graph.nodes if (node.domain, node.op_type) == ("", "Pow")} | _settings(graph)
 
 
 def _settings(graph: Graph) -> set[str]:
-    """The initializers that nodes read on the host and nowhere else."""
+    """The initializers that nodes read only on the host."""
     slots, used = dict(graph.state_slots), set(graph.output_slots)
     read: set[int] = set()
     for node in graph.nodes:
@@ -229,8 +236,8 @@ def _settings(graph: Graph) -> set[str]:
     return {name for slot, name in slots.items() if slot in read - used}
 
 
-def _asks_for_training(node: Node) -> bool:
-    """Whether the file itself puts a node in training mode, or may: then the executor would follow it, and not the model."""
+def _may_train(node: Node) -> bool:
+    """Whether the file may set a node to training mode; the executor would follow the file and not the mode of the model."""
     if node.domain or node.op_type not in ("BatchNormalization", "Dropout"):
         return False
     version = node.version or 0

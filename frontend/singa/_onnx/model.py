@@ -18,12 +18,29 @@ from .imported import Imported
 class SONNXModel(Model):
     """An ONNX model as a trainable `Model`: every float initializer of its main graph is a parameter under its ONNX name.
 
-    Where a file has none, its Constants of floats are: older exporters of PaddlePaddle write every weight so.
-    onnx_model: a ModelProto, bytes or a path.  device: a Device, None for the CPU.
-    BatchNormalization and Dropout train or infer as the model's mode says, whatever mode the file was written in.
-    Write `train_one_batch` and `set_optimizer` in a subclass; layers that are added train beside the imported parameters.
-    onnx_model (attribute): the file, where `from_onnx` or an importer of a framework made the model.
-    Raises what `SingaBackend.prepare` raises.
+    If a file has no float initializers, its float Constants are the parameters: older exporters of PaddlePaddle write all
+    weights as Constants.  Running means and variances of BatchNormalization are states.
+
+    BatchNormalization and Dropout follow the mode of the model (`train()`, `eval()`), not the mode in the file.  To train,
+    define `train_one_batch` in a subclass and call `set_optimizer`; layers that the subclass adds are trained together with the
+    imported parameters.
+
+    Args:
+        onnx_model: a ModelProto, its bytes, or the path of its file.
+        device: the device of the model, a Device or a name; None for the CPU.
+
+    Attributes:
+        onnx_model: the ModelProto, if `from_onnx` or an importer of a framework created the model; otherwise None.
+
+    Raises:
+        InvalidModel: the model violates ONNX's rules; `problems` lists all violations.
+        UnsupportedModel: something in the model is not implemented; `problems` lists everything.
+        DeviceUnavailable: the device is unknown, or this machine does not have it.
+        ResourceExhausted: a limit was reached.
+
+    Example:
+        >>> model = sonnx.SONNXModel("net.onnx")
+        >>> outputs = model.forward(x)
     """
 
     onnx_model: ModelProto | None = None
@@ -33,11 +50,23 @@ class SONNXModel(Model):
         self.imported = Imported(onnx_model, device)
 
     def forward(self, *input: Any, aux_output: Sequence[str] = (), **kwargs: Any) -> list[Tensor]:
-        """The outputs for Tensors (or arrays) in the order of the model's inputs, as a list, also where there is one.
+        """Compute the outputs of the model.
 
-        aux_output: names of values to give after the outputs.
-        last_layers: -1 runs everything, -k all but the last k - 1 operators, and gives what the last one gives.
-        Raises InvalidInput for inputs that do not fit.
+        Args:
+            *input: Tensors, or arrays, in the order of the model's inputs; they are cast to the declared dtypes.  None for an
+                empty optional.
+            aux_output: names of values of the main graph to return after the outputs.
+            **kwargs: `last_layers`: -1 (the default) runs all operators, -k omits the last k - 1, L >= 0 runs operators 0 to L;
+                Constant nodes do not count.  If operators are omitted, the outputs are those of the last operator that ran.
+
+        Returns:
+            A list of Tensors in the order of the model's outputs, also if there is only one.
+
+        Raises:
+            InvalidInput: the inputs do not match the model, or `aux_output` or `last_layers` does not select a part of it.
+            OperatorError: a node cannot compute with its inputs.
+            ResourceExhausted: a limit was reached.
+            TypeError: a keyword is unknown.
         """
         last_layers = kwargs.pop("last_layers", -1)
         if kwargs:
@@ -45,9 +74,17 @@ class SONNXModel(Model):
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
 
     def get_params(self) -> dict[str, Tensor]:
-        """The parameters by name: those of the file, and then those of added layers."""
+        """Return the parameters by name.
+
+        Returns:
+            A dict from name to Tensor: the parameters of the file under their ONNX names, then those of added layers.
+        """
         return {**self.imported.parameters, **super().get_params()}
 
     def get_states(self) -> dict[str, Tensor]:
-        """Parameters and running statistics by name."""
+        """Return the parameters and running statistics by name.
+
+        Returns:
+            A dict from name to Tensor: those of the file in the order of its initializers, then those of added layers.
+        """
         return {**self.imported.tensors(), **super().get_states()}

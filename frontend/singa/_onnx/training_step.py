@@ -1,9 +1,10 @@
-"""Models and training steps as ONNX files, written by recording them; and `fit`, the loop over a data set.
+"""Exports training steps to ONNX by recording them.
 
     step = sonnx.to_training_onnx("model.onnx", "softmax_cross_entropy", opt.SGD(lr=0.01, momentum=0.9))
 
-The file's inputs are those of the model, the target, and every parameter, optimizer state and counter under its name, with its
-value of now as the initializer; its outputs are the loss and, for each of the latter, `next:<name>`.  `step_pairs` lists them.
+The inputs of the file are those of the model, the target, and every parameter, optimizer state and counter under its name, with
+its current value as initializer.  The outputs are the loss and, for each value that the step updates, `next:<name>`; `step_pairs`
+lists these pairs.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from .model import SONNXModel
 
 NEXT = "next:"
 PAIR = "sonnx.next."
-"""The key of a file's metadata for each value that a step updates: the name of the input, and in the value that of the output."""
+"""Prefix of the metadata keys that list the updated values: the key ends in the name of the input, the value is the output's."""
 
 LABELS = frozenset({"softmax_cross_entropy"})
-"""The losses whose target may be class numbers."""
+"""The losses whose default target is class numbers."""
 
 
 def to_training_onnx(
@@ -48,16 +49,34 @@ def to_training_onnx(
     opset: int | None = None,
     output: int = 0,
 ) -> ModelProto:
-    """Write the training step of a model as one ONNX model.
+    """Write the training step of a model as one ONNX model: forward pass, loss, gradients and update.
 
-    model: a SONNXModel, an ONNX model or path, or a compiled Model (then with `inputs`, tensors like those to come).
-    loss: a function of `autograd` by name, or a function of (output, target) that gives a Tensor of one element.
-    optimizer: one of `opt`; SGD(lr=0.1) when absent.  Its states begin as they are now, or at zero.
-    target: a Tensor like those to come, or (dtype, shape) with names for open sizes.  When absent: int64 class numbers for
-        softmax_cross_entropy, else as the output is.
-    opset: of the file, 18 or later; the newest when absent.  output: which of the model's outputs the loss takes.
-    Sizes that the model leaves open stay open.
-    Raises InvalidInput, UnsupportedModel where something has no gradient, NotTraceable where a step reads values in Python.
+    The inputs are those of the model, "target", and every parameter, state and counter under its name, with its current value
+    as initializer.  The outputs are "loss" and, for each value that the step updates, "next:<name>".  Open sizes stay open.
+
+    Args:
+        model: a SONNXModel, an ONNX model (a ModelProto, its bytes, or a path), or a compiled Model (which needs `inputs`).
+        loss: the name of a loss ("softmax_cross_entropy", "mse_loss", "cross_entropy" or "binary_cross_entropy"), or a function
+            of (output, target) that returns a Tensor of one element.
+        optimizer: an optimizer of `singa.opt`; None for SGD(lr=0.1).  Its states start at their current values, or at zero.
+        inputs: example Tensors, with the shapes and dtypes of the inputs; None for a model that came from a file.
+        target: an example Tensor, or (dtype, shape) with names for open sizes.  None for int64 class numbers of the batch size
+            if the loss is "softmax_cross_entropy", otherwise for the dtype and shape of the output.
+        opset: the opset of the file, 18 or later; None for the newest.
+        output: the index of the model's output that the loss takes.
+
+    Returns:
+        The ModelProto of the step; `step_pairs` lists the values that it updates.
+
+    Raises:
+        InvalidInput: the loss is unknown (SX322), the opset is not supported (SX323), the inputs are not known (SX324), or no
+            parameter gets a gradient (SX345).
+        InvalidModel: the model violates ONNX's rules.
+        UnsupportedModel: an operator has no gradient (SX205) or is not implemented.
+        NotTraceable: the step reads a value in Python, or runs an operator that is written in Python (SX330).
+
+    Example:
+        >>> step = sonnx.to_training_onnx("net.onnx", "softmax_cross_entropy", opt.SGD(lr=0.01, momentum=0.9))
     """
     if not isinstance(model, Model):
         model = SONNXModel(model)
@@ -99,7 +118,14 @@ def to_training_onnx(
 
 
 def step_pairs(step: ModelProto) -> dict[str, str]:
-    """For each value that a training step updates: the name of its input, and of the output that holds its next value."""
+    """Return the values that a training step updates.
+
+    Args:
+        step: a model that `to_training_onnx` returned.
+
+    Returns:
+        A dict from the name of each input that the step updates to the name of the output with its next value.
+    """
     return {p.key[len(PAIR) :]: p.value for p in step.metadata_props if p.key.startswith(PAIR)}
 
 
@@ -108,14 +134,15 @@ def _loss(loss: str | Callable[..., Tensor]) -> Callable[..., Tensor]:
         return loss
     known = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
     if loss not in known:
-        raise InvalidInput(f"there is no loss {loss!r}", code="SX322", hint=f"there are {', '.join(known)}, or give a function")
+        text = f"loss must be a function, or one of {', '.join(known)}, got {loss!r}"
+        raise InvalidInput(text, code="SX322", hint="pass a function of (output, target) for another loss")
     function: Callable[..., Tensor] = getattr(losses, loss)
     return function
 
 
 def _checked(opset: int) -> int:
     if not 18 <= opset <= op.opset:
-        raise InvalidInput(f"a training step is written in an opset of [18, {op.opset}], not {opset}", code="SX323")
+        raise InvalidInput(f"the opset of a training step must be in [18, {op.opset}], got {opset}", code="SX323")
     return opset
 
 

@@ -1,4 +1,4 @@
-"""An export that is not believed until it has been run: beside onnxruntime and beside our own backend, every output.
+"""Export a model and compare every output with onnxruntime and with this backend.
 
 proto, check = sonnx.export_and_check(model, [x], "net.onnx", dynamic_axes={"x": {0: "batch"}})
 print(check)
@@ -25,11 +25,15 @@ from . import export
 TOLERANCES: dict[Any, tuple[float, float]] = {
     np.dtype(np.float64): (1e-8, 1e-10), np.dtype(np.float32): (1e-4, 1e-5), np.dtype(np.float16): (1e-2, 1e-3),
 }  # fmt: skip
-"""(relative, absolute) by dtype; bfloat16 and narrower as float16; integers, booleans and strings must be equal."""
+"""(relative, absolute) by dtype; other floats have those of float16; integers, booleans and strings must be equal."""
 
 
 class ExportMismatch(SonnxError):
-    """A file does not give what the model gives.  `check` holds all comparisons."""
+    """The outputs of an exported file differ from those of the model (SX358).
+
+    Attributes:
+        check: all comparisons of the export.
+    """
 
     default_code = "SX358"
     check: Check
@@ -37,7 +41,17 @@ class ExportMismatch(SonnxError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output of one run.  error: the largest difference; where: the index at which it is, and both values there."""
+    """The comparison of one output of one run.
+
+    Attributes:
+        output: the name of the output.
+        engine: the name of the engine.
+        batch: the batch size; None if the batch is not open.
+        seed: the seed of the inputs.
+        error: the largest absolute difference; infinite if shapes, dtypes or exact values differ.
+        agrees: whether the output is within the tolerances.
+        where: the index of the largest difference that exceeds them, with both values.
+    """
 
     output: str
     engine: str
@@ -55,13 +69,17 @@ class Comparison:
 
 @dataclass
 class Check:
-    """All comparisons of an export."""
+    """The comparisons of an export.
+
+    Attributes:
+        comparisons: one for each output, engine, batch size and seed.
+    """
 
     comparisons: list[Comparison] = field(default_factory=list)
 
     @property
     def errors(self) -> dict[str, float]:
-        """The largest difference of each output."""
+        """The largest absolute difference of each output, by name."""
         worst: dict[str, float] = {}
         for c in self.comparisons:
             worst[c.output] = max(worst.get(c.output, 0.0), c.error)
@@ -87,17 +105,43 @@ def export_and_check(
     oracle: Oracle | None = None,
     **options: Any,
 ) -> tuple[ModelProto, Check]:
-    """`sonnx.export`, and a comparison of every output on seeded inputs; gives the model and the comparisons.
+    """Export a model and compare every output with onnxruntime and with this backend, on seeded random inputs.
 
-    model: a Model whose parameters exist.  inputs: tensors like those to come.
-    batch_sizes: sizes of the first axis where `dynamic_axes` leaves it open; the given one and another when absent.
-    input_range: of float inputs; integer inputs are drawn between the least and the greatest value of those given.
-    engines: "onnxruntime" runs in a child process, "sonnx" is `SingaRep`.  rtol, atol: in place of the dtype's own.
-    oracle: an onnxruntime child that runs already, and goes on running: many exports then start one process.
-    Raises ExportMismatch where an output differs, what `export` raises, and EngineFailure where an engine gives nothing.
+    An output agrees if |a - b| <= atol + rtol * |a|, where a is the model's and b the engine's.
+
+    Args:
+        model: a Model whose parameters exist; it runs in inference mode.
+        inputs: example Tensors, with the shapes and dtypes of the inputs.
+        path: the file to write, as for `export`; None to write no file.
+        seeds: the seeds of the random inputs; one comparison for each.
+        batch_sizes: the sizes of axis 0 to run, if `dynamic_axes` opens it; None for the size n of the example and n + 1.
+        input_range: the range [low, high) of float inputs.  Integer inputs are drawn between the lowest and highest value of
+            the example; inputs of other types are repetitions of the example.
+        rtol: the relative tolerance; None for 1e-8 (float64), 1e-4 (float32) or 1e-2 (narrower floats).
+        atol: the absolute tolerance; None for 1e-10 (float64), 1e-5 (float32) or 1e-3 (narrower floats).
+        engines: "onnxruntime", which runs in a child process, and "sonnx", which is `SingaRep`.
+        ort_optimize: whether onnxruntime runs its graph optimizations.
+        timeout: the limit of one run of onnxruntime, in seconds.
+        oracle: a running onnxruntime child process to use; it is not closed.  None to start one for this call.
+        **options: the fields of `singa.exporting.Options`; `training` must be False.
+
+    Returns:
+        (ModelProto, Check): the exported model, and all comparisons.
+
+    Raises:
+        ExportMismatch: an output differs (SX358); `check` holds all comparisons.
+        InvalidInput: as for `export`.
+        UnsupportedModel: operators cannot be written, or this backend does not implement them; `problems` lists all of them.
+        InvalidModel: onnx's checker refuses the exported model.
+        EngineFailure: onnxruntime returned no outputs (SX900).
+        SonnxError: `training=True` is not supported, because the training form draws random numbers (SX358).
+
+    Example:
+        >>> proto, check = sonnx.export_and_check(net, [x], "net.onnx", dynamic_axes={"x": {0: "batch"}})
+        >>> print(check)
     """
     if options.get("training"):
-        raise SonnxError("the training form draws at random: only that of inference can be checked", code="SX358")
+        raise SonnxError("export_and_check cannot check the training form: it draws random numbers", code="SX358")
     proto = export.export(model, inputs, path, **options)
     names = [v.name for v in proto.graph.input][: len(inputs)]
     outputs = [v.name for v in proto.graph.output]
@@ -111,10 +155,10 @@ def export_and_check(
         for batch in sizes:
             for seed in seeds:
                 arrays = [
-                    _drawn(t, seed + i, batch if n in opened else None, input_range)
+                    _random_array(t, seed + i, batch if n in opened else None, input_range)
                     for i, (n, t) in enumerate(zip(names, inputs, strict=True))
                 ]
-                wanted = _computed(model, arrays, inputs)
+                wanted = _model_outputs(model, arrays, inputs)
                 answers: dict[str, Sequence[Any]] = {}
                 if peer is not None:
                     feeds = dict(zip(names, arrays, strict=True))
@@ -125,7 +169,7 @@ def export_and_check(
                     answers["sonnx"] = list(rep.run(arrays))
                 for engine, got in answers.items():
                     for name, a, b in zip(outputs, wanted, got, strict=True):
-                        check.comparisons.append(_compared(name, engine, batch, seed, a, np.asarray(b), rtol, atol))
+                        check.comparisons.append(_compare(name, engine, batch, seed, a, np.asarray(b), rtol, atol))
     finally:
         if peer is not None and peer is not oracle:
             peer.close()
@@ -133,7 +177,7 @@ def export_and_check(
     if wrong:
         error = ExportMismatch(
             f"{len(wrong)} of {len(check.comparisons)} comparisons differ: {wrong[0]}",
-            hint="sonnx.compare(...) finds the first node",
+            hint="find the first node that differs with sonnx.compare(...)",
         )
         error.check = check
         raise error
@@ -145,8 +189,8 @@ def _open(axes: Mapping[str, Any] | None, names: Sequence[str]) -> set[str]:
     return {n for n, a in (axes or {}).items() if n in names and 0 in a}
 
 
-def _drawn(t: Tensor, seed: int, batch: int | None, within: tuple[float, float]) -> Any:
-    """An array like a tensor: its dtype, its shape but for the batch, values by the seed."""
+def _random_array(t: Tensor, seed: int, batch: int | None, within: tuple[float, float]) -> Any:
+    """A random array with the dtype and, except for the batch size, the shape of a tensor."""
     array = t.device.backend.get(t._data)
     shape = array.shape if batch is None else (batch, *array.shape[1:])
     rng = np.random.default_rng(seed)
@@ -160,14 +204,14 @@ def _drawn(t: Tensor, seed: int, batch: int | None, within: tuple[float, float])
     return np.resize(array, shape)
 
 
-def _computed(model: Model, arrays: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
-    """What the model itself gives, in inference."""
+def _model_outputs(model: Model, arrays: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
+    """The outputs of the model in inference mode."""
     with model._in_mode(training=False):
         made = model.forward(*(Tensor(data=a, device=t.device, requires_grad=False) for a, t in zip(arrays, like, strict=True)))
     return [t.device.backend.get(t.data) for t in (made if isinstance(made, (list, tuple)) else [made])]
 
 
-def _compared(
+def _compare(
     name: str, engine: str, batch: int | None, seed: int, a: Any, b: Any, rtol: float | None, atol: float | None
 ) -> Comparison:
     if a.shape != b.shape or a.dtype != b.dtype:

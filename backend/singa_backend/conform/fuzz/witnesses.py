@@ -40,7 +40,7 @@ MOVES = _names(
     "Where TensorScatter Identity OneHot SequenceConstruct SequenceAt SequenceErase SequenceInsert ConcatFromSequence "
     "SplitToSequence"
 )
-"""Operators that move elements without reading them: numbered elements stand for all others."""
+"""Operators that move elements without reading them: numbered elements represent all others."""
 
 _DTYPE_MATTERS = _names(
     "Cast CastLike BitCast BitShift QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul "

@@ -108,7 +108,7 @@ def listed(select: str = "") -> list[Row]:
     return rows
 
 
-def asks(row: Row) -> bool:
+def needs_judging(row: Row) -> bool:
     """Whether there is something to judge: a gradient, or a declaration that it is zero."""
     return row.kind in (DIFFERENTIABLE, "zero", "constant") and (row.domain, row.operator) in recipes.load()
 
@@ -119,7 +119,7 @@ def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracl
     row = replace(row, witness={}, refusals=[], says=[], explained={}, agreed=0, kinks=0, wrong=0, worst=0.0)
     if row.kind != DIFFERENTIABLE:
         row.verdict = row.kind
-    if asks(row):
+    if needs_judging(row):
         drawn = gradients.points(*row.key, seed=seed, count=_DRAWN * count, every=row.kind != DIFFERENTIABLE)
         for i, point in enumerate(drawn, 1):
             _judge(row, point, np.random.default_rng([seed, i]), oracle)

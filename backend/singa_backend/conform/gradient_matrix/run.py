@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...engines.oracle import Oracle
 from ...processes import ChildFailure, ask_all
 from ..gradients import POINTS
-from .row import Row, asks, judged
+from .row import Row, judged, needs_judging
 
 TIMEOUT = 120.0
 
@@ -23,8 +23,8 @@ def run(
     timeout: float = TIMEOUT,
 ) -> Iterator[Row]:
     """Yield the rows with their verdicts, as they finish.  timeout: the seconds that one row may take."""
-    yield from (judged(row) for row in rows if not asks(row))
-    todo = [row for row in rows if asks(row)]
+    yield from (judged(row) for row in rows if not needs_judging(row))
+    todo = [row for row in rows if needs_judging(row)]
     for i, answer in ask_all(todo, _serve, count, seed, oracle, jobs=jobs, timeout=timeout):
         yield _failed(todo[i], answer, timeout) if isinstance(answer, ChildFailure) else answer
 

@@ -106,7 +106,7 @@ def nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def with_constants(proto: ModelProto, feeds: Sequence[Any]) -> tuple[ModelProto, list[Any]] | None:
-    """A model of one node with its small inputs, but for the first, as constants; None where there is none to be had."""
+    """Return a model of one node with its small inputs, except the first, as constants; None if that is not possible."""
     if len(proto.graph.node) != 1:
         return None
     model = ModelProto()
