@@ -1,1 +1,1 @@
-"""Tensors, the tape of operators that made them, and its way back."""
+"""Tensors, the tape on which operators are recorded, and the backward pass."""

@@ -1,4 +1,4 @@
-"""Play a tape backward: from a loss to the tensors that store their gradients."""
+"""The backward pass: from a loss, along the tape, to the tensors that store their gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from .tensor import Tensor, op
 
 
 def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
-    """How often each operator's results, and each tensor, are used on the way to `y_op`."""
+    """Count how often the results of each operator, and each tensor, are used in the computation of an operator.
+
+    Args:
+        y_op: The operator, such as the creator of a loss.
+
+    Returns:
+        (uses by operator, uses by the id of the tensor).
+    """
     operators: Counter[Operator] = Counter()
     tensors: Counter[int] = Counter()
     seen = {y_op}
@@ -34,12 +41,23 @@ def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
 
 
 def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Play the tape backward from `y`; gives (tensor, gradient) for the tensors before it that store their gradients.
+    """Backpropagation: compute the gradients of a loss with respect to the tensors that store their gradients.
 
-    y: a tensor of one element.  dy: its gradient, an array, a Tensor or a number; 1 when absent.
-    Each is given once, as soon as its gradient is complete, in an order that is always the same.
-    Raises InvalidInput where `y` has more elements, no tape leads to it, nothing on it takes a gradient, or a tensor was
-    changed after an operator had read it whose gradient asks for its value.
+    Walks the tape from `y` in reverse order of the calls. A tensor is yielded as soon as its gradient is complete; the order is
+    deterministic.
+
+    Args:
+        y: The loss, a Tensor of one element.
+        dy: The gradient of `y`, a Tensor, an array or a number; None for 1.
+
+    Yields:
+        (tensor, gradient) for each Tensor before `y` with `stores_grad`; the gradient has the shape and dtype of the tensor.
+
+    Raises:
+        InvalidInput: `y` was not recorded on the tape (SX313), has more than one element (SX314) or is on another device than
+            `dy` (SX344); no parameter gets a gradient (SX345); a tensor that the gradient needs was changed after an operator
+            had read it (SX370); or a custom operator returns the wrong number of gradients (SX312) or was called again (SX371).
+        UnsupportedModel: An operator on the tape has no gradient for these inputs or attributes.
     """
     reach = coverage.current()
     if reach is not None:
@@ -48,14 +66,14 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
         if tape.training:
             raise nothing_trains(reach)
         raise InvalidInput(
-            "no tape leads to this tensor",
+            "this tensor was not recorded: training mode was off during the forward pass",
             code="SX313",
-            hint="call model.train(), or set autograd.training = True, before the forward",
+            hint="call model.train(), or set autograd.training = True, before the forward pass",
         )
     shape = op.shape(y)
     if shape is None or any(d != 1 for d in shape):
         raise InvalidInput(
-            f"backward starts at a tensor of one element; this one has shape {shape}",
+            f"backward must start at a tensor of one element, got shape {shape}",
             code="SX314",
             hint="reduce the loss, for example by its mean",
         )
@@ -105,7 +123,7 @@ def _start(first: Interpreter[Any], y: Tensor, dy: Any) -> Any:
 
 
 def _wanted(y_op: Operator) -> tuple[Counter[Operator], dict[Operator, list[Tensor]]]:
-    """The operators that gradients must flow to, with how often each is used; and those of tensors that store theirs."""
+    """The operators that need a gradient with the number of their uses, and by operator the tensors that store a gradient."""
     order: list[Operator] = []
     seen = {y_op}
     pending = [y_op]
@@ -134,5 +152,17 @@ def _wanted(y_op: Operator) -> tuple[Counter[Operator], dict[Operator, list[Tens
 
 
 def gradients(y: Tensor, dy: Any = None) -> dict[int, Tensor]:
-    """The gradients that `backward` gives, by the id of the parameter."""
+    """Compute the gradients of a loss, as `backward` does.
+
+    Args:
+        y: The loss, a Tensor of one element.
+        dy: The gradient of `y`, a Tensor, an array or a number; None for 1.
+
+    Returns:
+        The gradients by the `id` of the Tensor.
+
+    Raises:
+        InvalidInput: As `backward` raises it.
+        UnsupportedModel: An operator on the tape has no gradient for these inputs or attributes.
+    """
     return {id(p): g for p, g in backward(y, dy)}

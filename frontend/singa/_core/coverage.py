@@ -1,4 +1,4 @@
-"""Which parameters a training step reaches: those that get no gradient are named, with what to do about them."""
+"""Gradient coverage: which parameters get no gradient in a training step, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ _SHOWN = 8
 
 
 class Reach:
-    """What `backward` gives gradients to, while a step is watched.
+    """The tensors that got a gradient while a step was watched.
 
-    params: asked for when the step has run, as layers make theirs at the first call.  played: whether `backward` was called.
+    Args:
+        params: Returns the parameters by name; called after the step, because layers create theirs at the first call.
+
+    Attributes:
+        played: Whether `backward` was called.
+        found: The ids of the tensors that got a gradient.
     """
 
     def __init__(self, params: Callable[[], dict[str, Tensor]]) -> None:
@@ -29,7 +34,7 @@ class Reach:
         return {n: p for n, p in self._params().items() if p.stores_grad and p.requires_grad}
 
     def check(self) -> NoGradientWarning | None:
-        """What to warn of after a step; raises InvalidInput where there are parameters and none got a gradient."""
+        """The warning after a step, or None; raises InvalidInput if there are parameters and none got a gradient."""
         trains = self.trains()
         missing = [n for n, p in trains.items() if id(p) not in self.found]
         if not self.played or not missing:
@@ -39,13 +44,13 @@ class Reach:
         return NoGradientWarning(
             f"no gradient reaches {_listed(missing)}: the loss does not depend on it, or an operator on the way has no gradient",
             missing,
-            f"if that is meant, say so: model.freeze({missing[0]!r}) takes names and patterns; sonnx.trainable_report tells what "
-            "blocks a gradient in an ONNX model",
+            f"if this is intended, call model.freeze({missing[0]!r}), which takes names and patterns; sonnx.trainable_report "
+            "reports what blocks a gradient in an ONNX model",
         )
 
 
 def nothing_trains(reach: Reach | None) -> InvalidInput:
-    """The error of a loss that gives no parameter a gradient."""
+    """The error for a loss from which no parameter gets a gradient."""
     trains = reach.trains() if reach is not None else {}
     every = reach._params() if reach is not None else {}
     if every and not trains:
@@ -56,10 +61,10 @@ def nothing_trains(reach: Reach | None) -> InvalidInput:
         )
     named = f": {_listed(list(trains))}" if trains else ""
     return InvalidInput(
-        f"the loss gives no parameter a gradient{named}",
+        f"no parameter gets a gradient from the loss{named}",
         code="SX345",
-        hint="an operator before the loss has none (integers, comparisons, argmax), or the loss does not depend on them; freeze "
-        "what shall stay: model.freeze('name.*')",
+        hint="an operator before the loss has no gradient (integers, comparisons, argmax), or the loss does not depend on the "
+        "parameters; freeze those that must not change: model.freeze('name.*')",
     )
 
 
@@ -71,13 +76,13 @@ _current: ContextVar[Reach | None] = ContextVar("reach", default=None)
 
 
 def current() -> Reach | None:
-    """What watches the step that runs now, or None."""
+    """The coverage of the step that is running, or None."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def watch_gradients(params: Callable[[], dict[str, Tensor]]) -> Iterator[Reach]:
-    """The context in which `backward` notes what it gives gradients to."""
+    """The context in which `backward` records the tensors that get a gradient."""
     reach = Reach(params)
     token = _current.set(reach)
     try:

@@ -1,7 +1,7 @@
 """ONNX's operators on tensors, at the newest opset.
 
-`op.Mul(x, y)` computes, and where gradients may be requested it leaves a `Node` on the tape as the creator of the result.
-While a step is recorded as a graph (`trace.py`) the same calls write nodes instead of computing.
+`op.Mul(x, y)` computes; if an input requires a gradient, it records a `Node` on the tape as the creator of the result.
+While a step is recorded as a graph (`trace.py`), the same calls write nodes instead of computing.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class TensorInterpreter(Interpreter[T]):
             node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
             ys = self._leave(node, every, values, made, device)
         shape = op.shape(raw[0]) if op_type == "Reshape" and isinstance(inputs[1], (list, tuple)) else None
-        provenance.record(ys, op_type, _again_as(op_type, attributes, outputs, domain, len(inputs), shape), [*inputs, *captured])
+        provenance.record(ys, op_type, _replay_of(op_type, attributes, outputs, domain, len(inputs), shape), [*inputs, *captured])
         return ys
 
     def _leave(self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device) -> list[Any]:
-        """The results, with the node as their creator."""
+        """Return the results, with the node as their creator."""
         ys = node.record(xs, made, device, not no_gradient_reason(node.declaration))
         if node.requires_grad:
             node.keep(values, made, () if trace.current() is not None else (*xs, *ys))
@@ -108,7 +108,7 @@ class TensorInterpreter(Interpreter[T]):
         return vocabulary(x.device).shape(trace.value(x))
 
     def constant_value(self, x: T) -> np.ndarray | None:
-        """While a step is recorded, what its graph knows; without one, every value may change from call to call."""
+        """The value that the graph of a recorded step knows; None otherwise, because values may change from call to call."""
         current = trace.current()
         return None if current is None else current.writer.constant_value(current.value(x))
 
@@ -116,11 +116,17 @@ class TensorInterpreter(Interpreter[T]):
         return (_anywhere if trace.current() is None else vocabulary()).graph(make, types)
 
 
-def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Replay:
-    """The call once more; BatchNormalization by the mode that is asked for, whatever it was.
+def _replay_of(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Replay:
+    """Return a function that replays the call; BatchNormalization follows the requested mode, whatever the recorded one was.
 
-    count: of the inputs; behind them stands what the graphs among the attributes capture.
-    shape: of what a Reshape by given sizes was of: where a size is open now, the sizes that came from it are too.
+    Args:
+        op_type: The operator.
+        attributes: Its attributes.
+        outputs: The number of its outputs.
+        domain: Its domain.
+        count: The number of inputs; the arguments after them are the values that the subgraphs capture.
+        shape: The shape of the input of a Reshape with constant sizes: sizes that came from a size that is dynamic now become
+            dynamic too. None for other operators.
     """
 
     def replay(xs: list[Any], train: bool) -> Sequence[Any]:
@@ -142,7 +148,7 @@ def _again_as(op_type: str, attributes: dict[str, Any], outputs: int, domain: st
 
 
 def _following(sizes: list[int], was: Sequence[Any], now: Sequence[Any]) -> list[int]:
-    """Sizes for Reshape: 0 (keep) where a size that is open now stood at its own place, -1 for one that it had gone into."""
+    """Sizes for Reshape: 0 (keep) if a size that is dynamic now was at the same axis, -1 for one that is a multiple of it."""
     opened = [i for i, d in enumerate(now) if not isinstance(d, int) and i < len(was) and isinstance(was[i], int)]
     made = list(sizes)
     for i in opened:
@@ -156,29 +162,29 @@ def _following(sizes: list[int], was: Sequence[Any], now: Sequence[Any]) -> list
 
 
 def _wrapped(values: Sequence[Any], device: Device, xs: Sequence[Variable | None]) -> list[Any]:
-    """Values as tensors that no operator made; None stays None.  What is computed of constants alone is as loose as they."""
-    loose = trace.current() is None and all(x is None or x._follows_device for x in xs)
+    """Wrap values in tensors without a creator; None stays None. The results of constants follow the device, as constants do."""
+    follows = trace.current() is None and all(x is None or x._follows_device for x in xs)
     tensors = [v if v is None else of(v, device, False) for v in values]
-    for t in tensors if loose else ():
+    for t in tensors if follows else ():
         if t is not None:
             t._follows_device = True
     return tensors
 
 
 def _meeting(xs: Sequence[Variable | None], op_type: str, domain: str, opset: int) -> Device:
-    """The device of the tensors; that of the constants among them where there are only such.
+    """The device of the tensors; that of the constants if all are constants.
 
-    What an operator reads on the host, such as a shape, may lie anywhere.  Raises InvalidInput where others lie on two devices.
+    Inputs that an operator reads on the host, such as a shape, may be on any device. Raises InvalidInput if others are on two.
     """
-    lie = [(i, x.device) for i, x in enumerate(xs) if x is not None and not x._follows_device]
-    if not lie:
+    placed = [(i, x.device) for i, x in enumerate(xs) if x is not None and not x._follows_device]
+    if not placed:
         return next((x.device for x in xs if x is not None and x.device is not default_device), default_device)
-    device = lie[0][1]
-    if trace.current() is not None or all(d is device for _, d in lie):
+    device = placed[0][1]
+    if trace.current() is not None or all(d is device for _, d in placed):
         return device
     declaration = _declaration(domain, op_type, opset)
     read = {i for i, declared in enumerate(declaration.inputs) if declared.host is not None}
-    rest = [d for i, d in lie if i not in read] or [d for _, d in lie]
+    rest = [d for i, d in placed if i not in read] or [d for _, d in placed]
     if not declaration.host:
         for d in rest:
             _same_device(rest[0], d, op_type)

@@ -1,9 +1,9 @@
-"""Where a tensor came from: the operators that made it, without their values; `to_onnx` plays them again into a graph.
+"""The provenance of tensors: the operators that computed them, without intermediate values; `to_onnx` replays them into a graph.
 
-Every operator on tensors leaves an `Origin` with its results, in training and in evaluation. It knows the leaves that were read
-(parameters, inputs) and the origins of the rest, never their arrays. A chain of more than `LONGEST` operators, such as a state
-that is fed back for ever, is cut: its beginning is forgotten. A leaf of more than `SMALL` bytes is not kept alive, so that a sum
-over many batches does not hold the batches; only the last ones are, `RECENT` bytes of them in each thread.
+Every operator on tensors attaches an `Origin` to its results, in training and in evaluation. It refers to the leaves that were
+read (parameters, inputs) and to the origins of other inputs, never to their arrays. A chain of more than `LONGEST` operators,
+such as a state that is fed back forever, is cut: its beginning is dropped. A leaf of more than `SMALL` bytes is not kept alive,
+so that a sum over many batches does not hold the batches; only the last `RECENT` bytes of them in each thread are.
 """
 
 from __future__ import annotations
@@ -23,28 +23,31 @@ if TYPE_CHECKING:
     from singa_backend.ir.graph import Graph
 
 LONGEST = 20_000
-"""Operators in a row."""
+"""The maximum number of operators in a chain."""
 
 SMALL = 1 << 10
-"""Bytes up to which a leaf is kept alive by what was made of it."""
+"""The maximum size in bytes of a leaf that is kept alive by the tensors computed from it."""
 
 RECENT = 32 << 20
-"""Bytes of the larger leaves that are kept alive: those that a thread has read last."""
+"""The total size in bytes of the larger leaves that are kept alive: those that a thread has read last."""
 
 Replay = Callable[[list[Any], bool], Sequence[Any]]
-"""Do it again: (tensors, numbers and None in the order of the arguments, whether in training) -> tensors."""
+"""Replays a call: (tensors, numbers and None in the order of the arguments, whether in training) -> tensors."""
 
 
 @dataclass(eq=False, slots=True)
 class Origin:
     """One call of an operator.
 
-    name: of the operator.  replay: computes it again.  args: a Link for what an operator made, a leaf Tensor, or a plain value.
-    depth: how many operators lie before it.
-    operator: the user's own operator, written in Python.
-    types: then, (dtype, shape) of its results.
-    graph: where the operator is a whole ONNX model, that of its file.
-    serial: when it was made: a file follows the program, and draws its random numbers in the program's order.
+    Attributes:
+        name: The name of the operator.
+        replay: Computes the call again.
+        args: For each argument a Link to the result of an operator, a leaf Tensor, a Leaf, or a plain value.
+        depth: The length of the longest chain of operators that ends here.
+        operator: The custom operator, written in Python; None for ONNX operators.
+        types: For a custom operator, (dtype, shape) of each result.
+        graph: The graph of the file if the operator is a whole ONNX model; None otherwise.
+        serial: The number of the call: a file has the nodes in the order of the program, and draws random numbers in that order.
     """
 
     name: str
@@ -67,25 +70,25 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A large leaf, which lives only as long as somebody else wants it to."""
+    """A large leaf, to which provenance holds only a weak reference."""
 
     ref: weakref.ref[Any]
     what: str
 
     def get(self) -> Any:
-        """The leaf; raises InvalidInput where it is gone."""
+        """The leaf; raises InvalidInput if it no longer exists."""
         found = self.ref()
         if found is None:
             raise InvalidInput(
-                f"{self.what}, which was read on the way, is gone",
+                f"an input of this computation ({self.what}) no longer exists",
                 code="SX363",
-                hint="hold it in a variable or an attribute until the export, or export the model",
+                hint="keep it in a variable or an attribute until the export, or export the model",
             )
         return found
 
 
 class _Recent(threading.local):
-    """The larger leaves that this thread has read last, and their bytes."""
+    """The larger leaves that this thread has read last, and their total size in bytes."""
 
     def __init__(self) -> None:
         self.leaves: deque[tuple[Any, int]] = deque()
@@ -104,7 +107,7 @@ _recent = _Recent()
 
 
 class _Context:
-    """Something that holds while a thread is in a context, however often it has entered it."""
+    """A flag that is true while a thread is in a context, which it may enter several times."""
 
     def __init__(self, name: str) -> None:
         self._entered = ContextVar(name, default=0)
@@ -120,13 +123,13 @@ class _Context:
 
 
 retaining = _Context("retaining")
-"""The context in which origins keep every leaf alive: of an export, and of a step that is recorded."""
+"""The context in which origins keep every leaf alive, for an export or a step that is recorded."""
 
 suspended = _Context("suspended")
-"""The context in which results have no origin: updates of states, and what is inside an operator that has one as a whole."""
+"""The context in which results have no origin: updates of states, and calls within an operator that has an origin as a whole."""
 
 CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
-"""The origin of a tensor that was changed in place by what operators made."""
+"""The origin of a tensor that was changed in place by results of operators."""
 
 
 def record(
@@ -138,7 +141,7 @@ def record(
     types: tuple[Any, ...] = (),
     graph: Graph | None = None,
 ) -> None:
-    """Give tensors an origin."""
+    """Attach an origin to the results of a call."""
     if suspended:
         return
     found: list[Any] = []
@@ -159,32 +162,38 @@ def record(
 
 
 def _leaf(x: Any) -> Any:
-    """A leaf as an origin holds it: itself where it is small, or somebody's parameter, else without keeping it alive for long."""
+    """The reference of an origin to a leaf: the leaf if it is small or a parameter, otherwise a weak reference."""
     data = getattr(x, "_data", x)
     size = getattr(data, "nbytes", 0)
     if size <= SMALL or retaining or getattr(x, "stores_grad", False):
         return x
     _recent.add(x, size)
-    return Leaf(weakref.ref(x), f"a leaf {data.dtype}{list(data.shape)}")
+    return Leaf(weakref.ref(x), f"{data.dtype}{list(data.shape)}")
 
 
 def changed(tensor: Any, *others: Any) -> Link | None:
-    """The origin that a tensor has when others have changed it in place: what operators made cannot be told from it any more."""
+    """The link of a tensor after a change in place: CHANGED if operators computed it or one of the others, otherwise None."""
     return Link(CHANGED, 0) if any(getattr(x, "_origin", None) is not None for x in (tensor, *others)) else None
 
 
 def forget(tensor: Any) -> None:
-    """The tensor was filled with values from outside: it is a leaf from here on."""
+    """Make a tensor a leaf, because it was filled with values."""
     tensor._origin = None
 
 
 def replay(
     outputs: Sequence[Any], given: dict[int, Any], links: dict[Link, Any], do: Callable[[Origin, list[Any]], Sequence[Any]]
 ) -> list[Any]:
-    """Play again what made these tensors.
+    """Replay the calls that computed these tensors.
 
-    given: by the id of a leaf, what stands in for it.  links: the same for what an operator made.
-    do: (origin, its arguments) -> its results.
+    Args:
+        outputs: The tensors.
+        given: Replacements of leaves, by the id of the leaf.
+        links: Replacements of results of operators.
+        do: (origin, its arguments) -> its results.
+
+    Returns:
+        The replayed tensors.
     """
     done: dict[int, Sequence[Any]] = {}
 
@@ -200,7 +209,7 @@ def replay(
 
 
 def order(ends: Sequence[Link], links: dict[Link, Any] | None = None) -> list[Origin]:
-    """The origins that these results hang on, in the order in which they were made: each after those that it needs."""
+    """The origins that these results depend on, in the order of the calls: each after those that it needs."""
     known = links or {}
     found: dict[int, Origin] = {}
     pending = [e.origin for e in ends if e not in known]

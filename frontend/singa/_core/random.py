@@ -1,6 +1,6 @@
-"""Random tensors from a counter-based generator: the same bits on every device, eagerly and in a recorded step.
+"""Random tensors from a counter-based generator: the same bits on every device, with and without recording a step.
 
-Each draw reads the device's state, two numbers (the seed, and how many draws there were), and advances the second.
+Each draw reads the state of a stream, two numbers (the seed and the number of draws so far), and increments the second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .variable import Variable, of
 
 
 def stream(device: Device) -> Any:
-    """The state of this thread's stream on a device: the seed and the number of draws so far, an int64 Tensor on the host."""
+    """The state of this thread's stream of a device: the seed and the number of draws so far, an int64 Tensor on the host."""
     here = device._stream
     if here.state is None:
         state = of(np.array([here.seed, 0], np.int64), default_device, False)
@@ -31,12 +31,12 @@ def stream(device: Device) -> Any:
 
 
 def _bits(shape: Any, device: Device) -> Any:
-    """uint32 words; `shape` is a Tensor of int64, or sizes."""
+    """Draw uint32 words; `shape` is a Tensor of int64, or sizes."""
     with tape.no_tape(), device._stream.lock:
         state = stream(device)
         trace.depends(state, lambda: id(device.random_state))  # another thread may have another stream
         if isinstance(shape, Variable) and trace.current() is None:
-            shape = np.asarray(shape).tolist()  # the state lies on the host, and so must this
+            shape = np.asarray(shape).tolist()  # the state is on the host, so the shape must be too
         sizes = shape if isinstance(shape, Variable) else op.constant(list(shape), np.int64)
         words = op.Philox(state, sizes, domain=SINGA_DOMAIN)
         trace.assign(state, op.Add(state, [0, 1]).raw)
@@ -45,9 +45,12 @@ def _bits(shape: Any, device: Device) -> Any:
 
 
 def uniform(shape: Any, device: Device | None = None, dtype: dtypes.DTypeLike = np.float32) -> Any:
-    """Numbers of [0, 1): multiples of 2**-24 in float32 and narrower types, of 2**-53 in float64.
+    """Draw numbers in [0, 1): multiples of 2**-24 in float32 and narrower types, of 2**-53 in float64.
 
-    shape: sizes, or a Tensor of int64.
+    Args:
+        shape: The sizes, or a Tensor of int64.
+        device: The device; None for the CPU.
+        dtype: The dtype of the result.
     """
     device = device or default_device
     with tape.no_tape():
@@ -62,7 +65,7 @@ def uniform(shape: Any, device: Device | None = None, dtype: dtypes.DTypeLike = 
 
 
 def bernoulli(p: float, shape: Any, device: Device | None = None, dtype: dtypes.DTypeLike = np.float32) -> Any:
-    """Ones with probability p, and zeros."""
+    """Draw ones with probability p, and zeros."""
     with tape.no_tape():
         return op.Cast(op.Less(uniform(shape, device), np.float32(p)), to=_code(dtype))
 
@@ -70,9 +73,9 @@ def bernoulli(p: float, shape: Any, device: Device | None = None, dtype: dtypes.
 def normal(
     mean: float, std: float, shape: Sequence[int], device: Device | None = None, dtype: dtypes.DTypeLike = np.float32
 ) -> Any:
-    """Normally distributed numbers, by Box and Muller's method in float64, rounded once to the dtype.
+    """Draw normally distributed numbers by the Box-Muller method in float64, rounded once to the dtype.
 
-    r = sqrt(-2 log(1 - u)) cos(2 pi v), from two uniform float64 numbers each.
+    r = sqrt(-2 log(1 - u)) cos(2 pi v), with uniform float64 numbers u and v.
     """
     with tape.no_tape():
         sizes = op.constant([2, *shape], np.int64)
@@ -84,9 +87,14 @@ def normal(
 
 
 def dropout(x: Variable, ratio: Any) -> tuple[Any, Any]:
-    """Drop a share `ratio` of the elements of x and divide the others by 1 - ratio; return the result and the mask of the kept.
+    """Dropout: set elements to 0 with probability `ratio`, and divide the others by 1 - ratio.
 
-    ratio: a number, or a Tensor of one element.
+    Args:
+        x: Tensor of a float dtype.
+        ratio: A number, or a Tensor of one element.
+
+    Returns:
+        (the result, the mask of the elements that were kept).
     """
     with tape.no_tape():
         drawn = uniform(op.Shape(x), x.device)
@@ -98,12 +106,12 @@ def dropout(x: Variable, ratio: Any) -> tuple[Any, Any]:
             share, grown = np.float32(ratio), 1 / (1 - ratio) if ratio < 1 else 0.0
         mask = op.Not(op.Less(drawn, share))
     y = op.Mul(x, op.Mul(op.cast(mask, x), grown))
-    provenance.record([y, mask], "Dropout", _dropout_again, [x, ratio])
+    provenance.record([y, mask], "Dropout", _replay_dropout, [x, ratio])
     return y, mask
 
 
-def _dropout_again(xs: list[Any], training: bool) -> Any:
-    """ONNX's own operator: it draws where it is asked to train, and gives its input else."""
+def _replay_dropout(xs: list[Any], training: bool) -> Any:
+    """Replay as ONNX Dropout in training; otherwise return the input and a mask of ones."""
     x, ratio = xs
     if not training:
         return [x, op.Cast(op.full_like(x, 1), to=_code(np.bool_))]

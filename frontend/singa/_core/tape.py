@@ -416,7 +416,7 @@ class Node(Operator):
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         changed = {i: t for i, r in enumerate(self._read) if r and (t := r[0]()) is not None and t._version != r[1]}
-        for i in sorted(changed.keys() & self._asks_for(dys, needs)) if changed else ():
+        for i in sorted(changed.keys() & self._needed_values(dys, needs)) if changed else ():
             what = f"{changed[i].name or creator_of(changed[i]).name} was changed after {self.name} had read it"
             raise InvalidInput(
                 f"{what}, and the gradient of {self.name} needs the old value",
@@ -426,7 +426,7 @@ class Node(Operator):
         op = vocabulary(device)
         return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs, self.version)
 
-    def _asks_for(self, dys: list[Any], needs: list[bool]) -> set[int]:
+    def _needed_values(self, dys: list[Any], needs: list[bool]) -> set[int]:
         """The indices of the inputs and outputs whose values the gradient needs; of the others it needs the shape at most."""
         values = [*self._values, *self._outputs]
         every = set(range(len(values)))

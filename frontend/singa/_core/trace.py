@@ -1,7 +1,7 @@
 """A step recorded as one ONNX graph: while it is recorded, tensors hold symbols, and operators write nodes.
 
-What a step reads from outside becomes an input of the graph that is bound to the tensor, and what it assigns (parameters,
-optimizer states, running statistics, the random stream) becomes an output that is written back.
+Each tensor from outside that a step reads becomes an input of the graph, bound to the tensor. Each tensor that it assigns
+(parameters, optimizer states, running statistics, the random stream) becomes an output, which is written back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import provenance
 from .variable import Variable
 
 _HELD = 64
-"""Elements of a tensor whose value is kept while it is exported: bounds, ratios, scales."""
+"""The maximum number of elements of a tensor whose value is kept in an export: bounds, ratios, scales."""
 
 
 class NotTraceable(SonnxError):
@@ -33,13 +33,18 @@ class NotTraceable(SonnxError):
 
 
 class Trace:
-    """A step in the making.
+    """A step that is being recorded.
 
-    writer: what its nodes are written by.
-    inputs: the tensors that the step reads, each with its symbol, in the order of first use.
-    assigned: the tensors that it writes, in order.  invalidated: those of them whose readers may not take gradients any more.
-    settings: what was read in Python and is part of the graph, each with how to ask for it anew, and what it was.
-    holds: whether small tensors that are read keep their values: older opsets want some of them as attributes.
+    Args:
+        opset: The opset of the graph.
+        holds: Whether small tensors that are read keep their values: older opsets need some of them as attributes.
+
+    Attributes:
+        writer: Writes the nodes.
+        inputs: The tensors that the step reads, each with its symbol, in the order of first use.
+        assigned: The tensors that it writes, in order, by their ids.
+        invalidated: The ids of those whose old value gradients can no longer use.
+        settings: The settings that were read in Python and are part of the graph, each as (a function that reads it, its value).
     """
 
     def __init__(self, opset: int, holds: bool = False) -> None:
@@ -61,7 +66,7 @@ class Trace:
         return symbol
 
     def value(self, tensor: Variable) -> Any:
-        """The symbol of a tensor; one that was made before the step becomes an input."""
+        """The symbol of a tensor; a tensor that was created before the step becomes an input."""
         if id(tensor) in self._bound:
             return self._bound[id(tensor)]
         if isinstance(tensor._data, Symbol):
@@ -75,19 +80,19 @@ class Trace:
         return self.bind(tensor, tensor.name or "state")
 
     def named(self, first: int, tensors: Sequence[Variable | None], names: Sequence[str], node: str = "") -> None:
-        """Give what the nodes from number `first` on have made the names that it is wished to have."""
+        """Rename the results of node number `first` and later ones to the requested names."""
         symbols = [t._data if t is not None and isinstance(t._data, Symbol) else None for t in tensors]
         self.writer.builder.rename(first, symbols, names, node)
 
     def declared(self, tensor: Variable | None, type: TypeProto | None) -> None:
-        """What a file says of a result, where inference lost its rank."""
+        """Use the type that a file declares for a result if inference does not know its rank."""
         symbol = tensor._data if tensor is not None else None
         if type is not None and isinstance(symbol, Symbol) and self.writer.shape(symbol) is None:
             symbol.type = type
 
     def assign(self, tensor: Variable, symbol: Symbol, invalidates_tape: bool = True) -> None:
-        """From here on the tensor is this value; it is written back when the graph has run."""
-        tensor._is_constant = False  # what is written is no constant
+        """Make a symbol the value of a tensor; it is written back after the graph has run."""
+        tensor._is_constant = False  # a tensor that is written is not a constant
         if not isinstance(tensor._data, Symbol):
             self.value(tensor)
             self.assigned[id(tensor)] = tensor
@@ -116,32 +121,35 @@ def recording(trace: Trace) -> Iterator[Trace]:
 
 
 def depends(owner: Any, ask: Callable[[], Any]) -> None:
-    """Note a setting of an object that the step reads in Python: where `ask` gives another value later, it is recorded anew."""
+    """Record a setting that the step reads in Python; if `ask` returns another value later, the step is recorded again."""
     trace = _current.get()
     if trace is not None and id(owner) not in trace.settings:
         trace.settings[id(owner)] = (ask, ask())
 
 
 def value(tensor: Variable) -> Any:
-    """What operators compute with: the tensor's array, or its symbol while a step is recorded."""
+    """The value that operators compute with: the array of a tensor, or its symbol while a step is recorded."""
     trace = _current.get()
     return tensor._data if trace is None else trace.value(tensor)
 
 
 def type_of(tensor: Variable) -> TypeProto:
-    """The type of a tensor that has a value, with its sizes."""
+    """The ONNX type of a tensor that has a value, with its sizes."""
     return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape)
 
 
 def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two shapes may be equal: a size that is not known, of a step with open sizes, contradicts nothing."""
+    """Whether two shapes may be equal: a dynamic size may equal any size."""
     return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if isinstance(m, int) and isinstance(n, int))
 
 
 def assign(tensor: Variable, new: Any, invalidates_tape: bool = True) -> None:
-    """Write a new value of the same shape and dtype into a tensor, in place: what made it before did not make this one.
+    """Write a new value of the same shape and dtype into a tensor, in place; its provenance is dropped.
 
-    invalidates_tape: whether operators that have read it may no longer take gradients by it; running statistics may change.
+    Args:
+        tensor: The tensor to change.
+        new: The value: an array, or a symbol while a step is recorded.
+        invalidates_tape: Whether gradients that need the old value must fail; False for running statistics.
     """
     trace = _current.get()
     if trace is not None:

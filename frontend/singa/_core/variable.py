@@ -1,4 +1,4 @@
-"""The fields of a tensor. What is below `tensor.py` reads and makes tensors by these alone; `tensor.py` adds the methods."""
+"""The fields of a tensor. Modules below `tensor.py` create and read tensors through these only; `tensor.py` adds the methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V", bound="type[Variable]")
 
 
 class Counter(threading.local):
-    """Numbers for names: every thread counts from 0, so that its names do not depend on what other threads do."""
+    """Numbers for names: every thread counts from 0, so that its names do not depend on other threads."""
 
     _count = 0
 
@@ -22,24 +22,24 @@ class Counter(threading.local):
         return number
 
     def __get__(self, owner: object, kind: type) -> int:
-        """As an attribute of a class, how many numbers this thread has drawn."""
+        """The number of numbers that this thread has drawn, if the counter is an attribute of a class."""
         return self._count
 
 
 class Variable:
-    """A value on a device, and which operator made it."""
+    """A value on a device, and the operator that produced it."""
 
     _is_constant = False
-    """Whether this is a constant of a model: part of a graph that is recorded, never an input of it."""
+    """Whether this is a constant of a model: it becomes part of a recorded graph, never an input of it."""
 
     _follows_device = False
-    """Whether this was made of constants alone, by an operator: it follows the tensors that it meets to their device."""
+    """Whether this was computed from constants only: it is moved to the device of the tensors that it is used with."""
 
     _origin: Link | None = None
-    """Which operator made it, and as which of its results; None for a leaf."""
+    """The call that computed it, and the index among its results; None for a leaf."""
 
     _version = 0
-    """How often it was changed in place: a tape asks whether what it read is still there."""
+    """The number of changes in place: the tape compares it to detect that a value it has read was changed."""
 
     device: Device
     requires_grad: bool
@@ -50,7 +50,7 @@ class Variable:
 
     @classmethod
     def _of(cls, value: Any, device: Device, requires_grad: bool) -> Self:
-        """A tensor around a value that an operator has made."""
+        """Wrap the result of an operator."""
         made = cls.__new__(cls)
         made.device = device
         made.requires_grad = requires_grad
@@ -65,12 +65,12 @@ _class: type[Variable] = Variable
 
 
 def made_by_operators(cls: V) -> V:
-    """Declare the class of what operators return; `tensor.py` does so for `Tensor`."""
+    """Register the class that operators return; `tensor.py` does so for `Tensor`."""
     global _class
     _class = cls
     return cls
 
 
 def of(value: Any, device: Device, requires_grad: bool) -> Any:
-    """A Tensor around a value that an operator has made."""
+    """Wrap the result of an operator in a Tensor."""
     return _class._of(value, device, requires_grad)

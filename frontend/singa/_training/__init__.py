@@ -1,1 +1,1 @@
-"""The loop over a data set, and the search for the first NaN."""
+"""The training loop, and the search for the first NaN."""

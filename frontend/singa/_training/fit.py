@@ -1,4 +1,4 @@
-"""The loop over a data set: batches in a seeded order, one step each, the loss of each step."""
+"""The training loop: batches in a seeded order, one step for each, and the losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..device import Device
 
 
 class Trainable(Protocol):
-    """What `fit` and `predict` use of a Model."""
+    """The methods of a Model that `fit` and `predict` use."""
 
     def __call__(self, *input: Any) -> Any: ...
 
@@ -30,9 +30,11 @@ class Trainable(Protocol):
 
 @dataclass
 class History:
-    """What a run of `fit` saw.
+    """The measurements of a run of `fit`.
 
-    losses: of each step.  validation: after each epoch, the loss (and the accuracy, where the targets are class numbers).
+    Attributes:
+        losses: The loss of each step.
+        validation: The result of `evaluate` after each epoch: the loss, and the accuracy if the targets are class numbers.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -52,20 +54,34 @@ def fit(
     progress: Callable[..., None] | None = None,
     stop_at_nan: bool = True,
 ) -> History:
-    """Train a compiled model on arrays; the same seed gives the same batches in the same order.
+    """Train a compiled model on arrays.
 
-    model: a Model whose `train_one_batch(x, y)` gives (output, loss).  x: an array, or several (a list), with the samples along
-        axis 0; y: the targets.  The last batch of an epoch may be smaller.
-    evaluate: what to measure after each epoch on `validation`, a function of (model output, targets).
-    progress: called with a line of text after each step.
-    Raises InvalidInput where the arrays do not go together, and where the loss becomes NaN (what was trained so far stands).
+    Args:
+        model: A Model whose `train_one_batch(*x, y)` returns (output, loss).
+        x: An array with the samples along axis 0, or a list of several.
+        y: The targets, an array with the samples along axis 0.
+        epochs: The number of passes over the samples.
+        batch_size: The number of samples in a batch; the last batch of an epoch may be smaller.
+        seed: The seed of the order of samples: the same seed produces the same batches in the same order.
+        validation: Inputs and targets to evaluate after each epoch.
+        evaluate: Computes measurements from the output for the validation inputs and from the targets.
+        progress: Called with a line of text after each step.
+        stop_at_nan: Whether to stop if the loss is NaN or infinite.
+
+    Returns:
+        The losses and the measurements.
+
+    Raises:
+        InvalidInput: The numbers of samples differ, or `epochs` or `batch_size` is below 1 (SX342); or the loss is NaN or
+            infinite (SX343), then the updates before it are kept.
     """
     xs = list(x) if isinstance(x, (list, tuple)) else [x]
     count = len(y)
     if not count or any(len(a) != count for a in xs):
-        raise InvalidInput(f"the inputs hold {', '.join(str(len(a)) for a in xs)} samples, the targets {count}", code="SX342")
+        sizes = f"inputs with {', '.join(str(len(a)) for a in xs)} and targets with {count}"
+        raise InvalidInput(f"inputs and targets must have one number of samples, at least 1, got {sizes}", code="SX342")
     if epochs < 1 or batch_size < 1:
-        raise InvalidInput(f"epochs={epochs} and batch_size={batch_size} must be 1 or more", code="SX342")
+        raise InvalidInput(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}", code="SX342")
     rng = np.random.default_rng(seed)
     history = History()
     for epoch in range(epochs):
@@ -81,7 +97,7 @@ def fit(
                 progress(f"epoch {epoch + 1}/{epochs}, loss {value:.4g}")
             if stop_at_nan and not np.isfinite(value):
                 raise InvalidInput(
-                    f"the loss of step {len(history.losses)} is {value}",
+                    f"the loss of step {len(history.losses)} must be finite, got {value}",
                     code="SX343",
                     hint="lower the learning rate; `sonnx compare` finds the first node with NaN",
                 )
@@ -91,7 +107,7 @@ def fit(
 
 
 def predict(model: Trainable, x: Any, batch_size: int = 256) -> np.ndarray:
-    """The model's (first) output for all samples, in inference."""
+    """Compute the first output of a model for all samples, in inference."""
     xs = list(x) if isinstance(x, (list, tuple)) else [x]
     model.eval()
     parts = []
@@ -111,12 +127,12 @@ def _device(model: Trainable) -> Device | None:
 
 
 def batches(count: int, batch_size: int, epochs: int) -> int:
-    """How many steps `fit` will take."""
+    """The number of steps of `fit`."""
     return epochs * -(-count // batch_size)
 
 
 def accuracy(scores: np.ndarray, targets: np.ndarray) -> float:
-    """The share of rows whose largest score stands at the target class."""
+    """The share of rows in which the target class has the largest score."""
     return float((scores.reshape(len(scores), -1).argmax(1) == targets.reshape(-1)).mean())
 
 

@@ -16,11 +16,12 @@ from .._core.tensor import Tensor
 
 
 def refuse_nan(loss: Tensor) -> None:
+    """Raise InvalidInput (SX328) if a loss is NaN; the message names the first node that produced one."""
     if not _has_nan(loss):
         return
     where = first_nan(loss)
     raise InvalidInput(
-        f"the loss is NaN; {where or 'its tape does not say where it began'}", code="SX328", hint="nothing has been updated"
+        f"the loss is NaN; {where or 'no tensor on its tape contains one'}", code="SX328", hint="nothing was updated"
     )
 
 
@@ -46,18 +47,18 @@ def first_nan(loss: Tensor) -> str:
     leaves = [x for node, xs in nodes.items() if isinstance(node, Dummy) for x in xs]
     for x in leaves:
         if _has_nan(x):
-            return f"the tensor {x.name!r} held one before the step"
+            return f"the tensor {x.name!r} contained one before the step"
     for node in sorted(nodes, key=lambda n: n.serial):
         if not isinstance(node, Dummy) and any(_has_nan(x) for x in nodes[node]):
-            return f"the first node that made one is {node.name}{_operands(node)}"
+            return f"the first node that produced one is {node.name}{_operands(node)}"
     return ""
 
 
 def _operands(node: Operator) -> str:
     names = [x.name or x.creator.name for x in node.inputs if x is not None]
-    given = any(_is_nan(v) for v in _kept(node))
-    made_of = f", of {', '.join(names)}" if names else ""
-    return made_of + ("; an input that takes no gradient held one already" if given else "")
+    present = any(_is_nan(v) for v in _kept(node))
+    inputs = f", with the inputs {', '.join(names)}" if names else ""
+    return inputs + ("; an input without a gradient contained one before" if present else "")
 
 
 def _kept(node: Operator) -> Iterator[Any]:
