@@ -53,7 +53,7 @@ def test_gather(check: Any, fails: Any, opset: int) -> None:
     check("Gather", [x[:, :0], ints()], [x[:, :0]], opset=opset, axis=1)
     check("Gather", [x[:, :0], ints(1)], [x[1:, :0]], opset=opset)
     for bad in (3, -4):
-        fails("Gather", [x, ints(0, bad)], rf"SX401.*index {bad}", opset=opset, axis=1)
+        fails("Gather", [x, ints(0, bad)], rf"SX401.*an index must be in .* got {bad}", opset=opset, axis=1)
     fails("Gather", [x[:0], ints(0)], "SX401", opset=opset)
     fails("Gather", [x, ints(0)], "axis 3", opset=opset, axis=3)
     fails("Gather", [np.array(1, F), np.array(0)], "axis 0", opset=opset)

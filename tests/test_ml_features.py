@@ -25,8 +25,8 @@ def test_array_feature_extractor(check: Any, fails: Any, dtype: Any) -> None:
     check("ArrayFeatureExtractor", [x, np.array([[1, 0], [1, 1]])], [x[..., [1, 0, 1, 1]]], **ML)
     check("ArrayFeatureExtractor", [x[0, 0], np.array(1)], [x[0, :1, 1:]], **ML)
     check("ArrayFeatureExtractor", [x, np.zeros(0, np.int64)], [x[..., :0]], **ML)
-    fails("ArrayFeatureExtractor", [x, np.array([2])], "index 2", **ML)
-    fails("ArrayFeatureExtractor", [x, np.array([-1])], "index -1", **ML)
+    fails("ArrayFeatureExtractor", [x, np.array([2])], "an index must be in .* got 2", **ML)
+    fails("ArrayFeatureExtractor", [x, np.array([-1])], "an index must be in .* got -1", **ML)
 
 
 def test_binarizer(check: Any) -> None:
