@@ -16,7 +16,7 @@ import pytest
 from singa import device
 from singa._core import tape
 from singa._core.tensor import Tensor
-from singa._onnx.imported import _asks_for_training
+from singa._onnx.imported import _may_train
 from singa._onnx.model import SONNXModel
 from singa_backend import SingaBackend
 from singa_backend.conform import cases, gaps, worker
@@ -34,7 +34,7 @@ class _Rep:
         rep = self.model.imported.rep
         self.graph, self._executor, self.limits = rep.graph, rep._executor, rep.limits
         self._rep = rep
-        self.model.train(any(_asks_for_training(n) for n in rep.graph.all_nodes()))
+        self.model.train(any(_may_train(n) for n in rep.graph.all_nodes()))
 
     def run(self, inputs: Any, **kwargs: Any) -> Any:
         feeds, _ = self._rep._feeds(inputs)
