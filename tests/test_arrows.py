@@ -83,7 +83,14 @@ def _imported(package: str, path: Path) -> Iterator[str]:
             text = _leading_text(node.args[0])
             level = len(text) - len(text.lstrip("."))
             names = [".".join([*(own[:-level] if level else ()), *filter(None, text.lstrip(".").split("."))])]
+            if names[0] not in files(package) or names[0] == package:  # computed: every module that the file names may be meant
+                names = [s for s in _strings(path) if s in files(package)]
         yield from (n for n in names if n == package or n.startswith(package + "."))
+
+
+def _strings(path: Path) -> list[str]:
+    """The strings of a file, in which a computed import finds its module."""
+    return [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
 
 
 def _called(node: ast.Call) -> str:

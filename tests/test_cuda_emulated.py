@@ -130,7 +130,7 @@ def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "cupy", _fake_cupy(0))
     device._namespace.cache_clear()
     device._gpus.cache_clear()
-    with pytest.raises(DeviceUnavailable, match="there are 0 CUDA devices"):
+    with pytest.raises(DeviceUnavailable, match="below their number, 0, got CUDA:0"):
         device.resolve("CUDA")
     device._gpus.cache_clear()
 

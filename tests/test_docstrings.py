@@ -179,6 +179,10 @@ def problems(module: ModuleType) -> Iterator[tuple[str, list[str]]]:
             yield label, list(function_problems(value, value.__doc__, False))
 
 
+def test_every_public_module_is_checked() -> None:
+    assert {f"singa.{name}" for name in import_module("singa").__all__} <= set(MODULES)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings_are_complete(name: str) -> None:
     checked = dict(problems(import_module(name)))

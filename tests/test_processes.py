@@ -43,6 +43,12 @@ def power(exponent):
 
 def broken():
     raise RuntimeError("cannot start")
+
+def hanging():
+    time.sleep(600)
+
+def length():
+    return len
 '''
 
 
@@ -114,6 +120,31 @@ def test_a_child_that_cannot_start_has_died(functions: ModuleType, capfd: pytest
     with Child(functions.broken) as child, pytest.raises(ChildFailure, match="exit code 1"):
         child.ask(1, 60)
     assert "RuntimeError: cannot start" in capfd.readouterr().err
+
+
+def test_ask_all_ends_if_a_child_cannot_start(functions: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ChildFailure, match="exit code 1") as caught:
+        list(ask_all([1, 2, 3], functions.broken, jobs=2, timeout=60))
+    assert not caught.value.started and "RuntimeError: cannot start" in capfd.readouterr().err
+
+
+def test_a_large_request_waits_for_the_child_and_not_in_send(functions: ModuleType) -> None:
+    request = bytes(4 << 20)  # more than a pipe holds
+    with Child(functions.length) as child:
+        assert child.ask(request, 60) == len(request)
+    with Child(functions.hanging) as child:
+        start = time.monotonic()
+        child.send(request, 60)  # nothing reads it
+        assert not child.answered() and time.monotonic() - start < 10
+
+
+def test_a_request_that_does_not_fit_into_memory_ends_the_child(functions: ModuleType) -> None:
+    with Child(functions.length, memory=1 << 30) as child:
+        assert child.ask(b"small", 60) == 5
+        with pytest.raises(ChildFailure) as caught:
+            child.ask(bytes(900 << 20), 60)
+        assert caught.value.how == "died" and caught.value.started
+        assert child.ask(b"small", 60) == 5
 
 
 def test_a_good_child_writes_nothing(functions: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def frequent_switches() -> Iterator[None]:
 
 
 def at_once(*works: Callable[[Meet], T]) -> list[T]:
-    """The results of functions that run at once, each in a new thread; each takes a function that waits for the others."""
+    """The results of functions that run at once in other threads; each takes a function that waits for the others."""
     barrier = threading.Barrier(len(works), timeout=60)
 
     def run(work: Callable[[Meet], T]) -> T:
@@ -223,6 +223,30 @@ def test_threads_without_a_seed_share_the_stream_of_the_device() -> None:
     drawn = at_once(*[lambda _: [tuple(tensor.random((4,)).data.tolist()) for _ in range(20)]] * 3)
     assert len({d for some in drawn for d in some}) == 60
     assert int(dev.random_state.data[1]) == 60
+
+
+def test_recorded_steps_of_two_threads_draw_every_number_of_a_shared_stream_once() -> None:
+    dev = device.get_default_device()
+
+    def steps(meet: Meet) -> list[bytes]:
+        net = Net(8, opt.SGD(lr=0.1))
+        x, t = Tensor(data=np.ones((8, 5), F)), Tensor(data=np.arange(8) % 3)
+        net.compile([x], is_train=True, use_graph=True)
+        states = []
+        for _ in range(40):
+            meet()
+            net(x, t)
+            states.append(net.first.W.data.tobytes())
+        assert any(net._steps.values())
+        return states
+
+    dev.SetRandSeed(3)
+    for _ in range(2):
+        steps(lambda: None)
+    draws = int(dev.random_state.data[1])
+    dev.SetRandSeed(3)
+    first, second = at_once(steps, steps)
+    assert int(dev.random_state.data[1]) == draws and first != second
 
 
 def test_a_recorded_step_draws_from_the_stream_of_the_thread_that_runs_it() -> None:

@@ -44,11 +44,12 @@ class ChildFailure(Exception):
     Attributes:
         how: "died" or "timeout".
         exit_code: the exit code of a child that died, negative for a signal; None otherwise.
+        started: whether the child was ready before; False if it failed in `make` or in an import.
     """
 
-    def __init__(self, how: str, message: str, exit_code: int | None = None) -> None:
+    def __init__(self, how: str, message: str, exit_code: int | None = None, started: bool = True) -> None:
         super().__init__(message)
-        self.how, self.exit_code = how, exit_code
+        self.how, self.exit_code, self.started = how, exit_code, started
 
 
 class Child:
@@ -70,6 +71,7 @@ class Child:
         self._pipe: Connection | None = None
         self._kill: Callable[[], object] | None = None
         self._ready = False
+        self._waiting: list[Any] = []  # the request for a child that is not ready: it could not read a large one yet
         self._timeout = self._deadline = math.inf
 
     def __enter__(self) -> Child:
@@ -115,8 +117,14 @@ class Child:
         self.answer: Any = None
         self._timeout = math.inf if timeout is None else timeout
         self._deadline = time.monotonic() + (self._timeout if self._ready else START)
+        self._waiting = [request]
+        if self._ready:
+            self._write()
+
+    def _write(self) -> None:
+        assert self._pipe is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the child died; `answered` reports it
-            self._pipe.send(request)
+            self._pipe.send(self._waiting.pop())
 
     def answered(self, patience: float = 0.0) -> bool:
         """Wait up to `patience` seconds for the answer; True if it is in `self.answer`; raises ChildFailure."""
@@ -128,19 +136,20 @@ class Child:
                 if self._ready:
                     return True
                 self._ready, self._deadline = True, time.monotonic() + self._timeout
+                self._write()
                 return False
         except (EOFError, OSError):
             dead = True
         if dead:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)
-            code = self._process.returncode
+            code, started = self._process.returncode, self._ready
             self.close()
-            raise ChildFailure("died", f"exit code {code}", code)
+            raise ChildFailure("died", f"exit code {code}", code, started)
         if time.monotonic() >= self._deadline:
-            limit = self._timeout if self._ready else START
+            limit, started = self._timeout if self._ready else START, self._ready
             self.close()
-            raise ChildFailure("timeout", f"no answer within {limit:g} s")
+            raise ChildFailure("timeout", f"no answer within {limit:g} s", None, started)
         return False
 
     def _start(self) -> None:
@@ -180,8 +189,9 @@ def ask_all(
 ) -> Iterator[tuple[int, Any]]:
     """Yield the position and the answer of each request, in the order of arrival, from `jobs` children.
 
-    If a child dies or hangs, its ChildFailure is the answer to its request, and another child replaces it.  The children end
-    when the iteration stops.
+    If a child dies or hangs, its ChildFailure is the answer to its request, and another child replaces it.  A child that
+    fails before it is ready ends the iteration with its ChildFailure: others would fail in the same way.  The children end when
+    the iteration stops.
 
     Args:
         requests: the requests.
@@ -205,6 +215,8 @@ def ask_all(
                         continue
                     answer = child.answer
                 except ChildFailure as failure:
+                    if not failure.started:
+                        raise
                     answer = failure
                 del busy[child]
                 if (following := next(todo, None)) is not None:
@@ -251,6 +263,8 @@ def _read(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
             requests.put(pipe.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)
+    except BaseException:  # no memory for the request: without this thread the process would wait for ever
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 The helper modules are `utils`, `data`, `image_tool` and `snapshot`.
 """
 
+from ._lazy import __dir__ as __dir__
 from ._lazy import __getattr__ as __getattr__
 
 __all__ = [

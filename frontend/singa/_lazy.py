@@ -6,12 +6,17 @@ from importlib import import_module
 from types import ModuleType
 
 MODULES = (
-    "autograd", "codegen", "data", "device", "exporting", "image_tool", "initializer", "layer", "model", "opt", "quantization",
-    "snapshot", "sonnx", "tape", "tensor", "utils",
+    "singa.autograd", "singa.codegen", "singa.data", "singa.device", "singa.exporting", "singa.image_tool", "singa.initializer",
+    "singa.layer", "singa.model", "singa.opt", "singa.quantization", "singa.snapshot", "singa.sonnx", "singa.tape",
+    "singa.tensor", "singa.utils",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name not in MODULES:
+    if f"singa.{name}" not in MODULES:
         raise AttributeError(f"module 'singa' has no attribute {name!r}")
-    return import_module(f"{__package__}.{name}")
+    return import_module(f"singa.{name}")
+
+
+def __dir__() -> list[str]:
+    return [name.removeprefix("singa.") for name in MODULES]

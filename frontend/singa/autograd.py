@@ -23,6 +23,7 @@ from ._autograd.losses import *  # noqa: F403
 from ._core import tape
 from ._core.backward import backward, gradients, infer_dependency
 from ._core.tape import Dummy, Operation, Operator
+from ._core.tensor import Tensor as Tensor
 
 
 class _Module(ModuleType):

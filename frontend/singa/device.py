@@ -7,6 +7,7 @@ dev.SetRandSeed(1)
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -88,6 +89,15 @@ class Device:
     def random_state(self) -> Any:
         """The seed and the number of draws so far of this thread's stream, as a Tensor; None before the first draw."""
         return self._stream.state
+
+    def stream(self) -> Any:
+        """Return the random state; deprecated: use `random_state`.
+
+        Returns:
+            The seed and the number of draws so far, as a Tensor; None before the first draw.
+        """
+        warnings.warn("Device.stream() is now Device.random_state", DeprecationWarning, stacklevel=2)
+        return self.random_state
 
     def SetRandSeed(self, seed: int) -> None:
         """Restart the random stream of this thread; the same seed produces the same numbers on every device.

@@ -443,13 +443,16 @@ class Step:
             ResourceExhausted: A limit was exceeded.
         """
         inputs = {id(t): t for t in _tensors((args, kwargs))}
-        values = [self._here(t) for t in (*inputs.values(), *self._reads)]
-        made = self._executor.run(self.graph, values, budget=limits.Budget(self._limits, memory=self.device.backend.memory))
-        taken = {id(v) for v in values}
-        made = [v.copy() if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
-        n = len(made) - len(self._writes)
-        for t, new in zip(self._writes, made[n:], strict=True):
-            trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
+        stream = self.device._stream
+        draws = any(t is stream.state for t in self._reads)
+        with stream.lock if draws else contextlib.nullcontext():  # another thread may draw from the same stream
+            values = [self._here(t) for t in (*inputs.values(), *self._reads)]
+            made = self._executor.run(self.graph, values, budget=limits.Budget(self._limits, memory=self.device.backend.memory))
+            taken = {id(v) for v in values}
+            made = [v.copy() if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
+            n = len(made) - len(self._writes)
+            for t, new in zip(self._writes, made[n:], strict=True):
+                trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
         results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
         provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)

@@ -7,7 +7,7 @@ import importlib
 import time
 import traceback
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..comparison import verdict
 from ..errors import SonnxError, UnsupportedModel
 from ..processes import ChildFailure, ask_all
 from . import official
-from .cases import Case
+from .cases import Case, ConformanceError
 
 Cell = tuple[str, str, int]
 """(domain, operator, since-version)"""
@@ -106,6 +106,15 @@ def resolve(backend: str) -> Any:
     return getattr(found, attribute) if attribute else found
 
 
+def answers(requests: Sequence[Any], make: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[tuple[int, Any]]:
+    """Yield from `ask_all`; raises ConformanceError (SX803) if a child process cannot start."""
+    try:
+        yield from ask_all(requests, make, *arguments, **options)
+    except ChildFailure as failure:
+        hint = "see the traceback that the process has written"
+        raise ConformanceError(f"a child process must be able to start, got {failure}", code="SX803", hint=hint) from None
+
+
 def _serve(backend: str, device: str) -> Callable[[Case], Result]:
     """Return, in the child, the function that runs a case."""
     engine = resolve(backend)
@@ -136,7 +145,7 @@ def run(
     results: dict[int, Result] = {}
     # Long models first, so that none runs alone at the end.
     order = sorted(range(len(cases)), key=lambda i: cases[i].kind != "real")
-    for i, answer in ask_all([cases[i] for i in order], _serve, backend, device, jobs=processes, timeout=timeout):
+    for i, answer in answers([cases[i] for i in order], _serve, backend, device, jobs=processes, timeout=timeout):
         case = cases[order[i]]
         results[order[i]] = result = _failed(case, answer) if isinstance(answer, ChildFailure) else answer
         if progress:

@@ -168,7 +168,7 @@ class CudaDevice(Device):
         count, reason = _gpus()
         if self.device_id >= count:
             raise DeviceUnavailable(
-                f"CUDA:{self.device_id} was requested; there are {count} CUDA devices{reason}",
+                f"the ordinal of a CUDA device must be below their number, {count}{reason}, got CUDA:{self.device_id}",
                 hint="use device='CPU', or install the [gpu] extra on a machine with a GPU",
             )
 
@@ -231,9 +231,9 @@ DEVICES: dict[str, type[Device]] = {kind.type: kind for kind in (CpuDevice, Cuda
 
 
 def _unknown(type: str, device_id: int) -> DeviceUnavailable:
-    return DeviceUnavailable(
-        f"a device must be CPU or CUDA, got {type!r} (ordinal {device_id})", hint="pass 'CPU', 'CUDA' or 'CUDA:1'"
-    )
+    if type in DEVICES:
+        return DeviceUnavailable(f"the ordinal of {type} must be 0, got {device_id}", hint=f"pass {type!r}")
+    return DeviceUnavailable(f"a device must be one of {', '.join(DEVICES)}, got {type!r}", hint="pass 'CPU', 'CUDA' or 'CUDA:1'")
 
 
 @cache

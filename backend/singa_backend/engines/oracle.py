@@ -92,7 +92,7 @@ class Oracle:
         Args:
             model: a serialized ModelProto, or the path of a file.
             inputs: arrays by name, with the dtypes and shapes that the model declares.
-            timeout: the maximum time of this call in seconds.
+            timeout: seconds for the answer after the engine's process has started, which may take 120 s more.
             folder: the folder of external data of a model that is passed as bytes; the child reads them.
 
         Returns:

@@ -344,12 +344,12 @@ class OpsetWriter(Interpreter[Symbol]):
         allowed = type_strings(schema)
         bound: dict[str, str] = {}
         if outputs > schema.max_output:
-            raise Unwritable(f"{name}-{version} has only {schema.max_output} outputs", operator=name)
+            raise Unwritable(f"{name}-{version} takes at most {schema.max_output} outputs, got {outputs}", operator=name)
         for i, v in enumerate(values):
             if v is None:
                 continue
             if i >= len(schema.inputs) and not _variadic(schema):
-                raise Unwritable(f"{name}-{version} has only {len(schema.inputs)} inputs", operator=name)
+                raise Unwritable(f"{name}-{version} takes at most {len(schema.inputs)} inputs, got {len(values)}", operator=name)
             parameter = schema.inputs[min(i, len(schema.inputs) - 1)]
             takes = allowed[parameter.type_str]
             has = _type_string(self.type_of(v))

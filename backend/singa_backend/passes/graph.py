@@ -7,6 +7,7 @@ AttributeProtos are never changed in place, so a snapshot copies no weights.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -246,6 +247,18 @@ class GraphEditor:
             node.plain = node.plain and not a.ref_attr_name
         node.plain = node.plain and (domain, p.op_type) not in self.context.function_names
         return node
+
+    @property
+    def edit(self) -> Context:
+        """The context; deprecated: use `context`."""
+        warnings.warn("edit is now context", DeprecationWarning, stacklevel=2)
+        return self.context
+
+    @property
+    def held(self) -> set[str]:
+        """The values that something else than a node names; deprecated: use `pinned`."""
+        warnings.warn("held is now pinned", DeprecationWarning, stacklevel=2)
+        return self.pinned
 
     @property
     def opset(self) -> int:

@@ -16,7 +16,9 @@ def _fed(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) -> Any:
     if declared.kind == "optional" and x is None:
         return None
     if x is None:
-        raise InvalidInput(f"input {declared} must have a value, got None", code="SX302", hint="only an optional may be None")
+        raise InvalidInput(
+            f"input {declared} must have a value, got None", code="SX302", hint="only an optional input may be None"
+        )
     if declared.kind == "map" or isinstance(x, dict):
         if declared.kind not in ("map", "sequence", "") or not isinstance(x, dict):
             want = "a dict" if declared.kind == "map" else "an array or a list of arrays"

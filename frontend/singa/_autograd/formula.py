@@ -62,7 +62,7 @@ class Formula(Operator):
         super().__init__()
         name, options = type(self).__name__, ", ".join(self._options) or "nothing"
         if len(args) > len(self._options):
-            raise TypeError(f"the arguments of {name} must be at most ({options}), got {len(args)}")
+            raise TypeError(f"{name} takes at most {len(self._options)} arguments ({options}), got {len(args)}")
         chosen = dict(zip(self._options, args, strict=False))
         unknown = [n for n in kwargs if n not in self._options or n in chosen]
         if unknown:
@@ -165,7 +165,7 @@ def formula(name: str, *order: str) -> Callable[[Callable[..., R]], Callable[...
             if variadic:
                 return _one(made(**kwargs)(*args))
             if len(args) > len(names):
-                raise TypeError(f"the arguments of {function.__name__} must be at most ({', '.join(names)}), got {len(args)}")
+                raise TypeError(f"{function.__name__} takes at most {len(names)} arguments ({', '.join(names)}), got {len(args)}")
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             chosen = {n: v for n, v in given.items() if n not in tensors}
             return _one(made(**chosen)(*(given[n] for n in tensors if n in given)))

@@ -7,30 +7,26 @@ from importlib import import_module
 import click
 
 COMMANDS = {
-    "bisect": "Find the first node of MODEL that diverges and write it as a model.",
-    "check": "Check whether MODEL is valid and supported, or can be trained.",
-    "codegen": "Write MODEL as a readable Python program on singa, with its weights.",
-    "compare": "Compare MODEL, node by node, with another engine, device or model.",
-    "conform": "Run ONNX's own suite under the strict verdict.",
-    "convert": "Write MODEL at another opset, older or newer.",
-    "export": "Write a model that a Python program builds as an ONNX file.",
-    "foreign": "Compare every value of exported models with onnxruntime.",
-    "fuzz": "Draw valid models of one node and judge the results.",
-    "gradients": "Check the gradients of operator versions.",
-    "inspect": "Show the inputs, outputs, states and operators of MODEL.",
-    "layout": "Write MODEL with channels first or last.",
-    "opsets": "Write operators at every opset, run them and compare.",
-    "optimize": "Rewrite MODEL by graph passes.",
-    "reduce": "Shrink MODEL to the smallest part that still fails.",
-    "report": "Render the support report from the results of runs.",
-    "run": "Run MODEL once and show or save its outputs.",
-    "train": "Fine-tune MODEL on the arrays of an .npz file.",
+    "bisect": ("singa.cli.bisect", "Find the first node of MODEL that diverges and write it as a model."),
+    "check": ("singa.cli.check", "Check whether MODEL is valid and supported, or can be trained."),
+    "codegen": ("singa.cli.codegen", "Write MODEL as a readable Python program on singa, with its weights."),
+    "compare": ("singa.cli.compare", "Compare MODEL, node by node, with another engine, device or model."),
+    "conform": ("singa.cli.conform", "Run ONNX's own suite under the strict verdict."),
+    "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
+    "export": ("singa.cli.export", "Write a model that a Python program builds as an ONNX file."),
+    "foreign": ("singa.cli.foreign", "Compare every value of exported models with onnxruntime."),
+    "fuzz": ("singa.cli.fuzz", "Draw valid models of one node and judge the results."),
+    "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
+    "inspect": ("singa.cli.inspect", "Show the inputs, outputs, states and operators of MODEL."),
+    "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
+    "opsets": ("singa.cli.opsets", "Write operators at every opset, run them and compare."),
+    "optimize": ("singa.cli.optimize", "Rewrite MODEL by graph passes."),
+    "reduce": ("singa.cli.reduce", "Shrink MODEL to the smallest part that still fails."),
+    "report": ("singa.cli.report", "Render the support report from the results of runs."),
+    "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),
+    "train": ("singa.cli.train", "Fine-tune MODEL on the arrays of an .npz file."),
 }
 """The commands and their lines in `sonnx --help`; each command is `command` in the module of its name."""
-
-
-MODULE = "singa.cli."
-"""The package of the command modules, with a final dot."""
 
 
 class LazyGroup(click.Group):
@@ -42,13 +38,13 @@ class LazyGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        found = import_module(MODULE + name).command
+        found = import_module(COMMANDS[name][0]).command
         assert isinstance(found, click.Command)
         return found
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(COMMANDS.items()))
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

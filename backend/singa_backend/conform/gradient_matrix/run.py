@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ...engines.oracle import Oracle
-from ...processes import ChildFailure, ask_all
+from ...processes import ChildFailure
 from ..gradients import POINTS
+from ..worker import answers
 from .row import Row, judged, needs_judging
 
 TIMEOUT = 120.0
@@ -25,7 +26,7 @@ def run(
     """Yield the rows with their verdicts, as they finish.  timeout: the seconds that one row may take."""
     yield from (judged(row) for row in rows if not needs_judging(row))
     todo = [row for row in rows if needs_judging(row)]
-    for i, answer in ask_all(todo, _serve, count, seed, oracle, jobs=jobs, timeout=timeout):
+    for i, answer in answers(todo, _serve, count, seed, oracle, jobs=jobs, timeout=timeout):
         yield _failed(todo[i], answer, timeout) if isinstance(answer, ChildFailure) else answer
 
 

@@ -6,16 +6,18 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from ...engines.oracle import Oracle
-from ...processes import ChildFailure, ask_all
+from ...processes import ChildFailure
+from ..cases import ConformanceError
+from ..worker import answers
 from .judge import Judged, judge
 from .problems import Problem
 
 
 def run(problems: Sequence[Problem], oracle: str | None = "onnxruntime", jobs: int | None = None) -> Iterator[Judged]:
-    """Yield the problems with their outcomes, as they finish.  Raises ChildFailure if a process dies."""
-    for _, answer in ask_all(problems, _serve, oracle, jobs=jobs):
+    """Yield the problems with their outcomes, as they finish.  Raises ConformanceError (SX803) if a process dies."""
+    for i, answer in answers(problems, _serve, oracle, jobs=jobs):
         if isinstance(answer, ChildFailure):
-            raise answer
+            raise ConformanceError(f"the process that judged {problems[i].name} {answer.how}: {answer}", code="SX803")
         yield answer
 
 
