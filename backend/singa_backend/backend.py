@@ -22,7 +22,7 @@ from .proto.load import ModelSource, load_model
 from .proto.schemas import newest, plain_domain
 from .proto.values import Value
 from .runtime.executor import Executor
-from .runtime.feeds import _fed, _own
+from .runtime.feeds import convert_input, owned_copy
 
 _QUIET = frozenset({"rtol", "atol", "init_inputs", "keep_initializers_as_inputs"})
 """Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
@@ -176,7 +176,7 @@ class SingaRep(BackendRep):
             values = self._executor.run(graph, [device.put(v) for v in feeds], overrides, budget)
             taken = set(self._fixed)
             taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
-            return Outputs([_own(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
+            return Outputs([owned_copy(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
 
     # --- inputs
 
@@ -207,8 +207,8 @@ class SingaRep(BackendRep):
                 )
             given = {v.name: x for v, x in zip(graph.inputs, values, strict=True)}
         sizes: dict[str, tuple[int, str]] = {}
-        feeds = [_fed(v, given.get(v.name), sizes) for v in graph.inputs]
-        return feeds, {v.name: _fed(v, given[v.name], sizes) for v in graph.optional_inputs if v.name in given}
+        feeds = [convert_input(v, given.get(v.name), sizes) for v in graph.inputs]
+        return feeds, {v.name: convert_input(v, given[v.name], sizes) for v in graph.optional_inputs if v.name in given}
 
 
 def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Graph:

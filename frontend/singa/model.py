@@ -191,12 +191,12 @@ class Model(Layer):
         if not self.training:
             return self.forward(*input, **kwargs)
         if not self._checked:
-            with watch_gradients(self.get_params) as reach:
+            with watch_gradients(self.get_params) as covered:
                 result = self._step(input, kwargs)
-            warning = reach.check()
+            warning = covered.check()
             if warning is not None:
                 warnings.warn(warning, stacklevel=2)
-            self._checked = reach.played
+            self._checked = covered.backward_ran
             return result
         return self._step(input, kwargs)
 

@@ -46,7 +46,7 @@ class GradientSupport:
 
     Attributes:
         kind: "gradient", "missing", or a key of REASONS.
-        how: "rule", "composition" (through the decomposition), or "" if there is neither.
+        how: a value of the reports: "rule", "composition" (through the decomposition), or "" if there is neither.
         why: the reason in words, if there is no gradient.
     """
 

@@ -12,7 +12,7 @@ from ..interpreters.builder import Symbol
 from ..ir.graph import Graph, Node
 from ..proto.values import declared_type
 from .model import to_model
-from .writer import UNWRITTEN, OpsetWriter, Unwritable, _has_rank
+from .writer import UNWRITTEN, OpsetWriter, Unwritable, has_rank
 
 
 def convert(graph: Graph, opset: int, name: str = "", writer: OpsetWriter | None = None, *, deferred: bool = False) -> ModelProto:
@@ -38,7 +38,7 @@ def convert(graph: Graph, opset: int, name: str = "", writer: OpsetWriter | None
     outputs = replay(writer, graph, inputs, states, visitor=_named_visit)
     for symbol, declared in zip(outputs, graph.outputs, strict=True):
         type = declared_type(declared)
-        if type is not None and isinstance(symbol, Symbol) and not _has_rank(symbol.type):
+        if type is not None and isinstance(symbol, Symbol) and not has_rank(symbol.type):
             symbol.type = type
     return to_model(writer, name or graph.name or "main", outputs, [v.name for v in graph.outputs], deferred=deferred)
 

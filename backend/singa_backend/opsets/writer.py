@@ -315,9 +315,9 @@ class OpsetWriter(Interpreter[Symbol]):
 
     def _typed(self, name: str, values: list[Any], given: dict[str, Any], made: list[Symbol]) -> list[Symbol]:
         """Complete the types of a decomposition by those of the single operator: inference may lose a rank between nodes."""
-        if any(isinstance(y, Symbol) and not _has_rank(y.type) for y in made):
+        if any(isinstance(y, Symbol) and not has_rank(y.type) for y in made):
             for y, type in zip(made, self._types(name, values, given, len(made), self.opset), strict=True):
-                if isinstance(y, Symbol) and not _has_rank(y.type) and type is not None and y.name:
+                if isinstance(y, Symbol) and not has_rank(y.type) and type is not None and y.name:
                     y.type = type
         return made
 
@@ -518,7 +518,7 @@ def _fits(
     return True
 
 
-def _has_rank(type: TypeProto | None) -> bool:
+def has_rank(type: TypeProto | None) -> bool:
     return type is not None and (type.WhichOneof("value") != "tensor_type" or type.tensor_type.HasField("shape"))
 
 

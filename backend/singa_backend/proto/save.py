@@ -80,7 +80,7 @@ def save(
 
     Raises:
         InvalidInput: the file cannot be written; no partial file remains.
-        InvalidModel: the checker refuses the model; nothing was written.
+        InvalidModel: the checker refuses the model or does not answer; nothing was written.
     """
     arrays = arrays or {}
     outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL and not _is_deferred(t, arrays)]

@@ -11,7 +11,7 @@ from ..errors import InvalidInput
 from ..proto.values import Value
 
 
-def _fed(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) -> Any:
+def convert_input(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) -> Any:
     """An input of the declared type; raises InvalidInput; `sizes` holds the symbolic sizes that are known so far."""
     if declared.kind == "optional" and x is None:
         return None
@@ -122,10 +122,10 @@ def _fits(declared: Value, shape: tuple[int, ...], sizes: dict[str, tuple[int, s
             raise InvalidInput(f"input {declared} must have the declared shape, got shape {shape}{where}", code="SX303")
 
 
-def _own(value: Any, taken: set[int]) -> Any:
+def owned_copy(value: Any, taken: set[int]) -> Any:
     """A value that shares no memory with the model: arrays that are, or view, an input or a state are copied."""
     if isinstance(value, list):
-        return [_own(v, taken) for v in value]
+        return [owned_copy(v, taken) for v in value]
     if isinstance(value, np.ndarray):
         if value.base is not None or id(value) in taken:
             value = value.copy()

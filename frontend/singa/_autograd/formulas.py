@@ -92,7 +92,7 @@ def _declare_plain() -> None:
         _plain(name, function, onnx, what, inputs, "bool Tensor of the broadcast shape", _binary(onnx))
     for name, (function, onnx, what, _) in _LOGICAL.items():
         inputs = {
-            "a": "Tensor of bool, or of numbers, which hold where they are not 0; any shape.",
+            "a": "Tensor of bool, or of numbers, of which those other than 0 count as true; any shape.",
             "b": "Tensor as a; the shapes broadcast.",
         }
         _plain(name, function, onnx, what, inputs, "bool Tensor of the broadcast shape", _logical(onnx))
@@ -138,12 +138,12 @@ _declare_plain()
 
 @formula("Not")
 def _not(op: TensorOp, x: Any) -> Tensor:
-    """Whether x does not hold.
+    """Compute the logical negation of x.
 
-    Element by element.  It has no gradient.  Source: ONNX Not.
+    Element by element. It has no gradient. Source: ONNX Not.
 
     Args:
-        x: Tensor of bool, or of numbers, which hold where they are not 0; any shape.
+        x: Tensor of bool, or of numbers, of which those other than 0 count as true; any shape.
 
     Returns:
         bool Tensor of the shape of x.
@@ -175,7 +175,7 @@ def matmul(op: TensorOp, a: Any, b: Any) -> Tensor:
 def nonzero(op: TensorOp, x: Any) -> Tensor:
     """The indices of the elements that are not zero.
 
-    It has no gradient.  Source: ONNX NonZero.
+    It has no gradient. Source: ONNX NonZero.
 
     Args:
         x: Tensor of any dtype and shape.
@@ -190,7 +190,7 @@ def nonzero(op: TensorOp, x: Any) -> Tensor:
 def shape(op: TensorOp, x: Any) -> Tensor:
     """The shape of x, as a Tensor.
 
-    It has no gradient.  Source: ONNX Shape.
+    It has no gradient. Source: ONNX Shape.
 
     Args:
         x: Tensor of any dtype and shape.
@@ -205,7 +205,7 @@ def shape(op: TensorOp, x: Any) -> Tensor:
 def round(op: TensorOp, x: Any) -> Tensor:
     """Round x to the nearest integer, halves away from zero.
 
-    Element by element.  It has no gradient.  `rounde` rounds halves to the even integer.  Source: sign(x) floor(|x| + 0.5).
+    Element by element. It has no gradient.  `rounde` rounds halves to the even integer. Source: sign(x) floor(|x| + 0.5).
 
     Args:
         x: Tensor of a float dtype, any shape.
@@ -223,7 +223,7 @@ def round(op: TensorOp, x: Any) -> Tensor:
 def elu(op: TensorOp, x: Any, *, alpha: float = 1.0) -> Tensor:
     """The exponential linear unit: x if x > 0, otherwise alpha (exp(x) - 1).
 
-    Element by element.  Source: ONNX Elu.
+    Element by element. Source: ONNX Elu.
 
     Args:
         x: Tensor of a float dtype, any shape.
@@ -239,7 +239,7 @@ def elu(op: TensorOp, x: Any, *, alpha: float = 1.0) -> Tensor:
 def selu(op: TensorOp, x: Any, *, alpha: float = 1.67326, gamma: float = 1.0507) -> Tensor:
     """The scaled exponential linear unit: gamma x if x > 0, otherwise gamma alpha (exp(x) - 1).
 
-    Element by element.  Source: ONNX Selu.
+    Element by element. Source: ONNX Selu.
 
     Args:
         x: Tensor of a float dtype, any shape.
@@ -256,7 +256,7 @@ def selu(op: TensorOp, x: Any, *, alpha: float = 1.67326, gamma: float = 1.0507)
 def leakyrelu(op: TensorOp, x: Any, *, a: float = 0.01) -> Tensor:
     """The leaky rectified linear unit: x if x >= 0, otherwise a x.
 
-    Element by element.  Source: ONNX LeakyRelu.
+    Element by element. Source: ONNX LeakyRelu.
 
     Args:
         x: Tensor of a float dtype, any shape.
@@ -272,7 +272,7 @@ def leakyrelu(op: TensorOp, x: Any, *, a: float = 0.01) -> Tensor:
 def hardsigmoid(op: TensorOp, x: Any, *, alpha: float = 0.2, gamma: float = 0.5) -> Tensor:
     """The hard sigmoid: max(0, min(1, alpha x + gamma)).
 
-    Element by element.  Source: ONNX HardSigmoid.
+    Element by element. Source: ONNX HardSigmoid.
 
     Args:
         x: Tensor of a float dtype, any shape.
@@ -289,7 +289,7 @@ def hardsigmoid(op: TensorOp, x: Any, *, alpha: float = 0.2, gamma: float = 0.5)
 def prelu(op: TensorOp, x: Any, slope: Any) -> Tensor:
     """The parametric rectified linear unit: x if x >= 0, otherwise slope x.
 
-    Element by element.  Source: ONNX PRelu.
+    Element by element. Source: ONNX PRelu.
 
     Args:
         x: Tensor of a float dtype, any shape.
@@ -308,7 +308,7 @@ def prelu(op: TensorOp, x: Any, slope: Any) -> Tensor:
 def clip(op: TensorOp, x: Any, *, min: float | None = None, max: float | None = None) -> Tensor:
     """Limit x to [min, max].
 
-    Element by element.  Source: ONNX Clip.
+    Element by element. Source: ONNX Clip.
 
     Args:
         x: Tensor of a numeric dtype, any shape.
@@ -380,7 +380,7 @@ def mean(op: TensorOp, *l: Any) -> Tensor:  # noqa: E741
 def max(op: TensorOp, *l: Any) -> Tensor:  # noqa: E741
     """The maximum of tensors, element by element.
 
-    Inputs that are equal share the gradient.  Source: ONNX Max.
+    Inputs that are equal share the gradient. Source: ONNX Max.
 
     Args:
         *l: One or more Tensors of one numeric dtype; their shapes broadcast.
@@ -398,7 +398,7 @@ def max(op: TensorOp, *l: Any) -> Tensor:  # noqa: E741
 def min(op: TensorOp, *l: Any) -> Tensor:  # noqa: E741
     """The minimum of tensors, element by element.
 
-    Inputs that are equal share the gradient.  Source: ONNX Min.
+    Inputs that are equal share the gradient. Source: ONNX Min.
 
     Args:
         *l: One or more Tensors of one numeric dtype; their shapes broadcast.
@@ -438,7 +438,7 @@ def gemm(
 ) -> Tensor:
     """The general matrix product: alpha A' B' + beta C.
 
-    A' is A, or its transpose if transA is set; B' likewise.  Source: ONNX Gemm.
+    A' is A, or its transpose if transA is set; B' likewise. Source: ONNX Gemm.
 
     Args:
         A: Tensor of a numeric dtype, shape (M, K), or (K, M) if transA is set.
@@ -524,8 +524,8 @@ def reshape(op: TensorOp, x: Any, *, shape: Sequence[int]) -> Tensor:
 def flatten(op: TensorOp, x: Any, *, axis: int = 1, end_axis: int | None = None) -> Tensor:
     """Flatten x to a matrix, or merge several axes into one.
 
-    Without `end_axis` the axes before `axis` become the rows and the others the columns.  With it, the axes from `axis` to
-    `end_axis` become one axis and the others remain.  Source: ONNX Flatten, or ONNX Reshape with `end_axis`.
+    Without `end_axis` the axes before `axis` become the rows and the others the columns. With it, the axes from `axis` to
+    `end_axis` become one axis and the others remain. Source: ONNX Flatten, or ONNX Reshape with `end_axis`.
 
     Args:
         x: Tensor of any dtype and shape.
@@ -650,7 +650,7 @@ def split(
     Args:
         x: Tensor of any dtype and shape.
         axis: The axis, in [-rank, rank).
-        parts: The size of each part at `axis`; their sum is the size of x.  None to split by `num_output`.
+        parts: The size of each part at `axis`; their sum is the size of x. None to split by `num_output`.
         num_output: The number of parts of equal size, of which the last may be smaller; used if `parts` is None.
 
     Returns:
@@ -707,7 +707,7 @@ def tile(op: TensorOp, x: Any, *, repeats: Any) -> Tensor:
 
     Args:
         x: Tensor of any dtype and shape.
-        repeats: The number of repetitions at each axis, or an int for the last axis.  Fewer numbers than axes apply to the last
+        repeats: The number of repetitions at each axis, or an int for the last axis. Fewer numbers than axes apply to the last
             axes; more add axes before the first.
 
     Returns:
@@ -824,7 +824,7 @@ def space_to_depth(op: TensorOp, x: Any, *, blocksize: int, mode: str = "DCR") -
 def gather(op: TensorOp, x: Any, *, axis: int, indices: Any) -> Tensor:
     """Gather the slices of x at some indices along an axis.
 
-    Source: ONNX Gather.  No gradient flows to `indices`.
+    Source: ONNX Gather. No gradient flows to `indices`.
 
     Args:
         x: Tensor of any dtype, rank at least 1.
@@ -845,7 +845,7 @@ def gather(op: TensorOp, x: Any, *, axis: int, indices: Any) -> Tensor:
 def scatter_elements(op: TensorOp, x: Any, indices: Any, updates: Any, *, axis: int = 0) -> Tensor:
     """Replace some elements of x along an axis.
 
-    Source: ONNX ScatterElements.  No gradient flows to `indices`.
+    Source: ONNX ScatterElements. No gradient flows to `indices`.
 
     Args:
         x: Tensor of any dtype, rank at least 1.
@@ -866,12 +866,12 @@ def scatter_elements(op: TensorOp, x: Any, indices: Any, updates: Any, *, axis: 
 def where(op: TensorOp, x: Any, y: Any, *, condition: Any) -> Tensor:
     """Select x where a condition holds, otherwise y.
 
-    Element by element.  Source: ONNX Where.  No gradient flows to `condition`.
+    Element by element. Source: ONNX Where. No gradient flows to `condition`.
 
     Args:
         x: Tensor of any dtype and shape.
         y: Tensor of the dtype of x; the three shapes broadcast.
-        condition: Tensor or array of bool, or of numbers, which hold where they are not 0.
+        condition: Tensor or array of bool, or of numbers, of which those other than 0 count as true.
 
     Returns:
         Tensor of the broadcast shape, of the dtype of x.
@@ -887,7 +887,7 @@ def where(op: TensorOp, x: Any, y: Any, *, condition: Any) -> Tensor:
 def onehot(op: TensorOp, indices: Any, *, axis: int, depth: int, values: Any = (0.0, 1.0)) -> Tensor:
     """Encode indices as one-hot: values[1] at each index along a new axis, values[0] elsewhere.
 
-    Source: ONNX OneHot.  No gradient flows to `indices`.
+    Source: ONNX OneHot. No gradient flows to `indices`.
 
     Args:
         axis: The position of the new axis in the result; -1 for the last.
@@ -907,7 +907,7 @@ def onehot(op: TensorOp, indices: Any, *, axis: int, depth: int, values: Any = (
 def embedding(op: TensorOp, x: Any, w: Any) -> Tensor:
     """Look up the rows of w at the indices x.
 
-    Source: ONNX Gather along axis 0.  No gradient flows to x.
+    Source: ONNX Gather along axis 0. No gradient flows to x.
 
     Args:
         x: Tensor of indices of any shape, whose values are cast to int64; a negative index counts from the end.
@@ -929,7 +929,7 @@ def embedding(op: TensorOp, x: Any, w: Any) -> Tensor:
 def cast(op: TensorOp, x: Any, *, to: Any) -> Tensor:
     """Cast x to another dtype.
 
-    Between float dtypes the gradient is cast back; other casts have no gradient.  Source: ONNX Cast.
+    Between float dtypes the gradient is cast back; other casts have no gradient. Source: ONNX Cast.
 
     Args:
         x: Tensor of any dtype and shape.
@@ -948,7 +948,7 @@ def cast(op: TensorOp, x: Any, *, to: Any) -> Tensor:
 def constant_of_shape(op: TensorOp, x: Any, *, value: float = 0) -> Tensor:
     """Make a tensor of a shape, filled with a value.
 
-    It has no gradient.  Source: ONNX ConstantOfShape.
+    It has no gradient. Source: ONNX ConstantOfShape.
 
     Args:
         x: Tensor of shape (rank,) with the sizes, which are cast to int64.
@@ -1049,7 +1049,7 @@ def dropout(x: Tensor, seed: int = 0, ratio: float = 0.5) -> Tensor:
     """Dropout: in training x mask / (1 - ratio), in inference x.
 
     Each element of the mask is 0 with probability `ratio`, otherwise 1; it is drawn from the random stream of x's device, which
-    `device.SetRandSeed` seeds.  The gradient is dy mask / (1 - ratio).  Source: ONNX Dropout.
+    `device.SetRandSeed` seeds. The gradient is dy mask / (1 - ratio). Source: ONNX Dropout.
 
     Args:
         x: Tensor of a float dtype, any shape.

@@ -331,8 +331,8 @@ def fused_bias_add_scale_mask_softmax_dropout(
     Args:
         x: Tensor of a float dtype, any shape.
         bias: Tensor of the dtype of x; its shape broadcasts to that of x.
-        mask: Tensor of bool, or of numbers, which hold where they are not 0; its shape broadcasts to that of x.
-        fill: The score where the mask does not hold.
+        mask: Tensor of bool, or of numbers, of which those other than 0 count as true; its shape broadcasts to that of x.
+        fill: The score where the mask is false.
         scale: The factor of x + bias.
         p: The probability that an element is dropped, in [0, 1).
 

@@ -59,12 +59,12 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
             had read it (SX370); or a custom operator returns the wrong number of gradients (SX312) or was called again (SX371).
         UnsupportedModel: An operator on the tape has no gradient for these inputs or attributes.
     """
-    reach = coverage.current()
-    if reach is not None:
-        reach.played = True
+    covered = coverage.current()
+    if covered is not None:
+        covered.backward_ran = True
     if not y.requires_grad or isinstance(y.creator, Dummy):
         if tape.training:
-            raise nothing_trains(reach)
+            raise nothing_trains(covered)
         raise InvalidInput(
             "this tensor was not recorded: training mode was off during the forward pass",
             code="SX313",
@@ -108,8 +108,8 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
             for x in storing.get(creator, ()):
                 g = found.get(creator, [None])[creator.place(x)]
                 if g is not None:
-                    if reach is not None:
-                        reach.found.add(id(x))
+                    if covered is not None:
+                        covered.found.add(id(x))
                     yield x, Tensor._of(g, x.device, False)
             if isinstance(creator, Dummy):
                 found.pop(creator, None)

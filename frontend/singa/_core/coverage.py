@@ -13,20 +13,20 @@ from .tensor import Tensor
 _SHOWN = 8
 
 
-class Reach:
+class Coverage:
     """The tensors that got a gradient while a step was watched.
 
     Args:
         params: Returns the parameters by name; called after the step, because layers create theirs at the first call.
 
     Attributes:
-        played: Whether `backward` was called.
+        backward_ran: Whether `backward` was called.
         found: The ids of the tensors that got a gradient.
     """
 
     def __init__(self, params: Callable[[], dict[str, Tensor]]) -> None:
         self._params = params
-        self.played = False
+        self.backward_ran = False
         self.found: set[int] = set()
 
     def trains(self) -> dict[str, Tensor]:
@@ -37,7 +37,7 @@ class Reach:
         """The warning after a step, or None; raises InvalidInput if there are parameters and none got a gradient."""
         trains = self.trains()
         missing = [n for n, p in trains.items() if id(p) not in self.found]
-        if not self.played or not missing:
+        if not self.backward_ran or not missing:
             return None
         if len(missing) == len(trains):
             raise nothing_trains(self)
@@ -49,10 +49,10 @@ class Reach:
         )
 
 
-def nothing_trains(reach: Reach | None) -> InvalidInput:
+def nothing_trains(covered: Coverage | None) -> InvalidInput:
     """The error for a loss from which no parameter gets a gradient."""
-    trains = reach.trains() if reach is not None else {}
-    every = reach._params() if reach is not None else {}
+    trains = covered.trains() if covered is not None else {}
+    every = covered._params() if covered is not None else {}
     if every and not trains:
         return InvalidInput(
             f"no parameter gets a gradient: all {len(every)} are frozen",
@@ -72,20 +72,20 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-_current: ContextVar[Reach | None] = ContextVar("reach", default=None)
+_current: ContextVar[Coverage | None] = ContextVar("coverage", default=None)
 
 
-def current() -> Reach | None:
+def current() -> Coverage | None:
     """The coverage of the step that is running, or None."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def watch_gradients(params: Callable[[], dict[str, Tensor]]) -> Iterator[Reach]:
+def watch_gradients(params: Callable[[], dict[str, Tensor]]) -> Iterator[Coverage]:
     """The context in which `backward` records the tensors that get a gradient."""
-    reach = Reach(params)
-    token = _current.set(reach)
+    covered = Coverage(params)
+    token = _current.set(covered)
     try:
-        yield reach
+        yield covered
     finally:
         _current.reset(token)

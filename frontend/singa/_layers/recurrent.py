@@ -437,9 +437,7 @@ class CudnnRNN(RNN_Base):
             InvalidInput: If `use_mask` is set without `seq_lengths`, or the number of features differs from that of W (SX325).
         """
         if self.use_mask and seq_lengths is None:
-            raise InvalidInput(
-                "seq_lengths must be a Tensor of the lengths of the sequences with use_mask, got None", code="SX325"
-            )
+            raise InvalidInput("seq_lengths must be a Tensor of sequence lengths if use_mask is set, got None", code="SX325")
         self._follow(x)
         lengths = op.Cast(seq_lengths, to=dtypes.onnx_code(np.int32)) if self.use_mask else None
         pieces = self._unpacked()

@@ -101,9 +101,9 @@ def to_training_onnx(
             y = made[output] if isinstance(made, (list, tuple)) else made
             goal = Tensor._of(record.writer.input("target", _target(y, target, loss)), y.device, False)
             value = compute(y, goal)
-            with watch_gradients(model.get_params) as reach:
+            with watch_gradients(model.get_params) as covered:
                 optimizer(value)
-            warning = reach.check()
+            warning = covered.check()
             if warning is not None:
                 warnings.warn(warning, stacklevel=2)
             named = {id(t): s.name for t, s in record.inputs}

@@ -60,7 +60,8 @@ def command(model: Path | None, target: Path | None, names: tuple[str, ...], lis
     checked = check_file(model)
     if not checked.valid:
         first = (checked.message.splitlines() or [""])[0][:300]
-        report.notes.append(f"the result was not checked, because onnx's checker refused the original model: {first}")
+        why = "did not answer for" if checked.valid is None else "refused"
+        report.notes.append(f"the result was not checked, because onnx's checker {why} the original model: {first}")
     written = save(proto, target, folder=folder, check=bool(checked.valid))
     seconds = time.perf_counter() - start
     if as_json:
