@@ -14,8 +14,9 @@ import onnx
 
 def main() -> None:
     task, path = sys.argv[1:]
-    if task == "check":  # a file that this package has written
-        _check(path)
+    if task == "check":  # a file that this package has written: the address space is not limited
+        with open(path, "rb"):  # a file that cannot be read is not one that the checker refuses
+            _check(path)
         return
     data = sys.stdin.buffer.read()
     _bound(len(data))
