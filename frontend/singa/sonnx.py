@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -114,7 +116,9 @@ def load(path: str | os.PathLike[str]) -> ModelProto:
 
 
 def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None:
-    """Write a model to a file with `onnx.save`.
+    """Write a model to a file with `onnx.save`, whole or not at all.
+
+    The file and its external data are written to a temporary folder next to the target and then moved into place.
 
     Args:
         model: the model.
@@ -124,7 +128,14 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
     Raises:
         OSError: the file cannot be written.
     """
-    onnx.save(model, os.fspath(path), **kwargs)
+    target = Path(path).resolve()  # a link keeps pointing to the file that is written
+    if (target.exists() and not target.is_file()) or Path(kwargs.get("location") or "").name != (kwargs.get("location") or ""):
+        onnx.save(model, target, **kwargs)  # a device or a pipe is written through; data in another folder stay there
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as stage:
+        onnx.save(model, Path(stage) / target.name, **kwargs)
+        for part in sorted(Path(stage).iterdir(), key=lambda p: p.name == target.name):  # the model last: it refers to the data
+            os.replace(part, target.parent / part.name)
 
 
 def supported_ops(opset: int) -> dict[tuple[str, str], Any]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-import onnx
 from onnx import ModelProto, numpy_helper
 from rich.table import Table
 
 from singa_backend.errors import InvalidInput, MissingDependency
 from singa_backend.proto.load import load_model
+from singa_backend.proto.save import save
 
 from ._common import device_option, echo, exit_codes, json_option, out, progress
 
@@ -88,6 +88,10 @@ def command(
     from ..device import resolve
 
     _check_plot(plot)
+    if target_file:
+        target_file = target_file.resolve()  # a link keeps pointing to the file that is written
+        if not target_file.parent.is_dir() or target_file.is_dir():
+            raise InvalidInput(f"the target must be a file in an existing folder, got {target_file}", code="SX351")
     compute = getattr(autograd, loss)
 
     class Tuned(SONNXModel):
@@ -133,7 +137,8 @@ def command(
             progress=lambda text: step(text),
         )
     if target_file:
-        onnx.save(updated(load_model(model)[0], tuned), target_file)
+        proto, folder = load_model(model)
+        save(updated(proto, tuned), target_file, folder=folder, check=False)
     if plot:
         _plot(plot, history.losses, f"{model.name}: {loss}")
     if as_json:
