@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import onnx
 from onnx import ModelProto
 
 from singa_backend.proto.load import load_model
+from singa_backend.proto.save import staged
 
 from ._onnx.custom_exporters import exporter
 from ._onnx.export import ExportReport, convert, export, to_onnx
@@ -132,10 +132,8 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
     if (target.exists() and not target.is_file()) or Path(kwargs.get("location") or "").name != (kwargs.get("location") or ""):
         onnx.save(model, target, **kwargs)  # a device or a pipe is written through; data in another folder stay there
         return
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as stage:
-        onnx.save(model, Path(stage) / target.name, **kwargs)
-        for part in sorted(Path(stage).iterdir(), key=lambda p: p.name == target.name):  # the model last: it refers to the data
-            os.replace(part, target.parent / part.name)
+    with staged(target) as stage:
+        onnx.save(model, stage / target.name, **kwargs)
 
 
 def supported_ops(opset: int) -> dict[tuple[str, str], Any]:

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -85,8 +86,7 @@ def save(
     arrays = arrays or {}
     outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL and not _is_deferred(t, arrays)]
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
-            stage = Path(name)
+        with staged(path) as stage:
             size = model.ByteSize() + sum(arrays[t.name].nbytes for t in model.graph.initializer if _is_deferred(t, arrays))
             if external is False and size > LARGEST:
                 raise InvalidInput(f"{size} bytes do not fit into one file", code="SX352", hint="pass external_data=True")
@@ -97,14 +97,31 @@ def save(
             (stage / path.name).write_bytes(model.SerializeToString())
             if check and not (found := check_file(stage / path.name)).valid:
                 raise InvalidModel(f"onnx's checker refuses the model to be written: {found.message[:2000]}", code="SX109")
-            written = sorted(stage.iterdir(), key=lambda p: p.name == path.name)  # the model last: it refers to the data
-            if any((path.parent / part.name).is_dir() for part in written):
-                raise IsADirectoryError(None, "there is a folder of that name")
-            for part in written:
-                os.replace(part, path.parent / part.name)
-            return [path.parent / p.name for p in written[::-1]]
+            written = [path.parent / part.name for part in _parts(stage, path)]
+        return written[::-1]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written: {error.strerror or error}", code="SX351") from None
+
+
+@contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """A folder next to `path`; if the body succeeds, its files are moved next to `path`, the one of that name last.
+
+    Raises OSError if a file cannot be moved; the folder is deleted in any case.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
+        stage = Path(name)
+        yield stage
+        parts = _parts(stage, path)
+        if any((path.parent / part.name).is_dir() for part in parts):
+            raise IsADirectoryError(None, "there is a folder of that name")
+        for part in parts:
+            os.replace(part, path.parent / part.name)
+
+
+def _parts(stage: Path, path: Path) -> list[Path]:
+    """The files of a stage, the model last: it refers to the data."""
+    return sorted(stage.iterdir(), key=lambda part: part.name == path.name)
 
 
 def _free(name: str, taken: set[str]) -> str:
