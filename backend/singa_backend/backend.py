@@ -304,7 +304,10 @@ class SingaBackend(Backend):
         allowed = limits or Limits()
         with spend(Budget(allowed, cancel, place.memory)):
             proto, folder = load_model(model)
-            return SingaRep(read(proto, folder), place, allowed)
+            graph = read(proto, folder)
+        for text in graph.warnings:
+            warnings.warn(text, UserWarning, stacklevel=2)
+        return SingaRep(graph, place, allowed)
 
     @classmethod
     def run_model(cls, model: ModelSource, inputs: Any, device: DeviceLike = "CPU", **kwargs: Any) -> Outputs:

@@ -59,11 +59,13 @@ class CheckReport:
         inspection: the tables of the model.
         problems: all problems, with their codes (docs/errors.md).
         operators: the operators that the model uses, unsupported ones first.
+        warnings: what is read in another way than the file states it, one sentence each.
     """
 
     inspection: Inspection
     problems: list[Problem]
     operators: list[OperatorUse]
+    warnings: tuple[str, ...] = ()
 
     @property
     def opinion(self) -> CheckerResult:
@@ -95,7 +97,7 @@ class CheckReport:
         return {
             "file": seen.file, "good": self.good, "valid": self.valid, "ir_version": seen.ir_version, "opsets": seen.opsets,
             "producer": seen.producer, "parameters": seen.parameters, "dtypes": self.dtypes,
-            "problems": [vars(p) for p in self.problems],
+            "problems": [vars(p) for p in self.problems], "warnings": list(self.warnings),
             "operators": [use.to_dict() for use in self.operators],
             "second_opinion": self.opinion.to_dict(),
         }  # fmt: skip
@@ -121,9 +123,10 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
     proto, folder = load_model(model)
     path = Path(model) if isinstance(model, (str, os.PathLike)) else None
     problems: list[Problem] = []
+    warnings: tuple[str, ...] = ()
     try:
         with spend(Budget(Limits(deadline=timeout))):
-            read(proto, folder)
+            warnings = read(proto, folder).warnings
     except SonnxError as error:
         alone = Problem(error.message, error.code, error.node, error.operator, error.opset, error.version)
         problems = list(error.problems) or [alone]
@@ -138,7 +141,7 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
         problems += _mistyped(table, call)
     order = {"unsupported": 0, "deprecated": 1, "supported": 2, "function": 3}
     operators = sorted(uses.values(), key=lambda u: (order[u.status], u.domain, u.operator, u.version or 0))
-    return CheckReport(seen, problems, operators)
+    return CheckReport(seen, problems, operators, warnings)
 
 
 def _dtype(table: Table, name: str) -> str:

@@ -20,6 +20,7 @@ from ..ir.declaration import has_trait
 from ..proto import save
 from ..proto.messages import FreshNames, graphs, reads
 from ..proto.schemas import ANY_OPSET, schema_version, schemas
+from ..proto.values import sizes
 from .base import Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
@@ -200,8 +201,7 @@ class GraphBuilder(Interpreter[Symbol]):
         type = self.type_of(x)
         if type is None or type.WhichOneof("value") != "tensor_type" or not type.tensor_type.HasField("shape"):
             return None
-        dims = type.tensor_type.shape.dim
-        return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+        return sizes(type.tensor_type)
 
     def constant_value(self, x: Symbol) -> np.ndarray | None:
         symbol = self._symbol(x)

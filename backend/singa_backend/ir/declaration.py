@@ -116,6 +116,7 @@ class Declaration:
     host: bool
     traits: frozenset[str] = frozenset()
     settings: frozenset[str] = frozenset()
+    absent: dict[str, Any] = field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED if there is none
     services: dict[str, str] = field(
@@ -281,6 +282,7 @@ def operator(
     host: bool = False,
     traits: Sequence[str] = (),
     settings: Sequence[str] = (),
+    absent: dict[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the computation of an operator in these schema versions, each of which is listed.
 
@@ -293,6 +295,7 @@ def operator(
         host: the body runs on NumPy whatever the device (strings, maps, decoders).
         traits: names in TRAITS; declared with the newest version.
         settings: float inputs that configure the operator as an attribute does (a ratio, scales): they have no gradient.
+        absent: attribute -> the value that exporters write if they mean that it is absent; the reader drops it and warns.
 
     Raises:
         ValueError: a version is declared twice or has no schema, or a trait or setting is unknown.
@@ -301,7 +304,9 @@ def operator(
     def declare(body: Callable[..., Any]) -> Declaration:
         known = schemas.get((domain, name), {})
         plain = body.body if isinstance(body, Declaration) else body
-        declaration = Declaration(name, domain, versions, plain, widen, host, frozenset(traits), frozenset(settings))
+        declaration = Declaration(
+            name, domain, versions, plain, widen, host, frozenset(traits), frozenset(settings), absent or {}
+        )
         taken = declarations.setdefault((domain, name), {})
         for version in versions:
             if version in taken:

@@ -89,6 +89,7 @@ class Graph:
         captured: (slot in the enclosing graph, slot in this graph) of each outer value that the graph reads.
         optional_inputs: the inputs that have an initializer, which an input of that name replaces.
         opsets: the opset of each domain; "" is ONNX's domain.
+        warnings: what the reader read in another way than the file states it, one sentence each.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Graph:
     captured: tuple[tuple[int, int], ...] = ()
     optional_inputs: tuple[Value, ...] = ()
     opsets: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     _read: ClassVar[Callable[[ModelProto, Path | None], Graph]]
     """The reader, which sets this for `from_onnx`."""

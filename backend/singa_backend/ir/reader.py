@@ -67,6 +67,7 @@ def _read(model: ModelProto, folder: Path | None) -> Graph:
         graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
         reader.finish()
         check_nesting(_height(graph, {}))
+        graph.warnings = tuple(reader.warnings)
         return graph
     except RecursionError as error:
         raise ResourceExhausted("the model nests too deeply for Python's stack", code="SX602") from error
@@ -93,6 +94,7 @@ class _Reader:
         self.depth = 0
         self.invalid: list[Problem] = []
         self.unsupported: list[Problem] = []
+        self.warnings: list[str] = []
         self.opsets = _opsets(model.opset_import, self) or {"": 1}
         for f in model.functions:
             key = (plain_domain(self.text(f.domain, "a domain")), self.text(f.name, "a function"), f.overload)
@@ -385,6 +387,11 @@ class _Scope:
         self._arity(proto, schema, where)
         types = {n: int(getattr(a.type, "value", 0)) for n, a in schema.attributes.items()}
         given = self._attributes(proto, types, where)
+        for name, value in declaration.absent.items():
+            if given.get(name) == value:
+                del given[name]
+                text = f"{name}={value:g} of {proto.op_type} {node.name!r} is read as no {name}, as its exporters mean it"
+                reader.warnings.append(text)
         node.given = frozenset(given)
         node.attributes = self._arguments(given, schema, declaration, where)
         node.operator = VersionedOperator(declaration, version)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import limits
-from ..autodiff.replay import run_subgraph, subgraph_gradients
+from ..autodiff.replay import graph_of_subgraph, run_subgraph, subgraph_gradients
 from ..devices import namespaces
 from ..devices.namespaces import Xp
 from ..dtypes import HOST_ONLY, STRING, is_float, onnx_code, onnx_name
@@ -57,22 +57,33 @@ def loop(
 ) -> tuple[Any, ...]:
     """Run a body that takes (iteration, condition, states...) and returns (condition, states..., scan outputs...).
 
+    Iteration and condition are scalars, or vectors of one value if the body declares them so.
     If the node does not have the input `cond`, the condition of the body is ignored.
     """
     state = list(v_initial)
     gather = Gather(xp, body, 1 + len(state))
-    go: Any = xp.asarray(cond is None or cond, np.bool_)
+    shapes = _shapes(body)
     going = cond is None or cond
+    go: Any = xp.asarray(going, np.bool_)
+
+    def step(i: int) -> list[Any]:
+        return run(body, *(x.reshape(s) for x, s in zip((xp.asarray(i, np.int64), go), shapes, strict=True)), *state)
+
     with limits.holding(gather.values):
         for i in limits.rounds(_trips(M, going, cond is None, body)):
             if not going or i == M:
                 break
-            go, *values = run(body, xp.asarray(i, np.int64), go, *state)
+            go, *values = step(i)
             state = values[: len(state)]
             gather.take(values[len(state) :])
             if cond is not None:
                 going = _truth(xp, go)
-    return (*state, *gather.outputs(lambda: run(body, xp.asarray(0, np.int64), go, *state)))
+    return (*state, *gather.outputs(lambda: step(0)))
+
+
+def _shapes(body: Graph) -> list[tuple[int, ...]]:
+    """The shapes of the iteration number and the condition that a Loop's body takes."""
+    return [(1,) if v.shape is not None and len(v.shape) == 1 else () for v in body.inputs[:2]]
 
 
 @loop.gradient
@@ -98,11 +109,16 @@ def loop_gradient(
     asked = [i for i in range(len(captured)) if needs[2 + n + i]]
     keeps = not any(op.is_sequence(s) for s in v_initial)
     types = [op.type(s) for s in v_initial]
+    shapes = _shapes(graph_of_subgraph(body))
     steady: list[Any] = [None] * n
+
+    def called(inner: Op, i: V, go: V, state: Sequence[V]) -> list[V]:
+        first = [inner.Reshape(x, list(s)) if s else x for x, s in zip((i, go), shapes, strict=True)]
+        return [*first, *state, *captured]
 
     def forward(inner: Op, i: V, go: V, count: V, *values: V) -> list[V]:
         kept, state = values[: len(values) - n], values[len(values) - n :]
-        go, *outs = run_subgraph(inner, body, [i, go, *state, *captured])
+        go, *outs = run_subgraph(inner, body, called(inner, i, go, state))
         ranks = [[None if s is None else len(s) for s in map(inner.shape, pair)] for pair in zip(state, outs, strict=False)]
         steady[:] = [
             t if before is not None and before == after else None for t, (before, after) in zip(types, ranks, strict=True)
@@ -119,7 +135,7 @@ def loop_gradient(
         if keeps:
             return [inner.with_type(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
         again = inner.graph(
-            lambda op, i, go, *state: run_subgraph(op, body, [i, go, *state, *captured])[: 1 + n], [INT, BOOL, *types]
+            lambda op, i, go, *state: run_subgraph(op, body, called(op, i, go, state))[: 1 + n], [INT, BOOL, *types]
         )
         return list(inner.call("Loop", [i, cond, *v_initial], {"body": again}, n))
 
@@ -131,7 +147,8 @@ def loop_gradient(
             dstate[k] = d
         dscans = [None if d is None else inner.Gather(d, i) for d in dys[n:]]
         flows = [False, False, *(k in floats for k in range(n)), *needs[2 + n :]]
-        found = subgraph_gradients(inner, body, [i, inner.constant(True), *state, *captured], [None, *dstate, *dscans], flows)[2:]
+        xs = called(inner, i, inner.constant(True), state)
+        found = subgraph_gradients(inner, body, xs, [None, *dstate, *dscans], flows)[2:]
         grads = [inner.zeros_like(state[k]) if found[k] is None else found[k] for k in floats]
         sums = [inner.add(d, found[n + k]) for d, k in zip(values[len(floats) :], asked, strict=True)]
         return [inner.Identity(go), *grads, *sums]

@@ -20,6 +20,9 @@ Strings = tuple[str, ...]
 Function = Callable[[Array], Array]
 Step = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
 
+NO_CLIP = {"clip": 0.0}
+"""Exporters write clip=0 for "no clip": the text defines only an absent clip so, but 0 would make every gate constant."""
+
 # --- activations ----------------------------------------------------------------------------------------------------
 
 _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
@@ -54,8 +57,9 @@ def _activations(xp: Xp, names: Sequence[str], alphas: Floats | None, betas: Flo
     for name in names:
         if name not in _PARAMETERS:
             raise OperatorError(f"activation must be one of {', '.join(_PARAMETERS)}, got {name!r}", code="SX404")
-    if clip is not None and clip < 0:
+    if clip is not None and not clip >= 0:
         raise OperatorError(f"clip must be at least 0, got {clip}", code="SX404")
+    clip = clip or None
     return [_activation(xp, *three, clip) for three in _with_parameters(names, alphas, betas)]
 
 
@@ -197,7 +201,7 @@ class _Layer:
 # --- RNN ------------------------------------------------------------------------------------------------------------
 
 
-@operator("RNN", 1, 7, 14, 22)
+@operator("RNN", 1, 7, 14, 22, absent=NO_CLIP)
 def rnn(
     xp: Xp,
     x: Array,
@@ -260,14 +264,14 @@ def _composed(
     """Return the activations of each direction, in ONNX operators."""
     n, directions = len(defaults), len(DIRECTIONS[direction])
     chosen = [name.lower() for name in (names if names is not None else defaults * directions)[: n * directions]]
-    made = [activation(*three, clip) for three in _with_parameters(chosen, alphas, betas)]
+    made = [activation(*three, clip or None) for three in _with_parameters(chosen, alphas, betas)]
     return [made[n * d : n * d + n] for d in range(directions)]
 
 
 # --- GRU ------------------------------------------------------------------------------------------------------------
 
 
-@operator("GRU", 3, 7, 14, 22)
+@operator("GRU", 3, 7, 14, 22, absent=NO_CLIP)
 def gru(
     xp: Xp,
     x: Array,
@@ -356,7 +360,7 @@ def gru_decomposition(
     return recurrence(op, x, w, r, sequence_lens, [initial_h], direction, layout, cell)
 
 
-@operator("GRU", 1)
+@operator("GRU", 1, absent=NO_CLIP)
 def gru_1(
     xp: Xp,
     x: Array,
@@ -419,7 +423,7 @@ def gru_1_decomposition(
 # --- LSTM -----------------------------------------------------------------------------------------------------------
 
 
-@operator("LSTM", 1, 7, 14, 22)
+@operator("LSTM", 1, 7, 14, 22, absent=NO_CLIP)
 def lstm(
     xp: Xp,
     x: Array,

@@ -11,6 +11,7 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, shape_inference
 
+from ..proto.values import sizes
 from .graph import GraphEditor, Node, Type, nbytes
 
 FEW = 1 << 10
@@ -57,13 +58,7 @@ def read_type(proto: TypeProto) -> Type:
     tensor = proto.tensor_type
     if not tensor.HasField("shape"):
         return Type(tensor.elem_type)
-    return Type(tensor.elem_type, tuple(_size(d) for d in tensor.shape.dim))
-
-
-def _size(d: Any) -> int | str | None:
-    if d.HasField("dim_value"):
-        return int(d.dim_value) if d.dim_value >= 0 else None  # some files write -1 for an open size
-    return str(d.dim_param) or None
+    return Type(tensor.elem_type, sizes(tensor))
 
 
 def skeleton(net: GraphEditor) -> GraphProto:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import TypeProto, ValueInfoProto
+from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
 from .. import dtypes
+
+OPEN = -1
+"""The size of a dimension that some exporters write if it is open; ONNX's form is a dimension without a size."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Value:
         Raises:
             InvalidModel: the element type is not one of ONNX's.
         """
-        return cls(info.name, *_type(info.type), info.type)
+        type = opened(info.type)
+        return cls(info.name, *_type(type), type)
 
     def __str__(self) -> str:
         """Return the name and type, such as "x: float[n, 3]"."""
@@ -57,7 +62,7 @@ def _type(proto: TypeProto) -> tuple[str, np.dtype[Any] | None, tuple[int | str 
         tensor = getattr(proto, kind)
         shape = None
         if tensor.HasField("shape"):
-            shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+            shape = sizes(tensor)
         return "tensor", dtypes.numpy_dtype(tensor.elem_type) if tensor.elem_type else None, shape
     if kind in ("sequence_type", "optional_type"):
         _, dtype, shape = _type(getattr(proto, kind).elem_type)
@@ -65,6 +70,39 @@ def _type(proto: TypeProto) -> tuple[str, np.dtype[Any] | None, tuple[int | str 
     if kind == "map_type":
         return "map", _type(proto.map_type.value_type)[1], None
     return "", None, None
+
+
+def sizes(tensor: TypeProto.Tensor | TypeProto.SparseTensor) -> tuple[int | str | None, ...]:
+    """The declared size of each dimension, the name of a symbolic size, or None if it is open."""
+    return tuple(map(_size, tensor.shape.dim))
+
+
+def _size(d: TensorShapeProto.Dimension) -> int | str | None:
+    if not d.HasField("dim_value"):
+        return d.dim_param or None
+    return None if d.dim_value == OPEN else d.dim_value
+
+
+def opened(type: TypeProto) -> TypeProto:
+    """The type with open sizes in place of sizes of -1; itself if it has none."""
+    if not any(d.dim_value == OPEN for d in _dimensions(type)):
+        return type
+    copy = TypeProto()
+    copy.CopyFrom(type)
+    for d in _dimensions(copy):
+        if d.dim_value == OPEN:
+            d.ClearField("dim_value")
+    return copy
+
+
+def _dimensions(type: TypeProto) -> Iterator[TensorShapeProto.Dimension]:
+    kind = type.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        yield from getattr(type, kind).shape.dim
+    elif kind in ("sequence_type", "optional_type"):
+        yield from _dimensions(getattr(type, kind).elem_type)
+    elif kind == "map_type":
+        yield from _dimensions(type.map_type.value_type)
 
 
 def declared_type(value: Value) -> TypeProto | None:

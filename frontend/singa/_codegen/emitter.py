@@ -15,6 +15,7 @@ from singa_backend.interpreters.base import formal
 from singa_backend.ir.graph import Node
 from singa_backend.proto import tensor_data
 from singa_backend.proto.schemas import newest, schemas, version_at
+from singa_backend.proto.values import sizes
 
 from ..model import Model
 from .lowering import Lowered
@@ -326,10 +327,7 @@ def type_text(type: TypeProto) -> Expr:
     kind = type.WhichOneof("value")
     if kind == "tensor_type":
         tensor = type.tensor_type
-        dims = [
-            str(d.dim_value) if d.HasField("dim_value") else quoted(d.dim_param) if d.dim_param else "None"
-            for d in tensor.shape.dim
-        ]
+        dims = [quoted(d) if isinstance(d, str) else str(d) for d in sizes(tensor)]
         shape = f"[{', '.join(dims)}]" if tensor.HasField("shape") else "None"
         return call("helper.make_tensor_type_proto", [code_text(tensor.elem_type), shape])
     if kind in ("sequence_type", "optional_type"):

@@ -32,6 +32,7 @@ from singa_backend.proto import save
 from singa_backend.proto.load import ModelSource, load_model
 from singa_backend.proto.messages import reads
 from singa_backend.proto.schemas import newest, schemas
+from singa_backend.proto.values import sizes
 
 from .._core import provenance, tape, trace
 from .._core.provenance import CHANGED, Origin
@@ -570,7 +571,9 @@ def _renamed_shapes(proto: ModelProto, options: Options) -> None:
         for n, s in (options.shape_override or {}).items()
     }
     inputs = {v.name: v for v in proto.graph.input}
-    unchanged = {n for n, s in wanted.items() if n in inputs and s == _sizes(inputs[n].type)}  # `export` started with these
+    unchanged = {
+        n for n, s in wanted.items() if n in inputs and s == list(sizes(inputs[n].type.tensor_type))
+    }  # `export` started with these
     if not wanted.keys() - unchanged:
         return
     made = {*inputs, *(o for node in proto.graph.node for o in node.output)}
@@ -593,11 +596,6 @@ def _renamed_shapes(proto: ModelProto, options: Options) -> None:
         proto.graph.value_info.append(helper.make_tensor_value_info(name, elem, wanted[name]))
     again = shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True)
     proto.graph.CopyFrom(again.graph)
-
-
-def _sizes(type: TypeProto) -> list[int | str | None]:
-    """The sizes of a declared shape; None for an unknown size."""
-    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in type.tensor_type.shape.dim]
 
 
 # --- names and types --------------------------------------------------------------------------------------------------

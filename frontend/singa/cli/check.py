@@ -57,6 +57,8 @@ def _show(report: CheckReport) -> None:
         echo(f"dtypes are incomplete; shape inference reports: {seen.opinion.inference.splitlines()[0][:300]}", style="dim")
     for problem in report.problems:
         echo(f"[{problem.code}] {problem}", style="red")
+    for text in report.warnings:
+        echo(f"warning: {text}", style="yellow")
     opinion = report.opinion
     words = {True: "accepts the model", False: "refuses the model", None: "did not answer"}[opinion.valid]
     echo(

@@ -1,0 +1,173 @@
+"""What exporters write although ONNX's text has another form for it: open sizes of -1, clip=0, vectors of one value."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+import singa_backend
+from singa import sonnx
+from singa.cli import main
+from singa_backend.inspection import check
+
+FLOAT = TensorProto.FLOAT
+
+
+def model(nodes, inputs, outputs, initializers=(), opset=17, **others):
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, t, s) for n, t, s in inputs],
+        [helper.make_tensor_value_info(n, t, s) for n, t, s in outputs],
+        [numpy_helper.from_array(a, n) for n, a in dict(initializers).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9, **others)
+
+
+# --- a size of -1 -------------------------------------------------------------------------------------------------------
+
+
+def open_model():
+    """x: float[-1, 4] -> y: float[-1, 2], with a sequence and an inner value that are declared in the same way."""
+    w = np.arange(8, dtype=np.float32).reshape(4, 2)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("SequenceConstruct", ["h"], ["s"]),
+        helper.make_node("SequenceAt", ["s", "zero"], ["y"]),
+    ]
+    made = model(nodes, [("x", FLOAT, [-1, 4])], [("y", FLOAT, [-1, 2])], {"w": w, "zero": np.int64(0)})
+    made.graph.value_info.append(helper.make_tensor_value_info("h", FLOAT, [-1, 2]))
+    made.graph.value_info.append(helper.make_tensor_sequence_value_info("s", FLOAT, [-1, 2]))
+    return made
+
+
+def test_open_size_is_declared_open():
+    rep = singa_backend.prepare(open_model())
+    assert rep.inputs[0].shape == (None, 4) and rep.outputs[0].shape == (None, 2)
+    for n in (0, 1, 3):
+        x = np.ones((n, 4), np.float32)
+        assert rep.run([x])[0].shape == (n, 2)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["check", "run --random 0", "optimize -o {out}", "convert --opset 20 -o {out}",
+     "codegen -o {out}.py", "inspect"],
+)  # fmt: skip
+def test_open_size_in_every_command(command, tmp_path):
+    path, out = tmp_path / "m.onnx", tmp_path / "out.onnx"
+    onnx.save(open_model(), path)
+    name, *rest = command.format(out=out).split()
+    done = CliRunner().invoke(main, [name, str(path), *rest])
+    assert not done.exception or isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code in (0,), done.output
+    if out.exists():
+        written = onnx.load(out)
+        x = np.ones((3, 4), np.float32)
+        assert singa_backend.prepare(written).run([x])[0].shape == (3, 2)
+
+
+# --- clip=0 -------------------------------------------------------------------------------------------------------------
+
+
+def recurrent(op, gates, **attributes):
+    rng = np.random.default_rng(0)
+    w, r = (rng.standard_normal((1, 3 * gates, n)).astype(np.float32) for n in (2, 3))
+    node = helper.make_node(op, ["x", "w", "r"], ["y"], name="cell", hidden_size=3, **attributes)
+    return model([node], [("x", FLOAT, [4, 2, 2])], [("y", FLOAT, [4, 1, 2, 3])], {"w": w, "r": r})
+
+
+@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_clip_of_zero_means_no_clip(op, gates, tmp_path):
+    x = np.random.default_rng(1).standard_normal((4, 2, 2)).astype(np.float32)
+    want = singa_backend.prepare(recurrent(op, gates)).run([x])[0]
+    zero = recurrent(op, gates, clip=0.0)
+    with pytest.warns(UserWarning, match=rf"clip=0 of {op} 'cell' is read as no clip"):
+        rep = singa_backend.prepare(zero)
+    np.testing.assert_array_equal(rep.run([x])[0], want)
+    assert check(zero).warnings and check(zero).good and not check(recurrent(op, gates)).warnings
+    # what is written has no clip: onnxruntime refuses a clip of 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        written = sonnx.convert(zero, opset=20)
+    assert all(a.name != "clip" for n in written.graph.node for a in n.attribute)
+    np.testing.assert_array_equal(singa_backend.prepare(written).run([x])[0], want)
+
+
+def test_check_prints_the_warning(tmp_path):
+    onnx.save(recurrent("GRU", 3, clip=0.0), tmp_path / "m.onnx")
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "m.onnx")])
+    assert done.exit_code == 0 and "warning: clip=0 of GRU" in done.output
+
+
+@pytest.mark.parametrize("clip", [-1.0, float("nan")])
+@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_clip_without_meaning_is_refused(op, gates, clip):
+    with pytest.raises(singa_backend.SonnxError, match="clip must be at least 0"):
+        singa_backend.prepare(recurrent(op, gates, clip=clip)).run([np.zeros((4, 2, 2), np.float32)])
+
+
+# --- the iteration number and the condition of a Loop as vectors of one value ----------------------------------------------
+
+
+def looping(shape, condition, states=True):
+    """Three times: state = state * 2 + iteration, and the iteration as a scan output."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Cast", ["i"], ["f"], to=FLOAT),
+            helper.make_node("Mul", ["s", "two"], ["d"]),
+            helper.make_node("Add", ["d", "f"], ["t"]),
+            helper.make_node("Concat", ["i", "i"], ["pair"], axis=0) if shape else helper.make_node("Identity", ["i"], ["pair"]),
+            helper.make_node("Identity", ["c"], ["go"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, shape),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, condition),
+            helper.make_tensor_value_info("s", FLOAT, [1]),
+        ],
+        [
+            helper.make_tensor_value_info("go", TensorProto.BOOL, condition),
+            helper.make_tensor_value_info("t", FLOAT, [1]),
+            helper.make_tensor_value_info("pair", TensorProto.INT64, [2] if shape else []),
+        ],
+    )
+    node = helper.make_node("Loop", ["three", "yes", "x"], ["y", "pairs"], body=body)
+    states = {"three": np.int64(3), "yes": np.ones(condition, bool), "two": np.float32(2)}
+    pairs = [3, 2] if shape else [3]
+    return model([node], [("x", FLOAT, [1])], [("y", FLOAT, [1]), ("pairs", TensorProto.INT64, pairs)], states)
+
+
+@pytest.mark.parametrize("condition", [[], [1]])
+@pytest.mark.parametrize("shape", [[], [1]])
+def test_loop_takes_the_shapes_that_its_body_declares(shape, condition):
+    made = looping(shape, condition)
+    onnx.checker.check_model(made, full_check=True)
+    x = np.array([1], np.float32)
+    y, pairs = singa_backend.prepare(made).run([x])
+    np.testing.assert_array_equal(y, [12.0])
+    np.testing.assert_array_equal(pairs, [[0, 0], [1, 1], [2, 2]] if shape else [0, 1, 2])
+    written = sonnx.convert(made, opset=20)
+    np.testing.assert_array_equal(singa_backend.prepare(written).run([x])[1], pairs)
+
+
+@pytest.mark.parametrize("condition", [[], [1]])
+@pytest.mark.parametrize("shape", [[], [1]])
+def test_loop_of_vectors_has_its_gradient(shape, condition):
+    from singa import autograd, tensor
+
+    net = sonnx.SONNXModel(looping(shape, condition))
+    x = tensor.from_numpy(np.array([1], np.float32))
+    x.requires_grad = x.stores_grad = True
+    autograd.training = True
+    try:
+        y = net.forward(x)[0]
+        grads = dict((id(p), g) for p, g in autograd.backward(y, tensor.from_numpy(np.ones(1, np.float32))))
+    finally:
+        autograd.training = False
+    np.testing.assert_array_equal(tensor.to_numpy(grads[id(x)]), [8.0])
