@@ -211,7 +211,7 @@ def recurrent(d: Draw) -> None:
             d.attributes["activation_beta"] = [d.real(0, 0.5) for a in chosen if a in ("HardSigmoid", "Affine")]
             if not d.attributes["activation_beta"]:
                 del d.attributes["activation_beta"]
-    d.attr("clip", lambda: d.real(0.5, 2), None)
+    d.attr("clip", lambda: 0.0 if d.chance(0.1) else d.real(0.5, 2), None)
     d.attr("linear_before_reset", [0, 1], 0)
     if d.has("output_sequence"):
         d.attributes["output_sequence"] = 1
