@@ -167,7 +167,62 @@ def test_loop_of_vectors_has_its_gradient(shape, condition):
     autograd.training = True
     try:
         y = net.forward(x)[0]
-        grads = dict((id(p), g) for p, g in autograd.backward(y, tensor.from_numpy(np.ones(1, np.float32))))
+        grads = {id(p): g for p, g in autograd.backward(y, tensor.from_numpy(np.ones(1, np.float32)))}
     finally:
         autograd.training = False
     np.testing.assert_array_equal(tensor.to_numpy(grads[id(x)]), [8.0])
+
+
+# --- a branch that the example inputs do not run ----------------------------------------------------------------------------
+
+
+def two_rates():
+    """If(fast): windows of 8 values; otherwise of 4.  Each branch drops the last axis if its size is 1, as exporters write it."""
+
+    def branch(name, window):
+        w = np.arange(window, dtype=np.float32).reshape(1, 1, window)
+        squeezed = helper.make_graph(
+            [helper.make_node("Squeeze", [f"{name}_c", "minus"], [f"{name}_s"])],
+            "then",
+            [],
+            [helper.make_tensor_value_info(f"{name}_s", FLOAT, None)],
+        )
+        same = helper.make_graph(
+            [helper.make_node("Identity", [f"{name}_c"], [f"{name}_k"])],
+            "else",
+            [],
+            [helper.make_tensor_value_info(f"{name}_k", FLOAT, None)],
+        )
+        nodes = [
+            helper.make_node("Conv", ["x", f"{name}_w"], [f"{name}_c"], name=f"{name}_conv", strides=[window]),
+            helper.make_node("Shape", [f"{name}_c"], [f"{name}_shape"]),
+            helper.make_node("Gather", [f"{name}_shape", "minus"], [f"{name}_size"]),
+            helper.make_node("Equal", [f"{name}_size", "one"], [f"{name}_is"]),
+            helper.make_node("If", [f"{name}_is"], [f"{name}_if"], then_branch=squeezed, else_branch=same),
+            helper.make_node("Gemm", [f"{name}_if", "v"], [f"{name}_y"], name=f"{name}_gemm"),
+        ]  # fmt: skip
+        return helper.make_graph(
+            nodes, name, [], [helper.make_tensor_value_info(f"{name}_y", FLOAT, None)], [numpy_helper.from_array(w, f"{name}_w")]
+        )
+
+    node = helper.make_node("If", ["fast"], ["y"], then_branch=branch("fast8", 8), else_branch=branch("slow4", 4))
+    states = {"minus": np.array([-1]), "one": np.array([1]), "v": np.ones((1, 1), np.float32)}
+    return model([node], [("fast", TensorProto.BOOL, []), ("x", FLOAT, ["batch", 1, "n"])], [("y", FLOAT, ["batch", 1])], states)
+
+
+def test_a_branch_that_did_not_run_is_written_as_in_the_file(oracle):
+    from singa import tensor
+
+    net = sonnx.SONNXModel(two_rates())
+    x = np.arange(8, dtype=np.float32).reshape(1, 1, 8)
+    inputs = [tensor.Tensor(data=np.array(True), requires_grad=False), tensor.from_numpy(x)]
+    written, report = sonnx.export(net, inputs, with_report=True)
+    assert any("stay open" in w for w in report.warnings)
+    assert singa_backend.prepare(written).inputs[1].shape == ("batch", 1, "n")
+    slow = x[:, :, :4]
+    for fast, value in ((True, x), (False, slow)):
+        want = singa_backend.prepare(two_rates()).run([np.array(fast), value])[0]
+        theirs = oracle.run(written.SerializeToString(), {"fast": np.array(fast), "x": value})
+        np.testing.assert_allclose(next(iter(theirs.values())), want)
+    fits, report = sonnx.export(net, [inputs[0], tensor.from_numpy(x + 1)], dynamic_axes={"x": {0: "b"}}, with_report=True)
+    assert singa_backend.prepare(fits).inputs[1].shape[0] == "b"

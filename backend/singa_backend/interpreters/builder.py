@@ -59,6 +59,7 @@ class GraphBuilder(Interpreter[Symbol]):
         outer: the enclosing interpreter, for a subgraph of an If, Loop or Scan; None otherwise.
         marks_constants: whether float constants without a name become Constant nodes, so that only weights are initializers and
             training the file updates the weights alone.
+        contradictions: the names of nodes in subgraphs that cannot compute with the types of their inputs.
     """
 
     marks_constants = False
@@ -84,6 +85,7 @@ class GraphBuilder(Interpreter[Symbol]):
         self._made: set[str] = set()
         self._imported: dict[int, tuple[Any, Symbol]] = {}
         self._evaluator = Evaluator(opset=opset)
+        self.contradictions: list[str] = []
 
     @property
     def is_symbolic(self) -> bool:
@@ -334,6 +336,11 @@ class GraphBuilder(Interpreter[Symbol]):
     def _node_name(self, hint: str) -> str:
         """A name that no node has yet."""
         return self.root._node_names.new(hint)
+
+    def contradicted(self, node: NodeProto) -> None:
+        """Note that a node of a subgraph, or one with subgraphs, cannot compute with the types of its inputs."""
+        if self.outer is not None or graphs(node):
+            self.root.contradictions.append(node.name)
 
     # --- graphs
 

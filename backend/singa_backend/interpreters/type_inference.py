@@ -39,6 +39,8 @@ class Scope(Protocol):
 
     def scratch(self) -> Any: ...
 
+    def contradicted(self, node: NodeProto) -> None: ...
+
 
 def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The known types of a node's outputs by name; symbols: its inputs."""
@@ -95,6 +97,9 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
         found = shape_inference.infer_node_outputs(
             schema, node, known, data, opset_imports=[helper.make_opsetid("", scope.opset)], ir_version=10
         )
+    except shape_inference.InferenceError:
+        scope.contradicted(node)
+        return {}
     except Exception:  # types that inference cannot determine remain unknown
         return {}
     return dict(found)

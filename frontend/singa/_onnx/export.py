@@ -267,13 +267,20 @@ def _write(
     _known_names(options, names)
     graphs = _graphs(ys)
     opset = options.opset or _natural(graphs)
+    opened = False
     while True:
         attempt = _Replay(xs, ys, name, options, names, types, opset, _other_domains(graphs))
         least = [p.least for p in attempt.problems if isinstance(p, Unwritable)]
         if options.opset is None and least and all(least):
             opset = max(n for n in least if n is not None)
             continue
+        if attempt.writer.builder.contradictions and not opened:
+            types, opened = _as_declared(names, types, graphs, options), True
+            continue
         break
+    if opened:
+        text = "the sizes of the inputs stay open, as in the file: some branch cannot compute with those of the example inputs"
+        attempt.report.warnings.append(text)
     return attempt.finish(path)
 
 
@@ -616,6 +623,22 @@ def _known_names(options: Options, names: Sequence[str]) -> None:
 def _overridden(name: str, type: TypeProto, options: Options) -> TypeProto:
     shape = (options.shape_override or {}).get(name)
     return type if shape is None else helper.make_tensor_type_proto(type.tensor_type.elem_type, list(shape))
+
+
+def _as_declared(names: Sequence[str], types: Sequence[TypeProto], graphs: Sequence[Graph], options: Options) -> list[TypeProto]:
+    """The types of the inputs with the sizes that the file declares, or open ones; those of `shape_override` stay."""
+    declared = {v.name: v.shape for g in graphs for v in g.inputs} if len(graphs) == 1 else {}
+    found = []
+    for name, type in zip(names, types, strict=True):
+        tensor = type.tensor_type
+        if name in (options.shape_override or {}) or type.WhichOneof("value") != "tensor_type":
+            found.append(type)
+            continue
+        now, there = sizes(tensor), declared.get(name)
+        known = there if there is not None and len(there) == len(now) else [None] * len(now)
+        kept = [d if isinstance(d, str) else k for d, k in zip(now, known, strict=True)]  # names of dynamic_axes
+        found.append(helper.make_tensor_type_proto(tensor.elem_type, kept))
+    return found
 
 
 def _opened(name: str, type: TypeProto, options: Options) -> TypeProto:
