@@ -13,7 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 import singa_backend
 from singa import sonnx
 from singa.cli import main
+from singa_backend.conform.fuzz import generate
 from singa_backend.inspection import check
+from singa_backend.proto.schemas import schemas
 
 FLOAT = TensorProto.FLOAT
 
@@ -226,3 +228,40 @@ def test_a_branch_that_did_not_run_is_written_as_in_the_file(oracle):
         np.testing.assert_allclose(next(iter(theirs.values())), want)
     fits, report = sonnx.export(net, [inputs[0], tensor.from_numpy(x + 1)], dynamic_axes={"x": {0: "b"}}, with_report=True)
     assert singa_backend.prepare(fits).inputs[1].shape[0] == "b"
+
+
+# --- optional outputs that a node omits by the name "" ----------------------------------------------------------------------
+
+
+def _with_optional_outputs():
+    return [
+        (schema.name, version)
+        for (domain, _), versions in sorted(schemas.items())
+        for version, schema in sorted(versions.items())
+        if domain == "" and any(o.option == onnx.defs.OpSchema.FormalParameterOption.Optional for o in schema.outputs)
+    ]
+
+
+@pytest.mark.parametrize(("name", "version"), _with_optional_outputs())
+def test_optional_outputs_may_be_omitted_by_an_empty_name(name, version):
+    """A drawn node whose optional outputs are all named "" returns the others as if it did not have these names."""
+    case = next(filter(None, (generate.draw(3, i, f"^{name}-{version}$") for i in range(20))))
+    formal = case.schema.outputs
+    required = [o.option == onnx.defs.OpSchema.FormalParameterOption.Single for o in formal]
+    names = [f"out{i}" for i in range(max(sum(required), case.schema.min_output))]
+    node = onnx.NodeProto()
+    node.CopyFrom(case.node)
+    made = []
+    for outputs in (names, names + [""] * (len(formal) - len(names))):
+        del node.output[:]
+        node.output.extend(outputs)
+        rep = singa_backend.prepare(generate.model(case, [node], names))
+        try:
+            made.append(rep.run(case.feeds))
+        except singa_backend.SonnxError as error:
+            made.append(error)
+        assert getattr(made[-1], "code", "") != "SX490"
+    assert type(made[0]) is type(made[1])
+    if not isinstance(made[0], Exception):
+        for a, b in zip(*made, strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -316,7 +316,9 @@ class _Scope:
             self._operator(node, proto, where)
         if (domain, proto.op_type) == TRAINING_GRADIENT and node.operator is not None:
             self._forward_graph(node, where)
-        node.outputs = tuple(self.define(n) if n else ABSENT for n in proto.output)
+        if node.operator is not None:
+            node.output_names = _without_omitted(node.output_names, node.operator.schema)
+        node.outputs = tuple(self.define(n) if n else ABSENT for n in node.output_names)
         return node
 
     def _forward_graph(self, node: Node, where: dict[str, Any]) -> None:
@@ -542,6 +544,14 @@ class _Scope:
                 scope.define(name)
         inputs, outputs = (tuple(Value(n) for n in names) for names in (proto.input, proto.output))
         return scope._graph(proto.name, inputs, outputs, nodes, {})
+
+
+def _without_omitted(names: tuple[str, ...], schema: defs.OpSchema) -> tuple[str, ...]:
+    """The names of a node's outputs without optional ones at the end that it omits by the name ""."""
+    count = len(names)
+    while count and not names[count - 1] and count <= len(schema.outputs) and schema.outputs[count - 1].option == _OPTIONAL:
+        count -= 1
+    return names[:count]
 
 
 def _name(tensor: Any) -> str:
