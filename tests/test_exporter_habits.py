@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -13,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import singa_backend
 from singa import sonnx
 from singa.cli import main
+from singa_backend.conform.foreign import error
 from singa_backend.conform.fuzz import generate
 from singa_backend.inspection import check
 from singa_backend.proto.schemas import schemas
@@ -265,3 +268,58 @@ def test_optional_outputs_may_be_omitted_by_an_empty_name(name, version):
     if not isinstance(made[0], Exception):
         for a, b in zip(*made, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+# --- outputs that are no tensors ------------------------------------------------------------------------------------------
+
+
+def with_every_kind():
+    """Softmax with its result as a tensor, as a sequence of maps, as a sequence of tensors and as an empty optional."""
+    nodes = [
+        helper.make_node("Softmax", ["x"], ["p"]),
+        helper.make_node("ZipMap", ["p"], ["maps"], domain="ai.onnx.ml", classlabels_strings=["a", "b", "c"]),
+        helper.make_node("SplitToSequence", ["x"], ["rows"]),
+        helper.make_node("Optional", [], ["nothing"], type=helper.make_tensor_type_proto(FLOAT, [1])),
+    ]
+    made = model(nodes, [("x", FLOAT, [2, 3])], [("p", FLOAT, [2, 3])])
+    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    number = helper.make_tensor_type_proto(FLOAT, [])
+    made.graph.output.extend(
+        [
+            helper.make_value_info(
+                "maps", helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.STRING, number))
+            ),
+            helper.make_tensor_sequence_value_info("rows", FLOAT, None),
+            helper.make_value_info("nothing", helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, [1]))),
+        ]
+    )
+    return made
+
+
+@pytest.mark.parametrize("by", ["run", "codegen"])
+def test_outputs_of_every_kind_are_stored(by, tmp_path):
+    path, target = tmp_path / "m.onnx", tmp_path / "y.npz"
+    onnx.save(with_every_kind(), path)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.savez(tmp_path / "x.npz", x=x)
+    if by == "run":
+        done = CliRunner().invoke(main, ["run", str(path), "--inputs", str(tmp_path / "x.npz"), "-o", str(target)])
+        assert done.exit_code == 0, done.output
+    else:
+        done = CliRunner().invoke(main, ["codegen", str(path), "-o", str(tmp_path / "net.py")])
+        assert done.exit_code == 0, done.output
+        command = [sys.executable, str(tmp_path / "net.py"), "--inputs", str(tmp_path / "x.npz"), "--output", str(target)]
+        subprocess.run(command, check=True, capture_output=True)
+    p, maps, rows, nothing = singa_backend.prepare(with_every_kind()).run([x])
+    with np.load(target) as stored:
+        assert set(stored) == {"p", "rows/0", "rows/1", *(f"maps/{i}/{k}" for i in (0, 1) for k in ("keys", "values"))}
+        np.testing.assert_array_equal(stored["p"], p)
+        np.testing.assert_array_equal(stored["rows/1"], rows[1])
+        assert dict(zip(stored["maps/1/keys"], stored["maps/1/values"], strict=True)) == maps[1]
+    assert nothing is None
+
+
+def test_maps_are_compared_by_their_keys_and_values():
+    assert error([{"a": 0.5}], [{"a": 0.5}]) == 0
+    assert error([{"a": 0.5}], [{"a": 0.25}]) == 1.0
+    assert error([{"a": 0.5}], [{"b": 0.5}]) == error([0.5], [{"a": 0.5}]) == np.inf

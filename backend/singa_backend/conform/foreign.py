@@ -37,6 +37,9 @@ def error(ours: Any, theirs: Any) -> float:
     if isinstance(theirs, (list, tuple)):
         same = isinstance(ours, (list, tuple)) and len(ours) == len(theirs)
         return max((error(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0) if same else math.inf
+    if isinstance(theirs, Mapping):
+        same = isinstance(ours, Mapping) and ours.keys() == theirs.keys()
+        return max((error(np.asarray(ours[k]), np.asarray(v)) for k, v in theirs.items()), default=0.0) if same else math.inf
     if theirs is None or ours is None:
         return 0.0 if ours is theirs else math.inf
     a, b = np.asarray(ours), np.asarray(theirs)

@@ -16,6 +16,7 @@ from singa_backend import Limits, SingaBackend
 from singa_backend.comparison import verdict
 from singa_backend.proto import test_data
 from singa_backend.proto.load import load_model
+from singa_backend.proto.named_arrays import named_arrays
 
 from . import _feeds
 from ._common import NO, device_option, exit_codes, json_option, limit_option, out
@@ -55,8 +56,7 @@ def command(
     expected = test_data.data_set(data, proto)[1] if data else None
     outputs = rep.run(feeds, aux_output=aux)
     if target:
-        arrays: dict[str, Any] = {n: v for n, v in outputs.to_dict().items() if isinstance(v, np.ndarray)}
-        np.savez(target, **arrays)
+        np.savez(target, **named_arrays(outputs.to_dict()))
     why = verdict.strict(list(outputs)[: len(expected)], expected, rtol, atol) if expected is not None else ""
     rows = [_feeds.summary(n, v) for n, v in outputs.to_dict().items()]
     if as_json:
