@@ -37,22 +37,23 @@ def model(nodes, inputs, outputs, initializers=(), opset=17, **others):
 # --- a size of -1 -------------------------------------------------------------------------------------------------------
 
 
-def open_model():
-    """x: float[-1, 4] -> y: float[-1, 2], with a sequence and an inner value that are declared in the same way."""
+def open_model(size=-1):
+    """x: float[size, 4] -> y: float[size, 2], with a sequence and an inner value that are declared in the same way."""
     w = np.arange(8, dtype=np.float32).reshape(4, 2)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"]),
         helper.make_node("SequenceConstruct", ["h"], ["s"]),
         helper.make_node("SequenceAt", ["s", "zero"], ["y"]),
     ]
-    made = model(nodes, [("x", FLOAT, [-1, 4])], [("y", FLOAT, [-1, 2])], {"w": w, "zero": np.int64(0)})
-    made.graph.value_info.append(helper.make_tensor_value_info("h", FLOAT, [-1, 2]))
-    made.graph.value_info.append(helper.make_tensor_sequence_value_info("s", FLOAT, [-1, 2]))
+    made = model(nodes, [("x", FLOAT, [size, 4])], [("y", FLOAT, [size, 2])], {"w": w, "zero": np.int64(0)})
+    made.graph.value_info.append(helper.make_tensor_value_info("h", FLOAT, [size, 2]))
+    made.graph.value_info.append(helper.make_tensor_sequence_value_info("s", FLOAT, [size, 2]))
     return made
 
 
-def test_open_size_is_declared_open():
-    rep = singa_backend.prepare(open_model())
+@pytest.mark.parametrize("size", [-1, "-1", "?", "None", "", None])
+def test_open_size_is_declared_open(size):
+    rep = singa_backend.prepare(open_model(size))
     assert rep.inputs[0].shape == (None, 4) and rep.outputs[0].shape == (None, 2)
     for n in (0, 1, 3):
         x = np.ones((n, 4), np.float32)
@@ -75,6 +76,18 @@ def test_open_size_in_every_command(command, tmp_path):
         written = onnx.load(out)
         x = np.ones((3, 4), np.float32)
         assert singa_backend.prepare(written).run([x])[0].shape == (3, 2)
+
+
+@pytest.mark.parametrize(("name", "equal"), [("?", False), (-1, False), ("n", True)])
+def test_open_sizes_are_independent(name, equal):
+    made = model([helper.make_node("Identity", ["x"], ["y"])], [("x", FLOAT, [name, name])], [("y", FLOAT, None)])
+    rep = singa_backend.prepare(made)
+    assert rep.run([np.ones((2, 2), np.float32)])[0].shape == (2, 2)
+    if equal:
+        with pytest.raises(singa_backend.InvalidInput, match="must have the declared shape"):
+            rep.run([np.ones((2, 3), np.float32)])
+    else:
+        assert rep.run([np.ones((2, 3), np.float32)])[0].shape == (2, 3)
 
 
 # --- clip=0 -------------------------------------------------------------------------------------------------------------
@@ -323,3 +336,33 @@ def test_maps_are_compared_by_their_keys_and_values():
     assert error([{"a": 0.5}], [{"a": 0.5}]) == 0
     assert error([{"a": 0.5}], [{"a": 0.25}]) == 1.0
     assert error([{"a": 0.5}], [{"b": 0.5}]) == error([0.5], [{"a": 0.5}]) == np.inf
+
+
+# --- windows that are larger than their axis --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool", "LpPool"])
+@pytest.mark.parametrize("include", [0, 1])
+@pytest.mark.parametrize(("size", "kernel", "stride", "pad", "dilation"), [
+    (1, 2, 2, 0, 1), (1, 3, 3, 0, 1), (1, 3, 2, 0, 1), (2, 4, 3, 0, 1), (2, 3, 2, 0, 1), (1, 2, 1, 0, 1), (1, 5, 2, 1, 1),
+    (1, 4, 2, 1, 1), (2, 2, 3, 0, 2), (0, 2, 3, 0, 1),
+])  # fmt: skip
+def test_a_pool_of_a_short_axis_has_the_cells_that_exist(op, include, size, kernel, stride, pad, dilation, oracle):
+    """Recognisers of text pool the height away; on a small image the window is larger than what is left of it."""
+    attributes = {"kernel_shape": [kernel], "strides": [stride], "pads": [pad, pad], "dilations": [dilation]}
+    attributes |= {"count_include_pad": include} if op == "AveragePool" else {}
+    made = model([helper.make_node(op, ["x"], ["y"], **attributes)], [("x", FLOAT, [1, 1, "n"])], [("y", FLOAT, None)], opset=19)
+    x = np.arange(5, 5 + size, dtype=np.float32).reshape(1, 1, size)
+    mine = singa_backend.prepare(made).run([x])[0]
+    if size:  # onnxruntime refuses empty axes
+        np.testing.assert_allclose(mine, oracle.run(made.SerializeToString(), {"x": x})["y"], rtol=1e-6)
+    else:
+        assert mine.shape == (1, 1, 0)
+
+
+def test_the_average_of_no_cells_is_nan_without_a_warning():
+    made = model([helper.make_node("GlobalAveragePool", ["x"], ["y"])], [("x", FLOAT, [1, 2, 0, 3])], [("y", FLOAT, None)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = singa_backend.prepare(made).run([np.zeros((1, 2, 0, 3), np.float32)])[0]
+    assert y.shape == (1, 2, 1, 1) and np.isnan(y).all()

@@ -64,6 +64,7 @@ def windows(
     dilations: Sequence[int] | None,
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
+    partial: bool = False,
 ) -> Windows:
     """Compute the windows that these ONNX attributes describe.
 
@@ -78,6 +79,9 @@ def windows(
             specification states the latter in version 22; ONNX's test cases (maxpool_2d_ceil_output_size_reduce_by_one)
             have it in version 12.  It also applies to VALID, as in shape inference and onnxruntime; the formula of the
             specification does not account for it.
+        partial: Whether an axis that is shorter than the window, by less than one stride, has one window with the cells that
+            exist.  The formula of the specification has none there; shape inference divides integers, which rounds toward 0,
+            and onnxruntime pools the cells that exist.
 
     Raises:
         OperatorError: If an attribute has the wrong number of values or a value out of range, or a window is larger
@@ -102,6 +106,8 @@ def windows(
         count = room // s + 1
         if ceil_mode:
             count = min(-(-room // s) + 1, -(-(size + begin) // s))
+        if partial and -s < room < 0 < size:
+            count = 1
         if count < 0:
             raise OperatorError(
                 f"a window of {r} cells must fit the padded axis, got {begin} + {size} + {end} cells", code="SX404"

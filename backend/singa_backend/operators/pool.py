@@ -71,7 +71,7 @@ def average_pool(
     strides: Ints | None = None,
 ) -> Array:
     """Return the mean of each window's cells, without the padding unless count_include_pad (version 7 or later)."""
-    at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
+    at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, partial=True)
     total = pool(xp, x, at, xp.add, 0)
     count = divisors(at, count_include_pad).astype(x.dtype)
     return total / (xp.asarray(count) if count.size == 0 or (count != count.flat[0]).any() else count.flat[0])
@@ -135,7 +135,9 @@ class _Over:
 
 @operator("GlobalAveragePool", 1, 22)
 def global_average_pool(xp: Xp, x: Array) -> Array:
-    return x.mean(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True)
+    """An axis without cells has the average 0 / 0; NumPy's mean would warn."""
+    sizes = spatial(x)
+    return x.sum(axis=tuple(range(2, 2 + len(sizes))), keepdims=True) / math.prod(sizes)
 
 
 @global_average_pool.gradient
@@ -226,7 +228,7 @@ def max_pool(
 
     Indices refer to the whole tensor, one plane after another; with storage_order=1, each plane is column-major.
     """
-    at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
+    at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, partial=True)
     if storage_order not in (0, 1):
         raise OperatorError(f"storage_order must be 0 (rows) or 1 (columns), got {storage_order}", code="SX404")
     if not any(wanted[1:]):
@@ -384,7 +386,7 @@ def lp_pool(
     """
     if not kernel_shape:
         raise OperatorError("kernel_shape must be present", code="SX404")
-    at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
+    at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, partial=True)
     return root(xp, pool(xp, powers(xp, x, p), at, xp.add, 0), p)
 
 

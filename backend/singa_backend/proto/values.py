@@ -11,8 +11,11 @@ from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
 from .. import dtypes
 
-OPEN = -1
-"""The size of a dimension that some exporters write if it is open; ONNX's form is a dimension without a size."""
+OPEN, OPEN_NAMES = -1, ("?", "-1", "None")
+"""Sizes and names that exporters write for an open size; ONNX's form is a dimension with neither.
+
+Other dimensions with one name have one size, but a name such as "?" is written for each open size.
+"""
 
 
 @dataclass(frozen=True)
@@ -78,20 +81,24 @@ def sizes(tensor: TypeProto.Tensor | TypeProto.SparseTensor) -> tuple[int | str 
 
 
 def _size(d: TensorShapeProto.Dimension) -> int | str | None:
-    if not d.HasField("dim_value"):
-        return d.dim_param or None
-    return None if d.dim_value == OPEN else d.dim_value
+    if _is_open(d):
+        return None
+    return d.dim_value if d.HasField("dim_value") else d.dim_param
+
+
+def _is_open(d: TensorShapeProto.Dimension) -> bool:
+    return d.dim_value == OPEN if d.HasField("dim_value") else d.dim_param in ("", *OPEN_NAMES)
 
 
 def opened(type: TypeProto) -> TypeProto:
-    """The type with open sizes in place of sizes of -1; itself if it has none."""
-    if not any(d.dim_value == OPEN for d in _dimensions(type)):
+    """The type with ONNX's form of open sizes; itself if it has no other."""
+    if not any(_is_open(d) and d.WhichOneof("value") for d in _dimensions(type)):
         return type
     copy = TypeProto()
     copy.CopyFrom(type)
     for d in _dimensions(copy):
-        if d.dim_value == OPEN:
-            d.ClearField("dim_value")
+        if _is_open(d):
+            d.Clear()
     return copy
 
 
