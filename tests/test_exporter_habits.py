@@ -366,3 +366,36 @@ def test_the_average_of_no_cells_is_nan_without_a_warning():
         warnings.simplefilter("error")
         y = singa_backend.prepare(made).run([np.zeros((1, 2, 0, 3), np.float32)])[0]
     assert y.shape == (1, 2, 1, 1) and np.isnan(y).all()
+
+
+# --- operators that ONNX does not define ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("domain", "words"),
+    [
+        ("com.microsoft", "onnxruntime's own operators"),
+        ("com.microsoft.nchwc", "onnxruntime's own operators"),
+        ("ai.onnx.contrib", "onnxruntime-extensions"),
+        ("org.pytorch.aten", "ATen"),
+        ("com.example", "'com.example' is not one of ONNX's"),
+    ],
+)
+def test_foreign_operators_are_explained(domain, words, tmp_path):
+    made = model(
+        [helper.make_node("FusedMatMul", ["x", "x"], ["y"], domain=domain)], [("x", FLOAT, [2, 2])], [("y", FLOAT, [2, 2])]
+    )
+    made.opset_import.append(helper.make_opsetid(domain, 1))
+    with pytest.raises(singa_backend.UnsupportedModel) as refused:
+        singa_backend.prepare(made)
+    assert refused.value.code == "SX202" and "did you mean" not in str(refused.value)
+    assert words in refused.value.hint and words in refused.value.problems[0].hint
+    onnx.save(made, tmp_path / "m.onnx")
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "m.onnx")])
+    assert done.exit_code == 1 and words.split()[0] in done.output
+
+
+def test_a_misspelt_operator_of_onnx_has_a_suggestion():
+    made = model([helper.make_node("Matmul", ["x", "x"], ["y"])], [("x", FLOAT, [2, 2])], [("y", FLOAT, [2, 2])])
+    with pytest.raises(singa_backend.UnsupportedModel, match="did you mean MatMul"):
+        singa_backend.prepare(made)

@@ -35,6 +35,7 @@ class Problem:
         operator: the operator type of the node; "" if it is not known.
         opset: the opset of the operator's domain.
         version: the schema version of the operator.
+        hint: what to do; "" if there is none.
     """
 
     message: str
@@ -43,6 +44,7 @@ class Problem:
     operator: str = ""
     opset: int | None = None
     version: int | None = None
+    hint: str = ""
 
     def __str__(self) -> str:
         """Return the message with the name of the node."""

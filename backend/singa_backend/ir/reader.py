@@ -132,11 +132,13 @@ class _Reader:
         error = InvalidModel if self.invalid else UnsupportedModel
         verdict = "the model is not valid ONNX" if self.invalid else "the model is not supported"
         one = problems[0]
+        hint = "; ".join(dict.fromkeys(p.hint for p in problems if p.hint))
         if len(problems) > 1:
-            raise error(f"{verdict}: {len(problems)} problems", code=one.code, problems=problems)
+            raise error(f"{verdict}: {len(problems)} problems", code=one.code, hint=hint, problems=problems)
         raise error(
             f"{verdict}: {one.message}",
             code=one.code,
+            hint=hint,
             node=one.node,
             operator=one.operator,
             opset=one.opset,
@@ -364,9 +366,9 @@ class _Scope:
             return
         known = schemas.get((domain, proto.op_type))
         if known is None:
-            same_domain = (n for d, n in schemas if d == domain or not newest(domain))
-            hint = reader.did_you_mean(proto.op_type, same_domain).replace("'", "")
-            reader.lacks("SX202", f"{shown} has no operator {proto.op_type}, and the model does not define it{hint}", **where)
+            close = reader.did_you_mean(proto.op_type, (n for d, n in schemas if d == domain)).replace("'", "")
+            text = f"{shown} has no operator {proto.op_type}, and the model does not define it{close}"
+            reader.lacks("SX202", text, **where, hint=_of_other_domain(domain) if is_custom(domain) else "")
             self._attributes(proto, None, where)
             return
         version = schema_version(domain, proto.op_type, node.opset)
@@ -544,6 +546,22 @@ class _Scope:
                 scope.define(name)
         inputs, outputs = (tuple(Value(n) for n in names) for names in (proto.input, proto.output))
         return scope._graph(proto.name, inputs, outputs, nodes, {})
+
+
+_OTHER_DOMAINS = {
+    "com.microsoft": "com.microsoft is the domain of onnxruntime's own operators, which its optimizer and its quantization tools "
+    "write: use the file before these steps, or repeat them so that they write ONNX's operators (QDQ format)",
+    "ai.onnx.contrib": "ai.onnx.contrib is the domain of onnxruntime-extensions (tokenizers, decoders of images and audio): run "
+    "them outside the model, and export the rest",
+    "org.pytorch.aten": "PyTorch's exporter wrote operators that ONNX cannot express: export without its ATen fallback",
+}
+"""What the operators of a domain are that ONNX does not define, and what can be done; by the beginning of the domain."""
+
+
+def _of_other_domain(domain: str) -> str:
+    known = next((text for name, text in _OTHER_DOMAINS.items() if domain == name or domain.startswith(f"{name}.")), "")
+    own = "add its operators to the model as functions, or declare them (CONTRIBUTING.md)"
+    return f"{known}; or {own}" if known else f"the domain {domain!r} is not one of ONNX's: {own}"
 
 
 def _without_omitted(names: tuple[str, ...], schema: defs.OpSchema) -> tuple[str, ...]:

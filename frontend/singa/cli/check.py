@@ -57,6 +57,8 @@ def _show(report: CheckReport) -> None:
         echo(f"dtypes are incomplete; shape inference reports: {seen.opinion.inference.splitlines()[0][:300]}", style="dim")
     for problem in report.problems:
         echo(f"[{problem.code}] {problem}", style="red")
+    for hint in dict.fromkeys(p.hint for p in report.problems if p.hint):
+        echo(f"hint: {hint}", style="yellow")
     for text in report.warnings:
         echo(f"warning: {text}", style="yellow")
     opinion = report.opinion

@@ -56,7 +56,8 @@ def command(
     expected = test_data.data_set(data, proto)[1] if data else None
     outputs = rep.run(feeds, aux_output=aux)
     if target:
-        np.savez(target, **named_arrays(outputs.to_dict()))
+        arrays: dict[str, Any] = named_arrays(outputs.to_dict())
+        np.savez(target, **arrays)
     why = verdict.strict(list(outputs)[: len(expected)], expected, rtol, atol) if expected is not None else ""
     rows = [_feeds.summary(n, v) for n, v in outputs.to_dict().items()]
     if as_json:
