@@ -33,7 +33,7 @@ _SEP = "."
 
 
 class DecayScheduler:
-    """The base class of schedules: a hyperparameter whose value depends on the step; a subclass defines `__call__(step)`.
+    """The base class of schedules: a hyperparameter whose value depends on the step; a subclass defines `call(step)`.
 
     `step` is an int64 Tensor of shape (1,). The value is a number, or is computed from `step` by operators, so that it stays
     correct in a step that is recorded as a graph.
@@ -46,6 +46,20 @@ class DecayScheduler:
         self.init_value = init_value
 
     def __call__(self, step: Tensor) -> Any:
+        """Compute the value at a step.
+
+        Args:
+            step: Number of steps so far, an int64 Tensor of shape (1,).
+
+        Returns:
+            What `call` returns.
+
+        Raises:
+            NotImplementedError: If the subclass does not define `call`.
+        """
+        return self.call(step)
+
+    def call(self, step: Tensor) -> Any:
         """Compute the value at a step; defined by subclasses.
 
         Args:
@@ -57,7 +71,7 @@ class DecayScheduler:
         Raises:
             NotImplementedError: If the subclass does not define it.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define __call__(step)")
+        raise NotImplementedError(f"{type(self).__name__} must define call(step)")
 
 
 class Constant(DecayScheduler):
@@ -67,8 +81,16 @@ class Constant(DecayScheduler):
     """
 
     @override
-    def __call__(self, step: Tensor) -> Any:
-        return self.init_value
+    def call(self, step: Tensor) -> Tensor:
+        """Return the value.
+
+        Args:
+            step: Number of steps so far, a Tensor of shape (1,).
+
+        Returns:
+            A Tensor of shape (1,), of float32, on the device of `step`.
+        """
+        return Tensor((1,), step.device, float32, requires_grad=False).set_value(self.init_value)
 
 
 class ExponentialDecay(DecayScheduler):
@@ -88,7 +110,15 @@ class ExponentialDecay(DecayScheduler):
         self.staircase = staircase
 
     @override
-    def __call__(self, step: Tensor) -> Any:
+    def call(self, step: Tensor) -> Tensor:
+        """Compute the value at a step.
+
+        Args:
+            step: Number of steps so far, a Tensor of shape (1,).
+
+        Returns:
+            A Tensor of shape (1,), of float64.
+        """
         quotient = op.Div(_double(step), float(self.decay_steps))
         if self.staircase:
             quotient = op.Floor(quotient)
@@ -191,7 +221,8 @@ class Optimizer:
         """Compute the values of this step from `step_counter`."""
         with tape.no_tape():
             for name in names:
-                value, target = self._schedules[name](self.step_counter), self._values[name]
+                schedule, target = self._schedules[name], self._values[name]
+                value = schedule.init_value if isinstance(schedule, Constant) else schedule(self.step_counter)
                 if isinstance(value, Tensor):
                     trace.assign(target, op.Reshape(op.cast(value, target), [1]).raw)
                 else:

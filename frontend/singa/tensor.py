@@ -336,7 +336,7 @@ def _into(value: Tensor, out: Tensor | None) -> Tensor:
     return out._with(value)
 
 
-def sum(t: Tensor, axis: int | None = None, out: Tensor | None = None) -> Any:
+def sum(t: Tensor, axis: int | None = None, out: Tensor | None = None) -> Tensor:
     """The sum along an axis, or of all elements.
 
     Source: ONNX ReduceSum without the reduced axes.
@@ -347,16 +347,15 @@ def sum(t: Tensor, axis: int | None = None, out: Tensor | None = None) -> Any:
         out: The Tensor to write the result into; None for a new one.
 
     Returns:
-        Tensor of the dtype of t; a Python float if `axis` and `out` are None, which is not recorded on the tape.
+        Tensor of the dtype of t; of shape (1,) if `axis` is None.
 
     Raises:
         OperatorError: `axis` is out of range.
         ValueError: The shape of `out` does not fit.
         InvalidInput: An operator on the tape produced `out` (SX370).
     """
-    if axis is None and out is None:
-        return float(to_numpy(t).sum())
-    return _into(op.ReduceSum(t, None if axis is None else [axis], keepdims=0), out)
+    total = op.ReduceSum(t, None if axis is None else [axis], keepdims=0)
+    return _into(op.Reshape(total, [1]) if axis is None else total, out)
 
 
 def pow(t: Tensor, x: Any, out: Tensor | None = None) -> Tensor:

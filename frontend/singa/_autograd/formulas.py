@@ -293,15 +293,23 @@ def prelu(op: TensorOp, x: Any, slope: Any) -> Tensor:
 
     Args:
         x: Tensor of a float dtype, any shape.
-        slope: Tensor of the dtype of x; its shape broadcasts to that of x.
+        slope: Tensor of the dtype of x; the shapes broadcast.
 
     Returns:
-        Tensor of the shape and dtype of x.
+        Tensor of the broadcast shape, of the dtype of x.
 
     Raises:
         ValueError: The shapes cannot be broadcast.
     """
+    wide, narrow = op.shape(x), op.shape(slope)
+    if wide is not None and narrow is not None and not _broadcasts_to(narrow, wide):  # ONNX broadcasts the slope only
+        x = op.Expand(x, op.Shape(slope))
     return op.PRelu(x, slope)
+
+
+def _broadcasts_to(shape: Sequence[Any], wide: Sequence[Any]) -> bool:
+    pairs = zip(reversed(shape), reversed(wide), strict=False)
+    return len(shape) <= len(wide) and all(a in (1, b) for a, b in pairs)
 
 
 @formula("Clip")
@@ -884,7 +892,7 @@ def where(op: TensorOp, x: Any, y: Any, *, condition: Any) -> Tensor:
 
 
 @formula("OneHot", "axis", "indices", "depth", "values")
-def onehot(op: TensorOp, indices: Any, *, axis: int, depth: int, values: Any = (0.0, 1.0)) -> Tensor:
+def onehot(op: TensorOp, indices: Any, *, axis: int, depth: Any, values: Any = (0.0, 1.0)) -> Tensor:
     """Encode indices as one-hot: values[1] at each index along a new axis, values[0] elsewhere.
 
     Source: ONNX OneHot. No gradient flows to `indices`.
@@ -893,14 +901,16 @@ def onehot(op: TensorOp, indices: Any, *, axis: int, depth: int, values: Any = (
         axis: The position of the new axis in the result; -1 for the last.
         indices: Tensor of any shape, whose values are cast to int64; a negative index counts from `depth`, and one out of range
             has values[0] everywhere.
-        depth: The size of the new axis.
+        depth: The size of the new axis: an integer, or an array of one.
         values: The values (off, on): a pair of numbers, used as float32, or a Tensor of shape (2,).
 
     Returns:
         Tensor of the shape of `indices` with the new axis, of the dtype of `values`.
     """
     values = values if op.is_value(values) else op.constant(values, np.float32)
-    return op.OneHot(whole(op, indices), op.constant(int(depth), np.int64), values, axis=axis)
+    if np.size(depth) != 1:
+        raise InvalidInput(f"depth must be one integer, got {depth!r}", code="SX333")
+    return op.OneHot(whole(op, indices), op.constant(int(np.reshape(depth, ())), np.int64), values, axis=axis)
 
 
 @formula("Embedding")

@@ -120,15 +120,17 @@ def ranking_loss(op: TensorOp, pos: Any, neg: Any, *, M: float = 0.2) -> Tensor:
 
     Args:
         pos: Tensor of scores of a float dtype, any shape.
-        neg: Tensor of scores of the dtype of pos; the shapes broadcast.
+        neg: Tensor of scores of the dtype and shape of pos.
         M: The margin by which pos shall exceed neg.
 
     Returns:
         Tensor of shape (1,), of the dtype of pos.
 
     Raises:
-        ValueError: The shapes cannot be broadcast.
+        InvalidInput: The shapes differ (SX334).
     """
+    if op.shape(pos) != op.shape(neg):
+        raise InvalidInput(f"pos and neg must have one shape, got {op.shape(pos)} and {op.shape(neg)}", code="SX334")
     return op.Reshape(op.ReduceMean(op.Relu(op.Add(op.Sub(neg, pos), M)), keepdims=0), [1])
 
 

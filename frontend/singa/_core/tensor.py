@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -55,6 +56,8 @@ class Tensor(Variable):
         DeviceUnavailable: This machine does not have the device.
         ValueError: A size is negative.
     """
+
+    _is_comparison = False
 
     __array_priority__ = 1000
     """Makes NumPy leave `array * tensor` to the tensor; otherwise it would return an array that the tape does not know."""
@@ -239,7 +242,19 @@ class Tensor(Variable):
         return int(self._single())
 
     def __bool__(self) -> bool:
-        return bool(self._single())
+        """The value of a tensor of one element; True for more, with a warning, because SINGA's programs write `if labels:`.
+
+        Raises InvalidInput for a comparison of more elements, which has no truth value.
+        """
+        if self.size() == 1:
+            return bool(self._single())
+        if self.dtype == bool_ or self._is_comparison or self.size() == 0:
+            what = "a comparison" if self.size() else "an empty tensor"
+            text = f"{what} of shape {self.shape} has no truth value"
+            raise InvalidInput(text, code="SX336", hint="index one element, or reduce it: float(tensor.sum(a == b)) > 0")
+        text = f"a tensor of shape {self.shape} is True whatever its values: write `is not None` to test whether there is one"
+        warnings.warn(text, UserWarning, stacklevel=2)
+        return True
 
     def _single(self) -> Any:
         if self.size() != 1:
@@ -835,7 +850,9 @@ def _operand(x: Any) -> Any:
 
 def _compared(name: str, a: Tensor, b: Any) -> Tensor:
     """Compare: 1 or 0 for each element, in the dtype of the first tensor; the result has no gradient."""
-    return op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))
+    made = op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))
+    made._is_comparison = True
+    return made
 
 
 _CODES: dict[int, Any] = {
