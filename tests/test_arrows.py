@@ -20,6 +20,7 @@ PROJECT = Path(__file__).parents[1]
 
 LAYERS = {
     "singa_backend": [
+        "rendering",
         "deprecation errors",
         "dtypes limits processes",
         "proto devices comparison",

@@ -21,6 +21,7 @@ from .limits import Budget, Flag, Limits, spend
 from .proto.load import ModelSource, load_model
 from .proto.schemas import newest, plain_domain
 from .proto.values import Value
+from .rendering import TEXT, printable
 from .runtime.executor import Executor
 from .runtime.feeds import convert_input, owned_copy
 
@@ -306,7 +307,7 @@ class SingaBackend(Backend):
             proto, folder = load_model(model)
             graph = read(proto, folder)
         for text in graph.warnings:
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warnings.warn(printable(text, TEXT), UserWarning, stacklevel=2)
         return SingaRep(graph, place, allowed)
 
     @classmethod

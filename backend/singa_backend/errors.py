@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from .rendering import TEXT, printable
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -48,8 +50,8 @@ class Problem:
 
     def __str__(self) -> str:
         """Return the message with the name of the node."""
-        where = f"node {self.node!r}: " if self.node else ""
-        return f"{where}{self.message}"
+        where = f"node '{printable(self.node)}': " if self.node else ""
+        return f"{where}{printable(self.message, TEXT)}"
 
 
 class SonnxError(Exception):
@@ -100,6 +102,7 @@ class SonnxError(Exception):
             shapes: their shapes; None for an input that is not a tensor.
             problems: all problems of a model.
         """
+        message, hint = printable(message, TEXT, lines=True), printable(hint, TEXT, lines=True)
         super().__init__(message)
         self.message = message
         self.code = code or self.default_code
@@ -132,7 +135,7 @@ class SonnxError(Exception):
         if self.operator:
             operator = self.operator if self.version is None else f"{self.operator}-{self.version}"
             opset = "" if self.opset is None else f" (opset {self.opset})"
-            lines.append(f"  at: node {self.node!r}, operator {operator}{opset}")
+            lines.append(f"  at: node '{printable(self.node)}', operator {printable(operator)}{opset}")
         if self.dtypes:
             values = ", ".join(_value(d, s) for d, s in zip(self.dtypes, self.shapes, strict=False))
             lines.append(f"  inputs: {values}")
@@ -224,8 +227,9 @@ class NoGradientWarning(UserWarning):
             parameters: the names of the parameters.
             hint: what to do.
         """
+        message = printable(message, TEXT)
         super().__init__(message)
-        self.message, self.parameters, self.hint = message, tuple(parameters), hint
+        self.message, self.parameters, self.hint = message, tuple(parameters), printable(hint, TEXT)
 
     def __str__(self) -> str:
         """Return the message with its code and hint."""

@@ -25,6 +25,7 @@ from onnx import ModelProto, ValueInfoProto
 from .. import dtypes
 from ..backend import SingaBackend
 from ..engines.oracle import Oracle
+from ..rendering import markdown as md
 from . import light_models
 
 BOUND = 1e-4
@@ -237,12 +238,12 @@ def markdown(document: dict[str, Any]) -> str:
         "|---|---|---:|---|---|---:|---:|---|---|",
     ]  # fmt: skip
     for r in rows:
-        inputs = ", ".join(f"{n}{s}" for n, s in r["inputs"].items())
+        inputs = ", ".join(f"{md(n)}{s}" for n, s in r["inputs"].items())
         output = max(r["outputs"].values(), key=lambda e: math.inf if isinstance(e, str) else e)
-        at = f" at `{r['worst']['value']}` ({r['worst']['operator']})" if r["worst"]["operator"] else ""
+        at = f" at {md(r['worst']['value'])} ({md(r['worst']['operator'])})" if r["worst"]["operator"] else ""
         worst = f"{r['worst']['error']}{at}" if r["values"] else "–"
         lines.append(
-            f"| {r['model']} | {inputs} | {r['operators']} | {r['peer']} | {r['device']} | {output} | {r['values']} | "
+            f"| {md(r['model'])} | {inputs} | {r['operators']} | {r['peer']} | {r['device']} | {output} | {r['values']} | "
             f"{worst} | {'' if r['good'] else '**above the bound**'} |"
         )
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from ..proto.schemas import DOMAINS
+from ..rendering import xml
 from .gaps import Judgement
 from .worker import Cell, Result
 
@@ -124,14 +125,14 @@ def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> 
     unexpected = {r.name for r in judgement.unexpected}
     closed = {name.removeprefix("official:") for name in judgement.closed}
     for r in results:
-        case = ElementTree.SubElement(suite, "testcase", classname=f"onnx.{r.kind}", name=r.name, time=f"{r.seconds:.4f}")
+        case = ElementTree.SubElement(suite, "testcase", classname=f"onnx.{r.kind}", name=xml(r.name), time=f"{r.seconds:.4f}")
         reason = judgement.explained.get(r.name) or judgement.explained.get(f"official:{r.name}")
         if r.name in unexpected:
-            ElementTree.SubElement(case, "failure", message=r.strict).text = r.reason or r.official_reason
+            ElementTree.SubElement(case, "failure", message=r.strict).text = xml(r.reason or r.official_reason)
         elif r.name in closed:
             ElementTree.SubElement(case, "failure", message="this case passes now: delete its line from gaps.txt")
         elif reason:
-            ElementTree.SubElement(case, "skipped", message=reason)
+            ElementTree.SubElement(case, "skipped", message=xml(reason))
     suite.set("failures", str(len(suite.findall("./testcase/failure"))))
     suite.set("skipped", str(len(suite.findall("./testcase/skipped"))))
     path.parent.mkdir(parents=True, exist_ok=True)

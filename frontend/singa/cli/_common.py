@@ -15,15 +15,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from singa_backend import Limits
 
 NO, REFUSED = 1, 3
 
-out = Console()
-err = Console(stderr=True)
+
+class _Console(Console):
+    """A console on which text is data: names from a model have no markup, no emoji codes and no control characters."""
+
+    @override
+    def render_str(self, text: str, **options: Any) -> Text:
+        from singa_backend.rendering import TEXT, printable
+
+        return super().render_str(printable(text, TEXT, lines=True), **options)
+
+
+out = _Console(markup=False, emoji=False)
+err = _Console(stderr=True, markup=False, emoji=False)
 
 
 def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,8 +52,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
             if kwargs.get("as_json"):
                 click.echo(json.dumps(error.to_dict()))
             else:
-                err.print(f"[red]{type(error).__name__}[/red]", end=" ")
-                err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+                err.print(Text(type(error).__name__, "red"), str(error), highlight=False, soft_wrap=True)
             sys.exit(REFUSED)
 
     return run
@@ -92,7 +104,7 @@ limit_option = click.option(
 
 def echo(text: str, *, style: str | None = None) -> None:
     """Print a line to standard output, without wrapping and markup."""
-    out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    out.print(text, style=style, highlight=False, soft_wrap=True)
 
 
 def witness(engine: str, quiet: bool) -> str | None:
@@ -101,7 +113,7 @@ def witness(engine: str, quiet: bool) -> str | None:
         return None
     if find_spec(engine) is None:
         if not quiet:
-            err.print(f"{engine} is not installed, so there is no second witness: pip install 'sonnx\\[oracle]'", style="yellow")
+            err.print(f"{engine} is not installed, so there is no second witness: pip install 'sonnx[oracle]'", style="yellow")
         return None
     return engine
 
@@ -144,12 +156,22 @@ class _Lines:
         self.done += 1
         if self.done == self.total or self.done % self.every == 0:
             total = "" if self.total is None else f"/{self.total}"
-            click.echo(f"{self.what}: {self.done}{total}" + (f", {note}" if note else ""), err=True)
+            err.print(f"{self.what}: {self.done}{total}" + (f", {note}" if note else ""), highlight=False, soft_wrap=True)
+
+
+class _Description(TextColumn):
+    """What is in progress; a note may be a name from a model."""
+
+    @override
+    def render(self, task: Task) -> Text:
+        from singa_backend.rendering import printable
+
+        return Text(printable(task.description))
 
 
 class _Bar(AbstractContextManager[Callable[..., None]]):
     def __init__(self, total: int | None, what: str) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (_Description("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.bar = Progress(*columns, console=err, transient=True)
         self.total, self.what = total, what
 

@@ -14,7 +14,7 @@ from singa_backend import DeviceUnavailable
 from singa_backend.conform import cases, gaps, releases, report, results, worker
 
 from . import _releases
-from ._common import NO, device_option, err, exit_codes, expression, json_option, out, progress
+from ._common import NO, device_option, echo, err, exit_codes, expression, json_option, out, progress
 
 
 @click.command("conform")
@@ -147,9 +147,9 @@ def _show_conformance(found: list[worker.Result], judged: gaps.Judgement, totals
     if judged.explained:
         out.print(f"{len(judged.explained)} known gaps, each with its reason in gaps.txt", highlight=False, soft_wrap=True)
     for r in judged.unexpected[:40]:
-        out.print(f"[red]{r.strict}[/red] {r.name}", highlight=False, soft_wrap=True)
+        echo(f"{r.strict} {r.name}", style="red")
         out.print(f"    {(r.reason or r.official_reason)[:400]}", markup=False, highlight=False, soft_wrap=True)
     if len(judged.unexpected) > 40:
         out.print(f"... and {len(judged.unexpected) - 40} more; --results FILE lists all of them")
     for name in judged.closed:
-        out.print(f"[red]closed gap[/red] {name}: it passes now; delete its line from gaps.txt", highlight=False, soft_wrap=True)
+        echo(f"closed gap {name}: it passes now; delete its line from gaps.txt", style="red")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 from rich.table import Table
 
 from singa_backend.inspection import Inspection, State
@@ -124,7 +123,7 @@ def _type(graph: GraphTable, value: Value) -> str:
 def _table(head: list[str], rows: list[list[Any]]) -> None:
     table = Table()
     for i, title in enumerate(head):
-        table.add_column(escape(title), overflow="fold", justify="right" if i and title in ("bytes", "nodes") else "left")
+        table.add_column(title, overflow="fold", justify="right" if i and title in ("bytes", "nodes") else "left")
     for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
+        table.add_row(*map(str, row))
     out.print(table, width=None if out.is_terminal else WIDE)

@@ -10,7 +10,7 @@ import click
 
 from singa_backend.conform import report
 
-from ._common import NO, exit_codes, json_option, out
+from ._common import NO, echo, exit_codes, json_option, out
 
 
 @click.command("report")
@@ -52,7 +52,7 @@ def command(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) ->
             )
         )
     elif check:
-        out.print(f"[red]stale[/red] {why}" if why else "the report is up to date", highlight=False, soft_wrap=True)
+        echo(f"stale: {why}" if why else "the report is up to date", style="red" if why else None)
     else:
         out.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
     if why:

@@ -19,7 +19,7 @@ from singa_backend.proto.load import load_model
 from singa_backend.proto.named_arrays import named_arrays
 
 from . import _feeds
-from ._common import NO, device_option, exit_codes, json_option, limit_option, out
+from ._common import NO, device_option, echo, exit_codes, json_option, limit_option, out
 from ._inputs import gather, input_options
 
 
@@ -65,11 +65,7 @@ def command(
     else:
         _show_outputs(rows)
         if expected is not None:
-            out.print(
-                f"[red]differs[/red] {why}" if why else "[green]equal to the expected outputs[/green]",
-                highlight=False,
-                soft_wrap=True,
-            )
+            echo(f"differs: {why}" if why else "equal to the expected outputs", style="red" if why else "green")
     if why:
         sys.exit(NO)
 
