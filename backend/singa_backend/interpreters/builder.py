@@ -420,7 +420,7 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
     kind = schemas[domain, op_type][version].attributes[name].type if version else None
     code = int(getattr(kind, "value", 0))
     if code in (AttributeProto.FLOAT, AttributeProto.FLOATS):
-        value = single(value, name, op_type)
+        value = single(value, name, op_type, code == AttributeProto.FLOATS)
     if isinstance(value, np.ndarray):
         return helper.make_attribute(name, numpy_helper.from_array(value, name))
     if isinstance(value, tuple):

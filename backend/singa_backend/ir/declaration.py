@@ -127,7 +127,7 @@ class Declaration:
     gradient_rule: Rule | None = None
     decomposition_rule: Rule | None = None
     reason: str = ""
-    floats: frozenset[str] = frozenset()  # the attributes of type FLOAT or FLOATS
+    floats: dict[str, bool] = field(default_factory=dict)  # attributes of type FLOAT or FLOATS -> whether it is FLOATS
 
     def __post_init__(self) -> None:
         inputs: list[Input] = []
@@ -138,7 +138,7 @@ class Declaration:
             elif parameter.kind == parameter.KEYWORD_ONLY:
                 default = parameter.default
                 if parameter.name in self.floats and default is not REQUIRED and default is not None:
-                    default = single(default, parameter.name, self.name)
+                    default = single(default, parameter.name, self.name, self.floats[parameter.name])
                 self.attributes[parameter.name] = default
             else:
                 variadic = parameter.kind == parameter.VAR_POSITIONAL
@@ -190,8 +190,8 @@ class Declaration:
 
         Raises InvalidInput (SX378) for a value that float32 cannot represent.
         """
-        floats = [n for n in self.floats if attributes.get(n) is not None]
-        return {**attributes, **{n: single(attributes[n], n, self.name) for n in floats}} if floats else attributes
+        floats = {n: several for n, several in self.floats.items() if attributes.get(n) is not None}
+        return {**attributes, **{n: single(attributes[n], n, self.name, s) for n, s in floats.items()}} if floats else attributes
 
     @cached_property
     def prepares(self) -> bool:
@@ -236,15 +236,14 @@ class Declaration:
         return out
 
 
-def single(value: Any, name: str, operator: str) -> Any:
-    """A float attribute rounded to float32, in which ONNX stores it: a float, or for a sequence a tuple of floats.
+def single(value: Any, name: str, operator: str, several: bool) -> Any:
+    """A float attribute rounded to float32, in which ONNX stores it: a float, or a tuple of floats if it is `several`.
 
     Raises InvalidInput (SX378) for anything else, and for a finite number that float32 has as infinity or a nonzero one as 0.
     """
-    several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
-    numbers = list(value) if several else [value]
-    form = f"{len(numbers)}f"
     try:
+        numbers = list(value) if several else [value]
+        form = f"<{len(numbers)}f"
         rounded = struct.unpack(form, struct.pack(form, *numbers))
         fits = all(r or not float(n) for r, n in zip(rounded, numbers, strict=True))
     except (struct.error, TypeError, ValueError, OverflowError):
@@ -341,7 +340,7 @@ def operator(
         known = schemas.get((domain, name), {})
         plain = body.body if isinstance(body, Declaration) else body
         attributes = [item for version in versions if version in known for item in known[version].attributes.items()]
-        floats = frozenset(n for n, a in attributes if a.type.name in ("FLOAT", "FLOATS"))
+        floats = {n: a.type.name == "FLOATS" for n, a in attributes if a.type.name in ("FLOAT", "FLOATS")}
         marks = frozenset(traits), frozenset(settings)
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
         taken = declarations.setdefault((domain, name), {})
