@@ -95,6 +95,9 @@ def drawn(domain: str, name: str, version: int, dtype: np.dtype[Any], index: int
             if isinstance(value, list) and value and isinstance(value[0], bytes):
                 attributes[a.name] = [v.decode() for v in value]
     floats = {n: a.type.name for n, a in schema.attributes.items() if a.type.name in ("FLOAT", "FLOATS")}
+    for n in taken if index == 0 else ():  # the other draws omit some
+        if floats.get(n) == "FLOAT" and schema.attributes[n].default_value.name:
+            attributes.setdefault(n, schema.attributes[n].default_value.f)
     if "seed" in floats:  # equal draws
         attributes.setdefault("seed", float(np.float32(rng.uniform(1, 100))))
     case.node.ClearField("attribute")

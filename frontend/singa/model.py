@@ -206,11 +206,14 @@ class Model(Layer):
         raise NotImplementedError(f"{type(self).__name__} must define train_one_batch")
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        """Call `train_one_batch` in training, otherwise `forward`.
+        """Call `train_one_batch` in training, otherwise `forward`; also `forward` of a model in a model that has no step.
 
         Raises:
             InvalidInput: The first training step computed no gradient for any parameter (SX345).
         """
+        has_step = type(self).train_one_batch is not Model.train_one_batch
+        if self.__dict__["_parent"] is not None and not (self.training and has_step):
+            return self.forward(*input, **kwargs)  # a layer of the model that it is in, whose step it must not leave
         tape.set_training(self.training)
         if not self.training:
             return self.forward(*input, **kwargs)
