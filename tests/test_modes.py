@@ -88,7 +88,7 @@ class Recurrent(layer.Layer):
 LAYERS: dict[str, Callable[[], Any]] = {
     "layer.BatchNorm2d": layer.BatchNorm2d,
     "layer.Dropout": lambda: layer.Dropout(0.5),
-    "autograd.dropout": lambda: (lambda x: autograd.dropout(x, ratio=0.5)),
+    "autograd.dropout": lambda: lambda x: autograd.dropout(x, ratio=0.5),
     "layer.RNN": Recurrent,
     "quantization.FakeQuantize": lambda: quantization.FakeQuantize(),
 }

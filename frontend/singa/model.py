@@ -38,8 +38,8 @@ _STEPS = 32
 class Model(Layer):
     """The base class of models: a subclass defines `forward`; to be trained, also `train_one_batch` and `set_optimizer`.
 
-    Calling a model calls `train_one_batch` in training, otherwise `forward`. A new model follows `autograd.training`, which is off
-    when a program begins; `compile`, `train` and `eval` set its own mode and that of the models in it. `repr` reports the mode. The
+    Calling a model calls `train_one_batch` in training, otherwise `forward`. A new model follows `autograd.training`, which is
+    off when a program begins; `compile`, `train` and `eval` set its own mode and that of the models in it. `repr` reports it. The
     first training step issues a NoGradientWarning that names the parameters that are not frozen and get no gradient; it raises
     InvalidInput (SX345) if no parameter gets one.
 
@@ -113,7 +113,7 @@ class Model(Layer):
 
     @property
     def training(self) -> bool:
-        """Whether calling the model trains it: `autograd.training` until `compile`, `train`, `eval` or an assignment sets a mode."""
+        """Whether calling the model trains it; `autograd.training` until `compile`, `train`, `eval` or an assignment sets it."""
         return tape.training if self._mode is None else self._mode
 
     @training.setter

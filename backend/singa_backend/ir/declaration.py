@@ -47,6 +47,7 @@ from functools import cached_property
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
+from onnx import defs
 
 from .. import dtypes
 from ..devices.namespaces import Xp
@@ -340,7 +341,8 @@ def operator(
         known = schemas.get((domain, name), {})
         plain = body.body if isinstance(body, Declaration) else body
         attributes = [item for version in versions if version in known for item in known[version].attributes.items()]
-        floats = {n: a.type.name == "FLOATS" for n, a in attributes if a.type.name in ("FLOAT", "FLOATS")}
+        one, several = defs.OpSchema.AttrType.FLOAT, defs.OpSchema.AttrType.FLOATS
+        floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
         marks = frozenset(traits), frozenset(settings)
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
         taken = declarations.setdefault((domain, name), {})

@@ -224,9 +224,7 @@ class OpsetWriter(Interpreter[Symbol]):
         code = type.tensor_type.elem_type if type is not None and type.WhichOneof("value") == "tensor_type" else 0
         return bool(code) and dtypes.numpy_dtype(code) in dtypes.NARROW_FLOATS
 
-    def _rounded_once(
-        self, schema: Any, values: Sequence[Any], write: Callable[[list[Any]], Sequence[Symbol]]
-    ) -> list[Symbol]:
+    def _rounded_once(self, schema: Any, values: Sequence[Any], write: Callable[[list[Any]], Sequence[Symbol]]) -> list[Symbol]:
         """What `write` returns for narrow floats cast to float32; each result is rounded once, as that of an operator's body."""
         parameters = [schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in range(len(values))]
         narrow = {p: dtypes.onnx_code(self.dtype(v)) for p, v in zip(parameters, values, strict=True) if self._is_narrow(v)}

@@ -22,8 +22,8 @@ class SONNXModel(Model):
     If a file has no float initializers, its float Constants are the parameters: older exporters of PaddlePaddle write all
     weights as Constants.  Running means and variances of BatchNormalization are states.
 
-    BatchNormalization and Dropout follow the mode of the model, not the mode in the file.  That mode is `autograd.training`, which
-    is off when a program begins, until `train()`, `eval()` or `compile` sets the mode of the model.
+    BatchNormalization and Dropout follow the mode of the model, not the mode in the file.  That mode is `autograd.training`,
+    which is off when a program begins, until `train()`, `eval()` or `compile` sets the mode of the model.
 
     To train, define `train_one_batch` in a subclass and call `set_optimizer`; layers that the subclass adds are trained together
     with the imported parameters.
