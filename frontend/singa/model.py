@@ -38,11 +38,12 @@ _STEPS = 32
 class Model(Layer):
     """The base class of models: a subclass defines `forward`; to be trained, also `train_one_batch` and `set_optimizer`.
 
-    Calling a model calls `train_one_batch` in training, otherwise `forward`. The first training step issues a NoGradientWarning
-    that names the parameters that are not frozen and get no gradient; it raises InvalidInput (SX345) if no parameter gets one.
+    Calling a model calls `train_one_batch` in training, otherwise `forward`. A new model follows `autograd.training`, which is
+    off when a program begins; `compile`, `train` and `eval` set its own mode and that of the models in it. `repr` reports it. The
+    first training step issues a NoGradientWarning that names the parameters that are not frozen and get no gradient; it raises
+    InvalidInput (SX345) if no parameter gets one.
 
     Attributes:
-        training: Whether calling the model trains it.
         graph_mode: Whether a step runs as one ONNX graph.
         sequential: Kept for old programs; a graph always runs its nodes in the order in which the step created them.
         not_traceable: Why the steps of this model cannot become a graph; "" if they can.
@@ -66,9 +67,10 @@ class Model(Layer):
                 self.optimizer = optimizer
     """
 
+    _mode: bool | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.training = True
         self.graph_mode = False
         self.sequential = False
         self._steps: OrderedDict[Any, Step | None] = OrderedDict()
@@ -103,40 +105,62 @@ class Model(Layer):
         for x in inputs:
             if not isinstance(x, Tensor):
                 raise InvalidInput(f"inputs must be a list of tensors, got a {type(x).__name__} in it", code="SX317")
-        before = self.training
-        self.training = False
-        tape.set_training(False)
-        try:
+        with self._in_mode(False):
             self.forward(*inputs)
-        finally:
-            self.training = before
         self.train(is_train)
         self.graph(use_graph, sequential)
         self._checked = False
 
+    @property
+    def training(self) -> bool:
+        """Whether calling the model trains it; `autograd.training` until `compile`, `train`, `eval` or an assignment sets it."""
+        return tape.training if self._mode is None else self._mode
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        self._mode = bool(mode)
+
     def train(self, mode: bool = True) -> None:
-        """Set whether calling the model trains it; `autograd.training` is set to the same.
+        """Set whether calling the model trains it, also for the models in it; `autograd.training` is set to the same.
 
         Args:
             mode: True for training, False for inference.
         """
-        self.training = bool(mode)
-        tape.training = self.training
+        for model in self._models():
+            model._mode = bool(mode)
+        tape.training = bool(mode)
 
     def eval(self) -> None:
         """Set the model to inference, as `train(False)`."""
         self.train(False)
 
+    def _models(self) -> list[Model]:
+        """This model and the models in it, each once."""
+        found: dict[int, Layer] = {}
+        pending: list[Layer] = [self]
+        while pending:
+            layer = pending.pop()
+            if id(layer) not in found:
+                found[id(layer)] = layer
+                pending += layer._layers.values()
+        return [layer for layer in found.values() if isinstance(layer, Model)]
+
     @contextlib.contextmanager
     def _in_mode(self, training: bool) -> Iterator[None]:
-        """The context in which the model is in a mode; on exit, the mode of the model and of the tape is restored."""
-        before = self.training
+        """The context in which the model is in a mode; on exit, the modes of its models and of the tape are restored."""
+        before = [(model, model._mode) for model in self._models()]
         with tape.restored():
             self.train(training)
             try:
                 yield
             finally:
-                self.training = before
+                for model, mode in before:
+                    model._mode = mode
+
+    def __repr__(self) -> str:
+        mode = "training" if self.training else "inference"
+        source = " (follows autograd.training)" if self._mode is None else ""
+        return f"<{type(self).__qualname__} at {id(self):#x}, mode: {mode}{source}>"
 
     def graph(self, mode: bool = True, sequential: bool = False) -> None:
         """Set whether steps run as one ONNX graph, and discard the graphs that were recorded.
@@ -182,11 +206,14 @@ class Model(Layer):
         raise NotImplementedError(f"{type(self).__name__} must define train_one_batch")
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        """Call `train_one_batch` in training, otherwise `forward`.
+        """Call `train_one_batch` in training, otherwise `forward`; also `forward` of a model in a model that has no step.
 
         Raises:
             InvalidInput: The first training step computed no gradient for any parameter (SX345).
         """
+        has_step = type(self).train_one_batch is not Model.train_one_batch
+        if self.__dict__["_parent"] is not None and not (self.training and has_step):
+            return self.forward(*input, **kwargs)  # a layer of the model that it is in, whose step it must not leave
         tape.set_training(self.training)
         if not self.training:
             return self.forward(*input, **kwargs)

@@ -133,7 +133,10 @@ def _through_decomposition(
         for n, v in attributes.items()
     }
     made = declaration.decompose(tape, version, values, own, outputs)
-    return tape.gradients([v if isinstance(v, Var) else tape.variable(v, False) for v in made], dys, values)
+    ends = [v if isinstance(v, Var) else tape.variable(v, False) for v in made]
+    # The schema may bind another float dtype to an output than the one in which its parts are computed.
+    dys = [op.cast(dy, v.raw) if dy is not None and tape.differentiable(v.raw) else dy for v, dy in zip(ends, dys, strict=True)]
+    return tape.gradients(ends, dys, values)
 
 
 # --- the tape ---------------------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from .. import dtypes
 from ..errors import UnsupportedModel
-from ..ir.declaration import has_trait
+from ..ir.declaration import has_trait, single
 from ..proto import save
 from ..proto.messages import FreshNames, graphs, reads
 from ..proto.schemas import ANY_OPSET, schema_version, schemas
@@ -420,20 +420,20 @@ def _info(symbol: Symbol) -> ValueInfoProto:
 
 
 def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
-    """An attribute of the type that the operator has at an opset; raises UnsupportedModel (SX206)."""
+    """An attribute of the type that the operator has at an opset; raises UnsupportedModel (SX206), InvalidInput (SX378)."""
     if isinstance(value, Subgraph):
         return helper.make_attribute(name, value.proto)
+    version = schema_version(domain, op_type, opset)
+    kind = schemas[domain, op_type][version].attributes[name].type if version else None
+    code = int(getattr(kind, "value", 0))
+    if code in (AttributeProto.FLOAT, AttributeProto.FLOATS):
+        value = single(value, name, op_type, code == AttributeProto.FLOATS)
     if isinstance(value, np.ndarray):
         return helper.make_attribute(name, numpy_helper.from_array(value, name))
     if isinstance(value, tuple):
         value = list(value)
-    version = schema_version(domain, op_type, opset)
-    kind = schemas[domain, op_type][version].attributes[name].type if version else None
     if isinstance(value, bool):
         value = int(value)
-    code = int(getattr(kind, "value", 0))
-    if code == 1:
-        value = float(value)
     if code == 2 and isinstance(value, float):
         if not value.is_integer():
             raise UnsupportedModel(

@@ -55,8 +55,8 @@ class Evaluator(Interpreter[Any]):
     def call_version(
         self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Any]:
-        given = {n: _attribute(v) for n, v in attributes.items() if v is not None}
         declaration, values, outputs = operator.declaration, inputs, len(wanted)
+        given = {n: _attribute(v) for n, v in declaration.stored(attributes).items() if v is not None}
         for name, kind in declaration.services.items():
             given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
         with np.errstate(all="ignore"):

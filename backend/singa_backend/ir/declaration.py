@@ -13,6 +13,8 @@ The parameters before the star are the inputs, those after it the attributes, wi
     forward_graph: ForwardGraph   the graph from the xs to the y of a Gradient
     derived: Derived   derived(make) -> make(), called once for each node: values that depend on the attributes only
 
+Attributes that ONNX stores as float32 are rounded to it, defaults included: a call has the numbers that a file would have.
+
 An absent optional input has the parameter's default.  The result of a body is cast to the dtype that the
 schema binds to the output; a body with several outputs returns a tuple.
 
@@ -35,6 +37,7 @@ Facts of the operator that other modules use are `traits` (see TRAITS) and `sett
 from __future__ import annotations
 
 import inspect
+import struct
 import types
 import typing
 import warnings
@@ -44,10 +47,11 @@ from functools import cached_property
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
+from onnx import defs
 
 from .. import dtypes
 from ..devices.namespaces import Xp
-from ..errors import OperatorError
+from ..errors import InvalidInput, OperatorError
 from ..proto.schemas import schemas
 
 T = TypeVar("T")
@@ -125,6 +129,7 @@ class Declaration:
     gradient_rule: Rule | None = None
     decomposition_rule: Rule | None = None
     reason: str = ""
+    floats: dict[str, bool] = field(default_factory=dict)  # attributes of type FLOAT or FLOATS -> whether it is FLOATS
 
     def __post_init__(self) -> None:
         inputs: list[Input] = []
@@ -133,11 +138,17 @@ class Declaration:
             if kind in ("run", "wanted", "version", "derived", "forward_graph"):
                 self.services[parameter.name] = kind
             elif parameter.kind == parameter.KEYWORD_ONLY:
-                self.attributes[parameter.name] = parameter.default
+                default = parameter.default
+                if parameter.name in self.floats and default is not REQUIRED and default is not None:
+                    default = single(default, parameter.name, self.name, self.floats[parameter.name])
+                self.attributes[parameter.name] = default
             else:
                 variadic = parameter.kind == parameter.VAR_POSITIONAL
                 inputs.append(Input(parameter.name, parameter.default, variadic, _form(base) if kind == "host" else None))
         self.inputs = tuple(inputs)
+        if self.floats:
+            defaults = {n: v for n, v in self.attributes.items() if v is not REQUIRED}
+            self.body.__kwdefaults__ = {**(self.body.__kwdefaults__ or {}), **defaults}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.body(*args, **kwargs)
@@ -176,6 +187,14 @@ class Declaration:
     def __str__(self) -> str:
         return f"{self.name}-{','.join(map(str, self.versions))}"
 
+    def stored(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """The attributes as a file stores them: those of type FLOAT or FLOATS are rounded to float32.
+
+        Raises InvalidInput (SX378) for a value that float32 cannot represent.
+        """
+        floats = {n: several for n, several in self.floats.items() if attributes.get(n) is not None}
+        return {**attributes, **{n: single(attributes[n], n, self.name, s) for n, s in floats.items()}} if floats else attributes
+
     @cached_property
     def prepares(self) -> bool:
         """Whether some input is read on the host."""
@@ -184,6 +203,7 @@ class Declaration:
     def bind(self, inputs: Sequence[Any], attributes: dict[str, Any]) -> dict[str, Any]:
         """Inputs and attributes by the names of the declaration; absent ones have their default."""
         known: dict[str, Any] = {}
+        attributes = self.stored(attributes)
         for i, declared in enumerate(self.inputs):
             if declared.variadic:
                 known[declared.name] = list(inputs[i:])
@@ -216,6 +236,25 @@ class Declaration:
                 value = _on_host(xp, value, declared)
             out.append(value)
         return out
+
+
+def single(value: Any, name: str, operator: str, several: bool) -> Any:
+    """A float attribute rounded to float32, in which ONNX stores it: a float, or a tuple of floats if it is `several`.
+
+    Raises InvalidInput (SX378) for anything else, and for a finite number that float32 has as infinity or a nonzero one as 0.
+    """
+    try:
+        numbers = list(value) if several else [value]
+        form = f"<{len(numbers)}f"
+        rounded = struct.unpack(form, struct.pack(form, *numbers))
+        fits = all(r or not float(n) for r, n in zip(rounded, numbers, strict=True))
+    except (struct.error, TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        what = "numbers" if several else "a number"
+        text = f"attribute {name!r} of {operator} must be {what} that float32 can represent, got {value!r}"
+        raise InvalidInput(text, code="SX378", hint="ONNX stores float attributes as float32")
+    return rounded if several else rounded[0]
 
 
 def _annotation(annotation: Any) -> tuple[str, Any]:
@@ -304,9 +343,11 @@ def operator(
     def declare(body: Callable[..., Any]) -> Declaration:
         known = schemas.get((domain, name), {})
         plain = body.body if isinstance(body, Declaration) else body
-        declaration = Declaration(
-            name, domain, versions, plain, widen, host, frozenset(traits), frozenset(settings), absent or {}
-        )
+        attributes = [item for version in versions if version in known for item in known[version].attributes.items()]
+        one, several = defs.OpSchema.AttrType.FLOAT, defs.OpSchema.AttrType.FLOATS
+        floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
+        marks = frozenset(traits), frozenset(settings), absent or {}
+        declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
         taken = declarations.setdefault((domain, name), {})
         for version in versions:
             if version in taken:

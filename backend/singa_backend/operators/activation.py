@@ -242,6 +242,11 @@ def celu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Exp(op.Div(op.Min(x, 0), alpha))))
 
 
+@celu.decomposition
+def celu_decomposition(op: Op, x: V, alpha: float) -> V:
+    return op.Add(op.Max(x, 0), op.Min(op.Mul(op.Elu(op.Div(x, alpha)), alpha), 0))
+
+
 @operator("Selu", 6, 22, traits=("unary", "cannot_fail"))
 def selu(xp: Xp, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Array:
     return xp.where(x > 0, gamma * x, gamma * alpha * xp.expm1(x))

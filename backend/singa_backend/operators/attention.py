@@ -159,7 +159,7 @@ def attention_23_decomposition(
                   "qk_matmul_output_mode": qk_matmul_output_mode, "softcap": softcap, "left_window_size": -1,
                   "right_window_size": -1, "softmax_precision": softmax_precision}  # fmt: skip
     values = [q, k, v, attn_mask, past_key, past_value]
-    return attention.decompose(op, 25, values, attributes, len(wanted))
+    return list(op.call("Attention", values, attributes, len(wanted)))
 
 
 @operator("Attention", 24, 25, widen=False)

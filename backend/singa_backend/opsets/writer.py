@@ -6,7 +6,8 @@ writes a call in the first of these ways that is possible:
 1. unchanged, if the older version of the operator has its inputs, attributes and element types;
 2. with inputs whose values are known as the attributes that they were before (axes, sizes, bounds);
 3. by a rule of adapters.py, if the semantics changed;
-4. as its decomposition, declared or ONNX's function body, whose calls are written in the same way.
+4. between casts, if the older version does not have the narrow floats of the call, in which its body would not compute anyway;
+5. as its decomposition, declared or ONNX's function body, whose calls are written in the same way.
 
 If none is possible, `Unwritable` names the operator and the minimum opset that can express the call.
 """
@@ -18,12 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TypeProto, helper
+from onnx import TensorProto, TypeProto, helper
 
 from .. import dtypes
 from ..autodiff.replay import replay
 from ..errors import UnsupportedModel
-from ..interpreters.base import Interpreter, Subgraph, arguments
+from ..interpreters.base import Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
@@ -162,7 +163,7 @@ class OpsetWriter(Interpreter[Symbol]):
         self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Symbol]:
         """Write a call of an older version; it is unchanged if the target has that version, or an equivalent one."""
-        given = {n: v for n, v in attributes.items() if v is not None}
+        given = {n: v for n, v in operator.declaration.stored(attributes).items() if v is not None}
         self._count(operator.declaration.name, given)
 
         def write(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
@@ -204,10 +205,35 @@ class OpsetWriter(Interpreter[Symbol]):
             return self.at_target(name, inputs, given, outputs=len(wanted))
         same = current is not None and declarations[domain, name].get(current) is declaration and not _deprecated(name, current)
         if same and not (versioned and declaration.decomposition_rule is not None):
-            return self.call(name, inputs, given, len(wanted), domain)
+            return self.call(name, inputs, same_attributes(domain, name, self.opset, given), len(wanted), domain)
         if declaration.decomposition_rule is None:
             raise Unwritable(f"{name}-{operator.version} has no decomposition", operator=name, version=operator.version)
+        if self._widens(declaration, inputs, given):
+            return self._rounded_once(
+                operator.schema, inputs, lambda xs: declaration.decompose(self, operator.version, xs, given, len(wanted))
+            )
         return declaration.decompose(self, operator.version, inputs, given, len(wanted))
+
+    def _widens(self, declaration: Declaration, values: Sequence[Any], given: dict[str, Any]) -> bool:
+        """Whether the body of a declaration computes a call in float32, because its inputs are narrow floats."""
+        graphs = any(isinstance(v, Subgraph) for v in given.values())
+        return declaration.widen and not graphs and any(self._is_narrow(v) for v in values)
+
+    def _is_narrow(self, value: Any) -> bool:
+        type = None if value is None else self.type_of(value)
+        code = type.tensor_type.elem_type if type is not None and type.WhichOneof("value") == "tensor_type" else 0
+        return bool(code) and dtypes.numpy_dtype(code) in dtypes.NARROW_FLOATS
+
+    def _rounded_once(self, schema: Any, values: Sequence[Any], write: Callable[[list[Any]], Sequence[Symbol]]) -> list[Symbol]:
+        """What `write` returns for narrow floats cast to float32; each result is rounded once, as that of an operator's body."""
+        parameters = [schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in range(len(values))]
+        narrow = {p: dtypes.onnx_code(self.dtype(v)) for p, v in zip(parameters, values, strict=True) if self._is_narrow(v)}
+        made = write([self._cast(v, TensorProto.FLOAT) if self._is_narrow(v) else v for v in values])
+        ends = [schema.outputs[min(i, len(schema.outputs) - 1)].type_str for i in range(len(made))]
+        return [self._cast(y, narrow[p]) if p in narrow else y for y, p in zip(made, ends, strict=True)]
+
+    def _cast(self, value: Symbol, code: int) -> Symbol:
+        return self.call("Cast", [value], {"to": code}, 1)[0]
 
     def call(
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
@@ -296,6 +322,13 @@ class OpsetWriter(Interpreter[Symbol]):
                         return made[:outputs]
                     raise Unwritable(f"{name}-{version} has fewer outputs", operator=name)
                 return self.at_target(name, *self._form(declaration, version, values, given), outputs=outputs)
+            except Unwritable as error:
+                reasons.append(error)
+        if self._widens(declaration, values, given):
+            try:
+                schema = schemas["", name][current]
+                made = self._rounded_once(schema, values, lambda xs: self.call(name, xs, given, outputs))
+                return self._typed(name, values, given, made)
             except Unwritable as error:
                 reasons.append(error)
         if declaration.decomposition_rule is not None:

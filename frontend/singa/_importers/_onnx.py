@@ -44,5 +44,4 @@ def from_onnx(
     outside = any(t.data_location == TensorProto.EXTERNAL for t in tensors(corrected))  # found next to the file of a path
     model = (model_class or SONNXModel)(source if outside and folder is not None else corrected, device)
     model.onnx_model = corrected
-    model.training = False
     return model

@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from singa_backend.proto.load import ModelSource
 
+from .._core import trace
 from .._core.tensor import Tensor
 from ..device import DeviceLike
 from ..model import Model
@@ -21,9 +22,11 @@ class SONNXModel(Model):
     If a file has no float initializers, its float Constants are the parameters: older exporters of PaddlePaddle write all
     weights as Constants.  Running means and variances of BatchNormalization are states.
 
-    BatchNormalization and Dropout follow the mode of the model (`train()`, `eval()`), not the mode in the file.  To train,
-    define `train_one_batch` in a subclass and call `set_optimizer`; layers that the subclass adds are trained together with the
-    imported parameters.
+    BatchNormalization and Dropout follow the mode of the model, not the mode in the file.  That mode is `autograd.training`,
+    which is off when a program begins, until `train()`, `eval()` or `compile` sets the mode of the model.
+
+    To train, define `train_one_batch` in a subclass and call `set_optimizer`; layers that the subclass adds are trained together
+    with the imported parameters.
 
     Args:
         onnx_model: a ModelProto, its bytes, or the path of its file.
@@ -71,6 +74,7 @@ class SONNXModel(Model):
         last_layers = kwargs.pop("last_layers", -1)
         if kwargs:
             raise TypeError(f"forward() got an unexpected keyword argument {next(iter(kwargs))!r}")
+        trace.depends(self, lambda: self.training)
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
 
     def get_params(self) -> dict[str, Tensor]:
