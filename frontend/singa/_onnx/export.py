@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import ModelProto, TypeProto, helper, shape_inference
+from onnx import GraphProto, ModelProto, TypeProto, helper
 
 from singa_backend import dtypes, passes
-from singa_backend.errors import InvalidInput, InvalidModel, Problem, UnsupportedModel
+from singa_backend.errors import InvalidInput, Problem, UnsupportedModel
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.reader import read
 from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
 from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter, Unwritable
-from singa_backend.proto import save
+from singa_backend.proto import checker, save
 from singa_backend.proto.load import ModelSource, load_model
 from singa_backend.proto.messages import reads
 from singa_backend.proto.schemas import newest, schemas
@@ -509,24 +508,15 @@ def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any
         helper.set_model_props(proto, dict(options.metadata))
     report.ir_version = proto.ir_version
     check = options.check and not report.unmapped
-    if check and path is None:
-        _check(proto)
+    if check and path is None and (warning := checker.require_valid(proto)):
+        report.warnings.append(warning)
     if path is not None:
-        save.save(proto, Path(path), check=check, external=options.external_data, arrays=arrays)
+        save.save(proto, Path(path), check=check, external=options.external_data, arrays=arrays, warnings=report.warnings)
         report.path = os.fspath(path)
 
 
 def _problem(text: str, call: Origin) -> UnsupportedModel:
     return UnsupportedModel(text, code="SX208", operator=call.name, node=call.operator.name)
-
-
-def _check(proto: ModelProto) -> None:
-    if proto.ByteSize() > save.LARGEST:
-        return  # the checker accepts such a model only as a file: with `path=` it is checked there
-    try:
-        onnx.checker.check_model(proto, full_check=True)
-    except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
-        raise InvalidModel(f"onnx's checker refuses the exported model: {error}", code="SX109") from None
 
 
 def _graphs(ys: Sequence[Tensor]) -> list[Graph]:
@@ -580,7 +570,7 @@ def _renamed_shapes(proto: ModelProto, options: Options) -> None:
             code="SX355",
             hint=f"the values are {', '.join(sorted(made)[:20])}",
         )
-    inferred = shape_inference.infer_shapes(proto, data_prop=True)
+    inferred = _inferred(proto)
     types = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)}
     del proto.graph.value_info[:]
     for v in (*proto.graph.input, *proto.graph.output):
@@ -591,8 +581,26 @@ def _renamed_shapes(proto: ModelProto, options: Options) -> None:
     for name in wanted.keys() - {v.name for v in (*proto.graph.input, *proto.graph.output)}:
         elem = types[name].tensor_type.elem_type
         proto.graph.value_info.append(helper.make_tensor_value_info(name, elem, wanted[name]))
-    again = shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True)
-    proto.graph.CopyFrom(again.graph)
+    _take_types(proto.graph, _inferred(proto, strict=True).graph)
+
+
+def _inferred(proto: ModelProto, strict: bool = False) -> ModelProto:
+    found = checker.infer_shapes(proto, data_prop=True, strict=strict)
+    if found.failure:
+        text = f"the shapes after those of shape_override cannot be inferred: {found.failure}"
+        raise InvalidInput(text, code="SX355", hint="export without shape_override")
+    return found.model
+
+
+def _take_types(graph: GraphProto, inferred: GraphProto) -> None:
+    """Copy the inferred types of outputs and inner values, which is all that inference adds to a graph."""
+    for name in ("output", "value_info"):
+        graph.ClearField(name)
+        getattr(graph, name).extend(getattr(inferred, name))
+    for node, typed in zip(graph.node, inferred.node, strict=True):
+        for a, b in zip(node.attribute, typed.attribute, strict=True):
+            if a.HasField("g"):
+                _take_types(a.g, b.g)
 
 
 def _sizes(type: TypeProto) -> list[int | str | None]:
