@@ -108,9 +108,11 @@ _LARGE = 1 << 20
 def _is_safe(node: NodeProto, types: Iterable[TypeProto]) -> bool:
     """Whether onnx infers a node with complete input types without a risk for this process.
 
-    It infers subgraphs as whole graphs.  Absurd sizes, and more outputs of Split than `num_outputs`, make it read beyond a
-    vector or loop for hours.
+    It infers subgraphs as whole graphs.  Absurd sizes and axes, and more outputs of Split than `num_outputs`, make it read
+    beyond a vector or loop for hours.
     """
+    if any(abs(i) >= 1 << 31 for a in node.attribute for i in (a.i, *a.ints)):
+        return False
     if graphs(node) or (
         node.op_type == "Split" and any(a.name == "num_outputs" and a.i != len(node.output) for a in node.attribute)
     ):

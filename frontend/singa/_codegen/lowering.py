@@ -124,6 +124,7 @@ class _Lowering:
                 held[name] = array
             else:
                 states[name] = builder.initializer(name, array, fold=True)
+        builder.pin(v.name for v in graph.outputs)
         symbols = replay(self.writer, graph, inputs, states, visitor=self.visit)
         finished = builder.finish(symbols, [v.name for v in graph.outputs])
         proto = builder.proto("main", finished)

@@ -306,6 +306,8 @@ class _Replay:
                 given = {id(x): s for x, s in zip(xs, shadows, strict=True)}
                 links = {x._origin: s for x, s in zip(xs, shadows, strict=True) if x._origin is not None}
                 self._check_outputs(xs, ys)
+                outputs = self._output_names(ys)
+                self._pin(outputs, ys, dict(zip(names, xs, strict=True)))
                 made = provenance.replay(ys, given, links, self._do)
                 symbols = [trace.value(t) for t in made]
         finally:
@@ -315,8 +317,11 @@ class _Replay:
         del self.writer.inputs[len(xs) :]
         for symbol, y in zip(symbols, ys, strict=True):
             self._set_rank(symbol, y)
-        self.proto = to_model(self.writer, name, symbols, self._output_names(ys), deferred=True)
+        self.proto = to_model(self.writer, name, symbols, outputs, deferred=True)
         self.arrays = self.writer.builder.arrays
+        for t, s in record.inputs:
+            if t.name != s.name and t.name in (self.options.output_names or ()):
+                raise InvalidInput(f"output_names must not contain the name of a parameter, got {t.name!r}", code="SX355")
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
         for s in held:
@@ -403,12 +408,21 @@ class _Replay:
         if graph is not None and len(links) == len(ys) and all(link.origin.graph is graph for link in links):
             names = [v.name for v in graph.outputs]
             chosen = [names[link.index] for link in links if link.index < len(names)]
-            if len(chosen) == len(ys) == len(set(chosen)):
+            if chosen == names or len(chosen) == len(ys) == len(set(chosen)):
                 return chosen
         named = [y.name for y in ys]
         if all(named) and len(set(named)) == len(named):
             return named
         return [f"output_{i}" if len(ys) > 1 else "output" for i in range(len(ys))]
+
+    def _pin(self, names: Sequence[str], ys: Sequence[Tensor], inputs: Mapping[str, Tensor]) -> None:
+        """Keep the names of the outputs, except those of states, which are bound under their names when they are read."""
+        taken = [n for n, y in zip(names, ys, strict=True) if inputs.get(n, y) is not y]
+        if taken and self.options.output_names is not None:
+            raise InvalidInput(f"output_names must not contain the name of an input, got {taken[0]!r}", code="SX355")
+        graphs = [y._origin.origin.graph for y in ys if y._origin is not None]
+        states = {n for graph in graphs if graph is not None for n in graph.states}
+        self.writer.builder.pin(n for n, y in zip(names, ys, strict=True) if y._origin is not None and n not in states)
 
     def finish(self, path: Any) -> tuple[ModelProto, ExportReport]:
         """Complete, check and write the model; raises UnsupportedModel for problems, unless `continue_on_error` is set."""
