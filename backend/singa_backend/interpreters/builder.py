@@ -370,7 +370,11 @@ class GraphBuilder(Interpreter[Symbol]):
         renamed: dict[str, str] = {}
         for i, value in enumerate(outputs):
             hint = names[i] if names else ""
-            if names and self.can_output(value, hint, zip(finished, names, strict=False)):
+            again = repeated(i, outputs, names)
+            if again is not None:
+                finished.append(finished[again])
+                continue
+            if names and self.can_output(value, hint, finished):
                 symbol = value
                 if symbol.name != hint:
                     symbol = self._as_output(value, self._output_name(hint), renamed)
@@ -389,13 +393,12 @@ class GraphBuilder(Interpreter[Symbol]):
                 _rename(node, renamed)
         return finished
 
-    def can_output(self, value: Any, name: str, others: Iterable[tuple[Any, str]]) -> bool:
+    def can_output(self, value: Any, name: str, others: Sequence[Any]) -> bool:
         """Whether a value can be an output of the model under a name without a copy; others: outputs before it."""
         if not isinstance(value, Symbol) or self.outer is not None or value.builder is not self:
             return False
-        earlier = [n for other, n in others if other is value]
-        if earlier:
-            return name in earlier
+        if any(value is other for other in others):
+            return False
         if self._is_constant(value):
             version = schema_version("", "Constant", self.opset)
             allowed = type_strings(schemas["", "Constant"][version])["T"] if version else ()
@@ -470,6 +473,11 @@ def _tensor(type: TypeProto | None) -> Any:
 
 def _info(symbol: Symbol) -> ValueInfoProto:
     return ValueInfoProto(name=symbol.name, type=symbol.type) if symbol.type else ValueInfoProto(name=symbol.name)
+
+
+def repeated(i: int, outputs: Sequence[Any], names: Sequence[str] | None) -> int | None:
+    """The index of an earlier output that is the same value under the same name, which ONNX allows."""
+    return next((j for j in range(i) if names and names[j] == names[i] and outputs[j] is outputs[i]), None)
 
 
 def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:

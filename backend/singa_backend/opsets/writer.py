@@ -24,7 +24,7 @@ from .. import dtypes
 from ..autodiff.replay import replay
 from ..errors import UnsupportedModel
 from ..interpreters.base import Interpreter, Subgraph, arguments
-from ..interpreters.builder import GraphBuilder, Symbol
+from ..interpreters.builder import GraphBuilder, Symbol, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
 from ..ir.versioned import VersionedOperator
@@ -114,7 +114,11 @@ class OpsetWriter(Interpreter[Symbol]):
         made: list[Any] = []
         for i, v in enumerate(outputs):
             value = v if self.is_value(v) else self.constant(v)
-            if names and self.builder.can_output(value, names[i], zip(made, names, strict=False)):
+            again = repeated(i, outputs, names)
+            if again is not None:
+                made.append(made[again])
+                continue
+            if names and self.builder.can_output(value, names[i], made):
                 made.append(value)
                 continue
             if not self.builder.makes(value) or any(value is m for m in made):

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -69,6 +69,7 @@ def save(
     external: bool | None = None,
     arrays: Mapping[str, np.ndarray] | None = None,
     warnings: list[str] | None = None,
+    verify: Callable[[Path], object] | None = None,
 ) -> list[Path]:
     """Write a model to `path`, and its external data, if it has any, to one file next to it; returns the written paths.
 
@@ -80,6 +81,7 @@ def save(
         external: whether weights are written to a separate file; None if they were before, or if one file cannot hold them.
         arrays: the data of the tensors that `defer_data` returned.
         warnings: a list that receives what the checker could not check.
+        verify: called with the complete file before it is moved to its place; an error leaves nothing behind.
 
     Raises:
         InvalidInput: the file cannot be written; no partial file remains.
@@ -99,6 +101,8 @@ def save(
             (stage / path.name).write_bytes(model.SerializeToString())
             if check and (warning := require_valid(model)) and warnings is not None:
                 warnings.append(warning)
+            if verify is not None:
+                verify(stage / path.name)
             written = [path.parent / part.name for part in _parts(stage, path)]
         return written[::-1]
     except OSError as error:

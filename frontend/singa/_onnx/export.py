@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from .._core.trace import Trace
 from ..device import Device, default_device
 from ..model import Model
 from . import custom_exporters
+from .run_once import run_once
 
 DEFAULT_OPSET = 18
 """The opset if none is requested and the model did not come from a file; it is raised if operators need a newer one."""
@@ -112,6 +113,8 @@ class Options:
         continue_on_error: whether to report operators that cannot be written and write the rest; each is replaced by a
             placeholder of the domain "ai.singa.unwritten".  By default they raise an error.
         check: whether to run onnx's checker on the result, with full_check.
+        run: whether `export` runs the file once in onnxruntime, if that is installed, with the example inputs; in a child
+            process, and before the file is moved to its place.  Not with `training` or `continue_on_error`.
         external_data: whether to write weights to a separate file; None to do so only above 2 GB.
         metadata: entries of the model's metadata_props.
         doc: the doc_string of the model.
@@ -132,6 +135,7 @@ class Options:
     optimize: bool | Sequence[str] = False
     continue_on_error: bool = False
     check: bool = True
+    run: bool = True
     external_data: bool | None = None
     metadata: Mapping[str, str] | None = None
     doc: str = ""
@@ -208,7 +212,7 @@ def export(
         InvalidInput: the inputs are not known (SX324), an output was not produced by an operator (SX353), a tensor was changed
             in place (SX354), an option does not match the graph (SX323, SX355), or the file cannot be written (SX351, SX352).
         UnsupportedModel: operators cannot be written (SX206) or their exporter failed (SX208); `problems` lists all of them.
-        InvalidModel: onnx's checker refuses the exported model (SX109).
+        InvalidModel: onnx's checker refuses the exported model (SX109), or onnxruntime the file (SX111).
         NotTraceable: without example inputs, or with `training=True`: the model reads values in Python (SX330).
         TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
 
@@ -231,7 +235,8 @@ def export(
         stack.enter_context(provenance.retaining)
         made = model.forward(*xs)
         ys = list(made) if isinstance(made, (list, tuple)) else [made]
-        proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, list(takes), list(takes.values()), path)
+        feeds = None if inputs is None else [x.device.backend.get(x._data) for x in inputs]
+        proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, list(takes), list(takes.values()), path, feeds)
     return (proto, report) if with_report else proto
 
 
@@ -255,6 +260,7 @@ def _write(
     names: Sequence[str],
     types: Sequence[TypeProto] | None,
     path: Any = None,
+    feeds: Sequence[np.ndarray] | None = None,
 ) -> tuple[ModelProto, ExportReport]:
     """Replay the outputs' origins into a graph; if no opset was requested and operators need a higher one, replay again."""
     if options.input_names is not None:
@@ -272,7 +278,7 @@ def _write(
             opset = max(n for n in least if n is not None)
             continue
         break
-    return attempt.finish(path)
+    return attempt.finish(path, feeds)
 
 
 class _Replay:
@@ -424,12 +430,26 @@ class _Replay:
         states = {n for graph in graphs if graph is not None for n in graph.states}
         self.writer.builder.pin(n for n, y in zip(names, ys, strict=True) if y._origin is not None and n not in states)
 
-    def finish(self, path: Any) -> tuple[ModelProto, ExportReport]:
-        """Complete, check and write the model; raises UnsupportedModel for problems, unless `continue_on_error` is set."""
+    def finish(self, path: Any, feeds: Sequence[np.ndarray] | None) -> tuple[ModelProto, ExportReport]:
+        """Complete, check, write and run the model; raises UnsupportedModel for problems, unless `continue_on_error` is set."""
         _fill_report(self.report, self.writer, self.problems, self.options)
         self.proto.functions.extend(self._functions)
-        _finish(self.proto, self.report, self.options, path, self.arrays)
+        chosen = self.options
+        runs = chosen.run and not chosen.training and not self.report.unmapped
+        _finish(self.proto, self.report, chosen, path, self.arrays, self._run(feeds) if runs else None)
         return self.proto, self.report
+
+    def _run(self, feeds: Sequence[np.ndarray] | None) -> Callable[[Path], None]:
+        """A function that runs the written file once on the example inputs."""
+
+        def run(file: Path) -> None:
+            names = [v.name for v in self.proto.graph.input]
+            given = None if feeds is None or self.options.shape_override else dict(zip(names, feeds, strict=False))
+            warning = run_once(file, given)
+            if warning:
+                self.report.warnings.append(warning)
+
+        return run
 
 
 def convert(
@@ -503,7 +523,14 @@ def _fill_report(report: ExportReport, writer: OpsetWriter, problems: Sequence[U
         )
 
 
-def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any, arrays: Mapping[str, np.ndarray]) -> None:
+def _finish(
+    proto: ModelProto,
+    report: ExportReport,
+    options: Options,
+    path: Any,
+    arrays: Mapping[str, np.ndarray],
+    verify: Callable[[Path], None] | None = None,
+) -> None:
     """Complete, check and write a model; the data of large weights (`arrays`) are written to a file without a copy."""
     if path is None or options.optimize:
         save.attach_data(proto.graph, arrays)
@@ -525,7 +552,9 @@ def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any
     if check and path is None and (warning := checker.require_valid(proto)):
         report.warnings.append(warning)
     if path is not None:
-        save.save(proto, Path(path), check=check, external=options.external_data, arrays=arrays, warnings=report.warnings)
+        save.save(
+            proto, Path(path), check=check, external=options.external_data, arrays=arrays, warnings=report.warnings, verify=verify
+        )
         report.path = os.fspath(path)
 
 
