@@ -29,9 +29,7 @@ _ABSENT = (
 )  # fmt: skip
 """What onnxruntime reports of valid models that it does not implement."""
 
-_NODE = re.compile(
-    r"""In Node, \("(?P<a>[^"]*)"|[Nn]ode with name '(?P<b>[^']*)'|Name:'(?P<c>[^']*)'|[Nn]ode:? ?\((?P<d>[^)]*)\)|Node:(?P<e>\S+)"""
-)
+_NODE = re.compile(r"""In Node, \("([^"]*)"|[Nn]ode with name '([^']*)'|Name:'([^']*)'|[Nn]ode:? ?\(([^)]*)\)|Node:(\S+)""")
 
 _lock = threading.Lock()
 _oracle: Oracle | None = None
