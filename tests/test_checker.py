@@ -155,6 +155,16 @@ def test_its_address_space_is_bounded(child: checker.CheckerProcess) -> None:
     assert line.split()[3:5] == [str(checker.MEMORY)] * 2
 
 
+def test_a_lower_limit_of_the_user_stays() -> None:
+    done = script("""
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+assert checker.check_model(m).valid
+print(open(f"/proc/{checker.process.pid}/limits").read())
+""")
+    assert done.returncode == 0 and str(3 << 30) in done.stdout, done.stderr
+
+
 def test_threads_share_it(child: checker.CheckerProcess) -> None:
     wrong: list[Any] = []
 

@@ -266,15 +266,25 @@ def _main() -> None:
     threading.Thread(target=_read, args=(pipe, requests), daemon=True).start()
     memory, module, name, arguments, file = pickle.loads(requests.get())
     if memory:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        _bound(memory)
     answer = getattr(_loaded(module, file), name)(*arguments)
     pipe.send(None)
     while True:
         found = answer(pickle.loads(requests.get()))
         with contextlib.suppress(BrokenPipeError):  # the parent has ended: `_read` ends this process
             pipe.send(found)
+
+
+def _bound(memory: int) -> None:
+    """Limit the address space, if the system supports it; a lower limit stays."""
+    try:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    except (ImportError, ValueError, OSError):
+        return
 
 
 def _loaded(module: str, file: str) -> Any:
