@@ -321,8 +321,8 @@ class _Replay:
         self.problems += self.writer.problems
         held = self.writer.inputs[len(xs) :]
         del self.writer.inputs[len(xs) :]
-        for symbol, y in zip(symbols, ys, strict=True):
-            self._set_rank(symbol, y)
+        for symbol, y, n in zip(symbols, ys, outputs, strict=True):
+            self._set_rank(symbol, y, n)
         self.proto = to_model(self.writer, name, symbols, outputs, deferred=True)
         self.arrays = self.writer.builder.arrays
         for t, s in record.inputs:
@@ -346,7 +346,7 @@ class _Replay:
                 text = f"output {i} ({y!r}) must be the result of recorded operators (the last {provenance.LONGEST} are kept)"
                 raise InvalidInput(text, code="SX353", hint="compute it from the inputs, then export it; or export the model")
 
-    def _set_rank(self, symbol: Any, y: Tensor) -> None:
+    def _set_rank(self, symbol: Any, y: Tensor, name: str) -> None:
         """Set the rank of an output if inference did not find it: that of the tensor, or of the file that it came from."""
         if symbol.type is None or not symbol.type.HasField("tensor_type") or symbol.type.tensor_type.HasField("shape"):
             return
@@ -356,7 +356,7 @@ class _Replay:
         elif graph is not None and y._origin is not None and y._origin.index < len(graph.outputs):
             symbol.type = graph.outputs[y._origin.index].type or symbol.type
         if not symbol.type.tensor_type.HasField("shape"):
-            text = f"the rank of the output {symbol.name!r} is not known; a file must specify it"
+            text = f"the rank of the output {name!r} is not known; a file must specify it"
             if self.options.check:
                 raise InvalidInput(text, code="SX359", hint="pass example inputs, which determine the rank")
             self.report.warnings.append(text)
