@@ -82,7 +82,7 @@ def test_every_option_of_python_is_one_of_the_command() -> None:
     commands = [main.get_command(context, name) for name in ("export", "convert")]
     export, convert = ({p.name for p in command.params} for command in commands if command is not None)
     assert names <= export
-    assert names - convert == {"training", "input_names", "output_names", "dynamic_axes"}
+    assert names - convert == {"training", "input_names", "output_names", "dynamic_axes", "run"}
 
 
 @pytest.mark.row("E1")

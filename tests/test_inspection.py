@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,29 +140,24 @@ def test_check_on_the_command_line(tmp_path: Path) -> None:
     assert _cli("check", tmp_path / "m.onnx", "--strict").exit_code == 1
 
 
-@pytest.mark.parametrize(("script", "says"), [
-    ("import os; os._exit(7)", "exit code 7"), ("import time; time.sleep(60)", "no answer within"), ("print('{half')", ""),
+@pytest.mark.parametrize(("answer", "says"), [
+    ("os._exit(7)", "exit code 7"), ("os.abort()", "SIGABRT"), ("time.sleep(60)", "no answer within"),
+    ("raise ValueError('on purpose')", "exit code 1"),
 ])  # fmt: skip
 def test_a_checker_that_dies_or_hangs_is_an_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, says: str
 ) -> None:
-    (tmp_path / "_checker_child.py").write_text(script)
-    monkeypatch.setattr(checker, "__file__", str(tmp_path / "checker.py"))
-    found = checker.check_and_infer(_good(), None, 1.0)
-    assert found.valid is None and says in found.message
+    (tmp_path / "dying_checker.py").write_text(
+        f"import os, time\ndef serve():\n    def a(request):\n        {answer}\n    return a"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "dying_checker", raising=False)
+    monkeypatch.setattr(checker, "process", checker.CheckerProcess(importlib.import_module("dying_checker").serve))
+    found = checker.check_and_infer(_good(), 1.0)
+    assert found.valid is None and says in found.message and says in found.inference
     report = sonnx.check(_good(), timeout=1.0)
-    assert report.good and report.dtypes == ["float"]
-    found = checker.check_file(tmp_path / "m.onnx", timeout=1.0)
-    assert found.valid is None and says in found.message
-
-
-def test_a_file_is_checked_alone(tmp_path: Path) -> None:
-    found = checker.check_file(_save(_good(), tmp_path))
-    assert found == checker.CheckerResult(True)
-    (tmp_path / "m.onnx").write_bytes(b"not a model")
-    found = checker.check_file(tmp_path / "m.onnx")
-    assert found.valid is False and found.message and not found.values
-    assert checker.check_file(tmp_path / "missing.onnx").valid is None
+    assert report.good and report.opinion.valid is None
+    assert report.dtypes == ["float"]
 
 
 # --- inspect

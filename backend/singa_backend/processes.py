@@ -1,7 +1,8 @@
 """Child processes that may die or hang: each answers requests one at a time, and is restarted after a failure.
 
-A child runs `python -P -m singa_backend.processes`.  It imports a module and a function by name, never the user's script, so
-that a script needs no `if __name__ == "__main__":`.  It ends when its parent ends, even during a computation.
+A child runs this file.  It imports a module and a function by name, never the user's script, so that a script needs no
+`if __name__ == "__main__":`.  It ends when its parent ends, even during a computation in Python.  A fork of the parent has no
+share in its children: it starts others.
 
     def power(exponent):                      # at the top of an importable module
         return lambda base: base**exponent
@@ -60,19 +61,25 @@ class Child:
             ends the child, with the traceback on standard error.
         *arguments: the arguments of `make`.
         memory: the maximum size of the child's address space in bytes; None for no maximum.
+        alone: whether the child loads the file of that module without its package, which takes less time; the module must not
+            import anything of its package.
     """
 
-    def __init__(self, make: Callable[..., Callable[[Any], Any]], *arguments: Any, memory: int | None = None) -> None:
+    def __init__(
+        self, make: Callable[..., Callable[[Any], Any]], *arguments: Any, memory: int | None = None, alone: bool = False
+    ) -> None:
         if make.__module__ == "__main__" or "." in make.__qualname__:
             name = f"{make.__module__}.{make.__qualname__}"
             raise ValueError(f"the function of a Child must be at the top of a module that a child can import, got {name}")
-        self._setup = (memory, make.__module__, make.__qualname__, arguments)
+        file = os.path.abspath(make.__code__.co_filename) if alone else ""
+        self._setup = (memory, make.__module__, make.__qualname__, arguments, file)
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._kill: Callable[[], object] | None = None
         self._ready = False
         self._waiting: list[Any] = []  # the request for a child that is not ready: it could not read a large one yet
         self._timeout = self._deadline = math.inf
+        _children.add(self)
 
     def __enter__(self) -> Child:
         return self
@@ -157,21 +164,35 @@ class Child:
         # The child imports this package and the module of `make` from the same places as this process.
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         handle = theirs.fileno()
-        command = [sys.executable, "-P", "-m", "singa_backend.processes", str(handle)]
+        command = [sys.executable, "-P", os.path.abspath(__file__), str(handle)]
         options: dict[str, Any] = {"pass_fds": [handle]}
         if sys.platform == "win32":
             os.set_handle_inheritable(handle, True)
             options = {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]}), "close_fds": False}
         with theirs:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path}, **options)
-        self._kill = weakref.finalize(self, _kill, self._process)  # also runs when the interpreter exits
+        self._kill = weakref.finalize(self, _kill, self._process, os.getpid())  # also runs when the interpreter exits
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send(self._setup)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+def _kill(process: subprocess.Popen[bytes], parent: int) -> None:
+    if os.getpid() == parent:  # not in a fork of the parent
+        process.kill()
+        process.wait()
+
+
+_children: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def _forget_children() -> None:
+    """After a fork, close the copies of the pipes: a child must see that its parent has ended while the fork runs."""
+    for child in list(_children):
+        child.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_children)
 
 
 def share_cores(requested: int | None, work: int) -> int:
@@ -243,17 +264,40 @@ def _main() -> None:
         pipe = Connection(handle)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, requests), daemon=True).start()
-    memory, module, name, arguments = pickle.loads(requests.get())
+    memory, module, name, arguments, file = pickle.loads(requests.get())
     if memory:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    answer = getattr(importlib.import_module(module), name)(*arguments)
+        _bound(memory)
+    answer = getattr(_loaded(module, file), name)(*arguments)
     pipe.send(None)
     while True:
         found = answer(pickle.loads(requests.get()))
         with contextlib.suppress(BrokenPipeError):  # the parent has ended: `_read` ends this process
             pipe.send(found)
+
+
+def _bound(memory: int) -> None:
+    """Limit the address space, if the system supports it; a lower limit stays."""
+    try:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    except (ImportError, ValueError, OSError):
+        return
+
+
+def _loaded(module: str, file: str) -> Any:
+    """The module; from its file alone if there is one."""
+    if not file:
+        return importlib.import_module(module)
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location(module.rpartition(".")[2], file)
+    assert spec is not None and spec.loader is not None
+    found = module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 def _read(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from ..comparison.difference import Tolerance, difference
 from ..engines.local import Engine, Failure, Foreign, Ours
 from ..errors import InvalidInput, SonnxError
+from ..proto.checker import check_model, infer_shapes
 from ..proto.load import ModelSource
 from . import repro
 from .compare import BUDGET
@@ -442,16 +442,12 @@ def _legal(model: ModelProto, inferred: bool) -> bool:
         if tensor.name not in {i.name for i in graph.input}:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         graph.initializer.remove(tensor)
-    try:
-        if inferred:
-            onnx.shape_inference.infer_shapes(copy, strict_mode=True)
-        for value in graph.output:  # the checker requires a type and shape, which only a run determines
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-            value.type.tensor_type.shape.SetInParent()
-        onnx.checker.check_model(copy)
-    except Exception:  # any exception means that it is not valid
+    if inferred and infer_shapes(copy, strict=True).failure:
         return False
-    return True
+    for value in graph.output:  # the checker requires a type and shape, which only a run determines
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+        value.type.tensor_type.shape.SetInParent()
+    return bool(check_model(copy, types=False).structure)
 
 
 def _source(model: ModelProto, folder: Path | None) -> Source:

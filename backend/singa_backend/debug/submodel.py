@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from .. import dtypes
@@ -18,6 +17,7 @@ from ..backend import SingaBackend
 from ..errors import InvalidModel
 from ..ir.declaration import has_trait
 from ..proto import tensor_data
+from ..proto.checker import infer_shapes
 from ..proto.load import ModelSource, open_light
 from ..proto.schemas import plain_domain
 from ..proto.values import Value
@@ -127,10 +127,7 @@ class Source:
     @cached_property
     def types(self) -> dict[str, TypeProto]:
         """The types of values, as far as ONNX's inference knows them."""
-        try:
-            graph = onnx.shape_inference.infer_shapes(self.proto).graph
-        except Exception:  # best effort: errors of the model are reported when it runs
-            graph = self.proto.graph
+        graph = infer_shapes(self.proto).model.graph  # best effort: errors of the model are reported when it runs
         return {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
 
     def draws(self, call: Call) -> bool:

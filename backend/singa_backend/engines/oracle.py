@@ -85,7 +85,13 @@ class Oracle:
         self._child.close()
 
     def run(
-        self, model: bytes | str | Path, inputs: Mapping[str, Any], *, timeout: float = 30.0, folder: Path | None = None
+        self,
+        model: bytes | str | Path,
+        inputs: Mapping[str, Any],
+        *,
+        timeout: float = 30.0,
+        folder: Path | None = None,
+        load_only: bool = False,
     ) -> dict[str, Any]:
         """Run a model; the session of the last model is kept, so that another run of it is cheap.
 
@@ -94,9 +100,10 @@ class Oracle:
             inputs: arrays by name, with the dtypes and shapes that the model declares.
             timeout: seconds for the answer after the engine's process has started, which may take 120 s more.
             folder: the folder of external data of a model that is passed as bytes; the child reads them.
+            load_only: whether to load the model without running it.
 
         Returns:
-            The outputs by name.
+            The outputs by name; empty with `load_only`.
 
         Raises:
             EngineFailure: the engine refuses the model or the inputs, dies, or does not finish in `timeout` seconds (SX900).
@@ -107,7 +114,7 @@ class Oracle:
         again = model == self._loaded
         self._loaded = None
         try:
-            good, answer = self._child.ask((None if again else model, dict(inputs), folder), timeout)
+            good, answer = self._child.ask((None if again else model, None if load_only else dict(inputs), folder), timeout)
         except ChildFailure as failure:
             raise EngineFailure(self.engine, failure.how, str(failure)) from None
         if not good:
@@ -134,7 +141,7 @@ def _serve(engine: str, options: dict[str, Any]) -> Callable[[Any], tuple[bool, 
         try:
             if model is not None:
                 session = load(_whole(model, folder) if folder else model, options)
-            return True, session(inputs)
+            return True, {} if inputs is None else session(inputs)
         except BaseException as error:
             session = None if model is not None else session
             return False, f"{type(error).__name__}: {str(error)[:2000]}"

@@ -131,7 +131,7 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
         alone = Problem(error.message, error.code, error.node, error.operator, error.opset, error.version)
         problems = list(error.problems) or [alone]
     proto = readable(proto)
-    seen = tables(proto, path, check_and_infer(proto, path, timeout), None, False)
+    seen = tables(proto, path, check_and_infer(proto, timeout), None, False)
     uses: dict[tuple[str, str, int | None, str], OperatorUse] = {}
     for table, call in seen.calls():
         key = (call.domain, call.operator, call.version, call.status)

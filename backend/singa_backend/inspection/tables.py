@@ -138,7 +138,7 @@ def inspect(model: ModelSource, *, stats: bool = False, timeout: float = 60.0) -
     proto, folder = load_model(model)
     proto = readable(proto)
     path = Path(model) if isinstance(model, (str, os.PathLike)) else None
-    return tables(proto, path, check_and_infer(proto, path, timeout), folder if stats else None, stats)
+    return tables(proto, path, check_and_infer(proto, timeout), folder if stats else None, stats)
 
 
 def readable(model: ModelProto) -> ModelProto:

@@ -6,7 +6,7 @@ node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -19,7 +19,7 @@ from ..errors import UnsupportedModel
 from ..ir.declaration import has_trait, single
 from ..proto import save
 from ..proto.messages import FreshNames, graphs, reads
-from ..proto.schemas import ANY_OPSET, schema_version, schemas
+from ..proto.schemas import ANY_OPSET, schema_version, schemas, type_strings
 from ..proto.values import sizes
 from .base import Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
@@ -78,6 +78,7 @@ class GraphBuilder(Interpreter[Symbol]):
         """The version of each other domain that the file imports; the newest for a domain that is not listed."""
         self._names: dict[str, int] = {}
         self._reserved: set[str] = set()
+        self._pinned: set[str] = set()
         self._node_names = FreshNames()
         self._known: dict[tuple[Any, ...], Symbol] = {}
         self._marked: dict[str, str] = {}
@@ -105,8 +106,16 @@ class GraphBuilder(Interpreter[Symbol]):
         return self.name(f"{hint}_{n}") if n else hint
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Reserve names for values that will be renamed to them."""
+        """Reserve names for values that will be renamed to them, and for inputs and weights that are added later."""
         self.root._reserved.update(n for n in names if n not in self.root._names)
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Keep names for outputs of the model: only `finish` assigns them.  Names in use (inputs, weights) are left alone."""
+        root = self.root
+        free = {n for n in names if n not in root._names}
+        root._pinned |= free
+        root._reserved -= free
+        root._names.update(dict.fromkeys(free, 0))
 
     def _reserved_or_fresh(self, hint: str) -> str:
         """The reserved name, for the first caller that requests it; otherwise an unused one."""
@@ -118,13 +127,15 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def input(self, name: str, type: TypeProto | None) -> Symbol:
         """An input of the graph."""
-        symbol = Symbol(self.name(name), self, type)
+        symbol = Symbol(self._reserved_or_fresh(name), self, type)
         self.inputs.append(symbol)
         return symbol
 
     def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
         """A stored value with its own name; `fold` allows calls on it to be folded."""
-        symbol = Symbol(self.name(name), self, _tensor_type(value.dtype, value.shape), value if fold else None, value)
+        symbol = Symbol(
+            self._reserved_or_fresh(name), self, _tensor_type(value.dtype, value.shape), value if fold else None, value
+        )
         self.initializers[symbol.name] = save.defer_data(value, symbol.name, self.arrays)
         return symbol
 
@@ -326,7 +337,7 @@ class GraphBuilder(Interpreter[Symbol]):
                 continue
             old, new = symbol.name, hint if hint == symbol.name else self._reserved_or_fresh(hint)
             for p in recent:
-                _rename(p, old, new)
+                _rename(p, {old: new})
             if i == 0 and node:
                 makers[old].name = self._node_name(node)
             self._made.discard(old)
@@ -358,21 +369,73 @@ class GraphBuilder(Interpreter[Symbol]):
         return Subgraph(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured))
 
     def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Symbol]:
-        """The outputs as distinct outputs of this graph's nodes, with these names if given."""
+        """The outputs as distinct outputs of this graph's nodes, with these names if given.
+
+        An input or weight of the requested name is itself the output; a constant becomes a Constant node.
+        """
         finished: list[Symbol] = []
+        renamed: dict[str, str] = {}
         for i, value in enumerate(outputs):
-            symbol = self.imported_value(value if self.is_value(value) else self.constant(value))
-            assert symbol is not None
-            hint = names[i] if names else None
-            if hint and hint != symbol.name and not any(symbol is f for f in finished) and self.outer is None:
-                self.rename(0, [symbol], [hint])
-            if (hint and hint != symbol.name) or symbol.name not in self._made or any(symbol is f for f in finished):
-                name = self._reserved_or_fresh(hint or "y")
-                self.nodes.append(helper.make_node("Identity", [symbol.name], [name], name=name))
+            hint = names[i] if names else ""
+            again = repeated(i, outputs, names)
+            if again is not None:
+                finished.append(finished[again])
+                continue
+            if names and self.can_output(value, hint, finished):
+                symbol = value
+                if symbol.name != hint:
+                    symbol = self._as_output(value, self._output_name(hint), renamed)
+                finished.append(symbol)
+                continue
+            found = self.imported_value(value if self.is_value(value) else self.constant(value))
+            assert found is not None
+            if hint or found.name not in self._made or any(found is f for f in finished):
+                name = self._output_name(hint or "y")
+                self.nodes.append(helper.make_node("Identity", [found.name], [name], name=name))
                 self._made.add(name)
-                symbol = Symbol(name, self, symbol.type)
-            finished.append(symbol)
+                found = Symbol(name, self, found.type)
+            finished.append(found)
+        if renamed:
+            for node in self.nodes:
+                _rename(node, renamed)
         return finished
+
+    def can_output(self, value: Any, name: str, others: Sequence[Any]) -> bool:
+        """Whether a value can be an output of the model under a name without a copy; others: outputs before it."""
+        if not isinstance(value, Symbol) or self.outer is not None or value.builder is not self:
+            return False
+        if any(value is other for other in others):
+            return False
+        if self._is_constant(value):
+            version = schema_version("", "Constant", self.opset)
+            allowed = type_strings(schemas["", "Constant"][version])["T"] if version else ()
+            return f"tensor({dtypes.onnx_name(self.dtype(value))})" in allowed
+        return value.name in self._made or value.name == name
+
+    def _is_constant(self, symbol: Symbol) -> bool:
+        """Whether a value is a constant without a name in the model that is written."""
+        return symbol.value is not None and symbol.frozen_value is None
+
+    def _output_name(self, hint: str) -> str:
+        if hint in self._pinned:
+            self._pinned.discard(hint)
+            return hint
+        return self._reserved_or_fresh(hint)
+
+    def _as_output(self, symbol: Symbol, name: str, renamed: dict[str, str]) -> Symbol:
+        """Name an output; `renamed` receives the change of a name that nodes use already."""
+        old, symbol.name = symbol.name, name
+        if self._is_constant(symbol):
+            assert symbol.value is not None
+            self.initializers.pop(old, None)
+            node = self._marked.pop(old, "") or self._node_name((symbol.name_hint or ("", ""))[1] or name)
+            self.initializers[name], self._marked[name] = numpy_helper.from_array(symbol.value, name), node
+        else:
+            self._made.discard(old)
+            self._made.add(name)
+        if old:
+            renamed[old] = name
+        return symbol
 
     def proto(self, name: str, outputs: Sequence[Symbol], *, deferred: bool = False) -> GraphProto:
         """The graph without unused nodes; `deferred` leaves the data of large initializers in `arrays`."""
@@ -419,6 +482,11 @@ def _info(symbol: Symbol) -> ValueInfoProto:
     return ValueInfoProto(name=symbol.name, type=symbol.type) if symbol.type else ValueInfoProto(name=symbol.name)
 
 
+def repeated(i: int, outputs: Sequence[Any], names: Sequence[str] | None) -> int | None:
+    """The index of an earlier output that is the same value under the same name, which ONNX allows."""
+    return next((j for j in range(i) if names and names[j] == names[i] and outputs[j] is outputs[i]), None)
+
+
 def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
     """An attribute of the type that the operator has at an opset; raises UnsupportedModel (SX206), InvalidInput (SX378)."""
     if isinstance(value, Subgraph):
@@ -443,18 +511,17 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
     return helper.make_attribute(name, value, attr_type=code or None)
 
 
-def _rename(node: NodeProto, old: str, new: str) -> None:
-    """Rename a value in the inputs and outputs of a node and of its graphs."""
+def _rename(node: NodeProto, renamed: Mapping[str, str]) -> None:
+    """Rename values in the inputs and outputs of a node and of its graphs."""
     for names in (node.input, node.output):
         for k, n in enumerate(names):
-            if n == old:
-                names[k] = new
+            if n in renamed:
+                names[k] = renamed[n]
     for graph in graphs(node):
         for inner in graph.node:
-            _rename(inner, old, new)
+            _rename(inner, renamed)
         for info in graph.output:
-            if info.name == old:
-                info.name = new
+            info.name = renamed.get(info.name, info.name)
 
 
 def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,8 +10,10 @@ from onnx import NodeProto, TypeProto, helper, numpy_helper, shape_inference
 
 from .. import dtypes
 from ..ir.declaration import Declaration, declarations, newest_declaration
+from ..proto.checker import infer_node
 from ..proto.messages import graphs
 from ..proto.schemas import is_custom, schema_version, schemas, type_strings
+from ..proto.values import is_complete
 
 
 class Typed(Protocol):
@@ -62,7 +64,8 @@ def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> di
     for parameter, s in zip(schema.inputs, symbols, strict=False):
         if s is not None and s.type is not None and s.type.WhichOneof("value") == "tensor_type" and parameter.is_homogeneous:
             code = s.type.tensor_type.elem_type
-            bound.setdefault(parameter.type_str, helper.make_tensor_type_proto(code, None))
+            if code:
+                bound.setdefault(parameter.type_str, helper.make_tensor_type_proto(code, None))
     formal = [schema.outputs[min(i, len(schema.outputs) - 1)] for i in range(len(node.output))]
     first = next(iter(bound.values()), None)
     if first is not None and dtypes.is_float(dtypes.numpy_dtype(first.tensor_type.elem_type)):
@@ -81,18 +84,16 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
     if is_custom(node.domain):
         return _of_custom(scope, node, symbols, version)
     known: dict[str, TypeProto] = {}
-    if graphs(node):
-        for name, value in list(scope.captured.items()):
-            type = scope.type_of(value)
-            if type is not None:
-                known[name] = type
-        known.update({s.name: s.type for s in scope.inputs if s.type is not None})
     for s in symbols:
         if s is not None:
-            if s.type is None:
+            if s.type is None or not is_complete(s.type):
                 return {}
             known[s.name] = s.type
     data = {s.name: numpy_helper.from_array(s.value, s.name) for s in symbols if s is not None and s.value is not None}
+    if not _is_safe(node, known.values()):
+        outer = {n: scope.type_of(v) for n, v in list(scope.captured.items())} | {s.name: s.type for s in scope.inputs}
+        visible = {n: t for n, t in outer.items() if t is not None} if graphs(node) else {}
+        return infer_node(node, node.domain, version, visible | known, data, scope.opset)
     try:
         found = shape_inference.infer_node_outputs(
             schema, node, known, data, opset_imports=[helper.make_opsetid("", scope.opset)], ir_version=10
@@ -103,6 +104,33 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
     except Exception:  # types that inference cannot determine remain unknown
         return {}
     return dict(found)
+
+
+_LARGE = 1 << 20
+"""Sizes above this are rare, and some inference functions repeat something as often as a size."""
+
+
+def _is_safe(node: NodeProto, types: Iterable[TypeProto]) -> bool:
+    """Whether onnx infers a node with complete input types without a risk for this process.
+
+    It infers subgraphs as whole graphs.  Absurd sizes and axes, and more outputs of Split than `num_outputs`, make it read
+    beyond a vector or loop for hours.
+    """
+    if any(abs(i) >= 1 << 31 for a in node.attribute for i in (a.i, *a.ints)):
+        return False
+    if graphs(node) or (
+        node.op_type == "Split" and any(a.name == "num_outputs" and a.i != len(node.output) for a in node.attribute)
+    ):
+        return False
+    return all(0 <= d.dim_value <= _LARGE for t in types for d in _dims(t))
+
+
+def _dims(type: TypeProto) -> Iterable[Any]:
+    """The sizes in a type, those of the elements of a sequence included."""
+    kind = type.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return _dims(getattr(type, kind).elem_type)
+    return getattr(type, kind).shape.dim if kind in ("tensor_type", "sparse_tensor_type") else ()
 
 
 def _shape_of_first(

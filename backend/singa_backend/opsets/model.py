@@ -32,7 +32,7 @@ def to_model(
         deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.attach_data`.
     """
     if isinstance(graph, OpsetWriter):
-        builder, outputs = graph.builder, graph.own(outputs)
+        builder, outputs = graph.builder, graph.own(outputs, names)
     else:
         builder = graph
     proto = builder.proto(name, builder.finish(outputs, names), deferred=True)

@@ -25,7 +25,7 @@ from .. import dtypes
 from ..autodiff.replay import replay
 from ..errors import UnsupportedModel
 from ..interpreters.base import Interpreter, Subgraph, arguments, same_attributes
-from ..interpreters.builder import GraphBuilder, Symbol
+from ..interpreters.builder import GraphBuilder, Symbol, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
 from ..ir.versioned import VersionedOperator
@@ -107,11 +107,21 @@ class OpsetWriter(Interpreter[Symbol]):
     def inputs(self) -> list[Symbol]:
         return self.builder.inputs
 
-    def own(self, outputs: Sequence[Any]) -> list[Any]:
-        """The outputs as distinct outputs of nodes: inputs, constants and repeated values are copied."""
+    def own(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
+        """The outputs as distinct outputs of nodes: inputs, constants and repeated values are copied.
+
+        names: of the outputs of the model; a value that can have its name without a copy is not copied.
+        """
         made: list[Any] = []
-        for v in outputs:
+        for i, v in enumerate(outputs):
             value = v if self.is_value(v) else self.constant(v)
+            again = repeated(i, outputs, names)
+            if again is not None:
+                made.append(made[again])
+                continue
+            if names and self.builder.can_output(value, names[i], made):
+                made.append(value)
+                continue
             if not self.builder.makes(value) or any(value is m for m in made):
                 value = self._attempt("Identity", _copy, [value], {}, 1, self.opset)[0]
             made.append(value)

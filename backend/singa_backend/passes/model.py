@@ -46,6 +46,7 @@ class ModelEditor(Context):
         self.function_names = {(plain_domain(f.domain), f.name) for f in model.functions}
         self.refused: set[Node] = set()
         self._inferred: dict[int, dict[str, Type]] | None = None
+        self._unanswered = ""
         opsets = imported(model.opset_import)
         self.main = GraphEditor(self, model.graph, None, opsets)
         self.functions = [GraphEditor(self, f, None, opsets | imported(f.opset_import)) for f in model.functions]
@@ -114,6 +115,8 @@ class ModelEditor(Context):
                 found.append(f"nothing is rewritten: a subgraph redefines {hidden!r}, which an outer graph defines")
             if _differentiates(top):
                 found.append(f"{top.proto.name!r} is not rewritten: a Gradient in it refers to values by name")
+        if self._unanswered:
+            found.append(f"only declared types were known: {self._unanswered}")
         return found
 
     @property
@@ -126,7 +129,8 @@ class ModelEditor(Context):
         """The types of values by the id of their graph; inferred at the first request after `forget`."""
         if self._inferred is None:
             self._inferred = {}  # inference itself reads this
-            self._inferred = infer(self.model, self.main, self.functions)
+            self._inferred, why = infer(self.model, self.main, self.functions, ask=not self._unanswered)
+            self._unanswered = self._unanswered or why  # asked once: a model on which inference dies costs one process
         return self._inferred
 
     def forget(self) -> None:

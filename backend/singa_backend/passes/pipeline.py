@@ -236,10 +236,11 @@ def optimize(
     try:
         edit = ModelEditor(model, None if folder is None else Path(folder))
         _check(edit)
-        report = Report([PassReport(p.name) for p in chosen], before=_count(edit), notes=edit.notes())
+        report = Report([PassReport(p.name) for p in chosen], before=_count(edit))
         if edit.open:
             _run(edit, chosen, rounds, report, progress or (lambda note="": None))
             edit.write()
+        report.notes = edit.notes()
     except RecursionError as error:
         raise ResourceExhausted("the model is nested too deeply for the Python stack", code="SX602") from error
     except UnicodeDecodeError as error:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
+from ..proto.checker import Inference, infer_shapes
 from ..proto.values import sizes
 from .graph import GraphEditor, Node, Type, nbytes
 
@@ -18,8 +19,13 @@ FEW = 1 << 10
 """Maximum bytes of a constant whose value is copied, since it may be a shape; of a larger one only the type is."""
 
 
-def infer(proto: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor]) -> dict[int, dict[str, Type]]:
-    """The types of the values of each graph, by its id; only declared types if inference fails."""
+def infer(
+    proto: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor], *, ask: bool = True
+) -> tuple[dict[int, dict[str, Type]], str]:
+    """The types of the values of each graph, by its id, and why inference did not answer ("" if it did).
+
+    Only declared types if inference fails, or is not asked.
+    """
     model = ModelProto(ir_version=max(proto.ir_version, 4))  # before 4 initializers had to be inputs
     model.opset_import.extend(proto.opset_import)
     model.graph.CopyFrom(skeleton(main))
@@ -29,12 +35,9 @@ def infer(proto: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor]
             getattr(copy, field).extend(getattr(f, field))
         copy.node.extend(node_proto(n, light=True) for n in net.nodes)
     found: dict[int, dict[str, Type]] = {id(net): {} for top in (main, *functions) for net in top.walk()}
-    try:
-        inferred = shape_inference.infer_shapes(model)
-    except Exception:  # inference fails for an invalid model or an unknown operator
-        inferred = model
-    _take(main, inferred.graph, found)
-    return found
+    inferred = infer_shapes(model) if ask else Inference(model)  # it fails for an invalid model or an unknown operator
+    _take(main, inferred.model.graph, found)
+    return found, "" if inferred.answered else inferred.failure
 
 
 def _take(net: GraphEditor, graph: GraphProto, found: dict[int, dict[str, Type]]) -> None:

@@ -1,69 +1,83 @@
-"""A script for a child process: runs onnx's shape inference and checker, which may die, and prints lines of JSON.
+"""In the child process: run onnx's checker and shape inference, which may die.  `checker.py` has the requests.
 
-_checker_child.py infer PATH     # the model is on standard input; PATH is its file ("" if unknown)
-_checker_child.py check PATH     # the checker alone, on a file
+The child loads this file without its package.
 """
 
-import base64
-import json
-import sys
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+
+PLACEHOLDER = "\0placeholder"
+"""The location of the external data of a tensor whose data were not sent."""
 
 
-def main() -> None:
-    task, path = sys.argv[1:]
-    if task == "check":  # a file that this package has written: the address space is not limited
-        with open(path, "rb"):  # a file that cannot be read is not one that the checker refuses
-            _check(path)
-        return
-    data = sys.stdin.buffer.read()
-    _bound(len(data))
-    model = onnx.load_model_from_string(data)
-    try:
-        _say("inference", values=_values(onnx.shape_inference.infer_shapes(model, data_prop=True)), message="")
-    except Exception as error:
-        _say("inference", values=_values(model), message=f"{type(error).__name__}: {error}")
-    _check(path or model)
+def serve() -> Callable[[Any], tuple[Any, str]]:
+    """Return the function that answers (task, seconds, arguments) by (result, why there is none)."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the words of a C++ assertion do not help a user
+    tasks: dict[str, Callable[..., Any]] = {"check": _check, "infer": _infer, "node": _node}
+
+    def answer(request: Any) -> tuple[Any, str]:
+        task, seconds, arguments = request
+        if hasattr(signal, "alarm"):  # ends onnx's own code too, if the parent has ended in the meantime
+            signal.alarm(math.ceil(seconds) + 5)
+        try:
+            return tasks[task](*arguments), ""
+        except Exception as error:  # several kinds
+            return None, str(error).strip() or type(error).__name__
+        finally:
+            if hasattr(signal, "alarm"):
+                signal.alarm(0)
+
+    return answer
 
 
-def _check(model: str | onnx.ModelProto) -> None:
-    try:
-        onnx.checker.check_model(model, full_check=True)
-        _say("checker", message="")
-    except Exception as error:
-        _say("checker", message=str(error).strip() or type(error).__name__)
+def _check(data: bytes) -> None:
+    """Check everything but the types: `_infer` with `strict` checks those."""
+    model = ModelProto.FromString(data)
+    for tensor in _tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL and any(e.value == PLACEHOLDER for e in tensor.external_data):
+            tensor.ClearField("data_location")
+            del tensor.external_data[:], tensor.dims[:]
+            tensor.raw_data = bytes(16)  # one element of any type: without types, the checker does not read dims
+    onnx.checker.check_model(model)
 
 
-def _bound(size: int) -> None:
-    """Limit the address space, if the system supports it: a small file may require any amount of memory."""
-    try:
-        import resource
-
-        cap = (8 << 30) + 8 * size
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (cap if hard < 0 else min(cap, hard), hard))
-    except (ImportError, ValueError, OSError):
-        return
+def _infer(data: bytes, data_prop: bool, strict: bool) -> bytes:
+    return onnx.shape_inference.infer_shapes(data, check_type=strict, strict_mode=strict, data_prop=data_prop).SerializeToString()
 
 
-def _say(part: str, **answer: Any) -> None:
-    print(json.dumps({"part": part, **answer}), flush=True)
+def _node(
+    domain: str, version: int, data: bytes, types: dict[str, bytes], values: dict[str, bytes], opset: int
+) -> dict[str, bytes]:
+    node = NodeProto.FromString(data)
+    found = onnx.shape_inference.infer_node_outputs(
+        onnx.defs.get_schema(node.op_type, version, domain),
+        node,
+        {n: TypeProto.FromString(t) for n, t in types.items()},
+        {n: TensorProto.FromString(v) for n, v in values.items()},
+        opset_imports=[onnx.helper.make_opsetid("", opset)],
+        ir_version=10,
+    )
+    return {n: t.SerializeToString() for n, t in found.items()}
 
 
-def _values(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """The typed values of every graph, by the graph's path ("" is the main graph, "3.body" a graph of its fourth node)."""
-    found: dict[str, list[str]] = {}
-    pending = [("", model.graph)]
+def _tensors(model: ModelProto) -> Iterator[TensorProto]:
+    pending: list[Any] = [model.graph, *model.functions]
     while pending:
-        path, graph = pending.pop()
-        infos = [*graph.input, *graph.output, *graph.value_info]
-        found[path] = [base64.b64encode(i.SerializeToString()).decode() for i in infos]
-        for i, node in enumerate(graph.node):
-            pending += [(f"{path}/{i}.{a.name}".lstrip("/"), a.g) for a in node.attribute if a.HasField("g")]
-    return found
-
-
-if __name__ == "__main__":
-    main()
+        holder = pending.pop()
+        if isinstance(holder, GraphProto):
+            yield from holder.initializer
+        for node in holder.node:
+            for a in node.attribute:
+                if a.HasField("t"):
+                    yield a.t
+                yield from a.tensors
+                pending += [a.g] if a.HasField("g") else []
+                pending += a.graphs

@@ -1,19 +1,38 @@
-"""Run onnx's checker and shape inference in a child process, because a model can crash either."""
+"""Run onnx's checker and shape inference: always in a child process, because a model can crash either.
+
+This is the only module of the project that runs them on a model (tests/test_checker.py).  One child serves this process: it
+starts with the first request, is kept, and is replaced after it died or did not answer.  It receives models without the data of
+large tensors.
+"""
 
 from __future__ import annotations
 
-import base64
-import json
-import subprocess
-import sys
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
+from .. import dtypes
 from ..errors import InvalidModel
+from ..processes import Child, ChildFailure
+from . import _checker_child, tensor_data
 from .values import Value
+
+TIMEOUT = 120.0
+"""Seconds that the child may take for one request."""
+
+MEMORY = 8 << 30
+"""The maximum address space of the child in bytes: a small model may require any amount of memory."""
+
+SMALL = 1 << 10
+"""Tensors of at most this many bytes are sent with their data, because inference may read shapes from them."""
+
+LARGER = 1 << 20
+"""The same bound for the second attempt, if a model is refused without the data of its large tensors."""
 
 
 @dataclass
@@ -25,12 +44,14 @@ class CheckerResult:
         message: the checker's message, or the reason why there is no answer.
         inference: the reason why shape inference did not finish; "" if it did.
         values: the inferred values, by the path of the graph and the name of the value.
+        structure: whether the checker accepts the model without the inference of its types; None if it returned no answer.
     """
 
     valid: bool | None = None
     message: str = ""
     inference: str = ""
     values: dict[str, dict[str, Value]] = field(default_factory=dict)
+    structure: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the checker's answer as plain data.
@@ -41,62 +62,309 @@ class CheckerResult:
         return {"engine": "onnx.checker", "valid": self.valid, "message": self.message, "inference": self.inference}
 
 
-def check_and_infer(model: ModelProto, path: Path | None, timeout: float) -> CheckerResult:
+@dataclass
+class Inference:
+    """The result of onnx's shape inference.
+
+    Attributes:
+        model: the model with the inferred types, without the data of large tensors; if inference did not finish, with the
+            declared types only.
+        failure: the reason why inference did not finish; "" if it did.
+        answered: whether there is an answer: False if the child process died or took too long.
+    """
+
+    model: ModelProto
+    failure: str = ""
+    answered: bool = True
+
+
+class CheckerProcess:
+    """The child process of this process; it starts with the first request.
+
+    Args:
+        make: the function that the child calls once.
+    """
+
+    def __init__(self, make: Callable[[], Callable[[Any], Any]] = _checker_child.serve) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._lock, self._child = threading.Lock(), None  # another thread may have held the lock; `Child` closes its pipe
+
+    def ask(self, timeout: float, task: str, *arguments: Any) -> tuple[Any, str]:
+        """The child's result, and the reason why there is none; raises ChildFailure."""
+        with self._lock:
+            if self._child is None:
+                self._child = Child(self._make, memory=MEMORY, alone=True)
+            elif not self._child.alive:  # something else has killed it: a request to it would fail
+                self._child.close()
+            answer: tuple[Any, str] = self._child.ask((task, timeout, arguments), timeout)
+            return answer
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the child process; None if there is none."""
+        return None if self._child is None else self._child.pid
+
+
+process = CheckerProcess()
+
+
+def check_model(model: ModelProto, timeout: float = TIMEOUT, *, types: bool = True) -> CheckerResult:
+    """Check a model by onnx's checker, with full_check; never raises: no answer is a result too.
+
+    External data are not read, and their files need not exist.
+
+    Args:
+        model: the model.
+        timeout: the maximum seconds for each of the two parts, structure and types.
+        types: whether to check the types, by inference.
+
+    Returns:
+        The result, without values.
+    """
+    found = _checked(model, timeout, types, SMALL)
+    refused = found.valid is False and found.structure  # perhaps since inference reads a large tensor
+    return _checked(model, timeout, types, LARGER) if refused else found
+
+
+def _checked(model: ModelProto, timeout: float, types: bool, small: int) -> CheckerResult:
+    try:
+        data = without_data(model, small).SerializeToString()
+    except Exception as error:
+        return CheckerResult(None, f"the model cannot be serialized: {error}")
+    result = CheckerResult()
+    try:
+        _, result.message = process.ask(timeout, "check", data)
+        result.structure = not result.message
+        if result.structure and types:
+            _, result.message = process.ask(timeout, "infer", data, False, True)
+        result.valid = not result.message
+    except ChildFailure as failure:
+        part = "shape inference" if result.structure else "checker"
+        result.message = f"onnx's {part} did not finish: {_reason(failure)}"
+    return result
+
+
+def require_valid(model: ModelProto) -> str:
+    """Check a model that is about to be written.
+
+    Args:
+        model: the model.
+
+    Returns:
+        A warning if its types were not checked, because onnx's inference died or took too long; otherwise "".
+
+    Raises:
+        InvalidModel: the checker refuses the model, or returned no answer about its structure (SX109).
+    """
+    found = check_model(model)
+    if found.valid is False:
+        raise InvalidModel(f"onnx's checker refuses the model to be written: {found.message[:2000]}", code="SX109")
+    if found.valid is None and not found.structure:
+        text = f"the model to be written was not checked: {found.message[:2000]}"
+        raise InvalidModel(text, code="SX109", hint="check=False (--no-check) writes the model without a check")
+    return "" if found.valid else f"the types of the written model were not checked: {found.message[:2000]}"
+
+
+def check_and_infer(model: ModelProto, timeout: float) -> CheckerResult:
     """Infer the model's shapes and check it; never raises: no answer is a result too.
 
     Args:
         model: the model.
-        path: its file, whose folder holds its external data; None if there is none.
-        timeout: seconds that the child process may take.
+        timeout: the maximum seconds for each part: inference, structure, types.
     """
-    try:
-        data = model.SerializeToString()
-    except Exception as error:
-        return CheckerResult(None, f"the model cannot be serialized: {error}", "the model cannot be serialized")
-    answers, why = _run(["infer", str(path or "")], data, timeout)
-    result = _result(answers, why)
-    inferred = answers.get("inference")
-    result.inference = inferred["message"] if inferred else why
-    for graph, infos in (inferred or {}).get("values", {}).items():
-        result.values[graph] = {v.name: v for v in map(_value, infos)}
+    inferred = infer_shapes(model, data_prop=True, timeout=timeout)
+    result = check_model(model, timeout)
+    result.inference = inferred.failure
+    result.values = _values(inferred.model)
     return result
 
 
-def check_file(path: Path, timeout: float = 600.0) -> CheckerResult:
-    """Check a model file; never raises.  The result has no values."""
-    return _result(*_run(["check", str(path)], b"", timeout))
+def infer_shapes(model: ModelProto, *, data_prop: bool = False, strict: bool = False, timeout: float = TIMEOUT) -> Inference:
+    """Infer the types of a model's values by onnx's shape inference; never raises: no answer is a result too.
 
+    Args:
+        model: the model, which is not changed.
+        data_prop: whether to follow the values of small integer tensors.
+        strict: whether an error in one node is a failure; otherwise the types of its outputs are unknown.
+        timeout: the maximum seconds.
 
-def _run(arguments: list[str], data: bytes, timeout: float) -> tuple[dict[str, Any], str]:
-    """The child's answers by their part, and the reason why some are missing; "" if the child ended normally."""
-    command = [sys.executable, "-P", str(Path(__file__).with_name("_checker_child.py")), *arguments]
-    why = ""
+    Returns:
+        The model with the types.
+    """
     try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=timeout, check=False)
-        text = done.stdout
-        if done.returncode:
-            last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            why = f"the process died with exit code {done.returncode}" + (f": {last[:300]}" if last else "")
-    except subprocess.TimeoutExpired as late:
-        text, why = late.stdout or b"", f"no answer within {timeout:g} s"
-    answers = {}
-    for line in text.splitlines():
-        try:
-            answer = json.loads(line)
-            answers[answer["part"]] = answer
-        except ValueError:  # an incomplete line
+        light = without_data(model)
+        data = light.SerializeToString()
+    except Exception as error:
+        return Inference(model, f"the model cannot be serialized: {error}")
+    try:
+        found, why = process.ask(timeout, "infer", data, data_prop, strict)
+        return Inference(light, why) if found is None else Inference(ModelProto.FromString(found))
+    except ChildFailure as failure:
+        return Inference(light, f"onnx's shape inference did not finish: {_reason(failure)}", False)
+
+
+def infer_node(
+    node: NodeProto,
+    domain: str,
+    version: int,
+    types: Mapping[str, TypeProto],
+    values: Mapping[str, TensorProto],
+    opset: int,
+) -> dict[str, TypeProto]:
+    """Infer the types of the outputs of one node with subgraphs: onnx infers each of them as a whole graph.
+
+    Args:
+        node: the node.
+        domain: its plain domain, "" for ai.onnx.
+        version: the version of its schema.
+        types: the types of the values that the node and its subgraphs read.
+        values: the known values of its inputs.
+        opset: the version of ai.onnx for the nodes of the subgraphs.
+
+    Returns:
+        The types by name; without those that are not known.
+    """
+    light = NodeProto()
+    _copy_node(node, light, SMALL)
+    try:
+        found, _ = process.ask(
+            TIMEOUT,
+            "node",
+            domain,
+            version,
+            light.SerializeToString(),
+            {n: t.SerializeToString() for n, t in types.items()},
+            {n: v.SerializeToString() for n, v in values.items()},
+            opset,
+        )
+    except ChildFailure:
+        return {}
+    return {n: TypeProto.FromString(t) for n, t in (found or {}).items()}
+
+
+def _reason(failure: ChildFailure) -> str:
+    """The failure in words, with the name of a signal."""
+    code = failure.exit_code
+    if code is None or code >= 0:
+        return str(failure) if failure.how != "died" else f"its process died with {failure}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"its process died with {name}"
+
+
+# --- models without the data of large tensors ---
+
+
+def without_data(model: ModelProto, small: int = SMALL) -> ModelProto:
+    """A copy of a model without the data of tensors of more than `small` bytes, and without references to files."""
+    copy = ModelProto()
+    for kind, value in model.ListFields():
+        if kind.name == "graph":
+            copy.graph.SetInParent()
+            _copy_graph(value, copy.graph, small)
+        elif kind.name == "functions":
+            for function in value:
+                inner = copy.functions.add()
+                for k, v in function.ListFields():
+                    if k.name == "node":
+                        for node in v:
+                            _copy_node(node, inner.node.add(), small)
+                    else:
+                        _copy_field(inner, k.name, v)
+        else:
+            _copy_field(copy, kind.name, value)
+    return copy
+
+
+def _copy_graph(graph: GraphProto, copy: GraphProto, small: int) -> None:
+    for kind, value in graph.ListFields():
+        if kind.name == "node":
+            for node in value:
+                _copy_node(node, copy.node.add(), small)
+        elif kind.name == "initializer":
+            for tensor in value:
+                _copy_tensor(tensor, copy.initializer.add(), small)
+        else:
+            _copy_field(copy, kind.name, value)
+
+
+def _copy_node(node: NodeProto, copy: NodeProto, small: int) -> None:
+    if not any(a.HasField("t") or a.HasField("g") or a.tensors or a.graphs for a in node.attribute):
+        copy.CopyFrom(node)
+        return
+    for kind, value in node.ListFields():
+        if kind.name != "attribute":
+            _copy_field(copy, kind.name, value)
             continue
-    return answers, why
+        for a in value:
+            made = copy.attribute.add()
+            for k, v in a.ListFields():
+                if k.name == "t":
+                    made.t.SetInParent()
+                    _copy_tensor(v, made.t, small)
+                elif k.name == "g":
+                    made.g.SetInParent()
+                    _copy_graph(v, made.g, small)
+                elif k.name == "tensors":
+                    for tensor in v:
+                        _copy_tensor(tensor, made.tensors.add(), small)
+                elif k.name == "graphs":
+                    for graph in v:
+                        _copy_graph(graph, made.graphs.add(), small)
+                else:
+                    _copy_field(made, k.name, v)
 
 
-def _result(answers: dict[str, Any], why: str) -> CheckerResult:
-    checked = answers.get("checker")
-    return CheckerResult(None if checked is None else not checked["message"], checked["message"] if checked else why)
+def _copy_tensor(tensor: TensorProto, copy: TensorProto, small: int) -> None:
+    if not _has_large_data(tensor, small):
+        copy.CopyFrom(tensor)
+        return
+    copy.name, copy.data_type, copy.data_location = tensor.name, tensor.data_type, TensorProto.EXTERNAL
+    copy.dims.extend(tensor.dims)
+    copy.external_data.add(key="location", value=_checker_child.PLACEHOLDER)
 
 
-def _value(text: str) -> Value:
-    info = ValueInfoProto.FromString(base64.b64decode(text))
-    return value_of(info)
+def _has_large_data(tensor: TensorProto, small: int) -> bool:
+    """Whether a tensor is sent without its data; invalid ones are sent whole, for the checker's message."""
+    if not dtypes.is_known(tensor.data_type) or tensor.data_type == TensorProto.STRING:
+        return False
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return any(e.key == "location" for e in tensor.external_data)
+    size = tensor_data.byte_size(dtypes.numpy_dtype(tensor.data_type), tuple(map(int, tensor.dims)))
+    typed = any(len(getattr(tensor, n)) for n in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"))
+    return size > small and not typed and size <= len(tensor.raw_data)
+
+
+def _copy_field(copy: Any, name: str, value: Any) -> None:
+    if hasattr(value, "CopyFrom"):
+        getattr(copy, name).CopyFrom(value)
+    elif isinstance(value, (str, bytes, int, float)):
+        setattr(copy, name, value)
+    else:
+        getattr(copy, name).extend(value)
+
+
+# --- values ---
+
+
+def _values(model: ModelProto) -> dict[str, dict[str, Value]]:
+    """The typed values of every graph, by the graph's path ("" is the main graph, "3.body" a graph of its fourth node)."""
+    found: dict[str, dict[str, Value]] = {}
+    pending = [("", model.graph)]
+    while pending:
+        path, graph = pending.pop()
+        found[path] = {i.name: value_of(i) for i in (*graph.input, *graph.output, *graph.value_info)}
+        for i, node in enumerate(graph.node):
+            pending += [(f"{path}/{i}.{a.name}".lstrip("/"), a.g) for a in node.attribute if a.HasField("g")]
+    return found
 
 
 def value_of(info: ValueInfoProto) -> Value:

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -21,7 +21,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from .. import dtypes
 from ..errors import InvalidInput, InvalidModel
 from . import tensor_data
-from .checker import check_file
+from .checker import require_valid
 from .messages import graphs
 
 ALIGNED = 4096
@@ -68,6 +68,8 @@ def save(
     check: bool = True,
     external: bool | None = None,
     arrays: Mapping[str, np.ndarray] | None = None,
+    warnings: list[str] | None = None,
+    verify: Callable[[Path], object] | None = None,
 ) -> list[Path]:
     """Write a model to `path`, and its external data, if it has any, to one file next to it; returns the written paths.
 
@@ -75,9 +77,11 @@ def save(
         model: the model, which is changed: its external tensors refer to the new file.
         path: the file to write.
         folder: the folder of the external data of `model`.
-        check: run onnx's checker, with full_check, on the file before it is moved to its place.
+        check: run onnx's checker, with full_check, before the file is moved to its place.
         external: whether weights are written to a separate file; None if they were before, or if one file cannot hold them.
         arrays: the data of the tensors that `defer_data` returned.
+        warnings: a list that receives what the checker could not check.
+        verify: called with the complete file before it is moved to its place; an error leaves nothing behind.
 
     Raises:
         InvalidInput: the file cannot be written; no partial file remains.
@@ -95,8 +99,10 @@ def save(
                 _externalize(model, stage / _free(f"{path.name}.data", taken), folder, arrays)
             attach_data(model.graph, arrays)
             (stage / path.name).write_bytes(model.SerializeToString())
-            if check and not (found := check_file(stage / path.name)).valid:
-                raise InvalidModel(f"onnx's checker refuses the model to be written: {found.message[:2000]}", code="SX109")
+            if check and (warning := require_valid(model)) and warnings is not None:
+                warnings.append(warning)
+            if verify is not None:
+                verify(stage / path.name)
             written = [path.parent / part.name for part in _parts(stage, path)]
         return written[::-1]
     except OSError as error:

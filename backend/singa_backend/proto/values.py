@@ -115,3 +115,13 @@ def _dimensions(type: TypeProto) -> Iterator[TensorShapeProto.Dimension]:
 def declared_type(value: Value) -> TypeProto | None:
     """The declared type of a value; None if its kind or dtype is undeclared."""
     return None if value.dtype is None or value.kind == "" else value.type
+
+
+def is_complete(type: TypeProto) -> bool:
+    """Whether a type names its kind and its element types: onnx's inference reads them without a test."""
+    kind = type.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        return bool(getattr(type, kind).elem_type)
+    if kind in ("sequence_type", "optional_type"):
+        return is_complete(getattr(type, kind).elem_type)
+    return kind == "map_type" and type.map_type.key_type != 0 and is_complete(type.map_type.value_type)

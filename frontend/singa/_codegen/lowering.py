@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TypeProto, helper, shape_inference
+from onnx import GraphProto, NodeProto, TypeProto, helper
 
 from singa_backend import dtypes
 from singa_backend.autodiff.replay import Visitor, apply, replay, visit
@@ -19,6 +18,7 @@ from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import ABSENT, Graph, Node
 from singa_backend.opsets.writer import OpsetWriter, Unwritable
 from singa_backend.proto import tensor_data
+from singa_backend.proto.checker import infer_shapes
 from singa_backend.proto.schemas import ANY_OPSET, newest, version_at
 from singa_backend.proto.values import Value, declared_type
 
@@ -124,6 +124,7 @@ class _Lowering:
                 held[name] = array
             else:
                 states[name] = builder.initializer(name, array, fold=True)
+        builder.pin(v.name for v in graph.outputs)
         symbols = replay(self.writer, graph, inputs, states, visitor=self.visit)
         finished = builder.finish(symbols, [v.name for v in graph.outputs])
         proto = builder.proto("main", finished)
@@ -214,8 +215,8 @@ def _types(graph: GraphProto, more: Iterable[Symbol]) -> dict[str, TypeProto]:
         whole.input.add(name=symbol.name, type=symbol.type)
     domains = {n.domain for n in _nodes(whole)} - {""}
     imports = [helper.make_opsetid("", newest("")), *(helper.make_opsetid(d, newest(d)) for d in sorted(domains))]
-    with contextlib.suppress(Exception):  # optional: without inference a few constants are written longer
-        whole = shape_inference.infer_shapes(helper.make_model(whole, opset_imports=imports)).graph
+    # without inference a few constants are written longer
+    whole = infer_shapes(helper.make_model(whole, opset_imports=imports)).model.graph
     found: dict[str, TypeProto] = {}
     pending = [whole]
     while pending:

@@ -12,23 +12,22 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import ModelProto, TypeProto, helper, shape_inference
+from onnx import GraphProto, ModelProto, TypeProto, helper
 
 from singa_backend import dtypes, passes
-from singa_backend.errors import InvalidInput, InvalidModel, Problem, UnsupportedModel
+from singa_backend.errors import InvalidInput, Problem, UnsupportedModel
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.reader import read
 from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
 from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter, Unwritable
-from singa_backend.proto import save
+from singa_backend.proto import checker, save
 from singa_backend.proto.load import ModelSource, load_model
 from singa_backend.proto.messages import reads
 from singa_backend.proto.schemas import newest, schemas
@@ -41,6 +40,7 @@ from .._core.trace import Trace
 from ..device import Device, default_device
 from ..model import Model
 from . import custom_exporters
+from .run_once import run_once
 
 DEFAULT_OPSET = 18
 """The opset if none is requested and the model did not come from a file; it is raised if operators need a newer one."""
@@ -114,6 +114,8 @@ class Options:
         continue_on_error: whether to report operators that cannot be written and write the rest; each is replaced by a
             placeholder of the domain "ai.singa.unwritten".  By default they raise an error.
         check: whether to run onnx's checker on the result, with full_check.
+        run: whether `export` runs the file once in onnxruntime, if that is installed, with the example inputs; in a child
+            process, and before the file is moved to its place.  Not with `training` or `continue_on_error`.
         external_data: whether to write weights to a separate file; None to do so only above 2 GB.
         metadata: entries of the model's metadata_props.
         doc: the doc_string of the model.
@@ -134,6 +136,7 @@ class Options:
     optimize: bool | Sequence[str] = False
     continue_on_error: bool = False
     check: bool = True
+    run: bool = True
     external_data: bool | None = None
     metadata: Mapping[str, str] | None = None
     doc: str = ""
@@ -210,7 +213,7 @@ def export(
         InvalidInput: the inputs are not known (SX324), an output was not produced by an operator (SX353), a tensor was changed
             in place (SX354), an option does not match the graph (SX323, SX355), or the file cannot be written (SX351, SX352).
         UnsupportedModel: operators cannot be written (SX206) or their exporter failed (SX208); `problems` lists all of them.
-        InvalidModel: onnx's checker refuses the exported model (SX109).
+        InvalidModel: onnx's checker refuses the exported model (SX109), or onnxruntime the file (SX111).
         NotTraceable: without example inputs, or with `training=True`: the model reads values in Python (SX330).
         TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
 
@@ -233,7 +236,8 @@ def export(
         stack.enter_context(provenance.retaining)
         made = model.forward(*xs)
         ys = list(made) if isinstance(made, (list, tuple)) else [made]
-        proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, list(takes), list(takes.values()), path)
+        feeds = None if inputs is None else [x.device.backend.get(x._data) for x in inputs]
+        proto, report = _write(xs, ys, model_name or type(model).__name__, chosen, list(takes), list(takes.values()), path, feeds)
     return (proto, report) if with_report else proto
 
 
@@ -257,6 +261,7 @@ def _write(
     names: Sequence[str],
     types: Sequence[TypeProto] | None,
     path: Any = None,
+    feeds: Sequence[np.ndarray] | None = None,
 ) -> tuple[ModelProto, ExportReport]:
     """Replay the outputs' origins into a graph; if no opset was requested and operators need a higher one, replay again."""
     if options.input_names is not None:
@@ -281,7 +286,7 @@ def _write(
     if opened:
         text = "the sizes of the inputs stay open, as in the file: some branch cannot compute with those of the example inputs"
         attempt.report.warnings.append(text)
-    return attempt.finish(path)
+    return attempt.finish(path, feeds)
 
 
 class _Replay:
@@ -315,6 +320,8 @@ class _Replay:
                 given = {id(x): s for x, s in zip(xs, shadows, strict=True)}
                 links = {x._origin: s for x, s in zip(xs, shadows, strict=True) if x._origin is not None}
                 self._check_outputs(xs, ys)
+                outputs = self._output_names(ys)
+                self._pin(outputs, ys, dict(zip(names, xs, strict=True)))
                 made = provenance.replay(ys, given, links, self._do)
                 symbols = [trace.value(t) for t in made]
         finally:
@@ -322,10 +329,13 @@ class _Replay:
         self.problems += self.writer.problems
         held = self.writer.inputs[len(xs) :]
         del self.writer.inputs[len(xs) :]
-        for symbol, y in zip(symbols, ys, strict=True):
-            self._set_rank(symbol, y)
-        self.proto = to_model(self.writer, name, symbols, self._output_names(ys), deferred=True)
+        for symbol, y, n in zip(symbols, ys, outputs, strict=True):
+            self._set_rank(symbol, y, n)
+        self.proto = to_model(self.writer, name, symbols, outputs, deferred=True)
         self.arrays = self.writer.builder.arrays
+        for t, s in record.inputs:
+            if t.name != s.name and t.name in (self.options.output_names or ()):
+                raise InvalidInput(f"output_names must not contain the name of a parameter, got {t.name!r}", code="SX355")
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
         for s in held:
@@ -344,7 +354,7 @@ class _Replay:
                 text = f"output {i} ({y!r}) must be the result of recorded operators (the last {provenance.LONGEST} are kept)"
                 raise InvalidInput(text, code="SX353", hint="compute it from the inputs, then export it; or export the model")
 
-    def _set_rank(self, symbol: Any, y: Tensor) -> None:
+    def _set_rank(self, symbol: Any, y: Tensor, name: str) -> None:
         """Set the rank of an output if inference did not find it: that of the tensor, or of the file that it came from."""
         if symbol.type is None or not symbol.type.HasField("tensor_type") or symbol.type.tensor_type.HasField("shape"):
             return
@@ -354,7 +364,7 @@ class _Replay:
         elif graph is not None and y._origin is not None and y._origin.index < len(graph.outputs):
             symbol.type = graph.outputs[y._origin.index].type or symbol.type
         if not symbol.type.tensor_type.HasField("shape"):
-            text = f"the rank of the output {symbol.name!r} is not known; a file must specify it"
+            text = f"the rank of the output {name!r} is not known; a file must specify it"
             if self.options.check:
                 raise InvalidInput(text, code="SX359", hint="pass example inputs, which determine the rank")
             self.report.warnings.append(text)
@@ -412,19 +422,42 @@ class _Replay:
         if graph is not None and len(links) == len(ys) and all(link.origin.graph is graph for link in links):
             names = [v.name for v in graph.outputs]
             chosen = [names[link.index] for link in links if link.index < len(names)]
-            if len(chosen) == len(ys) == len(set(chosen)):
+            if chosen == names or len(chosen) == len(ys) == len(set(chosen)):
                 return chosen
         named = [y.name for y in ys]
         if all(named) and len(set(named)) == len(named):
             return named
         return [f"output_{i}" if len(ys) > 1 else "output" for i in range(len(ys))]
 
-    def finish(self, path: Any) -> tuple[ModelProto, ExportReport]:
-        """Complete, check and write the model; raises UnsupportedModel for problems, unless `continue_on_error` is set."""
+    def _pin(self, names: Sequence[str], ys: Sequence[Tensor], inputs: Mapping[str, Tensor]) -> None:
+        """Keep the names of the outputs, except those of states, which are bound under their names when they are read."""
+        taken = [n for n, y in zip(names, ys, strict=True) if inputs.get(n, y) is not y]
+        if taken and self.options.output_names is not None:
+            raise InvalidInput(f"output_names must not contain the name of an input, got {taken[0]!r}", code="SX355")
+        graphs = [y._origin.origin.graph for y in ys if y._origin is not None]
+        states = {n for graph in graphs if graph is not None for n in graph.states}
+        self.writer.builder.pin(n for n, y in zip(names, ys, strict=True) if y._origin is not None and n not in states)
+
+    def finish(self, path: Any, feeds: Sequence[np.ndarray] | None) -> tuple[ModelProto, ExportReport]:
+        """Complete, check, write and run the model; raises UnsupportedModel for problems, unless `continue_on_error` is set."""
         _fill_report(self.report, self.writer, self.problems, self.options)
         self.proto.functions.extend(self._functions)
-        _finish(self.proto, self.report, self.options, path, self.arrays)
+        chosen = self.options
+        runs = chosen.run and not chosen.training and not self.report.unmapped
+        _finish(self.proto, self.report, chosen, path, self.arrays, self._run(feeds) if runs else None)
         return self.proto, self.report
+
+    def _run(self, feeds: Sequence[np.ndarray] | None) -> Callable[[Path], None]:
+        """A function that runs the written file once on the example inputs."""
+
+        def run(file: Path) -> None:
+            names = [v.name for v in self.proto.graph.input]
+            given = None if feeds is None or self.options.shape_override else dict(zip(names, feeds, strict=False))
+            warning = run_once(file, given)
+            if warning:
+                self.report.warnings.append(warning)
+
+        return run
 
 
 def convert(
@@ -498,7 +531,14 @@ def _fill_report(report: ExportReport, writer: OpsetWriter, problems: Sequence[U
         )
 
 
-def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any, arrays: Mapping[str, np.ndarray]) -> None:
+def _finish(
+    proto: ModelProto,
+    report: ExportReport,
+    options: Options,
+    path: Any,
+    arrays: Mapping[str, np.ndarray],
+    verify: Callable[[Path], None] | None = None,
+) -> None:
     """Complete, check and write a model; the data of large weights (`arrays`) are written to a file without a copy."""
     if path is None or options.optimize:
         save.attach_data(proto.graph, arrays)
@@ -517,24 +557,17 @@ def _finish(proto: ModelProto, report: ExportReport, options: Options, path: Any
         helper.set_model_props(proto, dict(options.metadata))
     report.ir_version = proto.ir_version
     check = options.check and not report.unmapped
-    if check and path is None:
-        _check(proto)
+    if check and path is None and (warning := checker.require_valid(proto)):
+        report.warnings.append(warning)
     if path is not None:
-        save.save(proto, Path(path), check=check, external=options.external_data, arrays=arrays)
+        save.save(
+            proto, Path(path), check=check, external=options.external_data, arrays=arrays, warnings=report.warnings, verify=verify
+        )
         report.path = os.fspath(path)
 
 
 def _problem(text: str, call: Origin) -> UnsupportedModel:
     return UnsupportedModel(text, code="SX208", operator=call.name, node=call.operator.name)
-
-
-def _check(proto: ModelProto) -> None:
-    if proto.ByteSize() > save.LARGEST:
-        return  # the checker accepts such a model only as a file: with `path=` it is checked there
-    try:
-        onnx.checker.check_model(proto, full_check=True)
-    except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
-        raise InvalidModel(f"onnx's checker refuses the exported model: {error}", code="SX109") from None
 
 
 def _graphs(ys: Sequence[Tensor]) -> list[Graph]:
@@ -590,7 +623,7 @@ def _renamed_shapes(proto: ModelProto, options: Options) -> None:
             code="SX355",
             hint=f"the values are {', '.join(sorted(made)[:20])}",
         )
-    inferred = shape_inference.infer_shapes(proto, data_prop=True)
+    inferred = _inferred(proto)
     types = {v.name: v.type for v in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)}
     del proto.graph.value_info[:]
     for v in (*proto.graph.input, *proto.graph.output):
@@ -601,8 +634,26 @@ def _renamed_shapes(proto: ModelProto, options: Options) -> None:
     for name in wanted.keys() - {v.name for v in (*proto.graph.input, *proto.graph.output)}:
         elem = types[name].tensor_type.elem_type
         proto.graph.value_info.append(helper.make_tensor_value_info(name, elem, wanted[name]))
-    again = shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True)
-    proto.graph.CopyFrom(again.graph)
+    _take_types(proto.graph, _inferred(proto, strict=True).graph)
+
+
+def _inferred(proto: ModelProto, strict: bool = False) -> ModelProto:
+    found = checker.infer_shapes(proto, data_prop=True, strict=strict)
+    if found.failure:
+        text = f"the shapes after those of shape_override cannot be inferred: {found.failure}"
+        raise InvalidInput(text, code="SX355", hint="export without shape_override")
+    return found.model
+
+
+def _take_types(graph: GraphProto, inferred: GraphProto) -> None:
+    """Copy the inferred types of outputs and inner values, which is all that inference adds to a graph."""
+    for name in ("output", "value_info"):
+        graph.ClearField(name)
+        getattr(graph, name).extend(getattr(inferred, name))
+    for node, typed in zip(graph.node, inferred.node, strict=True):
+        for a, b in zip(node.attribute, typed.attribute, strict=True):
+            if a.HasField("g"):
+                _take_types(a.g, b.g)
 
 
 # --- names and types --------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Imported:
             frame[slot] = x
         current = trace.current()
         if current is not None:
-            current.writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
+            current.writer.builder.reserve([*graph.states, *(n for node in graph.nodes for n in node.output_names if n)])
 
         def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
             if current is None:

@@ -142,7 +142,7 @@ def export_and_check(
     """
     if options.get("training"):
         raise SonnxError("export_and_check cannot check the training form: it draws random numbers", code="SX358")
-    proto = export.export(model, inputs, path, **options)
+    proto = export.export(model, inputs, path, **{"run": False, **options})  # it runs below
     names = [v.name for v in proto.graph.input][: len(inputs)]
     outputs = [v.name for v in proto.graph.output]
     check = Check()

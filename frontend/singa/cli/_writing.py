@@ -60,6 +60,7 @@ _OUTPUT = (
 )  # fmt: skip
 
 _VALUES = (
+    click.option("--run/--no-run", default=True, help="Run the file once in onnxruntime, if installed, before it is written."),
     click.option("--training", is_flag=True, help="The training form, with dropout and batch statistics."),
     click.option("--input-name", "input_names", multiple=True, metavar="NAME", help="An input's name, in order (repeatable)."),
     click.option("--output-name", "output_names", multiple=True, metavar="NAME", help="An output's name, in order (repeatable)."),

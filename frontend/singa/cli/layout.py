@@ -38,10 +38,12 @@ def command(model: Path, to: str, target: Path, names: tuple[str, ...], as_json:
     """
     proto, folder = load_model(model)
     report = change_layout(proto, to, names or None, folder=folder)
-    save(proto, target, folder=folder)
     assert report is not None
+    save(proto, target, folder=folder, warnings=report.notes)
     if as_json:
         out.print_json(json.dumps(report.to_dict()))
     else:
         left, first = report.after["Transpose"], report.before["Transpose"]
         echo(f"wrote {target}: {report.after.total()} nodes, {left} of them Transpose; before the passes {first}")
+        for note in report.notes:
+            echo(note, style="yellow")

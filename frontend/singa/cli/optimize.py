@@ -11,7 +11,7 @@ from rich.table import Table
 
 from singa_backend.passes import PASSES, Report
 from singa_backend.passes import optimize as rewrite
-from singa_backend.proto.checker import check_file
+from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
@@ -55,9 +55,9 @@ def command(model: Path | None, target: Path | None, names: tuple[str, ...], lis
         raise click.UsageError("MODEL and -o OUT are required (or --list)")
     start = time.perf_counter()
     proto, folder = load_model(model)
+    checked = check_model(proto)
     with progress(None, "optimizing", quiet=as_json) as step:
         report = rewrite(proto, names or None, rounds=rounds, folder=folder, progress=step)
-    checked = check_file(model)
     if not checked.valid:
         first = (checked.message.splitlines() or [""])[0][:300]
         why = "did not answer for" if checked.valid is None else "refused"
