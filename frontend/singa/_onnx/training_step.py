@@ -10,7 +10,7 @@ lists these pairs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,10 +85,11 @@ def to_training_onnx(
         model = SONNXModel(model)
     optimizer = optimizer if optimizer is not None else SGD(lr=0.1)
     compute = _loss(loss)
+    constants = model._constants()
     target_opset = newest_taken("") if opset is None else _checked(opset)
     while True:
         try:
-            return _recorded(model, loss, compute, optimizer, inputs, target, target_opset, output)
+            return _recorded(model, loss, compute, optimizer, inputs, target, target_opset, output, constants)
         except Unwritable as error:
             if opset is not None or error.least is None:
                 raise
@@ -104,6 +105,7 @@ def _recorded(
     target: Tensor | tuple[Any, Sequence[Any]] | None,
     opset: int,
     output: int,
+    constants: Mapping[str, str],
 ) -> ModelProto:
     """The step at one opset; raises Unwritable for an operator that needs a newer one."""
     record = Trace(opset)
@@ -127,9 +129,9 @@ def _recorded(
             value = compute(y, goal)
             with watch_gradients(model.get_params) as covered:
                 optimizer(value)
-            warning = covered.check()
-            if warning is not None:
-                warnings.warn(warning, stacklevel=2)
+            for warning in (covered.check(), covered.check_constants(constants)):
+                if warning is not None:
+                    warnings.warn(warning, stacklevel=3)
             named = {id(t): s.name for t, s in record.inputs}
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]

@@ -226,7 +226,7 @@ def command(
         return
     table = Table("", "steps", "first loss", "last loss", "curve")
     for name, curve in curves().items():
-        drawn = line(curve, out.encoding)
+        drawn = line(curve, out.encoding, max(8, min(60, out.width - 52)))
         table.add_row(name, str(curve[-1][0]), f"{curve[0][1]:.6g}", f"{curve[-1][1]:.6g}", Text(drawn))
     out.print(table)
     for i, seen in enumerate(at.history.validation):
