@@ -25,6 +25,7 @@ from singa._onnx.model import SONNXModel
 from singa._training.checkpoint import Checkpoint
 from singa._training.fit import Position, fit
 from singa.cli import main
+from singa.cli import train as command
 from singa.device import default_device
 
 F = np.float32
@@ -95,6 +96,7 @@ def killed_after(writes: int) -> Iterator[None]:
 RUNS = [
     ("--optimizer", "sgd"), ("--optimizer", "sgd", "--momentum", "0", "--no-graph"), ("--optimizer", "adam"),
     ("--optimizer", "adam", "--no-graph", "--weight-decay", "0.01"), ("--optimizer", "rmsprop"), ("--optimizer", "adagrad"),
+    ("--device", "STRICT"),
     ("--optimizer", "adam", "--freeze", "w1", "--validation", "@held.npz", "--seed", "7"),
 ]  # fmt: skip
 
@@ -200,6 +202,22 @@ def test_a_signal_in_the_middle_of_a_step_keeps_the_state_after_it(
     assert states(folder / "out.onnx") == states(folder / "whole.onnx")
 
 
+def test_a_second_ctrl_c_stops_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply, calls = opt.Optimizer.apply, []
+
+    def interrupted(*args: Any) -> None:
+        apply(*args)
+        calls.append(1)
+        if len(calls) in (8, 9):  # in the second step
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(opt.Optimizer, "apply", interrupted)
+    stopped = train(folder, "--no-graph", "--checkpoint", "@run.ckpt", "--every", "1")
+    assert stopped.exit_code == 130 and len(calls) == 9
+    assert "stopped after step 1 of 12" in stopped.stderr and "run.ckpt holds step 1:" in stopped.stderr
+    assert len(losses(folder / "run.ckpt")) == 1
+
+
 def test_ctrl_c_without_a_checkpoint_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "out.onnx").write_bytes(b"old")
 
@@ -217,8 +235,8 @@ def test_ctrl_c_without_a_checkpoint_writes_nothing(folder: Path, monkeypatch: p
 
 @pytest.mark.parametrize(("flags", "told"), [
     ((), "-o OUT"), (("--plot", "@a.html"), "--checkpoint PATH"), (("-o", "@o.onnx", "--every", "3"), "--every needs"),
-    (("-o", "@o.onnx", "--resume"), "--resume needs --checkpoint"), (("--checkpoint", "@m.onnx"), "a file of its own"),
-    (("--checkpoint", "@held.npz"), "exists"), (("-o", "@o.onnx", "--checkpoint", "@o.onnx"), "a file of its own"),
+    (("-o", "@o.onnx", "--resume"), "--resume needs --checkpoint"), (("--checkpoint", "@m.onnx"), "must differ from"),
+    (("--checkpoint", "@held.npz"), "exists"), (("-o", "@o.onnx", "--checkpoint", "@o.onnx"), "must differ from"),
     (("--checkpoint", "@missing/run.ckpt"), "existing folder"), (("--checkpoint", "@run.ckpt", "--every", "0"), "--every"),
     (("--checkpoint", "@run.ckpt", "--resume"), "there is no checkpoint"),
     (("--checkpoint", "@held.npz", "--resume"), "SX340"), (("-o", "@o.onnx", "--plot", "@missing/a.html"), "existing folder"),
@@ -246,6 +264,11 @@ def test_another_training_is_refused_by_name(folder: Path, flags: tuple[str, ...
     error = json.loads(refused.stdout)
     assert error["code"] == "SX381" and told in error["message"]
     assert (folder / "run.ckpt").read_bytes() == before
+
+
+def test_strings_are_compared_by_value() -> None:
+    one, same, other = (np.array([text], object) for text in ("".join(["a", "b"]), "".join(["a", "b"]), "b"))
+    assert command._digest([one]) == command._digest([same]) != command._digest([other])
 
 
 def test_other_data_and_another_model_are_refused_by_name(folder: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ def command(
     check_plot(plot)
     target_file, checkpoint = (p and _target(p) for p in (target_file, checkpoint))
     if checkpoint and checkpoint in (target_file, plot and plot.resolve(), model.resolve(), data.resolve()):
-        raise click.UsageError(f"--checkpoint {checkpoint} must be a file of its own")
+        raise click.UsageError(f"--checkpoint must differ from MODEL, --data, -o and --plot, got {checkpoint}")
     if checkpoint and checkpoint.exists() and not resume:
         raise click.UsageError(f"{checkpoint} exists: pass --resume to continue that training, or another path")
     compute = getattr(autograd, loss)
@@ -156,7 +157,7 @@ def command(
     kept: Checkpoint | None = None
     if checkpoint:
         settings = {
-            "MODEL": _digest([_structure(empty), *(t.data for t in tuned.imported._constants.values())]),
+            "MODEL": _digest([_structure(empty), *(place.backend.get(t.data) for t in tuned.imported._constants.values())]),
             "--data": _digest([*xs, y]),
             "--validation": _digest([*held_out[0], held_out[1]]) if held_out else "none",
             "--loss": loss,
@@ -176,7 +177,7 @@ def command(
         err.print(f"resumed {kept.path} at {reached}{changes}", markup=False, highlight=False, soft_wrap=True)
     losses = at.history.losses
     steps = batches(len(y), batch_size, epochs)
-    written = -1 if not resume else len(losses)
+    written = len(losses) if resume else 0  # the step that the checkpoint holds
 
     def keep() -> None:
         nonlocal written
@@ -190,8 +191,8 @@ def command(
             found["validation"] = [((i + 1) * steps // epochs, seen["loss"]) for i, seen in enumerate(at.history.validation)]
         return found
 
-    def plotted() -> None:
-        if plot:
+    def draw() -> None:
+        if plot and losses:
             write_plot(plot, curves(), f"{model.name}: {loss}")
 
     with _stop_signals(kept is not None) as received:
@@ -210,17 +211,19 @@ def command(
             if written < len(losses) or every:
                 keep()
         except (_Stopped, KeyboardInterrupt):
-            plotted()
-            _tell_stopped(checkpoint, target_file, len(losses), steps)
+            with suppress(InvalidInput):
+                draw()
+            _tell_stopped(f"step {len(losses)} of {steps}", checkpoint, written, target_file)
             sys.exit(128 + (received[0] if received else signal.SIGINT))
         except InvalidInput as error:
-            plotted()
-            if kept and written > 0:
+            with suppress(InvalidInput):
+                draw()
+            if error.code == "SX343" and kept and written > 0:
                 error.hint = f"{kept.path} holds step {written}: resume it with a lower --lr"
             raise
     if target_file:
         save(updated(empty, tuned), target_file, folder=folder, check=False)
-    plotted()
+    draw()
     if as_json:
         click.echo(json.dumps({"losses": losses, "validation": at.history.validation}))
         return
@@ -267,6 +270,7 @@ def _stop_signals(enabled: bool) -> Iterator[list[int]]:
 
     def note(number: int, _: Any) -> None:
         received.append(number)
+        os.write(2, b"stopping after this step; a second signal stops at once\n")  # print may be running already
         for s, handler in before.items():
             signal.signal(s, handler)
 
@@ -279,12 +283,15 @@ def _stop_signals(enabled: bool) -> Iterator[list[int]]:
             signal.signal(s, handler)
 
 
-def _tell_stopped(checkpoint: Path | None, target_file: Path | None, done: int, steps: int) -> None:
-    kept = f"; {checkpoint} holds it: continue with the same command and --resume" if checkpoint else ""
-    lost = f"; {target_file} is not written" if target_file else ""
-    hint = "" if checkpoint else " (with --checkpoint PATH, the training could be continued)"
-    text = f"stopped after step {done} of {steps}{kept}{lost}{hint}"
-    err.print(text, markup=False, highlight=False, soft_wrap=True, style="yellow")
+def _tell_stopped(point: str, checkpoint: Path | None, written: int, target_file: Path | None) -> None:
+    if not checkpoint:
+        parts = ["with --checkpoint PATH, it could be continued"]
+    elif written:
+        parts = [f"{checkpoint} holds step {written}: continue with the same command and --resume"]
+    else:
+        parts = [f"{checkpoint} is not written"]
+    parts += [f"{target_file} is not written"] * bool(target_file)
+    err.print(f"stopped after {point}; {'; '.join(parts)}", markup=False, highlight=False, soft_wrap=True, style="yellow")
 
 
 def _arrays(path: Path, model: SONNXModel, target: str) -> tuple[list[np.ndarray], np.ndarray]:
@@ -352,5 +359,7 @@ def _digest(arrays: Sequence[Any]) -> str:
     found = hashlib.sha256()
     for array in arrays:
         found.update(f"{array.dtype.str} {array.shape} ".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
+        found.update(
+            repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        )
     return f"sha256:{found.hexdigest()}"
