@@ -359,7 +359,6 @@ def _digest(arrays: Sequence[Any]) -> str:
     found = hashlib.sha256()
     for array in arrays:
         found.update(f"{array.dtype.str} {array.shape} ".encode())
-        found.update(
-            repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        )
+        strings = array.dtype == object
+        found.update(repr(array.tolist()).encode() if strings else np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return f"sha256:{found.hexdigest()}"
