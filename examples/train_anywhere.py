@@ -26,7 +26,7 @@ def main() -> None:
     images = rng.standard_normal((32, 1, 12, 12)).astype(np.float32)
     labels = (images[:, :, :6].sum((1, 2, 3)) > 0).astype(np.int64)
     model = onnx.load(args.model) if args.model else stand_in(images)
-    step = sonnx.to_training_onnx(model, "softmax_cross_entropy", opt.SGD(lr=0.05, momentum=0.9), opset=21)
+    step = sonnx.to_training_onnx(model, "softmax_cross_entropy", opt.SGD(lr=0.05, momentum=0.9))
     pairs = sonnx.step_pairs(step)
     states = {t.name: numpy_helper.to_array(t) for t in step.graph.initializer if t.name in pairs}
     losses = []

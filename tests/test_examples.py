@@ -110,7 +110,8 @@ def test_the_train_command(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_what_the_train_command_refuses(options: list[str], code: str, tmp_path: Path) -> None:
     model, data = linear(tmp_path), archive(tmp_path)
-    command = [sys.executable, "-m", "singa.cli", "train", str(model), "--data", str(data), "--json", *options]
+    fixed = [str(model), "--data", str(data), "-o", "tuned.onnx", "--json"]
+    command = [sys.executable, "-m", "singa.cli", "train", *fixed, *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 3
     assert json.loads(done.stdout)["code"] == code

@@ -378,7 +378,7 @@ def test_a_training_step_trains_in_onnxruntime_with_the_same_curve() -> None:
     device.default_device.SetRandSeed(11)
     m = Tuned(chain())
     m.rule = opt.SGD(lr=0.02, momentum=0.9)
-    step = sonnx.to_training_onnx(m, "softmax_cross_entropy", m.rule, opset=21)
+    step = sonnx.to_training_onnx(m, "softmax_cross_entropy", m.rule)
     checker.check_model(step, full_check=True)
     pairs = sonnx.step_pairs(step)
     assert {"w1", "moments.w1", "m", "step_counter", "random_state"} <= set(pairs)

@@ -3,6 +3,7 @@
 from . import operators
 from .backend import Outputs, SingaBackend, SingaRep, is_compatible, prepare, run_model, run_node, supports_device
 from .errors import (
+    ConstantTrainsWarning,
     DeviceUnavailable,
     InvalidInput,
     InvalidModel,
@@ -20,6 +21,7 @@ from .limits import Limits
 from .proto.values import Value
 
 __all__ = [
+    "ConstantTrainsWarning",
     "DeviceUnavailable",
     "Graph",
     "InvalidInput",

@@ -9,7 +9,8 @@
     ├── ResourceExhausted    memory, nesting or another limit was exceeded          (SX6..)
     └── MissingDependency    an optional package is not installed                   (SX7..)
 
-and one warning, NoGradientWarning (SX346), for parameters that do not train.
+and two warnings: NoGradientWarning (SX346) for parameters that do not train, and ConstantTrainsWarning (SX382) for parameters
+that train although they look like constants.
 
 A message states what was requested, what was found and what to do.  The same facts are fields:
 a stable `code`, `node`, `operator`, `opset`, `version`, `dtypes`, `shapes` and `hint`.
@@ -203,21 +204,22 @@ class UnsupportedModel(SonnxError):
 
 
 class InvalidInput(SonnxError):
-    """Inputs or options do not match what a model or a function accepts (SX300 to SX378)."""
+    """Inputs or options do not match what a model or a function accepts (SX300 to SX382)."""
 
     default_code = "SX300"
 
 
-class NoGradientWarning(UserWarning):
-    """A training step computes no gradient for some parameters, which stay unchanged (SX346).
+class ParameterWarning(UserWarning):
+    """The base class of warnings about parameters in a training step.
 
     Attributes:
+        code: the stable code.
         message: the warning, in words.
         parameters: the names of the parameters.
-        hint: how to freeze them, or how to find the cause.
+        hint: what to do.
     """
 
-    code: ClassVar[str] = "SX346"
+    code: ClassVar[str] = "SX000"
 
     def __init__(self, message: str, parameters: Sequence[str], hint: str = "") -> None:
         """Create the warning.
@@ -234,6 +236,18 @@ class NoGradientWarning(UserWarning):
     def __str__(self) -> str:
         """Return the message with its code and hint."""
         return f"[{self.code}] {self.message}\n  hint: {self.hint}"
+
+
+class NoGradientWarning(ParameterWarning):
+    """A training step computes no gradient for some parameters, which stay unchanged (SX346)."""
+
+    code: ClassVar[str] = "SX346"
+
+
+class ConstantTrainsWarning(ParameterWarning):
+    """A training step changes parameters that look like constants of the exporter: masks, integers, single numbers (SX382)."""
+
+    code: ClassVar[str] = "SX382"
 
 
 class OperatorError(SonnxError):

@@ -41,7 +41,8 @@ class Model(Layer):
     Calling a model calls `train_one_batch` in training, otherwise `forward`. A new model follows `autograd.training`, which is
     off when a program begins; `compile`, `train` and `eval` set its own mode and that of the models in it. `repr` reports it. The
     first training step issues a NoGradientWarning that names the parameters that are not frozen and get no gradient; it raises
-    InvalidInput (SX345) if no parameter gets one.
+    InvalidInput (SX345) if no parameter gets one. The first step of a model from a file issues a ConstantTrainsWarning that names
+    the parameters that look like constants.
 
     Attributes:
         graph_mode: Whether a step runs as one ONNX graph.
@@ -218,14 +219,19 @@ class Model(Layer):
         if not self.training:
             return self.forward(*input, **kwargs)
         if not self._checked:
+            constants = self._constants()  # before the step changes them
             with watch_gradients(self.get_params) as covered:
                 result = self._step(input, kwargs)
-            warning = covered.check()
-            if warning is not None:
-                warnings.warn(warning, stacklevel=2)
+            for warning in (covered.check(), covered.check_constants(constants)):
+                if warning is not None:
+                    warnings.warn(warning, stacklevel=2)
             self._checked = covered.backward_ran
             return result
         return self._step(input, kwargs)
+
+    def _constants(self) -> dict[str, str]:
+        """What the parameters look like that look like constants, by name, the first time; for models that came from a file."""
+        return {}
 
     def _step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.graph_mode or self.not_traceable:
@@ -286,7 +292,7 @@ class Model(Layer):
 
     def _set_trains(self, pattern: str, trains: bool) -> list[str]:
         params = self.get_params()
-        chosen = [n for n in params if fnmatchcase(n, pattern)]
+        chosen = [pattern] if pattern in params else [n for n in params if fnmatchcase(n, pattern)]
         if not chosen:
             raise InvalidInput(
                 f"no parameter matches {pattern!r}", code="SX318", hint=f"the model has {', '.join(params) or 'none yet'}"

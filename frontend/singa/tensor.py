@@ -272,7 +272,9 @@ def copy_data_to_from(dst: Tensor, src: Tensor, size: int, dst_offset: int = 0, 
         ends = f"an end at {src_offset + size} of {src.size()} in src and at {dst_offset + size} of {dst.size()} in dst"
         raise InvalidInput(f"the elements to copy must be within both tensors, got {ends}", code="SX337")
     dst._refuse_on_tape()
-    dst._write(src.data.reshape(-1)[src_offset : src_offset + size], dst_offset)
+    with tape.no_tape():
+        values = op.Slice(dst._vector(src), [src_offset], [src_offset + size], [0])
+    dst._write(values, dst_offset)
 
 
 def copy_from_numpy(data: Any, array: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
+from ..autodiff.buffers import untrained
 from ..autodiff.support import DIFFERENTIABLE, MISSING, gradient_support, unwritable
 from ..errors import InvalidInput, Problem
 from ..interpreters.base import LEAST_OPSET
@@ -40,6 +41,8 @@ class TrainableReport:
         blocked: the parameters without a gradient, and the reason for each.
         statistics: running statistics of BatchNormalization, which are updated and not trained.
         settings: float parameters that configure an operator, such as the ratio of a Dropout.
+        constants: parameters with a gradient that look like constants of the exporter (a mask, integers, one number), each with
+            what it is.  They train unless they are frozen: `for name in report.constants: model.freeze(name)`.
         problems: every node on a path from a parameter to an output at which the gradient ends (SX832, SX833), or training
             would raise (SX830, SX831).
     """
@@ -50,6 +53,7 @@ class TrainableReport:
     blocked: dict[str, str] = field(default_factory=dict)
     statistics: list[str] = field(default_factory=list)
     settings: list[str] = field(default_factory=list)
+    constants: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -70,7 +74,8 @@ class TrainableReport:
         """
         return {
             "file": self.file, "good": self.good, "outputs": self.outputs, "trainable": self.trainable, "blocked": self.blocked,
-            "statistics": self.statistics, "settings": self.settings, "problems": [vars(p) for p in self.problems],
+            "statistics": self.statistics, "settings": self.settings, "constants": self.constants,
+            "problems": [vars(p) for p in self.problems],
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -78,6 +83,7 @@ class TrainableReport:
         count = len(self.trainable) + len(self.blocked)
         lines = [f"{self.file}: {len(self.trainable)} of {count} parameters get a gradient of {', '.join(self.outputs)}"]
         lines += [f"  no gradient: {name}: {why}" for name, why in self.blocked.items()]
+        lines += [f"  trains, but looks like a constant: {name}: {what}" for name, what in self.constants.items()]
         lines += [f"  [{p.code}] {p}" for p in self.problems]
         return "\n".join(lines)
 
@@ -145,6 +151,9 @@ def trainable_report(
                 report.settings.append(name)
                 continue
             report.blocked[name] = "every path ends: " + "; ".join(dict.fromkeys(f"{s.problem}" for s in stops))
+    if by is None:
+        exponents = {n.input_names[1] for n in graph.nodes if (n.domain, n.op_type) == ("", "Pow")}  # frozen by SONNXModel
+        report.constants = {n: what for n, what in untrained(graph).items() if n in report.trainable and n not in exponents}
     reached = flow.after({key for name, key in asked.items() if name not in report.settings})
     found = [s.problem for s in flow.stops if s.key in reached and s.outputs & useful]
     report.problems = sorted(dict.fromkeys(found), key=lambda p: list(CODES.values()).index(p.code))

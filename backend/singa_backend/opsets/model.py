@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from onnx import ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from ..interpreters.builder import GraphBuilder
 from ..proto import save
-from ..proto.schemas import newest
+from ..proto.messages import graphs
+from ..proto.schemas import newest, newest_taken, schema_version
 from .functions import functions
 from .writer import OpsetWriter
 
@@ -37,15 +38,31 @@ def to_model(
         builder = graph
     proto = builder.proto(name, builder.finish(outputs, names), deferred=True)
     bodies = functions(proto, builder.opset, builder.imported)
-    domains = {n.domain for n in proto.node} | {o.domain for f in bodies for o in f.opset_import}
+    used: dict[str, set[str]] = {o.domain: set() for f in bodies for o in f.opset_import}
+    for node in _nodes(proto):
+        used.setdefault(node.domain, set()).add(node.op_type)
     imports = [helper.make_opsetid("", builder.opset)]
-    for domain in sorted(domains - {""}):
-        imports.append(helper.make_opsetid(domain, builder.domains.get(domain) or newest(domain) or 1))
+    for domain in sorted(used.keys() - {""}):
+        imports.append(helper.make_opsetid(domain, builder.domains.get(domain) or _version(domain, used[domain])))
     model = helper.make_model(proto, opset_imports=imports, functions=bodies, producer_name="sonnx")
     finish(model)
     if not deferred:
         save.attach_data(model.graph, builder.arrays)
     return model
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in graphs(node):
+            yield from _nodes(inner)
+
+
+def _version(domain: str, names: Iterable[str]) -> int:
+    """The opset of a domain that the model does not import yet: that of released runtimes if they have these operators."""
+    taken, top = newest_taken(domain), newest(domain)
+    same = all(schema_version(domain, n, taken) == schema_version(domain, n, top) for n in names)
+    return (taken if same else top) or 1
 
 
 def finish(model: ModelProto) -> None:

@@ -53,6 +53,18 @@ def newest(domain: str) -> int:
     return max((v for (d, _), known in schemas.items() if d == domain for v in known), default=0)
 
 
+RUNTIME, RUNTIME_DATE = "1.31.1", "2026-11-22"
+"""The newest release of onnxruntime, and the date of this table."""
+
+TAKEN = {"": 26, "ai.onnx.ml": 5}
+"""The newest opset of each domain that this release supports; it refuses newer ones, which it calls "under development"."""
+
+
+def newest_taken(domain: str) -> int:
+    """The default opset of files for other runtimes: the newest one that a released onnxruntime supports."""
+    return min(newest(domain), TAKEN.get(domain, newest(domain)))
+
+
 @cache
 def type_strings(schema: defs.OpSchema) -> dict[str, list[str]]:
     """The allowed types of each type string in a schema: those of a type parameter, otherwise the type itself."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 
-from singa_backend.errors import InvalidInput, NoGradientWarning
+from singa_backend.errors import ConstantTrainsWarning, InvalidInput, NoGradientWarning
 
 from .tensor import Tensor
 
@@ -46,6 +46,24 @@ class Coverage:
             missing,
             f"if this is intended, call model.freeze({missing[0]!r}), which takes names and patterns; sonnx.trainable_report "
             "reports what blocks a gradient in an ONNX model",
+        )
+
+    def check_constants(self, constants: Mapping[str, str]) -> ConstantTrainsWarning | None:
+        """The warning after a step that has changed parameters which look like constants, or None.
+
+        Args:
+            constants: What each of these parameters looks like, by name.
+        """
+        trains = self.trains()
+        named = [n for n in constants if n in trains and id(trains[n]) in self.found]
+        if not named:
+            return None
+        return ConstantTrainsWarning(
+            f"the step changes parameters that look like constants of the exporter, not like weights: "
+            f"{_listed([f'{n} ({constants[n]})' for n in named])}",
+            named,
+            f"load the model again and freeze them before the first step: model.freeze({named[0]!r}), or all of them: `for name "
+            "in sonnx.trainable_report(file).constants: model.freeze(name)`; `sonnx train --freeze NAME`",
         )
 
 

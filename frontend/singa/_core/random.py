@@ -30,6 +30,17 @@ def stream(device: Device) -> Any:
     return here.state
 
 
+def get_state(device: Device) -> np.ndarray:
+    """A copy of the state of this thread's stream of a device: int64, the seed and the number of draws so far."""
+    return np.array(stream(device)._data)
+
+
+def set_state(device: Device, state: np.ndarray) -> None:
+    """Continue this thread's stream of a device at a state of `get_state`."""
+    device.SetRandSeed(int(state[0]))
+    trace.assign(stream(device), np.asarray(state, np.int64))
+
+
 def _bits(shape: Any, device: Device) -> Any:
     """Draw uint32 words; `shape` is a Tensor of int64, or sizes."""
     with tape.no_tape(), device._stream.lock:

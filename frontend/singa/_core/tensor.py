@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -144,6 +145,8 @@ class Tensor(Variable):
         current = trace.current()
         if isinstance(self._data, Symbol) or (current is not None and id(self) in current.assigned):
             raise trace.NotTraceable("the values of a tensor are unknown while its step is recorded as a graph")
+        if current is not None:
+            current.known[id(self)] = self
 
     def is_dummy(self) -> bool:
         """Whether this tensor is a leaf.
@@ -496,6 +499,8 @@ class Tensor(Variable):
     def copy_from_numpy(self, array: Any, offset: int = 0) -> None:
         """Write the values of an array, in row-major order; a tensor whose values are all written becomes a leaf.
 
+        A step that is recorded as a graph contains the values: every step writes them.
+
         Args:
             array: An array, or what NumPy converts to one; values are cast to the dtype of this tensor. Its shape may differ.
             offset: The index of the first element to write.
@@ -503,44 +508,30 @@ class Tensor(Variable):
         Raises:
             InvalidInput: The values are beyond the end, or without an offset, they are fewer than the elements (SX337); or some
                 elements of a tensor that an operator on the tape produced would be written (SX370).
-            NotTraceable: A step is being recorded as a graph, and the values are not known.
             ValueError: A value cannot be cast to the dtype of this tensor.
         """
-        array = np.asarray(array)
-        if offset + array.size > self.size() or (not offset and array.size != self.size()):
-            rule = f"at most {max(0, self.size() - offset)}" if offset else str(self.size())
-            where = f"to write at {offset} of a tensor of shape {self.shape}"
-            raise InvalidInput(f"the number of values {where} must be {rule}, got {array.size}", code="SX337")
-        self._write(self.device.backend.put(np.ascontiguousarray(array.reshape(-1), op.dtype(self))), offset)
-
-    def _write(self, values: Any, offset: int) -> None:
-        """Write consecutive values, which are on the device of this tensor."""
-        data = self.data
-        if values.size == self.size():
-            self._become_leaf()
-        else:
-            self._refuse_on_tape()
-            provenance.forget(self)
-        self._version += 1
-        flat = data.reshape(-1)
-        flat[offset : offset + values.size] = values
-        if not data.flags.c_contiguous:  # then `flat` is a copy
-            data[...] = flat.reshape(data.shape)
+        values = np.asarray(array)
+        self._check_count(values.size, offset)
+        self._write(op.constant(np.ascontiguousarray(values.reshape(-1), op.dtype(self))), offset)
 
     def copy_data(self, t: Tensor) -> None:
         """Write the values of another tensor, in row-major order; this tensor becomes a leaf.
+
+        No gradient flows through the copy. A step that is recorded as a graph contains it: every step repeats it.
 
         Args:
             t: Tensor with as many elements, on any device; values are cast to the dtype of this tensor.
 
         Raises:
             InvalidInput: The numbers of elements differ (SX337).
-            NotTraceable: A step is being recorded as a graph, and the values are not known.
+            OperatorError: A value cannot be cast to the dtype of this tensor.
         """
-        self.copy_from_numpy(to_numpy(t))
+        self.copy_from(t)
 
     def copy_from(self, t: Any, offset: int = 0) -> None:
-        """Write the values of a tensor or an array, as `copy_from_numpy` does.
+        """Write the values of a tensor or an array, in row-major order; a tensor whose values are all written becomes a leaf.
+
+        No gradient flows through the copy. A step that is recorded as a graph contains it: every step repeats it.
 
         Args:
             t: Tensor on any device, or an array; values are cast to the dtype of this tensor. Its shape may differ.
@@ -549,10 +540,60 @@ class Tensor(Variable):
         Raises:
             InvalidInput: The values are beyond the end, or without an offset, they are fewer than the elements (SX337); or some
                 elements of a tensor that an operator on the tape produced would be written (SX370).
-            NotTraceable: A step is being recorded as a graph, and the values are not known.
-            ValueError: A value cannot be cast to the dtype of this tensor.
+            OperatorError: A value of a tensor cannot be cast to the dtype of this tensor.
+            ValueError: A value of an array cannot be cast to the dtype of this tensor.
         """
-        self.copy_from_numpy(to_numpy(t) if isinstance(t, Tensor) else t, offset)
+        if not isinstance(t, Tensor):
+            self.copy_from_numpy(t, offset)
+            return
+        self._check_count(_count(t.shape), offset)
+        self._write(self._vector(t), offset)
+
+    def _check_count(self, count: int | None, offset: int) -> None:
+        size = _count(self.shape)
+        if count is None or size is None:  # in a step that is recorded with dynamic sizes
+            return
+        if offset + count > size or (not offset and count != size):
+            rule = f"at most {max(0, size - offset)}" if offset else str(size)
+            where = f"to write at {offset} of a tensor of shape {self.shape}"
+            raise InvalidInput(f"the number of values {where} must be {rule}, got {count}", code="SX337")
+
+    def _vector(self, t: Tensor) -> Tensor:
+        """The values of a tensor as a vector with the dtype of this tensor, and on its device."""
+        if trace.current() is None:
+            t = Tensor._of(self._here(t), self.device, False)
+        with tape.no_tape():
+            return op.Reshape(op.cast(t, self), [-1])
+
+    def _here(self, t: Tensor) -> Any:
+        return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
+
+    def _write(self, values: Tensor, offset: int) -> None:
+        """Write a vector of this dtype to consecutive elements; a step that is recorded as a graph contains the write."""
+        count = _count(values.shape)
+        whole = count == _count(self.shape) or (count is None and not offset)
+        if not whole:
+            self._refuse_on_tape()
+        if trace.current() is not None:
+            with tape.no_tape():
+                if not whole:
+                    if count is None:
+                        raise trace.NotTraceable("a part of a tensor is replaced by values whose number is dynamic")
+                    flat, end = op.Reshape(self, [-1]), offset + count
+                    first, last = op.Slice(flat, [0], [offset], [0]), op.Slice(flat, [end], [self.size()], [0])
+                    values = op.Concat(first, values, last, axis=0)
+                trace.assign(self, op.Reshape(values, op.Shape(self)).raw)
+        else:
+            data = self._data
+            flat = data.reshape(-1)
+            flat[offset : offset + values.size()] = self._here(values)
+            if not data.flags.c_contiguous:  # then `flat` is a copy
+                data[...] = flat.reshape(data.shape)
+            self._version += 1
+            self._is_constant = False
+            provenance.forget(self)
+        if whole:
+            self._become_leaf()
 
     def bernoulli(self, p: float, inplace: bool = True) -> Tensor:
         """Fill with ones, with probability p, and zeros; the tensor becomes a leaf.
@@ -817,6 +858,11 @@ class Tensor(Variable):
 
     def __eq__(self, x: Any) -> Any:
         return False if x is None else _compared("Equal", self, x)
+
+
+def _count(shape: Sequence[Any]) -> int | None:
+    """The number of elements; None if a size is dynamic."""
+    return math.prod(shape) if all(isinstance(d, int) for d in shape) else None
 
 
 def _float(x: Any) -> Any:

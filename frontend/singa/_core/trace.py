@@ -44,6 +44,7 @@ class Trace:
         inputs: The tensors that the step reads, each with its symbol, in the order of first use.
         assigned: The tensors that it writes, in order, by their ids.
         invalidated: The ids of those whose old value gradients can no longer use.
+        known: The tensors whose values were read in Python, by their ids: they are constants of the graph.
         settings: The settings that were read in Python and are part of the graph, each as (a function that reads it, its value).
     """
 
@@ -53,6 +54,7 @@ class Trace:
         self.inputs: list[tuple[Variable, Symbol]] = []
         self.assigned: dict[int, Variable] = {}
         self.invalidated: set[int] = set()
+        self.known: dict[int, Variable] = {}
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self._bound: dict[int, Symbol] = {}
 
@@ -92,6 +94,8 @@ class Trace:
 
     def assign(self, tensor: Variable, symbol: Symbol, invalidates_tape: bool = True) -> None:
         """Make a symbol the value of a tensor; it is written back after the graph has run."""
+        if id(tensor) in self.known:
+            raise NotTraceable(f"the step reads the values of {tensor.name or 'a tensor'} in Python, and changes them")
         tensor._is_constant = False  # a tensor that is written is not a constant
         if not isinstance(tensor._data, Symbol):
             self.value(tensor)

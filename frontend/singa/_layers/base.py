@@ -210,12 +210,12 @@ class Layer:
             if t is None:
                 hint = f"it has {', '.join(mine) or 'none'}; layers create theirs when they first run: compile the model first"
                 raise InvalidInput(f"{type(self).__name__} has no {what} {name!r}", code="SX326", hint=hint)
-            array = value.device.backend.get(value.data) if isinstance(value, Tensor) else np.asarray(value)
-            if tuple(array.shape) != tuple(t.shape):
-                raise InvalidInput(f"the {what} {name!r} must have shape {t.shape}, got {tuple(array.shape)}", code="SX326")
-            pairs.append((t, array))
-        for t, array in pairs:
-            t.data[...] = t.device.backend.put(array.astype(op.dtype(t)))
+            value = value if isinstance(value, Tensor) else np.asarray(value)
+            if tuple(value.shape) != tuple(t.shape):
+                raise InvalidInput(f"the {what} {name!r} must have shape {t.shape}, got {tuple(value.shape)}", code="SX326")
+            pairs.append((t, value))
+        for t, value in pairs:
+            t.copy_from(value)
 
     # --- for authors of layers
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from onnx import ModelProto
 
+from singa_backend.autodiff.buffers import untrained
 from singa_backend.proto.load import ModelSource
 
 from .._core import trace
@@ -51,6 +52,7 @@ class SONNXModel(Model):
     def __init__(self, onnx_model: ModelSource, device: DeviceLike | None = None) -> None:
         super().__init__()
         self.imported = Imported(onnx_model, device)
+        self._told_constants = False
 
     def forward(self, *input: Any, aux_output: Sequence[str] = (), **kwargs: Any) -> list[Tensor]:
         """Compute the outputs of the model.
@@ -92,3 +94,9 @@ class SONNXModel(Model):
             A dict from name to Tensor: those of the file in the order of its initializers, then those of added layers.
         """
         return {**self.imported.tensors(), **super().get_states()}
+
+    def _constants(self) -> dict[str, str]:
+        if self._told_constants:
+            return {}
+        self._told_constants = True
+        return untrained(self.imported.graph)

@@ -10,7 +10,7 @@ lists these pairs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 from singa_backend.opsets.model import to_model
+from singa_backend.opsets.writer import Unwritable
 from singa_backend.proto.load import ModelSource
+from singa_backend.proto.schemas import newest_taken
 
 from .._autograd import losses
 from .._core import tape, trace
@@ -62,7 +64,8 @@ def to_training_onnx(
         inputs: example Tensors, with the shapes and dtypes of the inputs; None for a model that came from a file.
         target: an example Tensor, or (dtype, shape) with names for open sizes.  None for int64 class numbers of the batch size
             if the loss is "softmax_cross_entropy", otherwise for the dtype and shape of the output.
-        opset: the opset of the file, 18 or later; None for the newest.
+        opset: the opset of the file, 18 or later.  None for the newest that a released onnxruntime supports, raised if an
+            operator needs a newer one.
         output: the index of the model's output that the loss takes.
 
     Returns:
@@ -82,7 +85,30 @@ def to_training_onnx(
         model = SONNXModel(model)
     optimizer = optimizer if optimizer is not None else SGD(lr=0.1)
     compute = _loss(loss)
-    record = Trace(op.opset if opset is None else _checked(opset))
+    constants = model._constants()
+    target_opset = newest_taken("") if opset is None else _checked(opset)
+    while True:
+        try:
+            return _recorded(model, loss, compute, optimizer, inputs, target, target_opset, output, constants)
+        except Unwritable as error:
+            if opset is not None or error.least is None:
+                raise
+            target_opset = error.least
+
+
+def _recorded(
+    model: Model,
+    loss: str | Callable[..., Tensor],
+    compute: Callable[..., Tensor],
+    optimizer: Any,
+    inputs: Sequence[Tensor] | None,
+    target: Tensor | tuple[Any, Sequence[Any]] | None,
+    opset: int,
+    output: int,
+    constants: Mapping[str, str],
+) -> ModelProto:
+    """The step at one opset; raises Unwritable for an operator that needs a newer one."""
+    record = Trace(opset)
     with model._in_mode(training=True):
         with tape.no_tape():
             for name, p in model.get_params().items():
@@ -103,9 +129,9 @@ def to_training_onnx(
             value = compute(y, goal)
             with watch_gradients(model.get_params) as covered:
                 optimizer(value)
-            warning = covered.check()
-            if warning is not None:
-                warnings.warn(warning, stacklevel=2)
+            for warning in (covered.check(), covered.check_constants(constants)):
+                if warning is not None:
+                    warnings.warn(warning, stacklevel=3)
             named = {id(t): s.name for t, s in record.inputs}
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]

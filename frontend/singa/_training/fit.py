@@ -41,6 +41,25 @@ class History:
     validation: list[dict[str, float]] = field(default_factory=list)
 
 
+@dataclass
+class Position:
+    """The point that a run of `fit` has reached.
+
+    Attributes:
+        rng: The generator of the orders.
+        epoch: The number of finished epochs, those with their validation.
+        batch: The number of finished steps of the current epoch.
+        order: The order of the samples in the current epoch; None before its first step.
+        history: The measurements so far.
+    """
+
+    rng: np.random.Generator
+    epoch: int = 0
+    batch: int = 0
+    order: np.ndarray | None = None
+    history: History = field(default_factory=History)
+
+
 def fit(
     model: Trainable,
     x: Any,
@@ -53,6 +72,8 @@ def fit(
     evaluate: Callable[[Any, Any], dict[str, float]] | None = None,
     progress: Callable[..., None] | None = None,
     stop_at_nan: bool = True,
+    start: Position | None = None,
+    reached: Callable[[Position], None] | None = None,
 ) -> History:
     """Train a compiled model on arrays.
 
@@ -67,6 +88,8 @@ def fit(
         evaluate: Computes measurements from the output for the validation inputs and from the targets.
         progress: Called with a line of text after each step.
         stop_at_nan: Whether to stop if the loss is NaN or infinite.
+        start: The point at which to continue; None for the beginning.
+        reached: Called with the point after each step, and after each epoch; it may raise to stop there.
 
     Returns:
         The losses and the measurements.
@@ -82,28 +105,33 @@ def fit(
         raise InvalidInput(f"inputs and targets must have one number of samples, at least 1, got {sizes}", code="SX342")
     if epochs < 1 or batch_size < 1:
         raise InvalidInput(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}", code="SX342")
-    rng = np.random.default_rng(seed)
-    history = History()
-    for epoch in range(epochs):
+    place = start or Position(np.random.default_rng(seed))
+    tell = reached or (lambda _: None)
+    while place.epoch < epochs:
         model.train()
-        order = rng.permutation(count)
-        for start in range(0, count, batch_size):
-            rows = order[start : start + batch_size]
+        if place.order is None:
+            place.order = place.rng.permutation(count)
+        for first in range(place.batch * batch_size, count, batch_size):
+            rows = place.order[first : first + batch_size]
             batch = [Tensor(data=np.ascontiguousarray(a[rows]), device=_device(model), requires_grad=False) for a in (*xs, y)]
             _, loss = model(*batch)
             value = float(np.asarray(loss.device.backend.get(loss.data)).reshape(-1)[0])
-            history.losses.append(value)
+            place.history.losses.append(value)
+            place.batch += 1
             if progress is not None:
-                progress(f"epoch {epoch + 1}/{epochs}, loss {value:.4g}")
+                progress(f"epoch {place.epoch + 1}/{epochs}, loss {value:.4g}")
             if stop_at_nan and not np.isfinite(value):
                 raise InvalidInput(
-                    f"the loss of step {len(history.losses)} must be finite, got {value}",
+                    f"the loss of step {len(place.history.losses)} must be finite, got {value}",
                     code="SX343",
                     hint="lower the learning rate; `sonnx compare` finds the first node with NaN",
                 )
+            tell(place)
         if validation is not None and evaluate is not None:
-            history.validation.append(evaluate(predict(model, validation[0], batch_size), validation[1]))
-    return history
+            place.history.validation.append(evaluate(predict(model, validation[0], batch_size), validation[1]))
+        place.epoch, place.batch, place.order = place.epoch + 1, 0, None
+        tell(place)
+    return place.history
 
 
 def predict(model: Trainable, x: Any, batch_size: int = 256) -> np.ndarray:
@@ -136,4 +164,4 @@ def accuracy(scores: np.ndarray, targets: np.ndarray) -> float:
     return float((scores.reshape(len(scores), -1).argmax(1) == targets.reshape(-1)).mean())
 
 
-__all__: Sequence[str] = ("History", "accuracy", "batches", "fit", "predict")
+__all__: Sequence[str] = ("History", "Position", "accuracy", "batches", "fit", "predict")

@@ -83,5 +83,9 @@ def _show_training(report: TrainableReport) -> None:
     )
     for name, why in report.blocked.items():
         echo(f"no gradient: {name}: {why}", style="red")
+    for name, what in report.constants.items():
+        echo(f"trains, but looks like a constant: {name}: {what}", style="yellow")
+    if report.constants:
+        echo("freeze them if they are not weights: model.freeze(NAME), or sonnx train --freeze NAME", style="yellow")
     for problem in report.problems:
         echo(f"[{problem.code}] {problem}", style="red" if problem in report.fatal else "dim")

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 from rich.table import Table
+from rich.text import Text
 
-from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import device_option, echo, exit_codes, json_option, out, progress
+from ._common import device_option, echo, err, exit_codes, json_option, out, progress
+from ._curves import Curve, check_plot, line, write_plot
 
 if TYPE_CHECKING:
     from .._onnx.model import SONNXModel
+    from .._training.checkpoint import Checkpoint
+    from .._training.fit import Position
 
 LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 
@@ -51,7 +61,16 @@ LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_en
     "--output", "-o", "target_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the trained model here."
 )
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the losses as .html, or as .png (needs matplotlib)."
+    "--checkpoint",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep the state of the training in this file: after each epoch, at the end, and on Ctrl-C.",
+)
+@click.option("--every", type=click.IntRange(1), metavar="STEPS", help="Write the checkpoint after every STEPS steps instead.")
+@click.option("--resume", is_flag=True, help="Continue at the checkpoint, with the same results as an uninterrupted training.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the losses of training and validation as .html, or as .png (needs matplotlib).",
 )
 @click.option("--no-graph", is_flag=True, help="Run the steps on the tape instead of as one graph.")
 @device_option
@@ -72,6 +91,9 @@ def command(
     freeze: tuple[str, ...],
     seed: int,
     target_file: Path | None,
+    checkpoint: Path | None,
+    every: int | None,
+    resume: bool,
     plot: Path | None,
     no_graph: bool,
     device: str,
@@ -80,18 +102,24 @@ def command(
     """Fine-tune MODEL on the arrays of an .npz file, and write it with its new weights.
 
     The names, structure and opset of the model stay unchanged; only the values of its float initializers change.
+
+    One of -o and --checkpoint is required.  A training that was stopped continues with the same command and --resume; --epochs,
+    --lr, --momentum and --weight-decay may then differ.
     """
     from .. import autograd, opt
     from .._core.tensor import Tensor
     from .._onnx.model import SONNXModel
-    from .._training.fit import accuracy, batches, fit
+    from .._training.checkpoint import Checkpoint
+    from .._training.fit import Position, accuracy, batches, fit
     from ..device import resolve
 
-    _check_plot(plot)
-    if target_file:
-        target_file = target_file.resolve()  # a link keeps pointing to the file that is written
-        if not target_file.parent.is_dir() or target_file.is_dir():
-            raise InvalidInput(f"the target must be a file in an existing folder, got {target_file}", code="SX351")
+    _check_usage(target_file, checkpoint, every, resume)
+    check_plot(plot)
+    target_file, checkpoint = (p and _target(p) for p in (target_file, checkpoint))
+    if checkpoint and checkpoint in (target_file, plot and plot.resolve(), model.resolve(), data.resolve()):
+        raise click.UsageError(f"--checkpoint must differ from MODEL, --data, -o and --plot, got {checkpoint}")
+    if checkpoint and checkpoint.exists() and not resume:
+        raise click.UsageError(f"{checkpoint} exists: pass --resume to continue that training, or another path")
     compute = getattr(autograd, loss)
 
     class Tuned(SONNXModel):
@@ -113,6 +141,7 @@ def command(
     rule = rules[optimizer]()
     for pattern in freeze:
         tuned.freeze(pattern)
+    empty, folder = _without_weights(model, tuned)
     xs, y = _arrays(data, tuned, target)
     held_out = _arrays(validation, tuned, target) if validation else None
     tuned.train()
@@ -124,33 +153,145 @@ def command(
             found["accuracy"] = accuracy(scores, targets)
         return found
 
-    with progress(batches(len(y), batch_size, epochs), "training", quiet=as_json) as step:
-        history = fit(
-            tuned,
-            xs,
-            y,
-            epochs=epochs,
-            batch_size=batch_size,
-            seed=seed,
-            validation=held_out,
-            evaluate=measure,
-            progress=lambda text: step(text),
-        )
+    at = Position(np.random.default_rng(seed))
+    kept: Checkpoint | None = None
+    if checkpoint:
+        settings = {
+            "MODEL": _digest([_structure(empty), *(place.backend.get(t.data) for t in tuned.imported._constants.values())]),
+            "--data": _digest([*xs, y]),
+            "--validation": _digest([*held_out[0], held_out[1]]) if held_out else "none",
+            "--loss": loss,
+            "--optimizer": f"{optimizer} without momentum" if optimizer == "sgd" and not momentum else optimizer,
+            "--batch-size": str(batch_size),
+            "--freeze": ", ".join(sorted(freeze)) or "none",
+            "--seed": str(seed),
+        }
+        rates = {"--lr": repr(lr), "--momentum": repr(momentum), "--weight-decay": repr(weight_decay)}
+        kept = Checkpoint(checkpoint, tuned, rule, place, settings, rates)
+    if kept and resume:
+        at = kept.read(len(y), batch_size)
+        reached = f"epoch {at.epoch + 1}, step {len(at.history.losses)}" if at.batch else f"the end of epoch {at.epoch}"
+        if (at.epoch, at.batch) > (epochs, 0):
+            raise click.UsageError(f"--epochs {epochs} is before the point of the checkpoint: {reached}")
+        changes = "".join(f"; {n} was {was}, is {rates[n]}" for n, was in kept.changed.items())
+        err.print(f"resumed {kept.path} at {reached}{changes}", markup=False, highlight=False, soft_wrap=True)
+    losses = at.history.losses
+    steps = batches(len(y), batch_size, epochs)
+    written = len(losses) if resume else 0  # the step that the checkpoint holds
+
+    def keep() -> None:
+        nonlocal written
+        if kept:
+            kept.write(at)
+            written = len(losses)
+
+    def curves() -> dict[str, Curve]:
+        found: dict[str, Curve] = {"training": list(enumerate(losses, 1))}
+        if at.history.validation:
+            found["validation"] = [((i + 1) * steps // epochs, seen["loss"]) for i, seen in enumerate(at.history.validation)]
+        return found
+
+    def draw() -> None:
+        if plot and losses:
+            write_plot(plot, curves(), f"{model.name}: {loss}")
+
+    with _stop_signals(kept is not None) as received:
+
+        def reached_point(_: Position) -> None:
+            ends_epoch = at.order is None
+            if received or (ends_epoch if every is None else not ends_epoch and len(losses) % every == 0):
+                keep()
+            if received:
+                raise _Stopped
+
+        try:
+            with progress(steps - len(losses), "training", quiet=as_json) as step:
+                fit(tuned, xs, y, epochs=epochs, batch_size=batch_size, validation=held_out, evaluate=measure,
+                    progress=lambda text: step(text), start=at, reached=reached_point)  # fmt: skip
+            if written < len(losses) or every:
+                keep()
+        except (_Stopped, KeyboardInterrupt):
+            with suppress(InvalidInput):
+                draw()
+            _tell_stopped(f"step {len(losses)} of {steps}", checkpoint, written, target_file)
+            sys.exit(128 + (received[0] if received else signal.SIGINT))
+        except InvalidInput as error:
+            with suppress(InvalidInput):
+                draw()
+            if error.code == "SX343" and kept and written > 0:
+                error.hint = f"{kept.path} holds step {written}: resume it with a lower --lr"
+            raise
     if target_file:
-        proto, folder = load_model(model)
-        save(updated(proto, tuned), target_file, folder=folder, check=False)
-    if plot:
-        _plot(plot, history.losses, f"{model.name}: {loss}")
+        save(updated(empty, tuned), target_file, folder=folder, check=False)
+    draw()
     if as_json:
-        click.echo(json.dumps({"losses": history.losses, "validation": history.validation}))
+        click.echo(json.dumps({"losses": losses, "validation": at.history.validation}))
         return
-    table = Table("", "steps", "first loss", "last loss")
-    table.add_row("training", str(len(history.losses)), f"{history.losses[0]:.6g}", f"{history.losses[-1]:.6g}")
+    table = Table("", "steps", "first loss", "last loss", "curve")
+    for name, curve in curves().items():
+        drawn = line(curve, out.encoding, max(8, min(60, out.width - 52)))
+        table.add_row(name, str(curve[-1][0]), f"{curve[0][1]:.6g}", f"{curve[-1][1]:.6g}", Text(drawn))
     out.print(table)
-    for i, seen in enumerate(history.validation):
+    for i, seen in enumerate(at.history.validation):
         echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
-    if target_file:
-        echo(f"wrote {target_file}")
+    for path in (checkpoint, target_file):
+        if path:
+            echo(f"wrote {path}")
+
+
+def _check_usage(target_file: Path | None, checkpoint: Path | None, every: int | None, resume: bool) -> None:
+    if not target_file and not checkpoint:
+        raise click.UsageError("pass -o OUT to write the trained model, or --checkpoint PATH to keep the state of the training")
+    for flag, value in (("--every", every), ("--resume", resume)):
+        if value and not checkpoint:
+            raise click.UsageError(f"{flag} needs --checkpoint PATH")
+
+
+def _target(path: Path) -> Path:
+    """The file that a link points to; raises InvalidInput if no file can be written there."""
+    path = path.resolve()
+    if not path.parent.is_dir() or path.is_dir():
+        raise InvalidInput(f"the target must be a file in an existing folder, got {path}", code="SX351")
+    return path
+
+
+class _Stopped(Exception):
+    """A signal has arrived, and the step that ran then is complete."""
+
+
+@contextmanager
+def _stop_signals(enabled: bool) -> Iterator[list[int]]:
+    """The context in which the first SIGINT or SIGTERM is noted in the list; a second one ends the process as usual."""
+    received: list[int] = []
+    if not enabled or threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, _: Any) -> None:
+        received.append(number)
+        os.write(2, b"stopping after this step; a second signal stops at once\n")  # print may be running already
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+    for s in before:
+        signal.signal(s, note)
+    try:
+        yield received
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def _tell_stopped(point: str, checkpoint: Path | None, written: int, target_file: Path | None) -> None:
+    if not checkpoint:
+        parts = ["with --checkpoint PATH, it could be continued"]
+    elif written:
+        parts = [f"{checkpoint} holds step {written}: continue with the same command and --resume"]
+    else:
+        parts = [f"{checkpoint} is not written"]
+    parts += [f"{target_file} is not written"] * bool(target_file)
+    err.print(f"stopped after {point}; {'; '.join(parts)}", markup=False, highlight=False, soft_wrap=True, style="yellow")
 
 
 def _arrays(path: Path, model: SONNXModel, target: str) -> tuple[list[np.ndarray], np.ndarray]:
@@ -169,71 +310,55 @@ def _arrays(path: Path, model: SONNXModel, target: str) -> tuple[list[np.ndarray
     return found, arrays[target]
 
 
+def _without_weights(path: Path, model: SONNXModel) -> tuple[ModelProto, Path | None]:
+    """The model without the data of its trained tensors, and its folder; raises UnsupportedModel if it has no place for some."""
+    proto, folder = load_model(path)
+    names = set(model.get_states())
+    for sparse in [t for t in proto.graph.sparse_initializer if t.values.name in names]:
+        proto.graph.initializer.add(name=sparse.values.name)
+        proto.graph.sparse_initializer.remove(sparse)
+    found = set()
+    for name, tensor in _stored(proto.graph, names):
+        found.add(name)
+        tensor.CopyFrom(TensorProto(name=tensor.name))
+    if names - found:
+        raise UnsupportedModel(f"the trained values of {', '.join(sorted(names - found)[:5])} cannot be written into the model")
+    return proto, folder
+
+
+def _stored(graph: GraphProto, names: Container[str]) -> Iterator[tuple[str, TensorProto]]:
+    """The tensors of these names: initializers, and Constant nodes under the name of their output."""
+    for tensor in graph.initializer:
+        if tensor.name in names:
+            yield tensor.name, tensor
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.output[0] in names:
+            yield from ((node.output[0], a.t) for a in node.attribute if a.name == "value")
+
+
 def updated(proto: ModelProto, model: SONNXModel) -> ModelProto:
-    """Return the model with the current values of its parameters and running statistics."""
+    """Write the current values of the parameters and running statistics into a model of `_without_weights`, and return it."""
     states = model.get_states()
-    result = ModelProto()
-    result.CopyFrom(proto)
-    for tensor in result.graph.initializer:
-        if tensor.name in states:
-            value = states[tensor.name]
-            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value.device.backend.get(value.data)), tensor.name))
-    return result
+    for name, tensor in _stored(proto.graph, states):
+        value = states[name]
+        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value.device.backend.get(value.data)), tensor.name))
+    return proto
 
 
-def _check_plot(plot: Path | None) -> None:
-    """Raise before the training, not after it."""
-    if plot is None or plot.suffix == ".html":
-        return
-    if plot.suffix != ".png":
-        raise InvalidInput(f"a plot must be .html or .png, got {plot.suffix or plot.name!r}", code="SX332")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MissingDependency("a .png needs matplotlib", hint="pip install 'sonnx[plot]', or use an .html file") from None
+def _structure(proto: ModelProto) -> np.ndarray:
+    """The bytes of a model without the data of its initializers."""
+    bare = ModelProto()
+    bare.CopyFrom(proto)
+    for tensor in bare.graph.initializer:
+        tensor.CopyFrom(TensorProto(name=tensor.name))
+    return np.frombuffer(bare.SerializeToString(deterministic=True), np.uint8)
 
 
-def _plot(path: Path, losses: list[float], title: str) -> None:
-    if path.suffix == ".html":
-        path.write_text(page(losses, title), encoding="utf-8")
-        return
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(range(1, len(losses) + 1), losses)
-    axes.set(title=title, xlabel="step", ylabel="loss")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-
-
-def page(losses: list[float], title: str) -> str:
-    """Return the losses as a self-contained page with one drawing."""
-    from html import escape
-
-    width, height, left, bottom = 800, 360, 64, 40
-    low, high = min(losses), max(losses)
-    span = (high - low) or 1.0
-
-    def at(i: int, value: float) -> str:
-        x = left + (width - left - 12) * (i / max(len(losses) - 1, 1))
-        return f"{x:.1f},{12 + (height - bottom - 12) * (1 - (value - low) / span):.1f}"
-
-    points = " ".join(at(i, v) for i, v in enumerate(losses))
-    marks = "".join(
-        f'<text x="{left - 8}" y="{float(at(0, v).split(",")[1]) + 4:.1f}" text-anchor="end">{v:.4g}</text>'
-        f'<line x1="{left}" x2="{width - 12}" y1="{at(0, v).split(",")[1]}" y2="{at(0, v).split(",")[1]}" class="grid"/>'
-        for v in (low + span * k / 4 for k in range(5))
-    )
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>body {{ font: 15px/1.4 system-ui, sans-serif; margin: 1rem auto; max-width: 52rem; padding: 0 1rem }}
-svg {{ width: 100%; height: auto }} text {{ font-size: 13px; fill: #444 }}
-.grid {{ stroke: #ddd }} polyline {{ fill: none; stroke: #1f5fa8; stroke-width: 2 }}</style></head>
-<body><h1>{escape(title)}</h1>
-<svg viewBox="0 0 {width} {height}" role="img" aria-label="loss by step">{marks}
-<polyline points="{points}"/><text x="{left}" y="{height - 12}">step 1</text>
-<text x="{width - 12}" y="{height - 12}" text-anchor="end">step {len(losses)}</text></svg>
-<p>{len(losses)} steps: first loss {losses[0]:.6g}, last {losses[-1]:.6g}, lowest {low:.6g}.</p></body></html>
-"""
+def _digest(arrays: Sequence[Any]) -> str:
+    """The identity of arrays: their dtypes, shapes and values."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(f"{array.dtype.str} {array.shape} ".encode())
+        strings = array.dtype == object
+        found.update(repr(array.tolist()).encode() if strings else np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return f"sha256:{found.hexdigest()}"

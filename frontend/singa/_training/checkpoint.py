@@ -1,0 +1,233 @@
+"""Checkpoints of `fit`: the states, the point in the data and the losses, with which a training continues to the bit.
+
+    kept = Checkpoint("run.ckpt", model, optimizer, {"--batch-size": "32"})
+    fit(model, x, y, reached=kept.write)
+    fit(model, x, y, start=kept.read(len(y), batch_size), reached=kept.write)        # in another process
+
+A checkpoint is a file of `Model.save_states`, whose further tensors are the states of the optimizer ("optimizer.m.W") and
+of the loop ("fit.order").  Reading it runs no code, and everything that it holds is checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from singa_backend import dtypes
+from singa_backend.errors import InvalidInput
+from singa_backend.proto.save import staged
+
+from .._core import random
+from .._core.tensor import Tensor
+from ..device import Device
+from .fit import History, Position
+
+OPTIMIZER, LOOP, MEASURED = "optimizer.", "fit.", "fit.validation."
+_LARGEST = 1 << 20
+"""Maximum bytes of the settings."""
+
+
+class Kept(Protocol):
+    """The methods of a Model that a checkpoint uses."""
+
+    def get_params(self) -> dict[str, Tensor]: ...
+
+    def get_states(self) -> dict[str, Tensor]: ...
+
+    def save_states(self, fpath: Any, aux_states: dict[str, Tensor] | None = None) -> None: ...
+
+    def load_states(self, fpath: Any) -> dict[str, Tensor]: ...
+
+
+class Updates(Protocol):
+    """The methods of an Optimizer that a checkpoint uses."""
+
+    kinds: tuple[str, ...]
+
+    def get_states(self) -> dict[str, Tensor]: ...
+
+    def set_states(self, states: Mapping[str, Any]) -> None: ...
+
+
+class Checkpoint:
+    """The file of a training.
+
+    Args:
+        path: The path of the file.
+        model: The model, whose parameters exist.
+        optimizer: Its optimizer.
+        device: The device whose random numbers the training draws.
+        settings: The arguments that must not change, by name: the identity of the model and the data, the loss, ...
+        rates: The arguments that may change, by name.
+
+    Attributes:
+        changed: After `read`, the values of `rates` in the file, of those that differ.
+    """
+
+    def __init__(
+        self, path: Path, model: Kept, optimizer: Updates, device: Device, settings: Mapping[str, str], rates: Mapping[str, str]
+    ) -> None:
+        self.path, self.model, self.optimizer, self.device = path, model, optimizer, device
+        self.settings, self.rates = dict(settings), dict(rates)
+        self.changed: dict[str, str] = {}
+        self._finite = set(_finite(model.get_states()))
+
+    def write(self, place: Position) -> None:
+        """Replace the file by one of the current point; the old one stays if that fails.
+
+        Raises:
+            InvalidInput: A state that was finite is NaN or infinite (SX343), or the file cannot be written (SX351); then the
+                old file is unchanged.
+        """
+        lost = sorted(self._finite - set(_finite(self.model.get_states())))
+        if lost:
+            step, names = len(place.history.losses), ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+            raise InvalidInput(
+                f"parameters must be finite after step {step}, got NaN or infinite values in {names}",
+                code="SX343",
+                hint="lower the learning rate",
+            )
+        rng: Any = place.rng.bit_generator.state
+        updated = self.optimizer.get_states()
+        run = {
+            "settings": self.settings, "rates": self.rates, "states": len(updated),
+            "epoch": place.epoch, "batch": place.batch, "rng": rng,
+        }  # fmt: skip
+        order = np.zeros(0, np.int64) if place.order is None else place.order
+        measured: dict[str, list[float]] = {}
+        for seen in place.history.validation:
+            for name, value in seen.items():
+                measured.setdefault(name, []).append(value)
+        arrays = {
+            f"{LOOP}run": np.frombuffer(json.dumps(run).encode(), np.uint8),
+            f"{LOOP}order": order.astype(np.int32 if len(order) < 1 << 31 else np.int64),
+            f"{LOOP}losses": np.array(place.history.losses, np.float64),
+            f"{LOOP}random_state": random.get_state(self.device),
+            **{MEASURED + name: np.array(values, np.float64) for name, values in measured.items()},
+        }
+        extra = {OPTIMIZER + n: t for n, t in updated.items()}
+        extra |= {n: Tensor(data=a, requires_grad=False) for n, a in arrays.items()}
+        try:
+            with staged(self.path) as stage:
+                self.model.save_states(stage / self.path.name, extra)
+        except OSError as error:
+            raise InvalidInput(f"{self.path} cannot be written: {error.strerror or error}", code="SX351") from None
+
+    def read(self, count: int, batch_size: int) -> Position:
+        """Set the states of the model, the optimizer and the random stream to those in the file.
+
+        Args:
+            count: The number of samples.
+            batch_size: The number of samples in a batch.
+
+        Returns:
+            The point at which to continue.
+
+        Raises:
+            InvalidInput: The file does not exist, or is not a checkpoint, or is damaged (SX380, SX340); or it is of another
+                training (SX381).
+        """
+        if not self.path.is_file():
+            hint = "leave out --resume to start a training"
+            raise InvalidInput(f"there is no checkpoint {self.path}", code="SX380", hint=hint)
+        try:
+            extra = self.model.load_states(self.path)
+        except InvalidInput as error:
+            if error.code != "SX341":
+                raise
+            raise _other(self.path, error.message, error.hint) from None
+        arrays = {n: np.asarray(t.data) for n, t in extra.items()}
+        try:
+            run = _run(arrays)
+            self._compare(run)
+            place = _place(run, arrays, count, batch_size)
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            text = f"{self.path} must be a checkpoint of sonnx train, got one with {type(error).__name__}: {str(error)[:200]}"
+            raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again") from None
+        states = {n.removeprefix(OPTIMIZER): a for n, a in arrays.items() if n.startswith(OPTIMIZER)}
+        self._fits(states, run)
+        self.optimizer.set_states(states)
+        random.set_state(self.device, arrays[f"{LOOP}random_state"])
+        self._finite = set(_finite(self.model.get_states()))
+        return place
+
+    def _compare(self, run: dict[str, Any]) -> None:
+        """Raise for the first arguments of another training."""
+        was, rates = run["settings"], run["rates"]
+        if was.keys() != self.settings.keys():
+            raise ValueError(f"settings of {', '.join(sorted(was))}")
+        other = [n for n, value in self.settings.items() if was[n] != value]
+        if other:
+            parts = [_difference(n, was[n], self.settings[n]) for n in other]
+            raise _other(self.path, "; ".join(parts), f"only --epochs, {', '.join(self.rates)} may change")
+        self.changed = {n: rates[n] for n, value in self.rates.items() if rates[n] != value}
+
+    def _fits(self, states: dict[str, np.ndarray], run: dict[str, Any]) -> None:
+        """Raise unless the states are those of this optimizer, for parameters of the model."""
+        params = {n: tuple(p.shape) for n, p in self.model.get_params().items()}
+        kinds = {n: n.partition(".") for n in states if n != "step_counter"}
+        wanted = {"step_counter", *(f"{kind}.{p}" for kind in self.optimizer.kinds for _, _, p in kinds.values())}
+        same = all(states[n].shape == params.get(p) and dtypes.is_float(states[n].dtype) for n, (_, _, p) in kinds.items())
+        if wanted != states.keys() or not same or run["states"] != len(states):
+            raise _other(self.path, f"its optimizer has the states {', '.join(sorted(states)[:5]) or '(none)'}", "")
+
+
+def _run(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The settings in a file, as `write` stores them."""
+    stored = arrays[f"{LOOP}run"]
+    if stored.dtype != np.uint8 or stored.ndim != 1 or stored.size > _LARGEST:
+        raise ValueError(f"settings of {stored.size} bytes")
+    run = json.loads(stored.tobytes())
+    if (
+        not isinstance(run, dict)
+        or not all(isinstance(run[k], dict) for k in ("settings", "rates", "rng"))
+        or "states" not in run
+    ):
+        raise ValueError("settings of another form")
+    if not all(isinstance(v, str) for k in ("settings", "rates") for v in run[k].values()):
+        raise ValueError("settings that are not text")
+    return run
+
+
+def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int, batch_size: int) -> Position:
+    """The point in a file; raises ValueError, TypeError or KeyError if its parts contradict each other."""
+    epoch, batch, steps = run["epoch"], run["batch"], -(-count // batch_size)
+    losses, order, state = (arrays[LOOP + n] for n in ("losses", "order", "random_state"))
+    if type(epoch) is not int or type(batch) is not int or epoch < 0 or not 0 <= batch <= steps:
+        raise ValueError(f"epoch {epoch}, batch {batch}")
+    if losses.dtype != np.float64 or losses.shape != (epoch * steps + batch,):
+        raise ValueError(f"{losses.size} losses after {epoch * steps + batch} steps")
+    whole = order.ndim == 1 and order.dtype.kind == "i" and np.array_equal(np.sort(order), np.arange(count))
+    if not (whole if batch else order.size == 0):
+        raise ValueError("an order of other samples")
+    if state.dtype != np.int64 or state.shape != (2,) or (state < 0).any():
+        raise ValueError("another random state")
+    measured = {n.removeprefix(MEASURED): a for n, a in arrays.items() if n.startswith(MEASURED)}
+    if any(a.dtype != np.float64 or a.shape != (epoch,) for a in measured.values()):
+        raise ValueError("measurements of other epochs")
+    rng = np.random.default_rng(0)
+    rng.bit_generator.state = run["rng"]
+    validation = [{n: float(a[i]) for n, a in measured.items()} for i in range(epoch)] if measured else []
+    return Position(rng, epoch, batch, order.astype(np.int64) if batch else None, History(losses.tolist(), validation))
+
+
+def _finite(states: Mapping[str, Tensor]) -> Iterable[str]:
+    """The names of the states whose values are all finite."""
+    for name, t in states.items():
+        if np.isfinite(t.device.backend.get(t.data).astype(np.float64)).all():
+            yield name
+
+
+def _other(path: Path, why: str, hint: str) -> InvalidInput:
+    return InvalidInput(f"{path} is the checkpoint of another training: {why}", code="SX381", hint=hint)
+
+
+def _difference(name: str, was: str, now: str) -> str:
+    """A sentence about an argument; digests are not shown."""
+    if was.startswith("sha256:") or now.startswith("sha256:"):
+        return f"{name} differs"
+    return f"{name} was {was}, got {now}"

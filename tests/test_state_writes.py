@@ -1,0 +1,135 @@
+"""Writes to states in a step: whatever the way and the source, graph mode has the bits of the tape and stays a graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from singa import autograd, device, layer, opt, tensor
+from singa._core.tensor import Tensor, to_numpy
+from singa.model import Model
+from singa_backend.errors import InvalidInput
+
+F = np.float32
+Write = Callable[[Any, Any], None]
+"""Called with the model and the hidden values (3, 4) of the step."""
+
+
+def _rows(h: Any) -> Any:
+    return h[0:2, :]
+
+
+WRITES: dict[str, Write] = {
+    "copy_data": lambda m, h: m.state.copy_data(h),
+    "copy_from": lambda m, h: m.state.copy_from(h),
+    "copy_from, of another shape": lambda m, h: m.state.copy_from(h.reshape((2, 6))),
+    "copy_from, a part": lambda m, h: m.state.copy_from(_rows(h), 3),
+    "copy_from, the last elements": lambda m, h: m.state.copy_from(_rows(h), 4),
+    "copy_from, another dtype": lambda m, h: m.integers.copy_from(h * 10),
+    "copy_from, a state": lambda m, h: (m.other.copy_from(m.state), m.state.copy_from(h))[0],
+    "copy_from, a transpose": lambda m, h: m.state.copy_from(h.transpose().reshape((3, 4))),
+    "copy_from, an array": lambda m, h: (m.state.copy_from(h), m.state.copy_from(np.full(3, 0.5, F), 2))[0],
+    "copy_from_numpy": lambda m, h: (m.other.copy_from(m.state), m.state.copy_from_numpy(np.ones((3, 4), F)))[0],
+    "copy_from_numpy after a read": lambda m, h: (m.other.copy_from(m.state * 2 + h), m.state.copy_from_numpy(np.ones(12, F)))[0],
+    "copy_data_to_from": lambda m, h: tensor.copy_data_to_from(m.state, h.clone(), 5, 2, 6),
+    "tensor.copy_from_numpy": lambda m, h: tensor.copy_from_numpy(m.other, np.ones((3, 4), F)),
+    "set_value": lambda m, h: (m.other.copy_from(m.state), m.state.set_value(1.5), m.state.copy_from(h, 0))[0],
+    "+=": lambda m, h: m.state.__iadd__(h * 0.5),
+    "set_states": lambda m, h: m.norm.set_states({"running_mean": m.norm.running_mean * 0.5}),
+    "a scalar": lambda m, h: m.norm.running_var.copy_from(tensor.sum(h, 0)),
+}  # fmt: skip
+
+
+class Net(Model):
+    """A net whose step reads states of the step before, and writes them."""
+
+    def __init__(self, write: Write) -> None:
+        super().__init__()
+        self.write = write
+        self.first, self.norm, self.last = layer.Linear(4), layer.BatchNorm2d(), layer.Linear(2)
+        self.state, self.other = (Tensor((3, 4), requires_grad=False, name=n) for n in ("state", "other"))
+        self.integers = Tensor((12,), dtype=np.int32, requires_grad=False, name="integers")
+        self.optimizer = opt.SGD(0.1, momentum=0.9)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(autograd.relu(self.first(x)))
+
+    def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
+        h = self.forward(x)
+        mixed = h + self.state * 0.1 + self.other * 0.01 + self.integers.as_type(F).reshape((3, 4)) * 0.01
+        loss = autograd.mse_loss(self.last(mixed), t)
+        self.optimizer(loss)
+        self.write(self, h)
+        return h, loss
+
+
+def trained(write: Write, graph: bool) -> dict[str, Any]:
+    device.default_device.SetRandSeed(0)
+    net = Net(write)
+    rng = np.random.default_rng(0)
+    net.compile([Tensor(data=np.zeros((3, 5), F))], is_train=True, use_graph=graph)
+    losses = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "stays on the tape" among them
+        for _ in range(5):
+            x, t = rng.normal(size=(3, 5)).astype(F), rng.normal(size=(3, 2)).astype(F)
+            losses.append(to_numpy(net(Tensor(data=x, requires_grad=False), Tensor(data=t, requires_grad=False))[1]))
+    assert not net.not_traceable and any(net._steps.values()) == graph
+    kept = {n: to_numpy(getattr(net, n)) for n in ("state", "other", "integers")}
+    return {"losses": np.array(losses), **kept, **{n: to_numpy(p) for n, p in net.get_states().items()}}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_the_graph_has_the_bits_of_the_tape(name: str) -> None:
+    tape, graph = (trained(WRITES[name], g) for g in (False, True))
+    assert name in ("set_states", "a scalar") or any(tape[n].any() for n in ("state", "other", "integers"))
+    assert {n: v.tobytes() for n, v in tape.items()} == {n: v.tobytes() for n, v in graph.items()}
+
+
+def test_a_value_that_the_step_reads_in_python_and_changes_stays_on_the_tape() -> None:
+    """It would be a constant of the graph otherwise."""
+
+    def write(net: Any, h: Any) -> None:
+        factor = float(to_numpy(net.state).sum()) + 1.0
+        net.state.copy_from(h * (1 / factor))
+
+    made = {}
+    for graph in (False, True):
+        device.default_device.SetRandSeed(0)
+        net = Net(write)
+        net.compile([Tensor(data=np.zeros((3, 5), F))], is_train=True, use_graph=graph)
+        rng = np.random.default_rng(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(4):
+                x, t = rng.normal(size=(3, 5)).astype(F), rng.normal(size=(3, 2)).astype(F)
+                net(Tensor(data=x, requires_grad=False), Tensor(data=t, requires_grad=False))
+        assert ("reads the values of state" in net.not_traceable) == graph
+        made[graph] = to_numpy(net.state).tobytes()
+    assert made[False] == made[True]
+
+
+def test_a_recurrent_state_in_training_mode_has_no_gradient_into_earlier_steps() -> None:
+    w = Tensor(data=np.full((1,), 0.5, F), stores_grad=True, name="w")
+    h = Tensor(data=np.ones(1, F), requires_grad=False, name="h")
+    autograd.training = True
+    try:
+        h.copy_data(h * w)
+        assert h.is_dummy() and h.data.tolist() == [0.5]
+        loss = tensor.sum(h * w, 0)
+        ((p, g),) = autograd.backward(loss)
+    finally:
+        autograd.training = False
+    assert p is w and g.data.tolist() == [0.5]  # the old h only
+
+
+def test_the_number_of_elements_is_checked() -> None:
+    x, y = Tensor((2, 3)), Tensor((4,))
+    for write in (lambda: x.copy_data(y), lambda: x.copy_from(y), lambda: x.copy_from(y, 3), lambda: x.copy_from(x, 1)):
+        with pytest.raises(InvalidInput) as caught:
+            write()
+        assert caught.value.code == "SX337"
