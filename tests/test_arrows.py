@@ -21,7 +21,7 @@ PROJECT = Path(__file__).parents[1]
 LAYERS = {
     "singa_backend": [
         "deprecation errors",
-        "dtypes limits processes",
+        "dtypes files limits processes",
         "proto devices comparison",
         "ir collectives",
         "runtime kernels",

@@ -148,7 +148,7 @@ _RUN = """    args = parser.parse_args()
     for name, y in outputs.items():
         print(f"{name}: {y.dtype}{list(y.shape)}\\n{y}" if isinstance(y, np.ndarray) else f"{name}: {y}")
     if args.output:
-        np.savez(args.output, **{name: y for name, y in outputs.items() if isinstance(y, np.ndarray)})
+        write_npz(args.output, {name: y for name, y in outputs.items() if isinstance(y, np.ndarray)})
     good = compare(args.onnx, arrays, outputs) if args.onnx else True
 """
 

@@ -10,6 +10,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from singa_backend.files import write_text
 from singa_backend.inspection import Inspection, State
 from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
@@ -42,8 +43,7 @@ def command(model: Path, nodes: bool, states: bool, stats: bool, page: Path | No
         err.print(f"reading {model.name} ...", style="dim")
     seen = inspect_model(model, stats=stats, timeout=timeout)
     if page:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(seen.html(), encoding="utf-8")
+        write_text(page, seen.html())
     if as_json:
         click.echo(json.dumps(seen.to_dict()))
         return

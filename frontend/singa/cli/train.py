@@ -13,6 +13,7 @@ from onnx import ModelProto, numpy_helper
 from rich.table import Table
 
 from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.files import check, write_text, writing
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
@@ -88,10 +89,10 @@ def command(
     from ..device import resolve
 
     _check_plot(plot)
+    if plot:
+        check(plot)
     if target_file:
-        target_file = target_file.resolve()  # a link keeps pointing to the file that is written
-        if not target_file.parent.is_dir() or target_file.is_dir():
-            raise InvalidInput(f"the target must be a file in an existing folder, got {target_file}", code="SX351")
+        check(target_file)
     compute = getattr(autograd, loss)
 
     class Tuned(SONNXModel):
@@ -195,7 +196,7 @@ def _check_plot(plot: Path | None) -> None:
 
 def _plot(path: Path, losses: list[float], title: str) -> None:
     if path.suffix == ".html":
-        path.write_text(page(losses, title), encoding="utf-8")
+        write_text(path, page(losses, title), parents=False)
         return
     from matplotlib.figure import Figure
 
@@ -204,7 +205,8 @@ def _plot(path: Path, losses: list[float], title: str) -> None:
     axes.plot(range(1, len(losses) + 1), losses)
     axes.set(title=title, xlabel="step", ylabel="loss")
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    with writing(path) as out:
+        figure.savefig(out, format="png", dpi=120)
 
 
 def page(losses: list[float], title: str) -> str:
