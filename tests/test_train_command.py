@@ -116,7 +116,7 @@ def test_save_leaves_the_old_file_if_it_fails(model: Path, tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(InvalidInput, match="SX351.*No space left"):
+    with pytest.raises(InvalidInput, match=r"SX351.*No space left"):
         sonnx.save(onnx.load(model), target)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == there
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".out")]

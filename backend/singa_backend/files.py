@@ -168,9 +168,12 @@ class Stage:
         """Remove the temporary folder, and what an incomplete `commit` has moved."""
         if self._lock >= 0 and self._owner == os.getpid():  # not in a process that its owner forked
             try:
-                _finish(self._top, self._lock)
-            except OSError:  # the next write tries again
-                pass
+                with suppress(OSError):  # the next write tries again
+                    _finish(self._top, self._lock)
+            except BaseException:  # an interrupt; a second one leaves the rest to the next write
+                with suppress(OSError):
+                    _finish(self._top, self._lock)
+                raise
             finally:
                 os.close(self._lock)
                 self._lock = -1
