@@ -60,7 +60,9 @@ class Program:
                 raise FileExistsError
             with staged(target, new=not force, overwrite=force) as stage:
                 self._stage(stage, weights.name, self.text)
-                if weights.exists() and target.exists():
+                if target.exists() and (used := program.spare_weights(target.read_text("utf-8", "replace"), target.stem)):
+                    stage.remove_later(used)
+                if target.exists() and weights.exists():
                     # The program in place reads this file until it is replaced: first replace it by one that reads another file.
                     spare = free_name(stage.target.parent, weights.name)
                     with staged(target) as first:

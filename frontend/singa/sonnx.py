@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import ModelProto
+from onnx.external_data_helper import convert_model_to_external_data
 
-from singa_backend.errors import InvalidModel
+from singa_backend.errors import InvalidInput, InvalidModel
 from singa_backend.files import staged
 from singa_backend.proto.load import load_model
-from singa_backend.proto.save import data_name, locations, old_data
+from singa_backend.proto.save import data_name, locations, old_data, tensors
 from singa_backend.proto.save import save as write_model
 
 from ._onnx.custom_exporters import exporter
@@ -118,6 +119,9 @@ def load(path: str | os.PathLike[str]) -> ModelProto:
     return load_model(path)[0]
 
 
+_UNNAMED = "sonnx-external-data"
+
+
 def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None:
     """Write a model to a file with `onnx.save`, whole or not at all.
 
@@ -135,11 +139,16 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
     """
     with staged(path, overwrite=True) as stage:
         name, home = stage.target.name, stage.target.parent
-        if kwargs.get("save_as_external_data") and kwargs.get("all_tensors_to_one_file", True):
-            kwargs["location"] = kwargs.get("location") or data_name(stage.target)
-        for folder in {Path(n).parent for n in (*locations(model), kwargs.get("location") or "")}:
-            if not folder.is_absolute() and ".." not in folder.parts:  # otherwise onnx refuses it
-                (stage.folder / folder).mkdir(parents=True, exist_ok=True)
+        if kwargs.pop("save_as_external_data", False):
+            one, location = kwargs.pop("all_tensors_to_one_file", True), kwargs.pop("location", None)
+            chosen = {n: kwargs.pop(n) for n in ("size_threshold", "convert_attribute") if n in kwargs}
+            convert_model_to_external_data(model, one, _UNNAMED, **chosen)  # it refuses names of files in the current folder
+            for entry in (e for t in tensors(model) for e in t.external_data if e.value == _UNNAMED):
+                entry.value = location or data_name(stage.target)
+        for folder in {Path(n).parent for n in locations(model)}:
+            if folder.is_absolute() or ".." in folder.parts:
+                raise InvalidInput(f"external data must be in the folder of the model, got {folder}", code="SX351")
+            (stage.folder / folder).mkdir(parents=True, exist_ok=True)
         onnx.save(model, stage / name, **kwargs)
         used = set(locations(model))
         lacking = sorted(n for n in used if not ((stage / n).exists() or (home / n).exists()))

@@ -28,6 +28,12 @@ def weights_line(name: str) -> str:
     return f"WEIGHTS = Path(__file__).with_name({quoted(name)})"
 
 
+def spare_weights(text: str, stem: str) -> str:
+    """The file that a program reads by `weights_line`, if its name is that of the program with a number; "" otherwise."""
+    found = re.search(rf'^WEIGHTS = Path\(__file__\)\.with_name\("({re.escape(stem)}\.[0-9]+\.npz)"\)$', text, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def write(model: Lowered, stem: str) -> tuple[str, Stored, dict[str, int]]:
     """The text of the program, its arrays, and the numbers of its nodes, layers and parameters.
 
