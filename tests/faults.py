@@ -340,11 +340,9 @@ def generate_new(new: int) -> None:
 REPRO = ("repro/model.onnx", "repro/test_data_set_0/input_0.pb", "repro/test_data_set_0/output_0.pb")
 
 
+@case(texts(*REPRO), covers="bisect --to,reduce --to,fuzz --write")
 def reproduction(new: int) -> None:
     test_data.write(Path("repro"), onnx_model(new), {"input_0.pb": b"x" * (new + 1), "output_0.pb": b"y" * (new + 1)})
-
-
-case(texts(*REPRO), covers="bisect --to,reduce --to,fuzz --write")(reproduction)
 
 
 @case(texts(*REPRO), old=False)

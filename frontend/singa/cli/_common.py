@@ -17,6 +17,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ._start import is_interrupt
+
 if TYPE_CHECKING:
     from singa_backend import Limits
 
@@ -36,6 +38,8 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except SonnxError as error:
+            if is_interrupt(error):
+                raise
             if kwargs.get("as_json"):
                 click.echo(json.dumps(error.to_dict()))
             else:

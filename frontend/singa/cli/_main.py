@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ._start import INTERRUPTED
+from ._start import INTERRUPTED, is_interrupt
 
 COMMANDS = {
     "bisect": ("singa.cli.bisect", "Find the first node of MODEL that diverges and write it as a model."),
@@ -50,7 +50,9 @@ class LazyGroup(click.Group):
         """Run the command; Ctrl-C ends it with exit code 130."""
         try:
             return super().invoke(context)
-        except KeyboardInterrupt:
+        except BaseException as error:
+            if not is_interrupt(error):
+                raise
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
 

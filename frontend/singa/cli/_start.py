@@ -84,6 +84,13 @@ class _Interrupts:
             sys.__unraisablehook__(error)
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an exception is an interrupt, or was raised by what an interrupt left half done."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
 def _imports(frame: FrameType | None) -> bool:
     """Whether an extension module is being imported."""
     while frame is not None:
