@@ -480,6 +480,7 @@ def inject(name: str, kills: int, every: int, home: Path) -> dict[str, Any]:
     if not case.old:
         for path in {n.partition("/")[0] for n in names(seed) if n not in bare}:
             shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+    gc.freeze()  # what was imported is not searched again
     before, there = result(case, seed), names(seed)
 
     def fresh() -> None:

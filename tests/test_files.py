@@ -309,8 +309,11 @@ def test_a_journal_removes_only_the_files_that_it_means(tmp_path: Path) -> None:
     """A folder of that name may come from an archive of someone else."""
     (tmp_path / "mine").write_text("keep")
     (tmp_path / "in").mkdir()
-    for text in ('{"main": "m", "placed": {}, "stale": {"mine": 1}}', '{"main": "m", "placed": {}, "stale": {"../mine": 1}}',
-                 '{"main": 3, "placed": [], "stale": {}}', "[" * 100_000, "\0", "{}"):  # fmt: skip
+    same = os.stat(tmp_path / "mine")
+    names = [("mine", 1), ("../mine", same.st_mtime_ns), ("in/../mine", same.st_mtime_ns)]
+    listing = [{n: [same.st_ino, same.st_size, t]} for n, t in names]
+    journals = [json.dumps({"main": "m", "placed": {}, "stale": stale}) for stale in listing]
+    for text in (*journals, '{"main": 3, "placed": [], "stale": {}}', "[" * 100_000, "\0", "{}"):
         (tmp_path / f"{PREFIX}x" / "new").mkdir(parents=True)
         (tmp_path / f"{PREFIX}x" / "lock").write_text(text)
         write_text(tmp_path / "a", "")

@@ -153,8 +153,8 @@ class Stage:
         for part in (*parts, main):
             _sync(part, os.O_RDWR)
         home = self.target.parent
-        placed = {str(p.relative_to(self.folder)): p.stat().st_ino for p in ((main, *parts) if self.new else parts)}
-        stale = {n: s.st_ino for n in self._stale if (s := _status(home / n)) is not None}
+        placed = {str(p.relative_to(self.folder)): _identity(p) for p in ((main, *parts) if self.new else parts)}
+        stale = {n: _identity(home / n) for n in self._stale if os.path.lexists(home / n)}
         if parts or stale or self.new:
             _write_journal(self._lock, {"main": main.name, "placed": placed, "stale": stale})
         for part in parts:
@@ -487,10 +487,10 @@ def _finish(top: Path, lock: int) -> None:
     journal = _read_journal(lock)
     if journal is not None:
         main, placed, stale = journal
-        for name, inode in (placed if os.path.lexists(top / _NEW / main) else stale).items():
+        for name, identity in (placed if os.path.lexists(top / _NEW / main) else stale).items():
             path = top.parent / name
             with suppress(FileNotFoundError):
-                if os.lstat(path).st_ino == inode:  # otherwise it is another file
+                if _identity(path) == identity:  # otherwise it is another file
                     os.unlink(path)
         os.ftruncate(lock, 0)  # first: a folder that is half removed must not be taken for a commit
     shutil.rmtree(top)
@@ -503,7 +503,13 @@ def _write_journal(lock: int, journal: dict[str, Any]) -> None:
     os.fsync(lock)
 
 
-def _read_journal(lock: int) -> tuple[str, dict[str, int], dict[str, int]] | None:
+def _identity(path: Path) -> list[int]:
+    """What tells a file from a later one of the same name."""
+    found = os.lstat(path)
+    return [found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def _read_journal(lock: int) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
     """What a commit moves and removes; None if it has not begun."""
     os.lseek(lock, 0, os.SEEK_SET)
     with open(os.dup(lock), "rb") as file:
