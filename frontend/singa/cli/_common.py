@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ._start import is_interrupt
+from ._interrupts import is_interrupt
 
 if TYPE_CHECKING:
     from singa_backend import Limits

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ._start import INTERRUPTED, is_interrupt
+from ._interrupts import INTERRUPTED, is_interrupt
 
 COMMANDS = {
     "bisect": ("singa.cli.bisect", "Find the first node of MODEL that diverges and write it as a model."),
