@@ -22,7 +22,7 @@ LAYERS = {
     "singa_backend": [
         "rendering",
         "deprecation errors",
-        "dtypes limits processes",
+        "dtypes files limits processes",
         "proto devices comparison",
         "ir collectives",
         "runtime kernels",

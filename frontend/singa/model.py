@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import tempfile
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -19,6 +18,7 @@ import numpy as np
 
 from singa_backend import dtypes, limits
 from singa_backend.errors import InvalidInput
+from singa_backend.files import write_npz, writing
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
 from singa_backend.runtime.executor import Executor
@@ -315,8 +315,8 @@ class Model(Layer):
 
         Raises:
             AssertionError: The file exists already.
-            InvalidInput: A value is not a Tensor, or a state and a further tensor have the same name (SX319).
-            OSError: The file cannot be written.
+            InvalidInput: A value is not a Tensor, or a state and a further tensor have the same name (SX319), or
+                the file cannot be written (SX351).
         """
         path = Path(fpath)
         assert not path.exists(), f"{path} exists already"
@@ -337,16 +337,14 @@ class Model(Layer):
                 code = code_of(arrays[name].dtype)
                 code = code if isinstance(code, int) else 100 + dtypes.onnx_code(code)
                 attributes[name] = {"state_type": kind, "shape": list(arrays[name].shape), "dtype": code}
-        handle, temporary = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "wb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
+            with writing(path, new=True) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
                 buffer = io.BytesIO()
-                np.savez(buffer, **{n: _storable(a) for n, a in arrays.items()})
+                write_npz(buffer, {n: _storable(a) for n, a in arrays.items()})
                 pack.writestr("tensor_dict.npz", buffer.getvalue())
                 pack.writestr("states_attr.json", json.dumps(attributes))
-            os.link(temporary, path)  # fails if the file was created in the meantime
-        finally:
-            os.unlink(temporary)
+        except FileExistsError:  # since the first line
+            raise AssertionError(f"{path} exists already") from None
 
     def load_states(self, fpath: str | os.PathLike[str]) -> dict[str, Tensor]:
         """Read the states of this model from a file of `save_states`, or of SINGA's own.

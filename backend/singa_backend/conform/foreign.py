@@ -25,6 +25,7 @@ from onnx import ModelProto, ValueInfoProto
 from .. import dtypes
 from ..backend import SingaBackend
 from ..engines.oracle import Oracle
+from ..files import write_bytes, write_text
 from ..rendering import markdown as md
 from . import light_models
 
@@ -137,7 +138,7 @@ def compare_with_onnxruntime(
             chunk = inner[start : start + CHUNK]
             model.graph.output.extend(ValueInfoProto(name=n) for n in chunk)
             path = Path(folder) / f"{start}.onnx"
-            path.write_bytes(model.SerializeToString())
+            write_bytes(path, model.SerializeToString())
             del model.graph.output[len(outputs) :]
             theirs = oracle.run(path, inputs, timeout=timeout)
             path.unlink()
@@ -251,9 +252,8 @@ def markdown(document: dict[str, Any]) -> str:
 
 def write(document: dict[str, Any], folder: Path) -> None:
     """Write foreign.json, one comparison per line, and foreign.md."""
-    folder.mkdir(parents=True, exist_ok=True)
     head = {k: v for k, v in document.items() if k != "comparisons"}
     rows = ",\n  ".join(json.dumps(r, ensure_ascii=False) for r in document["comparisons"])
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "comparisons": [\n  {rows}\n ]\n}}\n'
-    (folder / "foreign.json").write_text(text)
-    (folder / "foreign.md").write_text(markdown(document))
+    write_text(folder / "foreign.json", text)
+    write_text(folder / "foreign.md", markdown(document))

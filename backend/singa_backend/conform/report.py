@@ -15,6 +15,7 @@ from typing import Any
 from onnx import defs
 
 from ..dtypes import from_type_string
+from ..files import write_text
 from ..ir.declaration import declarations
 from ..proto.schemas import DOMAINS, schemas
 from . import gaps, html, releases
@@ -128,8 +129,7 @@ def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
         elif "release" in run["environment"] or str(run["environment"]["device"]).startswith("CUDA"):
             path = folder / "runs" / f"{label(run).replace(' ', '_').replace(':', '_')}.json"
             parts = ("environment", "manifest", "totals", "gaps", "unexpected", "releases", "executed")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({k: run[k] for k in parts if k in run}, sort_keys=True, ensure_ascii=False) + "\n")
+            write_text(path, json.dumps({k: run[k] for k in parts if k in run}, sort_keys=True, ensure_ascii=False) + "\n")
             written.append(path)
     return written
 

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from ..files import write_text, writing
 from ..proto.schemas import DOMAINS
 from ..rendering import xml
 from .gaps import Judgement
@@ -135,14 +136,13 @@ def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> 
             ElementTree.SubElement(case, "skipped", message=xml(reason))
     suite.set("failures", str(len(suite.findall("./testcase/failure"))))
     suite.set("skipped", str(len(suite.findall("./testcase/skipped"))))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+    with writing(path, parents=True) as out:
+        ElementTree.ElementTree(suite).write(out, encoding="utf-8", xml_declaration=True)
 
 
 def save(document: dict[str, Any], path: Path) -> None:
     """Write JSON, readable and stable: sorted keys, one trailing newline."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 Pages = Mapping[str, Callable[[dict[str, Any]], str]]
@@ -160,7 +160,7 @@ def publish(document: dict[str, Any], path: Path, pages: Pages) -> list[Path]:
     save(document, path)
     written = load(path)  # keys in the file's order, as a later rendering reads them
     for name, render in pages.items():
-        path.with_name(name).write_text(render(written), encoding="utf-8")
+        write_text(path.with_name(name), render(written))
     return [path, *map(path.with_name, pages)]
 
 

@@ -94,7 +94,7 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) ->
                 array = maps.array(file, size, dtype)
             if array is not None:
                 return array.reshape(dims)
-        return _unpack(_external(proto, folder, size), dtype, dims)
+        return _unpack(read_external(proto, folder, size), dtype, dims)
     if proto.HasField("raw_data"):
         need = byte_size(dtype, dims)
         if dtype == dtypes.STRING or len(proto.raw_data) != need:
@@ -177,10 +177,13 @@ def owned(array: Any) -> Any:
     return array.copy()
 
 
-def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
+def read_external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
     """The bytes of external data; see `opened`."""
     with opened(proto, folder, size) as file:
-        data = file.read(size)
+        try:
+            data = file.read(size)
+        except OSError as error:
+            raise InvalidModel(f"the external data of tensor {proto.name!r}: {error.strerror}", code="SX105") from None
     if len(data) != size:
         raise InvalidModel(f"the external data of tensor {proto.name!r} shrank while they were read", code="SX105")
     return data
@@ -246,10 +249,11 @@ def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[Binar
                     f"tensor {name!r}: {location!r} must have at least {offset + length} bytes, got {status.st_size}",
                     code="SX105",
                 )
-            with os.fdopen(os.dup(handle), "rb") as file:
-                file.seek(offset)
-                yield file
+            file = os.fdopen(os.dup(handle), "rb")
         finally:
             os.close(handle)
     except OSError as error:
         raise InvalidModel(f"tensor {name!r}: external data {location!r}: {error.strerror}", code="SX105") from None
+    with file:  # errors of the caller, who may write what it reads, are not those of this file
+        file.seek(offset)
+        yield file

@@ -148,7 +148,7 @@ _RUN = """    args = parser.parse_args()
     for name, y in outputs.items():
         print(f"{name}: {y.dtype}{list(y.shape)}\\n{y}" if isinstance(y, np.ndarray) else f"{name}: {y}")
     if args.output:
-        np.savez(args.output, **named_arrays(outputs))
+        write_npz(args.output, named_arrays(outputs))
     good = compare(args.onnx, arrays, outputs) if args.onnx else True
 """
 

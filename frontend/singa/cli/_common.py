@@ -19,6 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.text import Text
 from typing_extensions import override
 
+from ._interrupts import is_interrupt
+
 if TYPE_CHECKING:
     from singa_backend import Limits
 
@@ -49,6 +51,8 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except SonnxError as error:
+            if is_interrupt(error):
+                raise
             if kwargs.get("as_json"):
                 click.echo(json.dumps(error.to_dict()))
             else:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from singa_backend.files import write_text
 from singa_backend.inspection import Inspection, State
 from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
@@ -41,8 +42,7 @@ def command(model: Path, nodes: bool, states: bool, stats: bool, page: Path | No
         err.print(f"reading {model.name} ...", style="dim")
     seen = inspect_model(model, stats=stats, timeout=timeout)
     if page:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(seen.html(), encoding="utf-8")
+        write_text(page, seen.html())
     if as_json:
         click.echo(json.dumps(seen.to_dict()))
         return

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.files import check, is_regular
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
@@ -249,10 +250,8 @@ def _check_usage(target_file: Path | None, checkpoint: Path | None, every: int |
 
 def _target(path: Path) -> Path:
     """The file that a link points to; raises InvalidInput if no file can be written there."""
-    path = path.resolve()
-    if not path.parent.is_dir() or path.is_dir():
-        raise InvalidInput(f"the target must be a file in an existing folder, got {path}", code="SX351")
-    return path
+    check(path)
+    return path.resolve() if is_regular(path) else path
 
 
 class _Stopped(Exception):
