@@ -22,6 +22,7 @@ LAYERS = {
     "singa_backend": [
         "deprecation errors",
         "dtypes limits processes",
+        "archives",
         "proto devices comparison",
         "ir collectives",
         "runtime kernels",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 from onnx import NodeProto
 
 from singa_backend import dtypes
+from singa_backend.archives import write_arrays
 from singa_backend.errors import UnsupportedModel
 from singa_backend.proto.messages import FreshNames
 
@@ -93,7 +93,5 @@ def _usable(name: str) -> bool:
 
 def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write arrays by key for `np.load`; equal arrays result in equal files."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as pack:
-        for key, array in arrays.items():
-            with pack.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as out:
-                np.lib.format.write_array(out, np.asanyarray(array), allow_pickle=False)
+    with path.open("wb") as file:
+        write_arrays(file, arrays)

@@ -15,7 +15,7 @@ from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
 from singa_backend.proto.values import Value
 
-from ._common import echo, err, exit_codes, json_option, out
+from ._common import SECONDS, check_target, echo, err, exit_codes, json_option, out
 
 FEW = 20
 WIDE = 200
@@ -33,16 +33,17 @@ WIDE = 200
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a picture of the graph to this file, as a self-contained page.",
 )
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's shape inference may take.")
+@click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that onnx's shape inference may take.")
 @json_option
 @exit_codes
 def command(model: Path, nodes: bool, states: bool, stats: bool, page: Path | None, timeout: float, as_json: bool) -> None:
     """Show the inputs, outputs, states, operators and nodes of MODEL.  Nothing is executed."""
     if not as_json and err.is_terminal:
         err.print(f"reading {model.name} ...", style="dim")
+    if page:
+        check_target(page, create=True)
     seen = inspect_model(model, stats=stats, timeout=timeout)
     if page:
-        page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(seen.html(), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(seen.to_dict()))

@@ -12,13 +12,16 @@ import numpy as np
 from onnx import ModelProto
 from rich.table import Table
 
-from singa_backend import Limits, SingaBackend
+from singa_backend import InvalidInput, Limits, SingaBackend
+from singa_backend.archives import write_arrays
 from singa_backend.comparison import verdict
+from singa_backend.dtypes import STRING
+from singa_backend.limits import Budget, spend
 from singa_backend.proto import test_data
 from singa_backend.proto.load import load_model
 
 from . import _feeds
-from ._common import NO, device_option, exit_codes, json_option, limit_option, out
+from ._common import NO, TOLERANCE, check_target, device_option, err, exit_codes, json_option, limit_option, out
 from ._inputs import gather, input_options
 
 
@@ -27,8 +30,8 @@ from ._inputs import gather, input_options
 @input_options
 @click.option("--output", "-o", "target", type=click.Path(path_type=Path), help="Write the outputs by name to this .npz file.")
 @click.option("--aux", multiple=True, metavar="NAME", help="Return this intermediate value too (repeatable).")
-@click.option("--rtol", default=1e-3, show_default=True, help="Relative tolerance for --data.")
-@click.option("--atol", default=1e-7, show_default=True, help="Absolute tolerance for --data.")
+@click.option("--rtol", type=TOLERANCE, default=1e-3, show_default=True, help="Relative tolerance for --data.")
+@click.option("--atol", type=TOLERANCE, default=1e-7, show_default=True, help="Absolute tolerance for --data.")
 @device_option
 @limit_option
 @json_option
@@ -49,14 +52,26 @@ def command(
     as_json: bool,
 ) -> None:
     """Run MODEL once and show or save its outputs; with --data, compare them with those in the folder."""
+    if target:
+        check_target(target)
     rep = SingaBackend.prepare(model, device, limits=limits)
-    proto = load_model(model)[0] if data else ModelProto()
-    feeds = gather(proto, rep.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes, draw=False)
-    expected = test_data.data_set(data, proto)[1] if data else None
+    with spend(Budget(limits)):  # the files are read under the limits of the run
+        proto = load_model(model)[0] if data else ModelProto()
+        feeds = gather(
+            proto,
+            rep.inputs,
+            files=files,
+            archive=archive,
+            data=data,
+            seed=seed,
+            sizes=sizes,
+            draw=False,
+            optional=rep.graph.optional_inputs,
+        )
+        expected = test_data.data_set(data, proto)[1] if data else None
     outputs = rep.run(feeds, aux_output=aux)
     if target:
-        arrays: dict[str, Any] = {n: v for n, v in outputs.to_dict().items() if isinstance(v, np.ndarray)}
-        np.savez(target, **arrays)
+        _save(outputs.to_dict(), target)
     why = verdict.strict(list(outputs)[: len(expected)], expected, rtol, atol) if expected is not None else ""
     rows = [_feeds.summary(n, v) for n, v in outputs.to_dict().items()]
     if as_json:
@@ -71,6 +86,19 @@ def command(
             )
     if why:
         sys.exit(NO)
+
+
+def _save(outputs: dict[str, Any], target: Path) -> None:
+    """Write the arrays; other outputs are named on standard error."""
+    arrays = {n: v for n, v in outputs.items() if isinstance(v, np.ndarray)}
+    for name in outputs.keys() - arrays.keys():
+        err.print(f"not written, because an .npz file holds arrays only: {name}", style="yellow", markup=False, soft_wrap=True)
+    arrays = {n: a.astype(str) if a.dtype == STRING else a for n, a in arrays.items()}
+    try:
+        with target.open("wb") as file:
+            write_arrays(file, arrays)
+    except OSError as error:
+        raise InvalidInput(f"{target} cannot be written: {error.strerror or error}", code="SX351") from None
 
 
 def _show_outputs(rows: list[dict[str, Any]]) -> None:
