@@ -103,6 +103,8 @@ class Model(Layer):
         Raises:
             InvalidInput: An input is not a Tensor (SX317).
         """
+        if not isinstance(inputs, (list, tuple)):
+            raise InvalidInput(f"inputs must be a list of tensors, got a {type(inputs).__name__}", code="SX317")
         for x in inputs:
             if not isinstance(x, Tensor):
                 raise InvalidInput(f"inputs must be a list of tensors, got a {type(x).__name__} in it", code="SX317")

@@ -7,6 +7,7 @@ from typing import Any
 
 from onnx import ModelProto
 
+from singa_backend.errors import check_keywords
 from singa_backend.proto.load import ModelSource
 
 from .._core.tensor import Tensor
@@ -66,11 +67,10 @@ class SONNXModel(Model):
             InvalidInput: the inputs do not match the model, or `aux_output` or `last_layers` does not select a part of it.
             OperatorError: a node cannot compute with its inputs.
             ResourceExhausted: a limit was reached.
-            TypeError: a keyword is unknown.
+            UnknownKeyword: a keyword is unknown.
         """
         last_layers = kwargs.pop("last_layers", -1)
-        if kwargs:
-            raise TypeError(f"forward() got an unexpected keyword argument {next(iter(kwargs))!r}")
+        check_keywords("forward", kwargs, ("aux_output", "last_layers"))
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
 
     def get_params(self) -> dict[str, Tensor]:
