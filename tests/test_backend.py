@@ -26,6 +26,7 @@ from singa_backend import (
     SonnxError,
     UnsupportedModel,
 )
+from singa_backend.errors import UnknownKeyword
 
 LINEAR = """
 <ir_version: 10, opset_import: ["" : 17]>
@@ -338,8 +339,11 @@ def test_a_newer_opset_is_a_hole_not_a_guess() -> None:
 
 
 def test_options_do_not_vanish(model: onnx.ModelProto) -> None:
-    with pytest.warns(UserWarning, match="'devise'"):
+    with pytest.raises(UnknownKeyword, match="'devise'; did you mean 'device'") as caught:
         SingaBackend.prepare(model, devise="CUDA")
+    assert caught.value.code == "SX364" and isinstance(caught.value, TypeError)
+    with pytest.raises(UnknownKeyword, match="'limit'; did you mean 'limits'"):  # not False: the model is compatible
+        SingaBackend.is_compatible(model, limit=None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SingaBackend.prepare(model, rtol=1e-3, atol=1e-7, init_inputs=None, keep_initializers_as_inputs=True)

@@ -18,18 +18,16 @@ import json
 import math
 import os
 import stat
-import struct
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
 from . import dtypes, limits
-from .errors import InvalidInput, ResourceExhausted
+from .errors import InvalidInput, ResourceExhausted, SonnxError
 
 CHUNK = 1 << 20
 """The bytes that are unpacked at a time."""
@@ -46,30 +44,26 @@ DOCUMENT = 16 << 20
 VALUES = 500_000
 """The maximum number of values in a JSON document."""
 
-_DAMAGE = (
-    OSError, EOFError, ValueError, LookupError, TypeError, SyntaxError, OverflowError, RuntimeError, MemoryError, AttributeError,
-    zipfile.BadZipFile, zlib.error, struct.error,
-)  # fmt: skip
-"""What Python and NumPy raise for damaged data; RuntimeError includes RecursionError and NotImplementedError."""
-
 Header = tuple[tuple[int, ...], np.dtype[Any]]
 """The shape and the dtype of a stored array."""
 
 
 @contextmanager
 def typed(where: str, code: str) -> Iterator[None]:
-    """A context in which the errors of damaged data become InvalidInput.
+    """A context in which the errors of damaged data become InvalidInput: Python and NumPy raise any kind of exception for them.
 
     Args:
         where: the beginning of the message: the file, and the part of it.
         code: the code of the error.
 
     Raises:
-        InvalidInput: the body raised one of these errors.
+        InvalidInput: the body raised another exception.
     """
     try:
         yield
-    except _DAMAGE as error:
+    except SonnxError:
+        raise
+    except Exception as error:
         detail = getattr(error, "strerror", None) or " ".join(str(error).split())[:300] or type(error).__name__
         raise InvalidInput(f"{where}: {detail}", code=code) from None
 
@@ -208,7 +202,7 @@ class Archive:
         self.where, self.code = where, code
         self._budget = limits.current()
         with typed(where, code):
-            bounded = _Bounded(file)
+            bounded, length = _Bounded(file), file.seek(0, os.SEEK_END)
             self._pack = zipfile.ZipFile(bounded)
             bounded.most = None
             self._members: dict[str, zipfile.ZipInfo] = {}
@@ -221,6 +215,9 @@ class Archive:
                     raise ValueError(
                         f"the member {info.filename[:200]!r} must be stored or deflated, got the method {info.compress_type}"
                     )
+                end = info.header_offset + 30 + info.compress_size
+                if end > length or (not info.compress_type and info.compress_size != info.file_size):
+                    raise ValueError(f"the sizes of the member {info.filename[:200]!r} are wrong")
                 self._members[info.filename] = info
         self.names = tuple(self._members)
 
@@ -346,10 +343,10 @@ class Archive:
         return self._members[name]
 
     @contextmanager
-    def _open(self, name: str) -> Iterator[BinaryIO]:
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
         info = self._info(name)
         with typed(f"{self.where}, {name[:200]!r}", self.code), self._pack.open(info) as stream:
-            yield stream  # type: ignore[misc]
+            yield stream
 
 
 @contextmanager
@@ -471,7 +468,7 @@ class _Bounded:
         return self.file.read(size)
 
 
-def _header(stream: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
     """The shape, the dtype, whether the order is Fortran's, and the length of the header."""
     start = stream.read(12)
     if len(start) < 12 or start[:6] != b"\x93NUMPY":
@@ -495,7 +492,7 @@ def _header(stream: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], bool, int
     return tuple(map(int, shape)), dtype, bool(fortran), prefix + length
 
 
-def _array(stream: BinaryIO, size: int) -> np.ndarray:
+def _array(stream: IO[bytes], size: int) -> np.ndarray:
     """The array in a stream of `size` bytes."""
     shape, dtype, fortran, used = _header(stream)
     limits.check_rank(len(shape))
@@ -517,14 +514,15 @@ def _array(stream: BinaryIO, size: int) -> np.ndarray:
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
-def _fill(stream: BinaryIO, into: memoryview) -> None:
+def _fill(stream: IO[bytes], into: memoryview) -> None:
     """Fill a buffer in chunks; the stream must end where the buffer does."""
     at = 0
     while at < len(into):
-        got = stream.readinto(into[at : at + CHUNK])  # type: ignore[attr-defined]
-        if not got:
+        piece = stream.read(min(CHUNK, len(into) - at))
+        if not piece:
             raise EOFError(f"{len(into)} bytes are declared, and the data end after {at}")
-        at += got
+        into[at : at + len(piece)] = piece
+        at += len(piece)
     if stream.read(1):
         raise ValueError(f"{len(into)} bytes are declared, and more follow")
 

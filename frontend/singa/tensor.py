@@ -85,6 +85,9 @@ def from_dlpack(x: Any) -> Tensor:
             NumPy lacks (SX367).
     """
     with exchange(f"a {type(x).__name__}"):
+        kind, _ = x.__dlpack_device__()
+        if kind not in (1, 3):  # kDLCPU, kDLCUDAHost
+            raise BufferError(f"its memory must be on the host, got the device type {kind!r}")
         array = np.from_dlpack(x)
     return Tensor(data=array)
 

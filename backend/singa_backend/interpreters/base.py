@@ -295,9 +295,9 @@ def _check_absent(domain: str, op_type: str, opset: int, inputs: Sequence[Any]) 
 def _needed(domain: str, op_type: str, opset: int) -> tuple[tuple[int, str], ...]:
     """The inputs that an operator needs."""
     version = schema_version(domain, op_type, opset)
-    schema = schemas[domain, op_type].get(version)
-    if schema is None:
+    if version is None:
         return ()
+    schema = schemas[domain, op_type][version]
     return tuple((i, p.name) for i, p in enumerate(schema.inputs) if p.option == defs.OpSchema.FormalParameterOption.Single)
 
 
@@ -319,7 +319,9 @@ def _check_value(x: Any, op_type: str) -> None:
 def _representable(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
     """`x`; raises InvalidInput if an integer or boolean dtype cannot represent it: a fraction, NaN, or out of range."""
     given = np.asarray(x)
-    if (given.dtype.kind in "USO" and any(isinstance(v, str) for v in given.flat)) != (dtype == dtypes.STRING):
+    if (given.dtype.kind in "US" or (given.dtype.kind == "O" and any(isinstance(v, str) for v in given.flat))) != (
+        dtype == dtypes.STRING
+    ):
         raise InvalidInput(f"an operand of {op_type} must be {dtypes.onnx_name(dtype)} like its tensors, got {x!r}", code="SX311")
     if dtype.kind not in "iub" or given.dtype == dtype or given.dtype.kind not in "iubfO":
         return x

@@ -853,7 +853,7 @@ def _operand(x: Any) -> Any:
     """Convert NumPy scalars to Python numbers, which adopt the dtype of the tensor, and arrays to constants of their dtype."""
     if isinstance(x, np.generic):
         return x.item()
-    return op.constant(x) if isinstance(x, np.ndarray) else x
+    return op.constant(array_of(x)) if isinstance(x, np.ndarray) else x
 
 
 def _compared(name: str, a: Tensor, b: Any) -> Tensor:

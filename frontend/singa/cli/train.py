@@ -92,9 +92,8 @@ def command(
     if plot:
         check_target(plot)
     if target_file:
+        check_target(target_file)
         target_file = target_file.resolve()  # a link keeps pointing to the file that is written
-        if not target_file.parent.is_dir() or target_file.is_dir():
-            raise InvalidInput(f"the target must be a file in an existing folder, got {target_file}", code="SX351")
     compute = getattr(autograd, loss)
 
     class Tuned(SONNXModel):
