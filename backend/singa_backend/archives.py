@@ -29,7 +29,7 @@ import numpy as np
 from . import dtypes, limits
 from .errors import InvalidInput, ResourceExhausted, SonnxError
 
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 """The bytes that are unpacked at a time."""
 
 HEADER = 10_000

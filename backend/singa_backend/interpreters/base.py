@@ -319,11 +319,11 @@ def _check_value(x: Any, op_type: str) -> None:
 def _representable(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
     """`x`; raises InvalidInput if an integer or boolean dtype cannot represent it: a fraction, NaN, or out of range."""
     given = np.asarray(x)
-    if (given.dtype.kind in "US" or (given.dtype.kind == "O" and any(isinstance(v, str) for v in given.flat))) != (
-        dtype == dtypes.STRING
-    ):
-        raise InvalidInput(f"an operand of {op_type} must be {dtypes.onnx_name(dtype)} like its tensors, got {x!r}", code="SX311")
-    if dtype.kind not in "iub" or given.dtype == dtype or given.dtype.kind not in "iubfO":
+    strings = given.dtype.kind in "US" or (given.dtype.kind == "O" and any(isinstance(v, str) for v in given.flat))
+    if strings != (dtype == dtypes.STRING):
+        wanted = dtypes.onnx_name(dtype)
+        raise InvalidInput(f"an operand of {op_type} must be {wanted} like its tensors, got {str(x)[:80]!r}", code="SX311")
+    if given.dtype == dtype or given.dtype.kind not in "iubfO" or (dtype.kind not in "iub" and given.dtype.kind != "O"):
         return x
     try:
         with np.errstate(invalid="ignore"):

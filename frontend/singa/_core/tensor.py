@@ -887,6 +887,10 @@ def array_of(value: Any) -> np.ndarray:
         raise InvalidInput(
             f"the data of a tensor must be an array or nested lists of one shape: {detail}", code="SX315"
         ) from None
+    if plain and array.dtype.kind in "US":  # NumPy makes strings of numbers between strings
+        array = np.asarray(value, object)
+        if array.size and all(isinstance(v, bytes) for v in array.flat):
+            array = np.asarray(value)
     if array.dtype.kind in "US" or (array.dtype == dtypes.STRING and all(isinstance(v, str) for v in array.flat)):
         return array if array.dtype == dtypes.STRING else _texts(array)
     if array.dtype == dtypes.STRING or not dtypes.known(array.dtype.newbyteorder("=")):

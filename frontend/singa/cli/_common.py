@@ -125,7 +125,7 @@ def check_target(path: Path, *, create: bool = False) -> None:
             why = f"there is no folder {target.parent}"
         elif not os.access(target if target.exists() else target.parent, os.W_OK):
             why = "permission denied"
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the path, a loop of links
         why = getattr(error, "strerror", "") or str(error)
     if why:
         raise InvalidInput(f"{path} cannot be written: {why}", code="SX351")
