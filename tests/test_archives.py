@@ -8,12 +8,17 @@ import os
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from onnx import OptionalProto, SequenceProto, TensorProto, TypeProto, helper, numpy_helper
 
+from singa.cli import main
 from singa_backend import InvalidInput, Limits, ResourceExhausted, SonnxError, archives
 from singa_backend.limits import Budget, spend
+from singa_backend.proto import test_data
 
 MIB = 1 << 20
 
@@ -151,3 +156,74 @@ def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     path.write_text("\ufeff" + json.dumps({"a": [1.5, {}]}), encoding="utf-8")
     assert archives.read_json(path, "SX804") == {"a": [1.5, {}]}
+
+
+# --- serialized values ------------------------------------------------------------------------------------------------
+
+FLOAT = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+VALUES = {
+    "tensor": (numpy_helper.from_array(ARRAYS["matrix"]), FLOAT),
+    "undeclared": (numpy_helper.from_array(ARRAYS["matrix"]), TypeProto()),
+    "text": (numpy_helper.from_array(np.array(["a", "ü"], object)), helper.make_tensor_type_proto(TensorProto.STRING, None)),
+    "sequence": (
+        numpy_helper.from_list([np.ones(2, np.float32), np.ones(3, np.float32)]),
+        helper.make_sequence_type_proto(FLOAT),
+    ),
+    "empty sequence": (numpy_helper.from_list([], dtype=SequenceProto.TENSOR), helper.make_sequence_type_proto(FLOAT)),
+    "sequences": (
+        numpy_helper.from_list([[np.ones(1, np.float32)], [np.ones(2, np.float32)]]),
+        helper.make_sequence_type_proto(helper.make_sequence_type_proto(FLOAT)),
+    ),
+    "optional": (numpy_helper.from_optional(np.ones(2, np.float32)), helper.make_optional_type_proto(FLOAT)),
+    "absent": (numpy_helper.from_optional(None, dtype=OptionalProto.TENSOR), helper.make_optional_type_proto(FLOAT)),
+    "map": (
+        numpy_helper.from_dict({1: np.array(0.5, np.float32), 2: np.array(1.5, np.float32)}),
+        helper.make_map_type_proto(TensorProto.INT64, FLOAT),
+    ),
+}
+PLAIN = {"absent": None, "map": {1: 0.5, 2: 1.5}, "text": np.array(["a", "ü"], object)}
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and (np.array_equal(a, b) and a.dtype == b.dtype if isinstance(a, np.ndarray) else a == b)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_serialized_values_are_those_of_onnx(name: str, tmp_path: Path) -> None:
+    proto, declared = VALUES[name]
+    (tmp_path / "x.pb").write_bytes(proto.SerializeToString())
+    read = {TensorProto: numpy_helper.to_array, SequenceProto: numpy_helper.to_list, OptionalProto: numpy_helper.to_optional}
+    expected = PLAIN[name] if name in PLAIN else read[type(proto)](proto)
+    assert equal(test_data.read_value(tmp_path / "x.pb", declared), expected)
+
+
+@pytest.mark.parametrize("of", VALUES)
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_another_type_are_refused_or_read_whole(name: str, of: str, tmp_path: Path) -> None:
+    """Protocol Buffers parse one message as another: never a bare error, and an array only of the declared kind."""
+    (tmp_path / "x.pb").write_bytes(VALUES[name][0].SerializeToString())
+    try:
+        found = test_data.read_value(tmp_path / "x.pb", VALUES[of][1])
+    except InvalidInput as error:
+        assert error.code == "SX307"
+    else:
+        kinds = {"sequence_type": list, "map_type": dict, "optional_type": (np.ndarray, type(None))}
+        assert isinstance(found, kinds.get(VALUES[of][1].WhichOneof("value") or "", np.ndarray))
+
+
+def test_the_inputs_of_a_set_have_the_names_of_the_model(tmp_path: Path) -> None:
+    """In old models the initializers are among the inputs, and files count all of them."""
+    x, w, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xwy")
+    node = helper.make_node("Sub", ["x", "w"], ["y"])
+    weights = [numpy_helper.from_array(np.ones(2, np.float32), "w")]
+    graph = helper.make_graph([node], "g", [w, x], [y], weights)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(helper.make_model(graph, ir_version=3, opset_imports=[helper.make_opsetid("", 8)]).SerializeToString())
+    (tmp_path / "set").mkdir()
+    for i, array in enumerate([np.array([5, 5]), np.array([7, 8])]):
+        (tmp_path / "set" / f"input_{i}.pb").write_bytes(numpy_helper.from_array(array.astype(np.float32)).SerializeToString())
+    (tmp_path / "set" / "output_0.pb").write_bytes(numpy_helper.from_array(np.array([2, 3], np.float32)).SerializeToString())
+    found = CliRunner().invoke(main, ["run", str(path), "--data", str(tmp_path / "set")])
+    assert found.exit_code == 0, found.output

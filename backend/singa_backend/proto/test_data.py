@@ -56,12 +56,26 @@ def value(data: bytes, declared: TypeProto) -> Any:
     """A serialized tensor, sequence, map or optional, parsed by the declared type; raises InvalidModel."""
     kind = declared.WhichOneof("value")
     if kind == "sequence_type":
-        return _sequence(_parsed(SequenceProto, data))
-    if kind == "map_type":
-        return _map(_parsed(MapProto, data))
+        found: Any = _sequence(_parsed(SequenceProto, data))
+    elif kind == "map_type":
+        found = _map(_parsed(MapProto, data))
+    elif kind == "optional_type":
+        found = _optional(_parsed(OptionalProto, data))
+    else:
+        return _tensor(_parsed(TensorProto, data))
+    if not _is_of(found, declared):
+        raise InvalidModel(f"the value is not of the declared type, {kind.replace('_type', '')}", code="SX104")
+    return found
+
+
+def _is_of(value: Any, declared: TypeProto) -> bool:
+    """Whether a value is of a type's kind, and its elements too."""
+    kind = declared.WhichOneof("value")
+    if kind == "sequence_type":
+        return isinstance(value, list) and all(_is_of(v, declared.sequence_type.elem_type) for v in value)
     if kind == "optional_type":
-        return _optional(_parsed(OptionalProto, data))
-    return _tensor(_parsed(TensorProto, data))
+        return value is None or _is_of(value, declared.optional_type.elem_type)
+    return isinstance(value, dict if kind == "map_type" else np.ndarray)
 
 
 def _parsed(kind: Any, data: bytes) -> Any:
