@@ -13,7 +13,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from .devices import device as devices
 from .devices.device import DeviceLike
-from .errors import DeviceUnavailable, InvalidInput, SonnxError, check_keywords, did_you_mean
+from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError, check_keywords, did_you_mean
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .limits import Budget, Flag, Limits, spend
@@ -167,6 +167,8 @@ class SingaRep(BackendRep):
         check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", *_QUIET))
         if not isinstance(last_layers, (int, np.integer)):
             raise InvalidInput(f"last_layers must be an integer, got {last_layers!r}", code="SX304")
+        if not isinstance(aux_output, (str, list, tuple)) or not all(isinstance(n, str) for n in aux_output):
+            raise InvalidInput(f"aux_output must be a list of names, got {aux_output!r}", code="SX305")
         graph = self._selection(int(last_layers), (aux_output,) if isinstance(aux_output, str) else tuple(aux_output))
         feeds, overrides = self._feeds(inputs)
         device = self.device
@@ -362,6 +364,8 @@ class SingaBackend(Backend):
         opset = kwargs.pop("opset_version", None)
         if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int) or not 0 < opset < 1 << 31):
             raise InvalidInput(f"opset_version must be a positive integer, got {opset!r}", code="SX323")
+        if not isinstance(node, NodeProto):
+            raise InvalidModel(f"a node must be a NodeProto, got a {type(node).__name__}", code="SX110")
         names = list(dict.fromkeys(n for n in node.input if n))
         if isinstance(inputs, Mapping):
             given = dict(inputs)

@@ -287,11 +287,14 @@ class Model(Layer):
 
         Raises:
             AssertionError: The file exists already.
-            InvalidInput: A value is not a Tensor, or a state and a further tensor have the same name (SX319).
+            InvalidInput: A value is not a numeric Tensor, or a state and a further tensor have the same name (SX319); or the
+                folder does not exist (SX351).
             OSError: The file cannot be written.
         """
         path = Path(fpath)
         assert not path.exists(), f"{path} exists already"
+        if not path.parent.is_dir():
+            raise InvalidInput(f"{path} cannot be written: there is no folder {path.parent}", code="SX351")
         states = self.get_states()
         aux = aux_states or {}
         both = sorted(set(states) & set(aux))

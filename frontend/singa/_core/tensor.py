@@ -931,6 +931,11 @@ def values_for(dtype: np.dtype[Any], values: Any) -> np.ndarray:
     plain = array.dtype != dtypes.STRING and dtypes.known(array.dtype.newbyteorder("="))
     if strings != (dtype == dtypes.STRING) or not (strings or plain):
         raise InvalidInput(f"the values of a tensor of {dtype} cannot be {array.dtype}", code="SX315")
+    if not isinstance(values, (np.ndarray, np.generic)) and array.dtype == np.float64 and dtypes.is_float(dtype):
+        with np.errstate(over="ignore"):
+            beyond = np.isinf(array.astype(dtype).astype(np.float64)) & np.isfinite(array)
+        if beyond.any():
+            raise InvalidInput(f"a tensor of {dtype} cannot represent {array[beyond].flat[0]}", code="SX315")
     return array
 
 
