@@ -23,6 +23,7 @@ LAYERS = {
         "rendering",
         "deprecation errors",
         "dtypes files limits processes",
+        "archives",
         "proto devices comparison",
         "ir collectives",
         "runtime kernels",

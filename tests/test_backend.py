@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,7 +26,9 @@ from singa_backend import (
     SingaBackend,
     SonnxError,
     UnsupportedModel,
+    debug,
 )
+from singa_backend.errors import UnknownKeyword
 
 LINEAR = """
 <ir_version: 10, opset_import: ["" : 17]>
@@ -338,11 +341,35 @@ def test_a_newer_opset_is_a_hole_not_a_guess() -> None:
 
 
 def test_options_do_not_vanish(model: onnx.ModelProto) -> None:
-    with pytest.warns(UserWarning, match="'devise'"):
+    with pytest.raises(UnknownKeyword, match="'devise'; did you mean 'device'") as caught:
         SingaBackend.prepare(model, devise="CUDA")
+    assert caught.value.code == "SX364" and isinstance(caught.value, TypeError)
+    with pytest.raises(UnknownKeyword, match="'limit'; did you mean 'limits'"):  # not False: the model is compatible
+        SingaBackend.is_compatible(model, limit=None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SingaBackend.prepare(model, rtol=1e-3, atol=1e-7, init_inputs=None, keep_initializers_as_inputs=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [({"limits": 3}, "SX309"), ({"limits": {"rank": 4}}, "SX309"), ({"cancel": 3}, "SX309"), ({"aux_output": 3}, "SX305"),
+     ({"aux_output": [b"p"]}, "SX305"), ({"last_layers": "x"}, "SX304"), ({"limit": 3}, "SX364")],
+)  # fmt: skip
+def test_options_of_another_kind_are_refused(options: dict[str, Any], code: str, model: onnx.ModelProto) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        SingaBackend.prepare(model).run([X], **options)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "options", [{"rtol": -1}, {"atol": float("nan")}, {"timeout": 0}, {"timeout": float("inf")}, {"budget": 0}]
+)
+def test_numbers_out_of_bounds_are_refused(options: dict[str, Any], model: onnx.ModelProto) -> None:
+    for call in (debug.compare, debug.bisect):
+        with pytest.raises(InvalidInput) as caught:
+            call(model, [X], against="sonnx", **options)
+        assert caught.value.code == "SX309"
 
 
 # --- devices

@@ -281,6 +281,8 @@ def write_npz(target: StrPath | BinaryIO, arrays: Mapping[str, Any]) -> None:
         return
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED, allowZip64=True) as pack:
         for name, array in arrays.items():
+            if "\0" in name:
+                raise InvalidInput(f"the name of an array in an .npz file must not have a NUL, got {name!r}", code="SX307")
             info = zipfile.ZipInfo(f"{name}.npy")
             info.external_attr = 0o600 << 16
             with pack.open(info, "w", force_zip64=True) as member:
@@ -320,11 +322,12 @@ def staged_folder(path: StrPath) -> Iterator[Path]:
         raise refused(path, error) from None
 
 
-def check(path: StrPath) -> None:
+def check(path: StrPath, *, parents: bool = False) -> None:
     """Refuse a file that cannot be written, before the work whose result it holds.
 
     Args:
         path: the file.
+        parents: create its folder.
 
     Raises:
         InvalidInput: its folder does not exist or cannot be written, or there is a folder of that name (SX351).
@@ -332,15 +335,18 @@ def check(path: StrPath) -> None:
     try:
         found = _status(Path(path))
         home = Path(os.path.realpath(path)).parent
+        if parents:
+            home.mkdir(parents=True, exist_ok=True)
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
         if found is not None and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if found is None or stat.S_ISREG(found.st_mode):
-            os.stat(home)
+            if not home.is_dir():
+                raise FileNotFoundError(errno.ENOENT, f"the folder {home} does not exist")
             if not os.access(home, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, f"the folder {home} is not writable")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise refused(path, error) from None
 
 
@@ -357,7 +363,7 @@ def is_regular(path: StrPath) -> bool:
     return found is None or (stat.S_ISREG(found.st_mode) and _standard(found) is None)
 
 
-def refused(path: StrPath, error: OSError) -> InvalidInput:
+def refused(path: StrPath, error: OSError | ValueError) -> InvalidInput:
     """Return the error for a file that cannot be written.
 
     Args:
@@ -367,7 +373,7 @@ def refused(path: StrPath, error: OSError) -> InvalidInput:
     Returns:
         The typed error, with the words of the system.
     """
-    return InvalidInput(f"{os.fspath(path)} cannot be written: {error.strerror or error}", code="SX351")
+    return InvalidInput(f"{os.fspath(path)} cannot be written: {getattr(error, 'strerror', None) or error}", code="SX351")
 
 
 def free_name(folder: Path, name: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
+from singa_backend.archives import Archive, open_archive
 from singa_backend.errors import InvalidInput
 from singa_backend.files import Stage
 
@@ -87,6 +88,7 @@ class Snapshot:
 
         Raises:
             InvalidInput: If the file is not a snapshot, or the snapshot was opened for writing (SX350).
+            ResourceExhausted: If the tensors exceed a limit.
         """
         if self.mode:
             raise InvalidInput(
@@ -95,11 +97,8 @@ class Snapshot:
         writer = _open.get(_key(self.path))
         if writer is not None:
             writer.publish()
-        try:
-            with zipfile.ZipFile(self.path) as pack:
-                return {name: Tensor(data=array, name=name) for name, array in (_read(pack, i) for i in pack.infolist())}
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise InvalidInput(f"{self.path} is not a snapshot: {error}", code="SX350") from None
+        with open_archive(self.path, "SX350") as pack:
+            return {n.removesuffix(_MEMBER): Tensor(data=_read(pack, n), name=n.removesuffix(_MEMBER)) for n in pack.names}
 
     def close(self) -> None:
         """Finish the file; later calls do nothing."""
@@ -189,12 +188,11 @@ def _key(path: Path) -> str:
     return os.path.realpath(path)
 
 
-def _read(pack: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[str, Any]:
-    dtype = dtypes.from_type_string(f"tensor({info.comment.decode()})")
-    if dtype is None or not info.filename.endswith(_MEMBER):
-        raise ValueError(f"its member {info.filename!r} is not a tensor")
-    with pack.open(info) as stored:
-        array = np.lib.format.read_array(stored, allow_pickle=False)
-    if array.dtype != dtype and array.dtype != f"u{dtype.itemsize}":
-        raise ValueError(f"its member {info.filename!r} must have dtype {dtype}, got {array.dtype}")
-    return info.filename.removesuffix(_MEMBER), array if array.dtype == dtype else array.view(dtype)
+def _read(pack: Archive, name: str) -> Any:
+    dtype = dtypes.from_type_string(f"tensor({pack.comment(name)})")
+    if dtype is None or dtype == dtypes.STRING or not name.endswith(_MEMBER):
+        raise InvalidInput(f"{pack.where}: the member {name[:200]!r} is not a tensor", code="SX350")
+    stored = pack.header(name)[1]
+    if stored != dtype and (stored != f"u{dtype.itemsize}" or dtype.type.__module__ == "numpy"):
+        raise InvalidInput(f"{pack.where}: the member {name[:200]!r} must have dtype {dtype}, got {stored}", code="SX350")
+    return pack.array(name).view(dtype)

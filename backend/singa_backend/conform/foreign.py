@@ -23,9 +23,12 @@ import onnx
 from onnx import ModelProto, ValueInfoProto
 
 from .. import dtypes
+from ..archives import open_arrays
 from ..backend import SingaBackend
 from ..engines.oracle import Oracle
+from ..errors import InvalidInput
 from ..files import write_bytes, write_text
+from ..proto.load import load_model
 from ..rendering import markdown as md
 from . import light_models
 
@@ -190,13 +193,18 @@ def stored(folder: Path, select: str = "") -> list[Stored]:
     for path in sorted(folder.glob("*.onnx")):
         data = folder / f"{path.stem.partition('-')[0]}.npz"
         if re.search(select, path.stem) and data.exists():
-            inputs = [v.name for v in onnx.load(path).graph.input]
-            with np.load(data) as arrays:
-                sets = sorted({int(k[1:].partition("_")[0]) for k in arrays})
+            inputs = [v.name for v in load_model(path)[0].graph.input]
+            with open_arrays(data, "SX307") as arrays:
+                wrong = [k for k in arrays.names if not re.fullmatch("[xy][0-9]{1,9}_[0-9]{1,9}", k)]
+                if wrong:
+                    raise InvalidInput(f"{data}: the arrays must be named x0_0, ..., y0_0, ..., got {wrong[0]!r}", code="SX307")
+                sets = sorted({int(k[1:].partition("_")[0]) for k in arrays.names})
                 sides = [
-                    [[arrays[f"{s}{i}_{j}"] for j in range(sum(k.startswith(f"{s}{i}_") for k in arrays))] for s in "xy"]
+                    [[arrays[f"{s}{i}_{j}"] for j in range(sum(k.startswith(f"{s}{i}_") for k in arrays.names))] for s in "xy"]
                     for i in sets
                 ]
+            if any(len(x) != len(inputs) for x, _ in sides):
+                raise InvalidInput(f"{data}: each set must have {len(inputs)} inputs, x0_0, ...", code="SX307")
             out.append(Stored(path.stem, path, [(dict(zip(inputs, x, strict=True)), y) for x, y in sides]))
     return out
 
@@ -205,7 +213,7 @@ def stored_comparisons(folder: Path, oracle: Oracle, select: str = "", device: s
     """Compare each stored model, at each batch size, with onnxruntime and with what the framework computed."""
     for found in stored(folder, select):
         for inputs, expected in found.data:
-            model = onnx.load(found.path)
+            model = onnx.load(found.path)  # external data included
             yield compare_with_onnxruntime(found.name, model, inputs, oracle, device=device)
             yield compare_with_stored(found.name, model, inputs, expected, device=device)
 

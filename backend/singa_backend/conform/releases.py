@@ -30,7 +30,7 @@ import onnx
 import platformdirs
 from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
 
-from ..errors import MissingDependency
+from ..errors import MissingDependency, SonnxError
 from ..files import write_text, writing
 from ..proto.schemas import DOMAINS
 from ..proto.test_data import value
@@ -244,7 +244,7 @@ def _stored(archive: zipfile.ZipFile, kind: str, folder: str, names: Iterable[st
         content.update(f"{number} {side} {i} {len(stored)}".encode() + stored)
         try:
             data.setdefault(number, ([], []))[side].append(value(stored, declared))
-        except (ValueError, TypeError) as error:
+        except SonnxError as error:
             broken = broken or f"{file.rpartition('/')[2]} cannot be read: {error}"
     name = folder.removeprefix(f"{kind}/")
     broken = broken or ("" if data else "it has no data set")

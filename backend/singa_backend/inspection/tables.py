@@ -20,6 +20,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from .. import dtypes
 from ..errors import SonnxError
 from ..ir.declaration import declarations
+from ..limits import SHORTEST, check_number
 from ..proto import tensor_data
 from ..proto.checker import CheckerResult, check_and_infer, value_of
 from ..proto.load import ModelSource, load_model
@@ -130,11 +131,13 @@ def inspect(model: ModelSource, *, stats: bool = False, timeout: float = 60.0) -
 
     Raises:
         InvalidModel: the model is not an ONNX file.
+        InvalidInput: the timeout is not a positive number (SX309).
 
     Example:
         >>> found = inspect("model.onnx")
         >>> found.operators(), found.parameters
     """
+    check_number("timeout", timeout, SHORTEST)
     proto, folder = load_model(model)
     proto = readable(proto)
     path = Path(model) if isinstance(model, (str, os.PathLike)) else None

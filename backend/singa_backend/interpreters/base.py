@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
-from onnx import GraphProto, TypeProto, helper
+from onnx import GraphProto, TypeProto, defs, helper
 
 from .. import dtypes
 from ..errors import InvalidInput
@@ -255,6 +255,8 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
 
     Raises InvalidInput (SX372) if integers or booleans are required and cannot represent the number.
     """
+    if any(x is None for x in inputs):
+        _check_absent(domain, op_type, op.opset, inputs)
     if all(x is None or op.is_value(x) for x in inputs):
         return list(inputs)
     strings, kinds = formal(domain, op_type, op.opset)
@@ -272,6 +274,7 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
         if x is None or op.is_value(x) or (isinstance(x, list) and not x and None in kinds[which]):
             values.append(x)  # an empty list is a sequence if the schema allows one
             continue
+        _check_value(x, op_type)
         if which in bound:
             dtype: Any = op.dtype(bound[which])
         else:
@@ -281,10 +284,46 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
     return values
 
 
+def _check_absent(domain: str, op_type: str, opset: int, inputs: Sequence[Any]) -> None:
+    """Raise InvalidInput if an input is None that the operator needs."""
+    for i, name in _needed(domain, op_type, opset):
+        if i < len(inputs) and inputs[i] is None:
+            raise InvalidInput(f"input {name!r} of {op_type} must be a tensor, got None", code="SX311")
+
+
+@cache
+def _needed(domain: str, op_type: str, opset: int) -> tuple[tuple[int, str], ...]:
+    """The inputs that an operator needs."""
+    version = schema_version(domain, op_type, opset)
+    if version is None:
+        return ()
+    schema = schemas[domain, op_type][version]
+    return tuple((i, p.name) for i, p in enumerate(schema.inputs) if p.option == defs.OpSchema.FormalParameterOption.Single)
+
+
+def _check_value(x: Any, op_type: str) -> None:
+    """Raise InvalidInput unless NumPy makes an array of numbers, bool or strings of a value."""
+    try:
+        array = np.asarray(x)
+        plain = array.dtype.kind == "O" and all(isinstance(v, (int, str)) for v in array.flat)
+        good = plain or (array.dtype.kind != "O" and dtypes.known(array.dtype.newbyteorder("=")))
+        detail = f"got a {type(x).__name__}"
+    except Exception as error:  # a list of lists of several lengths, or `__array__` of another library
+        good, detail = False, " ".join(str(error).split())[:200]
+    if not good:
+        raise InvalidInput(
+            f"an operand of {op_type} must be a tensor, a number, an array or nested lists of one shape: {detail}", code="SX311"
+        )
+
+
 def _representable(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
     """`x`; raises InvalidInput if an integer or boolean dtype cannot represent it: a fraction, NaN, or out of range."""
     given = np.asarray(x)
-    if dtype.kind not in "iub" or given.dtype == dtype or given.dtype.kind not in "iubfO":
+    strings = given.dtype.kind in "US" or (given.dtype.kind == "O" and any(isinstance(v, str) for v in given.flat))
+    if strings != (dtype == dtypes.STRING):
+        wanted = dtypes.onnx_name(dtype)
+        raise InvalidInput(f"an operand of {op_type} must be {wanted} like its tensors, got {str(x)[:80]!r}", code="SX311")
+    if given.dtype == dtype or given.dtype.kind not in "iubfO" or (dtype.kind not in "iub" and given.dtype.kind != "O"):
         return x
     try:
         with np.errstate(invalid="ignore"):

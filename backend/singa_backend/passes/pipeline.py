@@ -231,7 +231,7 @@ def optimize(
         >>> print(report)
     """
     chosen = [_named(name) for name in (PASSES if passes is None else passes)]
-    if rounds < 1:
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise InvalidInput(f"rounds must be at least 1, got {rounds}", code="SX360")
     try:
         edit = ModelEditor(model, None if folder is None else Path(folder))

@@ -14,6 +14,7 @@ from . import coverage, tape, trace
 from .coverage import nothing_trains
 from .tape import Dummy, Operator, vocabulary
 from .tensor import Tensor, op
+from .variable import required
 
 
 def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
@@ -62,7 +63,7 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     covered = coverage.current()
     if covered is not None:
         covered.backward_ran = True
-    if not y.requires_grad or isinstance(y.creator, Dummy):
+    if not required(y).requires_grad or isinstance(y.creator, Dummy):
         if tape.training:
             raise nothing_trains(covered)
         raise InvalidInput(

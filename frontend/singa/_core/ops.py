@@ -24,7 +24,7 @@ from singa_backend.proto.schemas import version_at
 from ..device import Device, default_device
 from . import provenance, tape, trace
 from .tape import Node, _anywhere, _eager, _is_tensor, _same_device, _value_on, vocabulary
-from .variable import Variable, of
+from .variable import Variable, of, required
 
 T = TypeVar("T", bound=Variable)
 
@@ -99,13 +99,13 @@ class TensorInterpreter(Interpreter[T]):
         return _is_tensor(x)
 
     def dtype(self, x: T) -> np.dtype[Any]:
-        return vocabulary(x.device).dtype(trace.value(x))
+        return vocabulary(required(x).device).dtype(trace.value(x))
 
     def is_sequence(self, x: T) -> bool:
-        return vocabulary(x.device).is_sequence(trace.value(x))
+        return vocabulary(required(x).device).is_sequence(trace.value(x))
 
     def shape(self, x: T) -> tuple[int | str | None, ...] | None:
-        return vocabulary(x.device).shape(trace.value(x))
+        return vocabulary(required(x).device).shape(trace.value(x))
 
     def constant_value(self, x: T) -> np.ndarray | None:
         """The value that the graph of a recorded step knows; None otherwise, because values may change from call to call."""

@@ -13,7 +13,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TypeProto, helper
 
 from singa_backend import dtypes, passes
-from singa_backend.errors import InvalidInput, Problem, UnsupportedModel
+from singa_backend.errors import InvalidInput, Problem, UnsupportedModel, check_keywords
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.reader import read
 from singa_backend.opsets.convert import convert as write_again
@@ -121,8 +121,7 @@ class Options:
         doc: the doc_string of the model.
 
     Raises:
-        InvalidInput: the opset is not supported (SX323).
-        TypeError: `extra_opsets` is not a list of pairs.
+        InvalidInput: the opset is not supported, or `extra_opsets` is not a list of pairs (SX323).
     """
 
     opset: int | None = None
@@ -149,7 +148,13 @@ class Options:
         if not isinstance(pairs, (list, tuple)) or not all(
             isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], int) for p in pairs
         ):
-            raise TypeError(f"extra_opsets must be a list of (domain, version) pairs, got {pairs!r}")
+            raise InvalidInput(f"extra_opsets must be a list of (domain, version) pairs, got {pairs!r}", code="SX323")
+
+
+def _options(call: str, options: Mapping[str, Any]) -> Options:
+    """The options of a call; raises UnknownKeyword."""
+    check_keywords(call, options, (f.name for f in fields(Options)))
+    return Options(**options)
 
 
 def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_report: bool = False, **options: Any) -> Any:
@@ -172,7 +177,7 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
             (SX354), a tensor that was read no longer exists (SX363), or an option does not match the graph (SX323, SX355).
         UnsupportedModel: operators cannot be written (SX206) or their exporter failed (SX208); `problems` lists all of them.
         InvalidModel: onnx's checker refuses the exported model (SX109).
-        TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
+        UnknownKeyword: an option is unknown.
 
     Example:
         >>> proto = sonnx.to_onnx([x], [autograd.relu(x)], opset=13)
@@ -182,7 +187,7 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
     for t in ys:
         if not isinstance(t, Tensor):
             raise InvalidInput(f"the outputs to export must be tensors, got a {type(t).__name__}", code="SX353")
-    proto, report = _write(xs, ys, model_name, Options(**options), _names(xs), None)
+    proto, report = _write(xs, ys, model_name, _options("to_onnx", options), _names(xs), None)
     return (proto, report) if with_report else proto
 
 
@@ -215,12 +220,12 @@ def export(
         UnsupportedModel: operators cannot be written (SX206) or their exporter failed (SX208); `problems` lists all of them.
         InvalidModel: onnx's checker refuses the exported model (SX109), or onnxruntime the file (SX111).
         NotTraceable: without example inputs, or with `training=True`: the model reads values in Python (SX330).
-        TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
+        UnknownKeyword: an option is unknown.
 
     Example:
         >>> proto = sonnx.export(net, [x], "net.onnx", opset=13, dynamic_axes={"x": {0: "batch"}})
     """
-    chosen = Options(**options)
+    chosen = _options("export", options)
     takes = {n: _overridden(n, t, chosen) for n, t in declared(model, inputs)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(model._in_mode(chosen.training))
@@ -486,12 +491,12 @@ def convert(
         InvalidInput: an option is not supported or does not match the graph (SX323, SX355), or the file cannot be written
             (SX351, SX352).
         ResourceExhausted: the model exceeds a limit.
-        TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
+        UnknownKeyword: an option is unknown.
 
     Example:
         >>> sonnx.convert("net.onnx", 11, "older.onnx")
     """
-    chosen = Options(opset=opset, **options)
+    chosen = _options("convert", {"opset": opset, **options})
     for name in ("training", "input_names", "output_names", "dynamic_axes"):
         if getattr(chosen, name):
             raise InvalidInput(

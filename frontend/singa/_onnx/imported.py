@@ -151,7 +151,10 @@ class Imported:
     def _one(self, declared: Value, x: Any) -> Any:
         if x is None and declared.kind == "optional":
             return None
-        tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
+        if isinstance(x, (list, tuple)) and declared.kind == "sequence":
+            tensor = Tensor._of([Tensor(data=v, device=self.device)._data for v in x], self.device, False)
+        else:
+            tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
         if tensor.device.backend.type != self.device.backend.type:
             text = f"input {declared} must be on the device of the model, {self.device.backend}, got {tensor.device.backend}"
             raise InvalidInput(text, code="SX302", hint="write x.to_device(dev)")

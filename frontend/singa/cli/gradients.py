@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from singa_backend.conform import gradient_matrix
 from singa_backend.conform.gradient_matrix import page
 
-from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, out, progress, witness
+from ._common import NO, SECONDS, check_matrix, echo, exit_codes, expression, json_option, out, progress, witness
 
 
 @click.command("gradients")
@@ -28,7 +28,7 @@ from ._common import NO, check_matrix, echo, exit_codes, expression, json_option
     help="The engine that runs the same graph in float32.",
 )
 @click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds that one operator version may take.")
+@click.option("--timeout", default=120.0, show_default=True, type=SECONDS, help="Seconds that one operator version may take.")
 @click.option(
     "--to",
     "folder",
