@@ -80,7 +80,9 @@ class GraphBuilder(Interpreter[Symbol]):
         self._known: dict[tuple[Any, ...], Symbol] = {}
         self._marked: dict[str, str] = {}
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
-        self._made: set[str] = set()
+        self._made: dict[str, int] = {}  # the index of the node that produces a value
+        self._readers: dict[str, list[NodeProto]] = {}  # the nodes that read a value of this graph, in subgraphs too
+        self._input_names: set[str] = set()
         self._imported: dict[int, tuple[Any, Symbol]] = {}
         self._evaluator = Evaluator(opset=opset)
 
@@ -117,6 +119,7 @@ class GraphBuilder(Interpreter[Symbol]):
         """An input of the graph."""
         symbol = Symbol(self.name(name), self, type)
         self.inputs.append(symbol)
+        self._input_names.add(symbol.name)
         return symbol
 
     def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
@@ -265,16 +268,20 @@ class GraphBuilder(Interpreter[Symbol]):
             node.attribute.append(attribute_proto(domain, op_type, self.imported(domain), n, v))
             if isinstance(v, Subgraph):
                 for name, value in v.captured.items():
-                    if name not in self._own():
+                    if not self._owns(name):
                         self._add_captured(name, value)
         types = output_types(self, node, symbols)
-        self.nodes.append(node)
-        made = [Symbol(n, self, types.get(n)) for n in names]
-        self._made.update(names)
-        return made
+        self._append(node)
+        return [Symbol(n, self, types.get(n)) for n in names]
 
-    def _own(self) -> set[str]:
-        return self._made | {s.name for s in self.inputs} | set(self.initializers)
+    def _append(self, node: NodeProto) -> None:
+        self._made.update(dict.fromkeys(node.output, len(self.nodes)))
+        self.nodes.append(node)
+        for name in reads(node):
+            self._readers.setdefault(name, []).append(node)
+
+    def _owns(self, name: str) -> bool:
+        return name in self._made or name in self._input_names or name in self.initializers
 
     def folded(
         self, op_type: str, values: Sequence[Any], attributes: dict[str, Any], outputs: int, evaluator: Evaluator
@@ -315,20 +322,20 @@ class GraphBuilder(Interpreter[Symbol]):
             hints: the requested name of each value.
             node: the name for the node that computes the first value.
         """
-        recent = self.nodes[first:]
-        makers = {n: p for p in recent for n in p.output}
+        known = [x.name for x in symbols if isinstance(x, Symbol) and x.builder is self]
+        recent = {name for name in known if self._made.get(name, -1) >= first}
         for i, (symbol, hint) in enumerate(zip(symbols, hints, strict=False)):
             if isinstance(symbol, Symbol) and not symbol.name and symbol.name_hint is None and hint:
                 symbol.name_hint = (hint, node)
-            if not isinstance(symbol, Symbol) or symbol.name not in makers or not hint or symbol.builder is not self:
+            if not isinstance(symbol, Symbol) or symbol.name not in recent or not hint or symbol.builder is not self:
                 continue
             old, new = symbol.name, hint if hint == symbol.name else self._reserved_or_fresh(hint)
-            for p in recent:
+            place, readers = self._made.pop(old), self._readers.pop(old, [])
+            for p in (self.nodes[place], *readers):
                 _rename(p, old, new)
+            self._made[new], self._readers[new] = place, readers
             if i == 0 and node:
-                makers[old].name = self._node_name(node)
-            self._made.discard(old)
-            self._made.add(new)
+                self.nodes[place].name = self._node_name(node)
             symbol.name = new
 
     def _node_name(self, hint: str) -> str:
@@ -353,18 +360,19 @@ class GraphBuilder(Interpreter[Symbol]):
     def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Symbol]:
         """The outputs as distinct outputs of this graph's nodes, with these names if given."""
         finished: list[Symbol] = []
+        there: set[Symbol] = set()
         for i, value in enumerate(outputs):
             symbol = self.imported_value(value if self.is_value(value) else self.constant(value))
             assert symbol is not None
             hint = names[i] if names else None
-            if hint and hint != symbol.name and not any(symbol is f for f in finished) and self.outer is None:
+            if hint and hint != symbol.name and symbol not in there and self.outer is None:
                 self.rename(0, [symbol], [hint])
-            if (hint and hint != symbol.name) or symbol.name not in self._made or any(symbol is f for f in finished):
+            if (hint and hint != symbol.name) or symbol.name not in self._made or symbol in there:
                 name = self._reserved_or_fresh(hint or "y")
-                self.nodes.append(helper.make_node("Identity", [symbol.name], [name], name=name))
-                self._made.add(name)
+                self._append(helper.make_node("Identity", [symbol.name], [name], name=name))
                 symbol = Symbol(name, self, symbol.type)
             finished.append(symbol)
+            there.add(symbol)
         return finished
 
     def proto(self, name: str, outputs: Sequence[Symbol], *, deferred: bool = False) -> GraphProto:

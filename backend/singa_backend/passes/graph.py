@@ -450,10 +450,14 @@ class GraphEditor:
 
     def reindex(self) -> None:
         """Rebuild the index of producers and readers, after a change in a subgraph."""
+        self._index([self.reads(node) for node in self.nodes])
+
+    def _index(self, reads: Iterable[set[str]]) -> None:
         self._producers = {o: n for n in self.nodes for o in n.outputs if o}
         self._users = {}
-        for node in self.nodes:
-            self.attach(node)
+        for node, names in zip(self.nodes, reads, strict=True):
+            for name in names:
+                self._users.setdefault(name, {})[id(node)] = node
 
     def attach(self, node: Node) -> None:
         """Add a node to the readers of its inputs.
@@ -494,11 +498,7 @@ class GraphEditor:
         Returns:
             Names that are read here and defined in an outer graph.
         """
-        names = {o for o in self.outputs if o}
-        for node in self.nodes:
-            names |= self.reads(node)
-        names.difference_update(self.inputs, self.initializers, self.sparse, (o for n in self.nodes for o in n.outputs))
-        return names
+        return {name for name in (*self._users, *self.outputs) if name and self.captures(name)}
 
     def producer(self, name: str) -> Node | None:
         """Return the producer of a value.
@@ -903,16 +903,19 @@ class GraphEditor:
                     raise InvalidModel(f"value {o!r} is defined more than once", code="SX102", node=node.title)
                 makers[o] = i
         makers.pop("", None)
-        needs = [{makers[n] for n in self.reads(node) if n in makers} for node in nodes]
+        reads = [self.reads(node) for node in nodes]
+        if all(makers.get(n, -1) < i for i, names in enumerate(reads) for n in names):
+            self._index(reads)
+            return
+        needs = [{makers[n] for n in names if n in makers} for names in reads]
         order = runnable_order(needs)
         if len(order) < len(needs):
             cycle = _cycle(needs, {*range(len(needs))} - {*order})
-            names = ", ".join(repr(nodes[i].title) for i in cycle[:8]) + (", ..." if len(cycle) > 8 else "")
+            shown = ", ".join(repr(nodes[i].title) for i in cycle[:8]) + (", ..." if len(cycle) > 8 else "")
             where = nodes[cycle[0]].title
-            raise InvalidModel(f"the graph has a cycle among the nodes {names}", code="SX101", node=where)
-        if order != list(range(len(nodes))):
-            self._order = _Order([nodes[i] for i in order])
-        self.reindex()
+            raise InvalidModel(f"the graph has a cycle among the nodes {shown}", code="SX101", node=where)
+        self._order = _Order([nodes[i] for i in order])
+        self._index(reads[i] for i in order)
 
     def check(self) -> None:
         """Check that every value is defined once, and sort the nodes.

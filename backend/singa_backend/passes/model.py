@@ -159,12 +159,13 @@ def _differentiates(top: GraphEditor) -> bool:
     return any((n.domain, n.op_type) == TRAINING_GRADIENT for net in top.walk() for n in net.nodes)
 
 
-def _hidden(net: GraphEditor, around: frozenset[str] = frozenset()) -> str:
+def _hidden(net: GraphEditor, around: tuple[set[str], ...] = ()) -> str:
     """A name that a subgraph redefines although an outer graph defines it; "" if there is none."""
     own = {*net.inputs, *net.initializers, *net.sparse, *(o for n in net.nodes for o in n.outputs if o)}
-    if own & around:
-        return min(own & around)
-    around |= own
+    again = {name for name in own if any(name in outer for outer in around)}
+    if again:
+        return min(again)
+    around = (*around, own)
     return next((found for n in net.nodes for g in n.graphs.values() if (found := _hidden(g, around))), "")
 
 
