@@ -10,7 +10,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -344,7 +344,7 @@ class GraphEditor:
     """
 
     def __init__(
-        self, context: Context, proto: GraphProto | FunctionProto, outer: GraphEditor | None, opsets: dict[str, int]
+        self, context: Context, proto: GraphProto | FunctionProto, outer: GraphEditor | None, opsets: Mapping[str, int]
     ) -> None:
         """Read a graph and its subgraphs.
 
