@@ -2,8 +2,8 @@
 
     tox -e benchmark-growth [-- --to reports]
 
-Each figure is a median of CPU time in milliseconds for each node; `growth` is the time per node at the largest size over that at
-the size before it, about 1 for linear work.
+Each figure is CPU time in milliseconds for each node.  `growth` is the time per node at the largest size over that at the size
+before it: 1 if the time is linear, 10 if it is quadratic.
 """
 
 from __future__ import annotations
@@ -119,9 +119,7 @@ def nested(n: int) -> ModelProto:
         at = f"v{i}"
     large = [helper.make_node("Add", [f"b{i}" if i else at, f"d{i}"], [f"b{i + 1}"]) for i in range(count)]
     nodes.append(
-        helper.make_node(
-            "If", ["yes"], ["y"], then_branch=branch("r", f"b{count}", large), else_branch=branch("z", at, [])
-        )
+        helper.make_node("If", ["yes"], ["y"], then_branch=branch("r", f"b{count}", large), else_branch=branch("z", at, []))
     )
     return _model(nodes, {**_weights(count), "yes": np.asarray(True)})
 
@@ -133,12 +131,6 @@ GRAPHS: dict[str, Callable[[int], ModelProto]] = {
 # --- operations: prepared with a model, each returns the call to measure
 
 X = np.linspace(0.5, 1, 4, dtype=np.float32).reshape(1, 4, 1, 1)
-
-
-def _copy(model: ModelProto) -> ModelProto:
-    made = ModelProto()
-    made.CopyFrom(model)
-    return made
 
 
 def _train(model: ModelProto, graph: bool) -> Callable[[], Any]:
@@ -205,8 +197,8 @@ OPERATIONS: dict[str, Callable[[ModelProto], Callable[[], Any]]] = {
     "prepare": lambda model: lambda: SingaBackend.prepare(model),
     "run": _run,
     "types": lambda model: lambda: ModelEditor(model).types,
-    "optimize": lambda model: lambda made=_copy(model): optimize(made),
-    "change layout": lambda model: lambda made=_copy(model): change_layout(made, "channels_last"),
+    "optimize": lambda model: lambda: optimize(model),
+    "change layout": lambda model: lambda: change_layout(model, "channels_last"),
     "import": lambda model: lambda: sonnx.SONNXModel(model),
     "export": _exported,
     "export a file": _to_file,
@@ -222,30 +214,64 @@ OPERATIONS: dict[str, Callable[[ModelProto], Callable[[], Any]]] = {
 }  # fmt: skip
 
 
-def measure(operation: str, graph: str, n: int) -> tuple[float, int]:
-    """Return the CPU seconds of one call, and the number of nodes."""
-    model = GRAPHS[graph](n)
-    call = OPERATIONS[operation](model)
-    gc.collect()
-    start = time.process_time()
-    call()
-    return time.process_time() - start, n
+SIZES = (100, 1_000, 10_000)
+
+
+def measure(operation: str, graph: str, n: int, runs: int) -> float:
+    """Return the median CPU time of a call in milliseconds for each node; each call has a model of its own."""
+    times = []
+    for _ in range(runs):
+        call = OPERATIONS[operation](GRAPHS[graph](n))
+        gc.collect()
+        start = time.process_time()
+        call()
+        times.append(time.process_time() - start)
+    return round(1e3 * statistics.median(times) / n, 4)
+
+
+def page(document: dict[str, Any]) -> str:
+    """Return the table in Markdown."""
+    sizes = document["sizes"]
+    lines = [
+        "# Growth with the number of nodes", "",
+        "Written by `tox -e benchmark-growth -- --to reports`; it is not checked for staleness, because times vary.",
+        f"CPU time in milliseconds for each node, {document['machine']}; medians of {document['runs']} calls, one call at",
+        f"{sizes[-1]:,} nodes. `growth` is the time per node at {sizes[-1]:,} nodes over that at {sizes[-2]:,}: 1 if the time is",
+        "linear, 10 if it is quadratic. Python's garbage collector and the caches of the processor make it a little more than 1.",
+        "Work in onnx's checker and inference is included where it runs in this process.", "",
+        "| operation | graph | " + " | ".join(f"{n:,}" for n in sizes) + " | growth |", "|---" * (len(sizes) + 3) + "|",
+    ]  # fmt: skip
+    for r in document["rows"]:
+        times = " | ".join(f"{t:.3f}" for t in r["times"])
+        lines.append(f"| {r['operation']} | {r['graph']} | {times} | {r['times'][-1] / r['times'][-2]:.1f} |")
+    lines += [
+        "",
+        "The graphs:",
+        "",
+        *(f"* {name}: {(make.__doc__ or '').removeprefix('Return ')}" for name, make in GRAPHS.items()),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--operations", nargs="+", default=list(OPERATIONS), choices=list(OPERATIONS))
+    parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
+    parser.add_argument("--to", type=Path, help="write benchmark-growth.md and .json into this folder")
+    options = parser.parse_args()
+    rows = []
+    for operation in options.operations:
+        for graph in options.graphs:
+            times = [measure(operation, graph, n, options.runs if n < SIZES[-1] else 1) for n in SIZES]
+            rows.append({"operation": operation, "graph": graph, "times": times})
+            print(operation, graph, *times, round(times[-1] / times[-2], 2), flush=True)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}"
+    document = {"machine": machine, "runs": options.runs, "sizes": SIZES, "rows": rows}
+    if options.to:
+        (options.to / "benchmark-growth.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (options.to / "benchmark-growth.md").write_text(page(document), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    import sys
-    ops = sys.argv[1].split(",") if sys.argv[1] != "all" else list(OPERATIONS)
-    graphs = sys.argv[2].split(",") if sys.argv[2] != "all" else list(GRAPHS)
-    sizes = list(map(int, sys.argv[3].split(",")))
-    for o in ops:
-        for g in graphs:
-            row = []
-            for n in sizes:
-                try:
-                    row.append(1e3 * measure(o, g, n)[0] / n)
-                except Exception as e:
-                    row.append(f"{type(e).__name__}: {str(e)[:150]}")
-                    break
-            s = [f"{r:.3f}" if isinstance(r, float) else r for r in row]
-            ratio = f"{row[-1] / row[-2]:.2f}" if len(row) > 1 and isinstance(row[-1], float) else ""
-            print(f"{o:18} {g:10}", *s, "ratio", ratio, flush=True)
+    main()
