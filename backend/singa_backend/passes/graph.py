@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ class _Order:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         ring = (None, *nodes, None)  # None is the end, and its successor the first node
-        self._next: dict[Node | None, Node | None] = dict(zip(ring, ring[1:], strict=False))
+        self._next: dict[Node | None, Node | None] = dict(pairwise(ring))
         self._previous: dict[Node | None, Node | None] = dict(zip(ring[1:], ring, strict=False))
         self.place = {node: i * self._GAP for i, node in enumerate(nodes)}
         self._all: tuple[Node, ...] | None = tuple(nodes)
