@@ -153,6 +153,9 @@ def test_a_target_that_is_not_a_file_is_refused_before_the_run(
     assert found.exit_code == 3 and "[SX351]" in found.stderr and sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"environment": {}}', '{"environment": {"release": "1.6.0", "device": "CPU"}}']
+)
 def test_a_report_of_other_json_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(text)
     found = sonnx("report", tmp_path / "r.json", "--to", tmp_path / "to")

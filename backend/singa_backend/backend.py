@@ -188,7 +188,8 @@ class SingaRep(BackendRep):
         graph = self.graph
         if isinstance(inputs, Mapping):
             given = dict(inputs)
-            unknown = [n for n in given if n not in {v.name for v in (*graph.inputs, *graph.optional_inputs)}]
+            known = {v.name for v in (*graph.inputs, *graph.optional_inputs)}
+            unknown = [n for n in given if n not in known]
             missing = [v.name for v in graph.inputs if v.name not in given and v.kind != "optional"]
             if unknown or missing:
                 hint = did_you_mean(str(unknown[0]), [v.name for v in graph.inputs]) if unknown else ""

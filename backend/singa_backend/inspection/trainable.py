@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ Key = tuple[int, int]
 CODES = {"missing": "SX830", "unwritable": "SX831", "no gradient": "SX832", "not asked": "SX833"}
 """Codes of problems: training raises for the first two; for the others the gradient ends."""
 _SCOPES = 100_000
+_SHOWN = 20
+"""Maximum number of nodes that the reason for one parameter names."""
 _STATISTICS = (3, 4)
 """The inputs of BatchNormalization that are running statistics: they are updated, not trained."""
 
@@ -135,27 +138,31 @@ def trainable_report(
     asked = {name: (0, graph.slots[name]) for name in names}
     wanted = {(0, graph.slots[name]) for name in ends}
     useful = flow.before(wanted)
+    reaching = flow.reaching({w for w in wanted if flow.floats(w)})
+    useful_stops = [s for s in flow.stops if s.outputs & useful]
+    raising = flow.reaching({s.key for s in useful_stops if s.problem.code != CODES["not asked"]})
+    ends_of = flow.stops_after(useful_stops)
     for name, key in asked.items():
         dtype = flow.types.get(key)
         if dtype is not None and not dtypes.is_float(dtype):
             report.blocked[name] = f"its dtype is {dtypes.onnx_name(dtype)}, not a float type"
             continue
-        reached = flow.after({key})
-        if reached & {w for w in wanted if flow.floats(w)}:
+        if key in reaching:
             report.trainable.append(name)
         elif key not in useful:
             report.blocked[name] = "no output depends on it"
         else:
-            stops = [s for s in flow.stops if s.key in reached and s.outputs & useful]
-            if by is None and stops and all(s.problem.code == CODES["not asked"] for s in stops):
+            stops = ends_of.get(key, [])
+            if by is None and stops and key not in raising:
                 report.settings.append(name)
                 continue
-            report.blocked[name] = "every path ends: " + "; ".join(dict.fromkeys(f"{s.problem}" for s in stops))
+            shown = dict.fromkeys(f"{s.problem}" for s in stops[:_SHOWN])
+            report.blocked[name] = "every path ends: " + "; ".join(shown) + ("; and others" if len(stops) > _SHOWN else "")
     if by is None:
         exponents = {n.input_names[1] for n in graph.nodes if (n.domain, n.op_type) == ("", "Pow")}  # frozen by SONNXModel
         report.constants = {n: what for n, what in untrained(graph).items() if n in report.trainable and n not in exponents}
     reached = flow.after({key for name, key in asked.items() if name not in report.settings})
-    found = [s.problem for s in flow.stops if s.key in reached and s.outputs & useful]
+    found = [s.problem for s in useful_stops if s.key in reached]
     report.problems = sorted(dict.fromkeys(found), key=lambda p: list(CODES.values()).index(p.code))
     return report
 
@@ -204,6 +211,32 @@ class _Flow:
     def before(self, keys: set[Key]) -> set[Key]:
         """The values that these values depend on."""
         return _closure(keys, self.needs)
+
+    def reaching(self, keys: set[Key]) -> set[Key]:
+        """The values to which the gradients of these values flow."""
+        return _closure(keys, self._sources)
+
+    def stops_after(self, stops: Sequence[_Stop]) -> dict[Key, list[_Stop]]:
+        """For each value, the first of these stops, in order, at which a part of its gradient ends: one more than are shown."""
+        found: dict[Key, list[_Stop]] = {}
+        for stop in stops:
+            pending = [stop.key]
+            while pending:
+                key = pending.pop()
+                here = found.setdefault(key, [])
+                if len(here) <= _SHOWN and (not here or here[-1] is not stop):  # what is full passed them on to all its sources
+                    here.append(stop)
+                    pending += self._sources.get(key, ())
+        return found
+
+    @cached_property
+    def _sources(self) -> dict[Key, set[Key]]:
+        """For each value, those whose gradients it is a part of."""
+        sources: dict[Key, set[Key]] = {}
+        for source, targets in self.edges.items():
+            for target in targets:
+                sources.setdefault(target, set()).add(source)
+        return sources
 
     def _enter(self, graph: Graph, where: str) -> int:
         """Create a scope for a graph, one for each call; beyond a maximum, calls of one function share a scope."""

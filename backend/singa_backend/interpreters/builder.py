@@ -6,7 +6,7 @@ node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -83,7 +83,9 @@ class GraphBuilder(Interpreter[Symbol]):
         self._known: dict[tuple[Any, ...], Symbol] = {}
         self._marked: dict[str, str] = {}
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
-        self._made: set[str] = set()
+        self._made: dict[str, int] = {}  # the index of the node that produces a value
+        self._readers: dict[str, list[NodeProto]] = {}  # the nodes that read a value of this graph, in subgraphs too
+        self._input_names: set[str] = set()
         self._imported: dict[int, tuple[Any, Symbol]] = {}
         self._evaluator = Evaluator(opset=opset)
         self.contradictions: list[str] = []
@@ -129,6 +131,7 @@ class GraphBuilder(Interpreter[Symbol]):
         """An input of the graph."""
         symbol = Symbol(self._reserved_or_fresh(name), self, type)
         self.inputs.append(symbol)
+        self._input_names.add(symbol.name)
         return symbol
 
     def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
@@ -278,16 +281,20 @@ class GraphBuilder(Interpreter[Symbol]):
             node.attribute.append(attribute_proto(domain, op_type, self.imported(domain), n, v))
             if isinstance(v, Subgraph):
                 for name, value in v.captured.items():
-                    if name not in self._own():
+                    if not self._owns(name):
                         self._add_captured(name, value)
         types = output_types(self, node, symbols)
-        self.nodes.append(node)
-        made = [Symbol(n, self, types.get(n)) for n in names]
-        self._made.update(names)
-        return made
+        self._append(node)
+        return [Symbol(n, self, types.get(n)) for n in names]
 
-    def _own(self) -> set[str]:
-        return self._made | {s.name for s in self.inputs} | set(self.initializers)
+    def _append(self, node: NodeProto) -> None:
+        self._made.update(dict.fromkeys(node.output, len(self.nodes)))
+        self.nodes.append(node)
+        for name in reads(node):
+            self._readers.setdefault(name, []).append(node)
+
+    def _owns(self, name: str) -> bool:
+        return name in self._made or name in self._input_names or name in self.initializers
 
     def folded(
         self, op_type: str, values: Sequence[Any], attributes: dict[str, Any], outputs: int, evaluator: Evaluator
@@ -328,20 +335,20 @@ class GraphBuilder(Interpreter[Symbol]):
             hints: the requested name of each value.
             node: the name for the node that computes the first value.
         """
-        recent = self.nodes[first:]
-        makers = {n: p for p in recent for n in p.output}
+        known = [x.name for x in symbols if isinstance(x, Symbol) and x.builder is self]
+        recent = {name for name in known if self._made.get(name, -1) >= first}
         for i, (symbol, hint) in enumerate(zip(symbols, hints, strict=False)):
             if isinstance(symbol, Symbol) and not symbol.name and symbol.name_hint is None and hint:
                 symbol.name_hint = (hint, node)
-            if not isinstance(symbol, Symbol) or symbol.name not in makers or not hint or symbol.builder is not self:
+            if not isinstance(symbol, Symbol) or symbol.name not in recent or not hint or symbol.builder is not self:
                 continue
             old, new = symbol.name, hint if hint == symbol.name else self._reserved_or_fresh(hint)
-            for p in recent:
+            place, readers = self._made.pop(old), self._readers.pop(old, [])
+            for p in (self.nodes[place], *readers):
                 _rename(p, {old: new})
+            self._made[new], self._readers[new] = place, readers
             if i == 0 and node:
-                makers[old].name = self._node_name(node)
-            self._made.discard(old)
-            self._made.add(new)
+                self.nodes[place].name = self._node_name(node)
             symbol.name = new
 
     def _node_name(self, hint: str) -> str:
@@ -375,36 +382,38 @@ class GraphBuilder(Interpreter[Symbol]):
         """
         finished: list[Symbol] = []
         renamed: dict[str, str] = {}
+        there: set[Any] = set()
+        before = repeated(outputs, names)
         for i, value in enumerate(outputs):
             hint = names[i] if names else ""
-            again = repeated(i, outputs, names)
-            if again is not None:
-                finished.append(finished[again])
+            if before[i] != i:
+                finished.append(finished[before[i]])
                 continue
-            if names and self.can_output(value, hint, finished):
+            if names and self.can_output(value, hint, there):
                 symbol = value
                 if symbol.name != hint:
                     symbol = self._as_output(value, self._output_name(hint), renamed)
                 finished.append(symbol)
+                there.add(symbol)
                 continue
             found = self.imported_value(value if self.is_value(value) else self.constant(value))
             assert found is not None
-            if hint or found.name not in self._made or any(found is f for f in finished):
+            if hint or found.name not in self._made or found in there:
                 name = self._output_name(hint or "y")
-                self.nodes.append(helper.make_node("Identity", [found.name], [name], name=name))
-                self._made.add(name)
+                self._append(helper.make_node("Identity", [found.name], [name], name=name))
                 found = Symbol(name, self, found.type)
             finished.append(found)
+            there.add(found)
         if renamed:
             for node in self.nodes:
                 _rename(node, renamed)
         return finished
 
-    def can_output(self, value: Any, name: str, others: Sequence[Any]) -> bool:
+    def can_output(self, value: Any, name: str, others: Container[Any]) -> bool:
         """Whether a value can be an output of the model under a name without a copy; others: outputs before it."""
         if not isinstance(value, Symbol) or self.outer is not None or value.builder is not self:
             return False
-        if any(value is other for other in others):
+        if value in others:
             return False
         if self._is_constant(value):
             version = schema_version("", "Constant", self.opset)
@@ -431,8 +440,7 @@ class GraphBuilder(Interpreter[Symbol]):
             node = self._marked.pop(old, "") or self._node_name((symbol.name_hint or ("", ""))[1] or name)
             self.initializers[name], self._marked[name] = numpy_helper.from_array(symbol.value, name), node
         else:
-            self._made.discard(old)
-            self._made.add(name)
+            self._made[name], self._readers[name] = self._made.pop(old), self._readers.pop(old, [])
         if old:
             renamed[old] = name
         return symbol
@@ -482,9 +490,10 @@ def _info(symbol: Symbol) -> ValueInfoProto:
     return ValueInfoProto(name=symbol.name, type=symbol.type) if symbol.type else ValueInfoProto(name=symbol.name)
 
 
-def repeated(i: int, outputs: Sequence[Any], names: Sequence[str] | None) -> int | None:
-    """The index of an earlier output that is the same value under the same name, which ONNX allows."""
-    return next((j for j in range(i) if names and names[j] == names[i] and outputs[j] is outputs[i]), None)
+def repeated(outputs: Sequence[Any], names: Sequence[str] | None) -> list[int]:
+    """For each output the index of the first one that is the same value under the same name, which ONNX allows."""
+    first: dict[tuple[int, str], int] = {}
+    return [first.setdefault((id(y), names[i]), i) if names else i for i, y in enumerate(outputs)]
 
 
 def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:

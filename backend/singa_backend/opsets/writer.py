@@ -113,18 +113,18 @@ class OpsetWriter(Interpreter[Symbol]):
         names: of the outputs of the model; a value that can have its name without a copy is not copied.
         """
         made: list[Any] = []
+        there: set[Any] = set()
+        before = repeated(outputs, names)
         for i, v in enumerate(outputs):
+            if before[i] != i:
+                made.append(made[before[i]])
+                continue
             value = v if self.is_value(v) else self.constant(v)
-            again = repeated(i, outputs, names)
-            if again is not None:
-                made.append(made[again])
-                continue
-            if names and self.builder.can_output(value, names[i], made):
-                made.append(value)
-                continue
-            if not self.builder.makes(value) or any(value is m for m in made):
+            kept = names and self.builder.can_output(value, names[i], there)
+            if not kept and (not self.builder.makes(value) or value in there):
                 value = self._attempt("Identity", _copy, [value], {}, 1, self.opset)[0]
             made.append(value)
+            there.add(value)
         return made
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
