@@ -44,8 +44,6 @@ class Evaluator(Interpreter[Any]):
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
         operator = _versioned(domain, op_type, self.opset)
         values = arguments(self, domain, op_type, inputs)
-        if op_type == "SequenceEmpty":
-            return [_Empty(dtypes.numpy_dtype(attributes.get("dtype") or dtypes.onnx_code(np.float32)))]
         return self.call_version(operator, values, attributes, (True,) * outputs)
 
     @property
@@ -57,6 +55,8 @@ class Evaluator(Interpreter[Any]):
     ) -> list[Any]:
         given = {n: _attribute(v) for n, v in attributes.items() if v is not None}
         declaration, values, outputs = operator.declaration, inputs, len(wanted)
+        if declaration.name == "SequenceEmpty":
+            return [_Empty(dtypes.numpy_dtype(given.get("dtype") or dtypes.onnx_code(np.float32)))]
         for name, kind in declaration.services.items():
             given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
         with np.errstate(all="ignore"):

@@ -48,6 +48,8 @@ class TensorInterpreter(Interpreter[T]):
         values = [*raw, *(_value_on(device, v) for v in captured)]
         if not tape.training or not any(x is not None and x.requires_grad for x in every):
             ys = _wrapped(made, device, every)
+            if tape.without_graph(every):
+                tape.mark_without_graph(ys, not no_gradient_reason(_declaration(domain, op_type, self.opset)))
         else:
             node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
             ys = self._leave(node, every, values, made, device)
@@ -62,7 +64,7 @@ class TensorInterpreter(Interpreter[T]):
             node.keep(values, made, () if trace.current() is not None else (*xs, *ys))
             for y in ys:
                 if y is not None:
-                    y.requires_grad = _floats(y)
+                    y.requires_grad = tape._is_float(y._data, device)
         return list(ys)
 
     @property
@@ -81,6 +83,7 @@ class TensorInterpreter(Interpreter[T]):
         made = vocabulary(device).call_version(operator, values, attributes, wanted)
         if not tape.training or not any(x is not None and x.requires_grad for x in inputs):
             ys = _wrapped(made, device, inputs)
+            tape.mark_without_graph(ys, tape.without_graph(inputs) and not no_gradient_reason(operator.declaration))
         else:
             declaration = operator.declaration
             node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, operator.version)
@@ -189,13 +192,6 @@ def _meeting(xs: Sequence[Variable | None], op_type: str, domain: str, opset: in
         for d in rest:
             _same_device(rest[0], d, op_type)
     return rest[0]
-
-
-def _floats(y: Variable) -> bool:
-    try:
-        return dtypes.is_float(op.dtype(y))
-    except ValueError:
-        return False
 
 
 def _lowered(body: Subgraph, device: Device) -> Subgraph:
