@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes, limits
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
 from singa_backend.runtime.executor import Executor
@@ -218,7 +218,7 @@ class Model(Layer):
         if step is None or not step.holds():
             try:
                 step = self._steps[key] = Step(self.train_one_batch, input, kwargs)
-            except NotTraceable as error:
+            except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 self.not_traceable = error.message
                 warnings.warn(f"this model's steps stay on the tape: {error.message}", UserWarning, stacklevel=4)
                 return self.train_one_batch(*input, **kwargs)
@@ -405,7 +405,8 @@ class Step:
         record = Trace(op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
-            shadow = Tensor._of(record.writer.input(f"input_{i}", trace.type_of(t)), t.device, t.requires_grad)
+            symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
+            shadow = Tensor._of(symbol, t.device, t.requires_grad)
             shadow.stores_grad = t.stores_grad
             shadows[id(t)] = shadow
         with trace.recording(record):

@@ -23,7 +23,7 @@ from onnx import TypeProto
 
 from .. import dtypes
 from ..errors import UnsupportedModel
-from ..interpreters.base import Interpreter, Subgraph, arguments
+from ..interpreters.base import Example, Interpreter, Subgraph, arguments
 from ..ir.declaration import Declaration, declarations
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import version_at
@@ -64,6 +64,28 @@ def gradients(
         reason = no_gradient_reason(declaration)
         text = REASONS.get(reason.partition(":")[0], "none is declared")
         raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
+    for dy, y in zip(dys, outputs, strict=False):
+        _like(op, dy, y)
+    try:
+        found = _widened_rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
+    except UnsupportedModel as error:
+        raise error.locate(operator=declaration.name, version=version or declaration.versions[-1]) from None
+    for g, x in zip(found, inputs, strict=True):
+        _like(op, g, x)
+    return found
+
+
+def _widened_rule(
+    op: Interpreter[Any],
+    declaration: Declaration,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    attributes: dict[str, Any],
+    dys: Sequence[Any],
+    needs: Sequence[bool],
+    version: int | None,
+) -> list[Any]:
+    """The gradients by the rule, which computes in float32 for narrower floats."""
     bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     if declaration.widen and not bodies:
         wide = [[_widened(op, v) for v in values] for values in (inputs, outputs, dys)]
@@ -72,6 +94,14 @@ def gradients(
             like = next(dy for dy in dys if dy is not None)  # for an input that was not kept: rules that cast declare theirs
             return [None if g is None else op.cast(g, x if op.is_value(x) else like) for g, x in zip(found, inputs, strict=True)]
     return _rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
+
+
+def _like(op: Interpreter[Any], gradient: Any, value: Any) -> None:
+    """A gradient has the rank of its value, which inference may not know."""
+    if not op.is_symbolic or gradient is None or value is None or not op.is_value(value):
+        return
+    if op.shape(gradient) is None and not op.is_sequence(value) and op.shape(value) is not None:
+        op.with_type(gradient, op.type(value))
 
 
 def _widened(op: Interpreter[Any], value: Any) -> Any:
@@ -271,8 +301,18 @@ class Tape(Interpreter[Var]):
     def type(self, x: Any, drop: Sequence[int] = (), add: int = 0) -> TypeProto:
         return self.op.type(_raw(x), drop, add)
 
-    def graph(self, make: Any, types: Sequence[TypeProto | None]) -> Subgraph:
-        return self.op.graph(make, types)
+    def graph(self, make: Any, types: Sequence[TypeProto | None], examples: Sequence[Example] = ()) -> Subgraph:
+        return self.op.graph(make, types, examples)
+
+    def example(self, x: Any) -> Any:
+        return self.op.example(_raw(x))
+
+    def learn(self, x: Any) -> None:
+        self.op.learn(_raw(x))
+
+    def with_type(self, x: Any, type: TypeProto | None) -> Any:
+        self.op.with_type(_raw(x), type)
+        return x
 
 
 def _raw(x: Any) -> Any:

@@ -15,7 +15,7 @@ from ..devices.device import Device, resolve
 from ..ir.declaration import declarations
 from ..ir.versioned import VersionedOperator, runs_on_host
 from ..proto.schemas import version_at
-from .base import Interpreter, Subgraph, arguments
+from .base import Example, Interpreter, Subgraph, arguments
 
 
 @cache
@@ -85,7 +85,12 @@ class Evaluator(Interpreter[Any]):
     def shape(self, x: Any) -> tuple[int, ...]:
         return tuple(x.shape)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+    def example(self, x: Any) -> Any:
+        return self.device.get(x)
+
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
         raise TypeError("an Evaluator computes single operators; use Eager for subgraphs")
 
 

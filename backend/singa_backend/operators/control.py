@@ -14,7 +14,7 @@ from ..devices import namespaces
 from ..devices.namespaces import Xp
 from ..dtypes import HOST_ONLY, STRING, is_float, onnx_code, onnx_name
 from ..errors import OperatorError, SonnxError
-from ..interpreters.base import BOOL, INT, Op, Subgraph, V
+from ..interpreters.base import BOOL, FIRST, INT, Op, Subgraph, V, same
 from ..ir.declaration import Host, Ints, operator
 from ..ir.graph import Graph
 from ..proto.values import Value
@@ -46,6 +46,12 @@ def if_gradient(
 
         return op.graph(make, [])
 
+    taken = op.constant_value(cond)
+    if taken is not None and taken.size == 1:  # the other branch need not be computable for these values
+        body, own = (then_branch, range(first)) if taken.item() else (else_branch, range(first, len(captured)))
+        found = subgraph_gradients(op, body, [captured[i] for i in own], dys, [needs[1 + i] for i in own])
+        some = dict(zip(own, found, strict=True))
+        return [None, *(some.get(i) for i in range(len(captured)))]
     bodies = {"then_branch": branch(then_branch, range(first)), "else_branch": branch(else_branch, range(first, len(captured)))}
     made = dict(zip(asked, op.call("If", [cond], bodies, len(asked)), strict=True)) if asked else {}
     return [None, *(made.get(i) for i in range(len(captured)))]
@@ -110,16 +116,23 @@ def loop_gradient(
         return [go, inner.Add(count, 1), *map(inner.SequenceInsert, kept, state), *outs[:n]]
 
     empty = [op.SequenceEmpty(dtype=onnx_code(op.dtype(s))) for s in v_initial] if keeps else []
-    graph = op.graph(forward, [INT, BOOL, INT, *map(op.type, empty), *types])
+    starting = [same(op, s) for s in v_initial]
+    before = [*FIRST, lambda: np.array(0, np.int64), *(same(op, e) for e in empty), *starting]
+    graph = op.graph(forward, [INT, BOOL, INT, *map(op.type, empty), *types], before)
     zero = op.constant(0, np.int64)
     rounds, *kept = op.call("Loop", [M, cond, zero, *empty, *v_initial], {"body": graph}, 1 + len(empty) + n)[: 1 + len(empty)]
     rounds = op.with_type(rounds, INT)
+    trips = op.constant_value(rounds)
+    if trips is not None and not trips:  # no iteration, from which the ranks in the body are known
+        return [None, None, *(dys[k] if k in floats else None for k in range(n)), *(None for _ in captured)]
 
     def state_at(inner: Op, i: V) -> list[V]:
         if keeps:
             return [inner.with_type(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
         again = inner.graph(
-            lambda op, i, go, *state: run_subgraph(op, body, [i, go, *state, *captured])[: 1 + n], [INT, BOOL, *types]
+            lambda op, i, go, *state: run_subgraph(op, body, [i, go, *state, *captured])[: 1 + n],
+            [INT, BOOL, *types],
+            [*FIRST, *starting],
         )
         return list(inner.call("Loop", [i, cond, *v_initial], {"body": again}, n))
 
@@ -138,7 +151,7 @@ def loop_gradient(
 
     starts = [op.zeros_like(ys[k]) if dys[k] is None else dys[k] for k in floats]
     starts += [op.zeros_like(captured[i]) for i in asked]
-    graph = op.graph(backward, [INT, BOOL, *map(op.type, starts)])
+    graph = op.graph(backward, [INT, BOOL, *map(op.type, starts)], [*FIRST, *(same(op, s) for s in starts)])
     made = op.call("Loop", [rounds, op.constant(True), *starts], {"body": graph}, len(starts)) if starts else []
     grads: list[V] = [None] * len(needs)
     for k, g in zip([*floats, *(n + i for i in asked)], made, strict=True):
@@ -290,7 +303,7 @@ def sequence_map_gradient(
         return [inner.Identity(go), *out]
 
     starts = [op.SequenceEmpty(dtype=onnx_code(op.dtype(values[k]))) if many[k] else op.zeros_like(values[k]) for k in asked]
-    graph = op.graph(sample, [INT, BOOL, *map(op.type, starts)])
+    graph = op.graph(sample, [INT, BOOL, *map(op.type, starts)], [*FIRST, *(same(op, s) for s in starts)])
     made = op.call("Loop", [op.SequenceLength(input_sequence), op.constant(True), *starts], {"body": graph}, len(starts))
     grads: list[V] = [None] * len(needs)
     for k, g in zip(asked, made, strict=True):

@@ -12,7 +12,7 @@ from ..autodiff.replay import run_subgraph, subgraph_gradients
 from ..devices.namespaces import Xp
 from ..dtypes import is_float, onnx_code
 from ..errors import OperatorError
-from ..interpreters.base import Op, Subgraph, V
+from ..interpreters.base import Op, Subgraph, V, element, same
 from ..ir.declaration import Host, Ints, operator
 from ..ir.graph import Graph
 from ._api import Array, Run
@@ -144,7 +144,8 @@ def scan_9_gradient(
     def forward(inner: Op, *here: V) -> list[V]:
         return [*run_subgraph(inner, body, [*here, *captured])[:n], *(inner.Identity(s) for s in here[:n])]
 
-    graph = op.graph(forward, [*map(op.type, state), *slices])
+    first = [element(op, x, a) for x, a in zip(xs, axes, strict=True)]
+    graph = op.graph(forward, [*map(op.type, state), *slices], [*(same(op, v) for v in state), *first])
     kept = (
         op.call(
             "Scan",
@@ -180,7 +181,8 @@ def scan_9_gradient(
 
     starts = [op.zeros_like(ys[k]) if dys[k] is None else dys[k] for k in floats] + [op.zeros_like(captured[i]) for i in asked]
     elements = [*(op.type(k, drop=[0]) for k in kept), *slices, *(op.type(d, drop=[0]) for _, d in scans)]
-    graph = op.graph(backward, [*map(op.type, starts), *elements])
+    firsts = [*(element(op, k) for k in kept), *first, *(element(op, d) for _, d in scans)]
+    graph = op.graph(backward, [*map(op.type, starts), *elements], [*(same(op, v) for v in starts), *firsts])
     made = op.call(
         "Scan",
         [*starts, *kept, *xs, *(d for _, d in scans)],
@@ -306,5 +308,5 @@ def scan_8_decomposition(
 
     slices = [op.type(v, drop=[0]) for v in (*states, *xs, *lens)]
     # The initial states of the samples are scan inputs too, not states of the Scan over the samples.
-    graph = op.graph(sample, slices)
+    graph = op.graph(sample, slices, [element(op, v) for v in (*states, *xs, *lens)])
     return list(op.call("Scan", [*states, *xs, *lens], {"body": graph, "num_scan_inputs": len(slices)}, n + scans))

@@ -23,7 +23,7 @@ from onnx import TypeProto, helper
 from .. import dtypes
 from ..autodiff.replay import replay
 from ..errors import UnsupportedModel
-from ..interpreters.base import Interpreter, Subgraph, arguments
+from ..interpreters.base import Example, Interpreter, Subgraph, arguments
 from ..interpreters.builder import GraphBuilder, Symbol
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
@@ -140,7 +140,15 @@ class OpsetWriter(Interpreter[Symbol]):
     def type_of(self, x: Symbol) -> TypeProto | None:
         return self.builder.type_of(x)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+    def example(self, x: Symbol) -> Any:
+        return self.builder.example(x)
+
+    def learn(self, x: Symbol) -> None:
+        self.builder.learn(x)
+
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
         inner = GraphBuilder(self.target, outer=self.builder)
 
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
@@ -150,7 +158,7 @@ class OpsetWriter(Interpreter[Symbol]):
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer.own(make(writer, *xs))
 
-        return inner.body(written, types)
+        return inner.body(written, types, examples)
 
     # --- calls
 
@@ -456,6 +464,8 @@ class OpsetWriter(Interpreter[Symbol]):
         return self.rank_of(x, "a value")
 
     def rank_of(self, x: Symbol, what: str) -> int:
+        if self.shape(x) is None:
+            self.learn(x)
         shape = self.shape(x)
         if shape is None:
             text = f"the rank of {what} must be known to write it in opset {self.target}"

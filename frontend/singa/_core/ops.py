@@ -16,7 +16,7 @@ from onnx import TypeProto
 from singa_backend import dtypes
 from singa_backend.autodiff.replay import rebuild_subgraph
 from singa_backend.autodiff.support import no_gradient_reason
-from singa_backend.interpreters.base import Interpreter, Subgraph, arguments
+from singa_backend.interpreters.base import Example, Interpreter, Subgraph, arguments
 from singa_backend.ir.declaration import Declaration, declarations
 from singa_backend.ir.versioned import VersionedOperator
 from singa_backend.proto.schemas import version_at
@@ -115,8 +115,20 @@ class TensorInterpreter(Interpreter[T]):
         current = trace.current()
         return None if current is None else current.writer.constant_value(current.value(x))
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        return (_anywhere if trace.current() is None else vocabulary()).graph(make, types)
+    def example(self, x: T) -> Any:
+        return vocabulary(x.device).example(trace.value(x))
+
+    def learn(self, x: T) -> None:
+        vocabulary(x.device).learn(trace.value(x))
+
+    def with_type(self, x: T, type: TypeProto | None) -> T:
+        vocabulary(x.device).with_type(trace.value(x), type)
+        return x
+
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
+        return (_anywhere if trace.current() is None else vocabulary()).graph(make, types, examples)
 
 
 def _replay_of(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Replay:

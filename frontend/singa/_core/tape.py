@@ -131,6 +131,9 @@ def no_tape() -> Iterator[None]:
 class _Anywhere(Eager):
     """The values that a graph captures: they may be on any device, and move to that of the tensors that the graph reads."""
 
+    def example(self, x: Any) -> Any:
+        return x if isinstance(x, (np.ndarray, list)) else x.get()
+
     def is_value(self, x: Any) -> bool:
         if isinstance(x, list):
             return super().is_value(x)
@@ -448,11 +451,11 @@ class Node(Operator):
         named = [d.name for d in self.declaration.inputs]
         names = set(rule.names)
         last = len(named) - 1
-        everything = "captured" in names or any(d.variadic for d in self.declaration.inputs)
+        everything = trace.current() is not None or "captured" in names or any(d.variadic for d in self.declaration.inputs)
         self._values = [
             v if everything or named[min(i, last)] in names else (v if v is None else _Dropped) for i, v in enumerate(values)
         ]
-        keeps = bool({"y", "ys"} & names) or len(outputs) > 1
+        keeps = bool({"y", "ys"} & names) or len(outputs) > 1 or trace.current() is not None
         self._outputs = list(outputs) if keeps else [None] * len(outputs)
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:

@@ -1,0 +1,124 @@
+"""Gradients that need a rank which inference does not know: the tape, a recorded step and a file of it agree.
+
+The operators are not listed: every one whose gradient reads a rank is tested. Its inputs pass an If whose branches have
+different ranks, so that no inference knows the rank of what follows.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from singa import autograd, opt, sonnx
+from singa._core.tensor import Tensor, op
+from singa.model import Model
+from singa_backend import SingaBackend
+from singa_backend.autodiff.replay import replay
+from singa_backend.conform import gradients
+from singa_backend.conform.gradient_matrix.row import _narrow, listed, needs_judging
+from singa_backend.interpreters.base import Interpreter
+
+
+@cache
+def point_of(key: tuple[str, str, int]) -> gradients.Point | None:
+    """A point of an operator whose gradient reads a rank; None if none of three does."""
+    asked: list[Any] = []
+    rank = Interpreter.rank
+    with patch.object(Interpreter, "rank", lambda self, x: asked.append(x) or rank(self, x)):
+        for point in gradients.points(*key, seed=3, count=3):
+            if any(isinstance(x, list) for x in (*point.feeds, *point.dys)):
+                continue  # a sequence hides the ranks of its elements already: see test_sequences
+            with np.errstate(all="ignore"):
+                made = point.eager()
+            if not np.isfinite(point.loss([x + 1e-3 if i in point.asked else x for i, x in enumerate(point.feeds)])):
+                continue  # the sizes of the outputs depend on the parameters
+            if (asked or ALL) and any(g is not None and np.isfinite(g).all() and g.size for g in made):
+                return _narrow(point)  # some operators have no float64 form
+    return None
+
+
+ALL = bool(__import__("os").environ.get("ALLR"))
+ROWS = [r.key for r in listed() if r.latest and r.kind == "gradient" and needs_judging(r)]
+
+
+def hidden(x: Tensor, cond: Tensor) -> Any:
+    """The tensor, with a rank that depends on a value."""
+    return op.If(
+        cond, then_branch=op.graph(lambda o: [o.Identity(x)], []), else_branch=op.graph(lambda o: [o.Unsqueeze(x, [0])], [])
+    )
+
+
+class Hidden(Model):
+    """The node of a point; the inputs to differentiate by are parameters."""
+
+    def __init__(self, point: gradients.Point) -> None:
+        super().__init__()
+        self.point = point
+        self.names = [f"p{i}" for i in point.asked]
+        for i, name in zip(point.asked, self.names, strict=True):
+            setattr(self, name, Tensor(data=np.array(point.feeds[i]), stores_grad=True, name=name))
+        self.optimizer = opt.SGD(lr=1e-3)
+
+    def forward(self, cond: Tensor) -> Tensor:
+        values = [op.constant(x) for x in self.point.feeds]
+        for i, name in zip(self.point.asked, self.names, strict=True):
+            values[i] = hidden(getattr(self, name), cond)
+        loss: Any = None
+        for y, dy in zip(replay(op, self.point.graph, values), self.point.dys, strict=True):
+            if dy is not None:
+                part = op.ReduceSum(op.Mul(hidden(y, cond), op.cast(op.constant(dy), y)), None, keepdims=0)
+                loss = part if loss is None else op.Add(loss, part)
+        return loss  # type: ignore[no-any-return]
+
+    def train_one_batch(self, cond: Tensor) -> Tensor:
+        loss = self.forward(cond)
+        self.optimizer(loss)
+        return loss
+
+
+def trained(point: gradients.Point, graph: bool) -> dict[str, np.ndarray]:
+    net, cond = Hidden(point), Tensor(data=np.array(True), requires_grad=False)
+    net.train()
+    net.graph(graph)
+    for _ in range(3):
+        net(cond)
+    assert net.not_traceable == ""
+    return {n: p.data for n, p in net.get_params().items()}
+
+
+@pytest.mark.filterwarnings("ignore::singa_backend.errors.NoGradientWarning")
+@pytest.mark.parametrize("key", ROWS, ids=lambda k: f"{k[1]}-{k[2]}")
+def test_a_gradient_that_reads_a_rank(key: tuple[str, str, int]) -> None:
+    point = point_of(key)
+    if point is None:
+        return
+    with np.errstate(all="ignore"):
+        tape, graph = trained(point, False), trained(point, True)
+        for name, value in tape.items():
+            np.testing.assert_array_equal(graph[name], value)
+        net, cond = Hidden(point), Tensor(data=np.array(True), requires_grad=False)
+        with autograd_off():
+            step = sonnx.to_training_onnx(net, lambda y, t: y, net.optimizer, inputs=[cond], target=cond)
+        pairs = sonnx.step_pairs(step)
+        rep = SingaBackend.prepare(step)
+        made = dict(zip([o.name for o in step.graph.output], rep.run([np.array(True), np.array(True)]), strict=True))
+        once = Hidden(point)
+        once.train()
+        once(cond)
+        for name, p in once.get_params().items():
+            if name in pairs:
+                np.testing.assert_array_equal(made[pairs[name]], p.data)
+
+
+def autograd_off() -> Any:
+    from singa._core import tape
+
+    return tape.restored()
+
+
+def test_many_operators_read_ranks() -> None:
+    assert sum(point_of(key) is not None for key in ROWS) > 35
