@@ -210,7 +210,7 @@ class Tape(Interpreter[Var]):
         bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
         raw = arguments(self.op, domain, op_type, [_raw(x) for x in inputs])
         values = [x if isinstance(x, Var) else None if v is None else Var(v, False) for x, v in zip(inputs, raw, strict=True)]
-        captured = [self._own(v) or Var(v, False) for b in bodies for v in b.captured.values()]
+        captured = [self._own(v) or Var(self._below(v), False) for b in bodies for v in b.captured.values()]
         below = {n: self._lowered(v) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = self.op.call(op_type, raw, below, outputs, domain)
         version = version_at(domain, op_type, self.opset)
@@ -221,6 +221,12 @@ class Tape(Interpreter[Var]):
         while isinstance(value, Var) and value.tape is not self:
             value = value.raw
         return value if isinstance(value, Var) else None
+
+    def _below(self, value: Any) -> Any:
+        """A captured value as the underlying interpreter knows it: a computed one has no variables of other tapes."""
+        while isinstance(value, Var) and not self.op.is_value(value):
+            value = value.raw
+        return value
 
     def _lowered(self, body: Subgraph) -> Subgraph:
         """A subgraph whose captured values are those of the underlying interpreter."""
@@ -306,6 +312,10 @@ class Tape(Interpreter[Var]):
 
     def example(self, x: Any) -> Any:
         return self.op.example(_raw(x))
+
+    def with_example(self, x: Any, example: Example) -> Any:
+        self.op.with_example(_raw(x), example)
+        return x
 
     def learn(self, x: Any) -> None:
         self.op.learn(_raw(x))

@@ -174,6 +174,10 @@ class Interpreter(ABC, Generic[T]):
         """The value of `x`, as an array or a list of them, for the example inputs of a graph; None if there are none."""
         return None
 
+    def with_example(self, x: T, example: Example) -> T:
+        """The same value with this example, if its own cannot be computed: a loop may have no iteration."""
+        return x
+
     def learn(self, x: T) -> None:
         """Complete the type of a value that inference does not know by that of its example."""
 

@@ -239,6 +239,10 @@ class GraphBuilder(Interpreter[Symbol]):
         known = x.value if x.value is not None else x.frozen_value
         return known if known is not None else x.builder._example(x.name)
 
+    def with_example(self, x: Symbol, example: Example) -> Symbol:
+        x.builder.examples[x.name] = example
+        return x
+
     def _example(self, name: str) -> Any:
         if name not in self._values:
             if name in self.examples:
@@ -262,7 +266,7 @@ class GraphBuilder(Interpreter[Symbol]):
                 needed -= set(node.output)
                 known -= set(node.output)
                 for n in reads(node):
-                    (needed if self._values.get(n) is None else known).add(n)
+                    (known if n in self.examples or self._values.get(n) is not None else needed).add(n)
                 kept.append(node)
         leaves = sorted(needed | known)
         values = [self._example(n) for n in leaves]

@@ -42,7 +42,7 @@ def if_gradient(
         def make(inner: Op) -> list[V]:
             found = subgraph_gradients(inner, body, [captured[i] for i in own], dys, [needs[1 + i] for i in own])
             grads = dict(zip(own, found, strict=True))
-            return [inner.zeros_like(captured[i]) if grads.get(i) is None else grads[i] for i in asked]
+            return [_or_zeros(inner, grads.get(i), captured[i]) for i in asked]
 
         return op.graph(make, [])
 
@@ -51,10 +51,15 @@ def if_gradient(
         body, own = (then_branch, range(first)) if taken.item() else (else_branch, range(first, len(captured)))
         found = subgraph_gradients(op, body, [captured[i] for i in own], dys, [needs[1 + i] for i in own])
         some = dict(zip(own, found, strict=True))
-        return [None, *(some.get(i) for i in range(len(captured)))]
+        return [None, *(_or_zeros(op, some.get(i), x) if needs[1 + i] else None for i, x in enumerate(captured))]
     bodies = {"then_branch": branch(then_branch, range(first)), "else_branch": branch(else_branch, range(first, len(captured)))}
     made = dict(zip(asked, op.call("If", [cond], bodies, len(asked)), strict=True)) if asked else {}
     return [None, *(made.get(i) for i in range(len(captured)))]
+
+
+def _or_zeros(op: Op, gradient: V, x: V) -> V:
+    """The gradient; zeros for a value that the result depends on in other runs only."""
+    return op.zeros_like(x) if gradient is None else gradient
 
 
 @operator("Loop", 1, 11, 13, 16, 19, 21, 23, 24, 25, widen=False)
@@ -124,11 +129,13 @@ def loop_gradient(
     rounds = op.with_type(rounds, INT)
     trips = op.constant_value(rounds)
     if trips is not None and not trips:  # no iteration, from which the ranks in the body are known
-        return [None, None, *(dys[k] if k in floats else None for k in range(n)), *(None for _ in captured)]
+        ends = [_or_zeros(op, dys[k], s) if k in floats else None for k, s in enumerate(v_initial)]
+        return [None, None, *ends, *(_or_zeros(op, None, x) if i in asked else None for i, x in enumerate(captured))]
 
     def state_at(inner: Op, i: V) -> list[V]:
         if keeps:
-            return [inner.with_type(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
+            states = [inner.with_type(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
+            return [inner.with_example(s, e) for s, e in zip(states, starting, strict=True)]
         again = inner.graph(
             lambda op, i, go, *state: run_subgraph(op, body, [i, go, *state, *captured])[: 1 + n],
             [INT, BOOL, *types],
@@ -302,9 +309,14 @@ def sequence_map_gradient(
             out.append(inner.SequenceInsert(grad, g) if many[k] else inner.add(grad, g))
         return [inner.Identity(go), *out]
 
+    length = op.SequenceLength(input_sequence)
+    trips = op.constant_value(length)
+    if trips is not None and not trips:  # no element, from which the ranks in the body are known
+        ends = [op.SequenceEmpty(dtype=onnx_code(op.dtype(v))) if m else op.zeros_like(v) for v, m in zip(values, many, strict=True)]
+        return [end if need else None for end, need in zip(ends, needs, strict=True)]
     starts = [op.SequenceEmpty(dtype=onnx_code(op.dtype(values[k]))) if many[k] else op.zeros_like(values[k]) for k in asked]
     graph = op.graph(sample, [INT, BOOL, *map(op.type, starts)], [*FIRST, *(same(op, s) for s in starts)])
-    made = op.call("Loop", [op.SequenceLength(input_sequence), op.constant(True), *starts], {"body": graph}, len(starts))
+    made = op.call("Loop", [length, op.constant(True), *starts], {"body": graph}, len(starts))
     grads: list[V] = [None] * len(needs)
     for k, g in zip(asked, made, strict=True):
         grads[k] = g

@@ -143,6 +143,9 @@ class OpsetWriter(Interpreter[Symbol]):
     def example(self, x: Symbol) -> Any:
         return self.builder.example(x)
 
+    def with_example(self, x: Symbol, example: Example) -> Symbol:
+        return self.builder.with_example(x, example)
+
     def learn(self, x: Symbol) -> None:
         self.builder.learn(x)
 
