@@ -18,9 +18,10 @@ from singa_backend import SingaBackend
 from singa_backend.autodiff.replay import visit
 from singa_backend.conform import gradients
 from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.proto.schemas import schemas
 
 SAMPLE = [("", "Conv", 22), ("", "MaxPool", 22), ("", "BatchNormalization", 15), ("", "LayerNormalization", 17),
-          ("", "Softmax", 13), ("", "Attention", 25), ("", "Gelu", 28), ("", "Einsum", 28), ("", "LSTM", 22), ("", "Loop", 25),
+          ("", "Softmax", 13), ("", "Attention", 25), ("", "Gelu", 20), ("", "Einsum", 28), ("", "LSTM", 22), ("", "Loop", 25),
           ("", "If", 25), ("", "Scan", 25), ("", "SequenceMap", 17), ("", "LinearAttention", 27), ("", "Resize", 19),
           ("", "ReduceL2", 18), ("", "MatMul", 13), ("", "Gather", 13)]  # fmt: skip
 """A sample of operators for every run; `sonnx gradients --second` judges every version."""
@@ -36,13 +37,14 @@ def training() -> Any:
 @pytest.mark.parametrize("key", SAMPLE, ids=lambda k: k[1])
 def test_the_gradient_of_a_rule_is_that_of_differences(key: tuple[str, str, int]) -> None:
     agreed = 0
-    for i, point in enumerate(gradients.points(*key, seed=2, count=4)):
+    for i, point in enumerate(gradients.points(*key, seed=2, count=2)):
         second = point.second(np.random.default_rng(i))
         assert second is not None
         found = gradients.judge(second, np.random.default_rng(i))
         assert all(f.verdict in ("agree", "kink") for f in found), [(point.case.describe(), f) for f in found]
         agreed += any(f.verdict == "agree" for f in found)
-        if not any(isinstance(x, list) for x in (*point.feeds, *point.dys)):
+        single = any(map(gradients._single_only, schemas[key[:2]].values()))  # tensors have its dtypes, not float64
+        if not single and not any(isinstance(x, list) for x in (*point.feeds, *point.dys)):
             _same_on_the_tape(point, second)
     assert agreed
 
@@ -55,13 +57,12 @@ def _same_on_the_tape(point: gradients.Point, second: gradients.Point) -> None:
         frame[slot] = op.constant(point.graph.states[name])
     for slot, x in zip(point.graph.input_slots, xs, strict=True):
         frame[slot] = x
-    with gradients.in_double(point.case.domain, point.case.operator):
-        point.graph.walk(frame, lambda node, values, here: visit(op, node, values, here))
-        wanted = [xs[i] for i in point.asked]
-        first = _gradients(_dot([frame[s] for s in point.graph.output_slots], point.dys), wanted, create_graph=True)
-        made = [(g, d) for g, d in zip((g for g in first if g is not None), second.dys, strict=True) if g.requires_grad]
-        further = _gradients(_dot(*zip(*made, strict=True)), wanted) if made else [None] * len(wanted)
-        expected = second.eager()[: len(wanted)]
+    point.graph.walk(frame, lambda node, values, here: visit(op, node, values, here))
+    wanted = [xs[i] for i in point.asked]
+    first = _gradients(_dot([frame[s] for s in point.graph.output_slots], point.dys), wanted, create_graph=True)
+    made = [(g, d) for g, d in zip((g for g in first if g is not None), second.dys, strict=True) if g.requires_grad]
+    further = _gradients(_dot(*zip(*made, strict=True)), wanted) if made else [None] * len(wanted)
+    expected = second.eager()[: len(wanted)]
     for x, ours, theirs in zip(wanted, further, expected, strict=True):
         zero = np.zeros_like(x.data)
         np.testing.assert_allclose(
@@ -154,7 +155,7 @@ def test_a_recorded_step_has_the_bits_of_the_tape() -> None:
 
 
 def file_of(net: Critic) -> Any:
-    return sonnx.to_onnx(net, batch()[:1])
+    return sonnx.export(net, batch()[:1])
 
 
 class FromFile(sonnx.SONNXModel):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..autodiff.flow import live_inputs
 from ..autodiff.replay import run_subgraph, subgraph_gradients
 from ..devices import namespaces
 from ..devices.namespaces import Xp
@@ -35,8 +36,10 @@ def if_gradient(
     op: Op, dys: list[V], cond: V, then_branch: Subgraph, else_branch: Subgraph, captured: list[V], needs: tuple[bool, ...]
 ) -> list[V]:
     """Each branch is recomputed and differentiated; values that it does not use have a gradient of zeros."""
-    asked = [i for i, need in enumerate(needs[1:]) if need]
     first = len(then_branch.captured)
+    wanted = [dy is not None for dy in dys]
+    live = live_inputs(then_branch, wanted) | {first + i for i in live_inputs(else_branch, wanted)}
+    asked = [i for i, need in enumerate(needs[1:]) if need and i in live]
 
     def branch(body: Subgraph, own: range) -> Subgraph:
         def make(inner: Op) -> list[V]:
@@ -51,7 +54,7 @@ def if_gradient(
         body, own = (then_branch, range(first)) if taken.item() else (else_branch, range(first, len(captured)))
         found = subgraph_gradients(op, body, [captured[i] for i in own], dys, [needs[1 + i] for i in own])
         some = dict(zip(own, found, strict=True))
-        return [None, *(_or_zeros(op, some.get(i), x) if needs[1 + i] else None for i, x in enumerate(captured))]
+        return [None, *(_or_zeros(op, some.get(i), x) if i in asked else None for i, x in enumerate(captured))]
     bodies = {"then_branch": branch(then_branch, range(first)), "else_branch": branch(else_branch, range(first, len(captured)))}
     made = dict(zip(asked, op.call("If", [cond], bodies, len(asked)), strict=True)) if asked else {}
     return [None, *(made.get(i) for i in range(len(captured)))]
@@ -106,7 +109,8 @@ def loop_gradient(
     """
     n = len(v_initial)
     floats = [i for i, s in enumerate(v_initial) if is_float(op.dtype(s))]
-    asked = [i for i in range(len(captured)) if needs[2 + n + i]]
+    live = live_inputs(body, [False, *(dy is not None for dy in dys)], [(1 + k, 2 + k) for k in range(n)])
+    asked = [i for i in range(len(captured)) if needs[2 + n + i] and 2 + n + i in live]
     keeps = not any(op.is_sequence(s) for s in v_initial)
     types = [op.type(s) for s in v_initial]
     steady: list[Any] = [None] * n
@@ -297,7 +301,8 @@ def sequence_map_gradient(
     """Differentiate each iteration: the gradients of sequences form sequences, those of tensors are summed."""
     values = [input_sequence, *additional_inputs, *captured]
     many = [i < len(values) - len(captured) and op.is_sequence(v) for i, v in enumerate(values)]
-    asked = [i for i, need in enumerate(needs) if need]
+    live = live_inputs(body, [dy is not None for dy in dys])
+    asked = [i for i, need in enumerate(needs) if need and i in live]
 
     def sample(inner: Op, i: V, go: V, *grads: V) -> list[V]:
         here = [inner.SequenceAt(v, i) if m else v for v, m in zip(values, many, strict=True)]
@@ -313,7 +318,7 @@ def sequence_map_gradient(
     trips = op.constant_value(length)
     if trips is not None and not trips:  # no element, from which the ranks in the body are known
         ends = [op.SequenceEmpty(dtype=onnx_code(op.dtype(v))) if m else op.zeros_like(v) for v, m in zip(values, many, strict=True)]
-        return [end if need else None for end, need in zip(ends, needs, strict=True)]
+        return [end if i in asked else None for i, end in enumerate(ends)]
     starts = [op.SequenceEmpty(dtype=onnx_code(op.dtype(values[k]))) if many[k] else op.zeros_like(values[k]) for k in asked]
     graph = op.graph(sample, [INT, BOOL, *map(op.type, starts)], [*FIRST, *(same(op, s) for s in starts)])
     made = op.call("Loop", [length, op.constant(True), *starts], {"body": graph}, len(starts))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..autodiff.flow import live_inputs
 from ..autodiff.replay import run_subgraph, subgraph_gradients
 from ..devices.namespaces import Xp
 from ..dtypes import is_float, onnx_code
@@ -137,8 +138,9 @@ def scan_9_gradient(
     state, xs = values[:n], values[n:]
     axes, directions = (_flags("", a, num_scan_inputs) for a in (scan_input_axes, scan_input_directions))
     floats = [i for i, s in enumerate(state) if is_float(op.dtype(s))]
-    asked = [i for i in range(len(captured)) if needs[len(values) + i]]
-    asked_xs = [i for i in range(len(xs)) if needs[n + i]]
+    live = live_inputs(body, [dy is not None for dy in dys], [(k, k) for k in range(n)])
+    asked = [i for i in range(len(captured)) if needs[len(values) + i] and len(values) + i in live]
+    asked_xs = [i for i in range(len(xs)) if needs[n + i] and n + i in live]
     slices = [op.type(x, drop=[a]) for x, a in zip(xs, axes, strict=True)]
 
     def forward(inner: Op, *here: V) -> list[V]:
