@@ -189,7 +189,7 @@ class InvalidModel(SonnxError):
 
 
 class UnsupportedModel(SonnxError):
-    """The model is valid, but something in it is not implemented here (SX200 to SX208).
+    """The model is valid, but something in it is not implemented here (SX200 to SX209).
 
     Raised when a model is read, converted, exported or differentiated; `problems` lists everything that was found.
     """

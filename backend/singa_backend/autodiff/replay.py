@@ -137,7 +137,9 @@ def body_examples(op: Interpreter[Any], node: Node, inputs: Sequence[Any]) -> li
     return [*(same(op, v) for v in states), *(element(op, v, a) for v, a in zip(xs, axes, strict=True))]
 
 
-def subgraph_from_graph(op: Interpreter[Any], graph: Graph, captured: Sequence[Any], examples: Sequence[Example] = ()) -> Subgraph:
+def subgraph_from_graph(
+    op: Interpreter[Any], graph: Graph, captured: Sequence[Any], examples: Sequence[Example] = ()
+) -> Subgraph:
     """A graph attribute for an interpreter, with the outer values that it reads."""
 
     def make(inner: Interpreter[Any], *inputs: Any) -> list[Any]:

@@ -314,12 +314,14 @@ def sequence_map_gradient(
             out.append(inner.SequenceInsert(grad, g) if many[k] else inner.add(grad, g))
         return [inner.Identity(go), *out]
 
+    def nothing(k: int) -> V:
+        return op.SequenceEmpty(dtype=onnx_code(op.dtype(values[k]))) if many[k] else op.zeros_like(values[k])
+
     length = op.SequenceLength(input_sequence)
     trips = op.constant_value(length)
     if trips is not None and not trips:  # no element, from which the ranks in the body are known
-        ends = [op.SequenceEmpty(dtype=onnx_code(op.dtype(v))) if m else op.zeros_like(v) for v, m in zip(values, many, strict=True)]
-        return [end if i in asked else None for i, end in enumerate(ends)]
-    starts = [op.SequenceEmpty(dtype=onnx_code(op.dtype(values[k]))) if many[k] else op.zeros_like(values[k]) for k in asked]
+        return [nothing(i) if i in asked else None for i in range(len(values))]
+    starts = [nothing(k) for k in asked]
     graph = op.graph(sample, [INT, BOOL, *map(op.type, starts)], [*FIRST, *(same(op, s) for s in starts)])
     made = op.call("Loop", [length, op.constant(True), *starts], {"body": graph}, len(starts))
     grads: list[V] = [None] * len(needs)

@@ -108,7 +108,9 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
                 raise _dropped(here.name)
             if any(needs):
                 with _recorded(create_graph):
-                    grads = here._backward_recorded(op, dys, needs, device) if create_graph else here._backward(dys, needs, device)
+                    grads = (
+                        here._backward_recorded(op, dys, needs, device) if create_graph else here._backward(dys, needs, device)
+                    )
         complete: list[Operator] = []
         for x, creator, need, g in zip(here.inputs, here.creators, needs, grads, strict=True):
             if not need or x is None or creator is None:
@@ -205,9 +207,7 @@ def _wanted(y_op: Operator, asked: set[int] | None) -> tuple[Counter[Operator], 
     return uses, storing
 
 
-def gradients(
-    y: Tensor, dy: Any = None, create_graph: bool = False, inputs: Sequence[Tensor] | None = None
-) -> dict[int, Tensor]:
+def gradients(y: Tensor, dy: Any = None, create_graph: bool = False, inputs: Sequence[Tensor] | None = None) -> dict[int, Tensor]:
     """Compute the gradients of a loss, as `backward` does.
 
     Args:

@@ -330,7 +330,7 @@ class Operator:
         """
         return {}
 
-    def again(self, value: Any, index: int, device: Device) -> Any:
+    def _again(self, value: Any, index: int, device: Device) -> Any:
         """A Tensor for the value of an output, which may be on the tape although the first Tensor no longer exists."""
         made = of(value, device, True)
         made._creator = self
@@ -466,7 +466,7 @@ class Node(Operator):
     def _backward_recorded(self, op: Interpreter[Any], dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         self._refuse_changed([None if d is None else d._data for d in dys], needs)
         values = [self._value_as_tensor(i, device) for i in range(len(self._values))]
-        outputs = [None if y is None else self.again(y, i, device) for i, y in enumerate(self._outputs)]
+        outputs = [None if y is None else self._again(y, i, device) for i, y in enumerate(self._outputs)]
         for y in outputs:
             if y is not None:
                 y.requires_grad = _is_float(y._data, device)
@@ -488,7 +488,7 @@ class Node(Operator):
                 code="SX370",
                 hint="compute the gradients before the update, or compute the loss again",
             )
-        return creator.again(value, creator.place(x), device)
+        return creator._again(value, creator.place(x), device)
 
     def _refuse_changed(self, dys: list[Any], needs: list[bool]) -> None:
         """Raise InvalidInput (SX370) if a tensor whose old value the gradient needs was changed in place."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,11 @@ def _examples(model: Model, inputs: Sequence[Tensor] | None) -> list[Example | N
     if inputs is not None:
         return [trace.value_of(x) for x in inputs]
     imported: Imported = model.imported  # type: ignore[attr-defined]  # otherwise the inputs are not known
-    return [lambda x=x: x for x in imported.seen] if imported.seen else [None] * len(imported.graph.inputs)
+    return [partial(_held, x) for x in imported.seen] or [None] * len(imported.graph.inputs)
+
+
+def _held(x: Any) -> Any:
+    return x
 
 
 def _example_target(y: Tensor, target: Any, type: TypeProto) -> Example:
