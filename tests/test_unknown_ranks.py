@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from onnx import numpy_helper, parser
 
 from singa import opt, sonnx
 from singa._core import tape
@@ -21,6 +22,7 @@ from singa_backend import SingaBackend
 from singa_backend.autodiff.replay import replay
 from singa_backend.conform import gradients
 from singa_backend.conform.gradient_matrix.row import _narrow, listed, needs_judging
+from singa_backend.errors import OperatorError, UnsupportedModel
 from singa_backend.interpreters.base import Interpreter
 
 
@@ -116,3 +118,63 @@ def test_a_gradient_that_reads_a_rank(key: tuple[str, str, int]) -> None:
 
 def test_many_operators_read_ranks() -> None:
     assert sum(point_of(key) is not None for key in ROWS) > 35
+
+
+# --- ranks of a file's values
+
+
+class Net(sonnx.SONNXModel):
+    def train_one_batch(self, *xs: Tensor) -> Tensor:
+        y = self.forward(*xs)[0]
+        loss = op.ReduceMean(op.Mul(y, y), None, keepdims=0)
+        opt.SGD(0.1)(loss)
+        return loss  # type: ignore[no-any-return]
+
+
+def reshaped() -> Net:
+    proto = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> agraph (float[2, 48] x, int64[n] s) => (float[] y) {
+        [first] h = Reshape(x, s) [second] y = Conv(h, w) }""")
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3, 3, 3), np.float32), "w"))
+    return Net(proto)
+
+
+def feeds(*sizes: int) -> list[Tensor]:
+    x = np.random.default_rng(0).standard_normal((2, 48)).astype(np.float32)
+    return [Tensor(data=x, requires_grad=False), Tensor(data=np.array(sizes), requires_grad=False)]
+
+
+def loss_of(y: Tensor, _: Tensor) -> Tensor:
+    return op.ReduceMean(op.Reshape(op.Mul(y, y), [-1]), None, keepdims=0)  # type: ignore[no-any-return]
+
+
+def step_of(net: Net, **kwargs: Any) -> Any:
+    return sonnx.to_training_onnx(net, loss_of, opt.SGD(0.1), target=(np.float32, [1]), **kwargs)
+
+
+def test_a_rank_that_no_run_has_seen_is_refused_by_name() -> None:
+    assert sonnx.trainable_report(reshaped().imported.graph).trainable == ["w"]
+    with pytest.raises(UnsupportedModel, match="known") as error:
+        step_of(reshaped())
+    assert (error.value.code, error.value.node, error.value.operator) == ("SX209", "second", "Conv")
+    assert "example inputs" in error.value.hint
+
+
+def test_a_rank_that_a_run_has_seen_is_known() -> None:
+    run, tape_net, graph = reshaped(), reshaped(), reshaped()
+    with tape.restored():
+        run.forward(*feeds(2, 3, 4, 4))
+        for net in (tape_net, graph):
+            net.train()
+            net.graph(net is graph)
+            for _ in range(3):
+                net(*feeds(2, 3, 4, 4))
+        assert graph.not_traceable == ""
+        np.testing.assert_array_equal(graph.get_params()["w"].data, tape_net.get_params()["w"].data)
+        for step in (step_of(run), step_of(reshaped(), inputs=feeds(2, 3, 4, 4))):
+            rep = SingaBackend.prepare(step)
+            x, sizes = (t.data for t in feeds(2, 3, 4, 4))
+            assert np.isfinite(rep.run([x, sizes, np.zeros(1, np.float32)])[0]).all()
+    # The file checks the rank that it was written for.
+    x, sizes = (t.data for t in feeds(2, 3, 16))
+    with pytest.raises(OperatorError, match="Transpose"):
+        SingaBackend.prepare(step_of(run)).run([x, sizes, np.zeros(1, np.float32)])

@@ -464,7 +464,7 @@ class OpsetWriter(Interpreter[Symbol]):
         return known
 
     def rank(self, x: Symbol) -> int:
-        return self.rank_of(x, "a value")
+        return self.rank_of(x, "a value") if self._depth else super().rank(x)
 
     def rank_of(self, x: Symbol, what: str) -> int:
         if self.shape(x) is None:

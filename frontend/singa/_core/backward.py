@@ -84,6 +84,8 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
     shape = op.shape(y)
     if (shape is None or not all(isinstance(d, int) for d in shape)) and (example := op.example(y)) is not None:
         shape = example.shape  # of a step that is recorded, and runs only after the tape has computed it
+    if shape is None:
+        op.rank(y)  # raises, because it is not known
     if shape is None or any(d != 1 for d in shape):
         raise InvalidInput(
             f"backward must start at a tensor of one element, got shape {shape}",

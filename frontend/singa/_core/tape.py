@@ -427,6 +427,7 @@ class Node(Operator):
         self.op_type, self.domain, self.opset, self.version = op_type, domain, opset, version
         self.declaration = declaration
         self.attributes = attributes
+        self.node = ""
         self._values: list[Any] = []
         self._outputs: list[Any] = []
         self._read: list[tuple[weakref.ref[Variable], int] | None] = []
@@ -460,8 +461,7 @@ class Node(Operator):
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         self._refuse_changed(dys, needs)
-        op = vocabulary(device)
-        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs, self.version)
+        return self._by_rule(vocabulary(device), self._values, self._outputs, dys, needs)
 
     def _backward_recorded(self, op: Interpreter[Any], dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         self._refuse_changed([None if d is None else d._data for d in dys], needs)
@@ -470,7 +470,15 @@ class Node(Operator):
         for y in outputs:
             if y is not None:
                 y.requires_grad = _is_float(y._data, device)
-        return rule_gradients(op, self.declaration, values, outputs, self.attributes, dys, needs, self.version)
+        return self._by_rule(op, values, outputs, dys, needs)
+
+    def _by_rule(
+        self, op: Interpreter[Any], values: list[Any], outputs: list[Any], dys: list[Any], needs: list[bool]
+    ) -> list[Any]:
+        try:
+            return rule_gradients(op, self.declaration, values, outputs, self.attributes, dys, needs, self.version)
+        except UnsupportedModel as error:
+            raise error.locate(node=self.node or self.name) from None
 
     def _value_as_tensor(self, i: int, device: Device) -> Any:
         """The Tensor of an input that was kept; for one that has another value now, a Tensor of the old value."""

@@ -127,10 +127,13 @@ class Imported:
             current.writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
 
         def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
-            if current is None:
-                return self.visit(op, node, values, here, training)
-            before = len(current.writer.builder.nodes)
+            before = 0 if current is None else len(current.writer.builder.nodes)
             made = self.visit(op, node, values, here, training)
+            for y in made:
+                if isinstance(y, Tensor) and isinstance(y._creator, tape.Node):
+                    y._creator.node = y._creator.node or node.name
+            if current is None:
+                return made
             current.named(before, made, node.output_names, node.name)
             return made
 
