@@ -153,7 +153,7 @@ def step_of(net: Net, **kwargs: Any) -> Any:
 
 def test_a_rank_that_no_run_has_seen_is_refused_by_name() -> None:
     assert sonnx.trainable_report(reshaped().imported.graph).trainable == ["w"]
-    with pytest.raises(UnsupportedModel, match="known") as error:
+    with pytest.raises(UnsupportedModel, match="only a run knows") as error:
         step_of(reshaped())
     assert (error.value.code, error.value.node, error.value.operator) == ("SX209", "second", "Conv")
     assert "example inputs" in error.value.hint
@@ -178,3 +178,29 @@ def test_a_rank_that_a_run_has_seen_is_known() -> None:
     x, sizes = (t.data for t in feeds(2, 3, 16))
     with pytest.raises(OperatorError, match="Transpose"):
         SingaBackend.prepare(step_of(run)).run([x, sizes, np.zeros(1, np.float32)])
+
+
+def test_a_step_that_cannot_be_recorded_stays_on_the_tape() -> None:
+    """The branch that was not taken cannot run with these sizes, so nothing tells its ranks."""
+    proto = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        agraph (float[2, 3, 4, 4] x, bool c, int64[n] s) => (float[] y) {
+        [choice] y = If (c) <then_branch = t () => (float[] p) { p = Conv(x, w) },
+                             else_branch = e () => (float[] q) {
+                                zero = Constant<value = int64[1] {0}>() some = Greater(s, zero)
+                                sizes = Compress<axis = 0>(s, some) h = Reshape(x, sizes) q = Conv(h, w) }> }""")
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3, 3, 3), np.float32), "w"))
+    x, sizes = feeds(7, 7, 1, 1)
+    xs = [op.Reshape(x, [2, 3, 4, 4]), Tensor(data=np.array(True), requires_grad=False), sizes]
+    assert sonnx.trainable_report(proto).trainable == ["w"]
+    nets = Net(proto), Net(proto)
+    with tape.restored():
+        for net in nets:
+            net.train()
+        nets[1].graph(True)
+        for net in nets:
+            net(*xs)
+        nets[0](*xs)
+        with pytest.warns(UserWarning, match="stay on the tape: node 'choice', operator Conv: the rank"):
+            nets[1](*xs)
+    assert "only a run knows" in nets[1].not_traceable
+    np.testing.assert_array_equal(nets[0].get_params()["w"].data, nets[1].get_params()["w"].data)

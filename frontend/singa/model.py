@@ -219,8 +219,9 @@ class Model(Layer):
             try:
                 step = self._steps[key] = Step(self.train_one_batch, input, kwargs)
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
-                self.not_traceable = error.message
-                warnings.warn(f"this model's steps stay on the tape: {error.message}", UserWarning, stacklevel=4)
+                where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
+                self.not_traceable = where + error.message
+                warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=4)
                 return self.train_one_batch(*input, **kwargs)
         return step.run(input, kwargs)
 

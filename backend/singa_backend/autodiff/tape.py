@@ -70,6 +70,15 @@ def gradients(
         found = _widened_rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
     except UnsupportedModel as error:
         raise error.locate(operator=declaration.name, version=version or declaration.versions[-1]) from None
+    except (TypeError, ValueError, IndexError) as error:
+        if not op.is_symbolic:
+            raise
+        raise UnsupportedModel(  # a branch that never runs may have types that its operators do not allow
+            f"the gradient of {declaration.name} cannot be written for inputs of these types: {error}",
+            code="SX205",
+            operator=declaration.name,
+            version=version or declaration.versions[-1],
+        ) from error
     for g, x in zip(found, inputs, strict=True):
         _like(op, g, x)
     return found
