@@ -303,6 +303,8 @@ def sequence_map_gradient(
     many = [i < len(values) - len(captured) and op.is_sequence(v) for i, v in enumerate(values)]
     live = live_inputs(body, [dy is not None for dy in dys])
     asked = [i for i, need in enumerate(needs) if need and i in live]
+    if not asked:
+        return [None] * len(needs)
 
     def sample(inner: Op, i: V, go: V, *grads: V) -> list[V]:
         here = [inner.SequenceAt(v, i) if m else v for v, m in zip(values, many, strict=True)]

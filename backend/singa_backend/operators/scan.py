@@ -141,6 +141,8 @@ def scan_9_gradient(
     live = live_inputs(body, [dy is not None for dy in dys], [(k, k) for k in range(n)])
     asked = [i for i in range(len(captured)) if needs[len(values) + i] and len(values) + i in live]
     asked_xs = [i for i in range(len(xs)) if needs[n + i] and n + i in live]
+    if not (floats or asked or asked_xs):
+        return [None] * len(needs)
     slices = [op.type(x, drop=[a]) for x, a in zip(xs, axes, strict=True)]
 
     def forward(inner: Op, *here: V) -> list[V]:
