@@ -37,8 +37,8 @@ def point_of(key: tuple[str, str, int]) -> gradients.Point | None:
                 continue
             with np.errstate(all="ignore"):
                 made = point.eager()
-            moved = [x + 1e-3 * np.random.default_rng(0).standard_normal(x.shape) for x in point.feeds]
-            feeds = [moved[i] if i in point.asked else x for i, x in enumerate(point.feeds)]
+            rng = np.random.default_rng(0)
+            feeds = [x + 1e-3 * rng.standard_normal(x.shape) if i in point.asked else x for i, x in enumerate(point.feeds)]
             if not np.isfinite(point.loss(feeds)):
                 continue  # the sizes of the outputs depend on the parameters
             if asked and any(g is not None and np.isfinite(g).all() and g.size for g in made):
