@@ -198,7 +198,7 @@ class UnsupportedModel(SonnxError):
 
 
 class InvalidInput(SonnxError):
-    """Inputs or options do not match what a model or a function accepts (SX300 to SX379)."""
+    """Inputs or options do not match what a model or a function accepts (SX300 to SX383)."""
 
     default_code = "SX300"
 

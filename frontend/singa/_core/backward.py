@@ -51,7 +51,7 @@ def backward(y: Tensor, dy: Any = None, create_graph: bool = False) -> Iterator[
         y: The loss, a Tensor of one element.
         dy: The gradient of `y`, a Tensor, an array or a number; None for 1.
         create_graph: Whether the gradients are recorded on the tape, so that a further loss may depend on them. Otherwise they
-            are constants, and a `backward` through which their own gradient would flow is refused (SX378).
+            are constants, and a `backward` through which their own gradient would flow is refused (SX383).
 
     Yields:
         (tensor, gradient) for each Tensor before `y` with `stores_grad`; the gradient has the shape and dtype of the tensor.
@@ -59,7 +59,7 @@ def backward(y: Tensor, dy: Any = None, create_graph: bool = False) -> Iterator[
     Raises:
         InvalidInput: `y` was not recorded on the tape (SX313), has more than one element (SX314) or is on another device than
             `dy` (SX344); no parameter gets a gradient (SX345); a tensor that the gradient needs was changed after an operator
-            had read it (SX370); `y` depends on gradients that were computed without a graph (SX378); or a custom operator
+            had read it (SX370); `y` depends on gradients that were computed without a graph (SX383); or a custom operator
             returns the wrong number of gradients (SX312) or was called again (SX371).
         UnsupportedModel: An operator on the tape has no gradient for these inputs or attributes.
     """
@@ -161,7 +161,7 @@ def _result(g: Any, x: Tensor, create_graph: bool) -> Tensor:
 def _dropped(where: str) -> InvalidInput:
     return InvalidInput(
         f"{where} uses a gradient that was computed without a graph: its own gradient would be dropped",
-        code="SX378",
+        code="SX383",
         hint="compute it by autograd.gradients(loss, create_graph=True); if it is meant to be a constant, write g.detach()",
     )
 
