@@ -213,7 +213,7 @@ class InvalidModel(SonnxError):
 
 
 class UnsupportedModel(SonnxError):
-    """The model is valid, but something in it is not implemented here (SX200 to SX208).
+    """The model is valid, but something in it is not implemented here (SX200 to SX209).
 
     Raised when a model is read, converted, exported or differentiated; `problems` lists everything that was found.
     """
@@ -222,7 +222,7 @@ class UnsupportedModel(SonnxError):
 
 
 class InvalidInput(SonnxError):
-    """Inputs or options do not match what a model or a function accepts (SX300 to SX382)."""
+    """Inputs or options do not match what a model or a function accepts (SX300 to SX383)."""
 
     default_code = "SX300"
 

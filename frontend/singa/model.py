@@ -20,7 +20,7 @@ import numpy as np
 
 from singa_backend import dtypes, limits
 from singa_backend.archives import Archive, Arrays, open_archive
-from singa_backend.errors import InvalidInput, SonnxError
+from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel
 from singa_backend.files import write_npz, writing
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
@@ -256,9 +256,10 @@ class Model(Layer):
         if step is None or not step.holds():
             try:
                 step = self._steps[key] = Step(self.train_one_batch, input, kwargs)
-            except NotTraceable as error:
-                self.not_traceable = error.message
-                warnings.warn(f"this model's steps stay on the tape: {error.message}", UserWarning, stacklevel=4)
+            except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
+                where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
+                self.not_traceable = where + error.message
+                warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=4)
                 return self.train_one_batch(*input, **kwargs)
         return step.run(input, kwargs)
 
@@ -494,7 +495,10 @@ class Step:
         record = Trace(op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
-            shadows[id(t)] = Tensor._of(record.writer.input(f"input_{i}", trace.type_of(t)), t.device, t.requires_grad)
+            symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
+            shadow = Tensor._of(symbol, t.device, t.requires_grad)
+            shadow.stores_grad = t.stores_grad
+            shadows[id(t)] = shadow
         with trace.recording(record):
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
             self._result = result

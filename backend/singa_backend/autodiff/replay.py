@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from onnx import GraphProto, helper
 
 from ..errors import UnsupportedModel
-from ..interpreters.base import Interpreter, Subgraph, same_attributes
+from ..interpreters.base import FIRST, Example, Interpreter, Subgraph, element, same, same_attributes
 from ..ir.declaration import declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
@@ -77,7 +77,8 @@ def visit(op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any],
     attributes = {n: v for n, v in node.attributes.items() if n in node.given or isinstance(v, Graph)}
     for name, value in attributes.items():
         if isinstance(value, Graph):
-            attributes[name] = subgraph_from_graph(op, value, [frame[outer] for outer, _ in value.captured])
+            captured = [frame[outer] for outer, _ in value.captured]
+            attributes[name] = subgraph_from_graph(op, value, captured, body_examples(op, node, inputs))
     return apply(op, node.operator, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
 
 
@@ -120,13 +121,31 @@ def apply(
     return declaration.decompose(op, operator.version, inputs, attributes, outputs)
 
 
-def subgraph_from_graph(op: Interpreter[Any], graph: Graph, captured: Sequence[Any]) -> Subgraph:
+def body_examples(op: Interpreter[Any], node: Node, inputs: Sequence[Any]) -> list[Example]:
+    """Examples of the inputs of a node's graph: those of its first iteration."""
+    if node.domain or node.op_type not in ("Loop", "Scan", "SequenceMap"):
+        return []
+    if node.op_type == "Loop":
+        return [*FIRST, *(same(op, v) for v in inputs[2:])]
+    if node.op_type == "SequenceMap":
+        return [element(op, v) if op.is_sequence(v) else same(op, v) for v in inputs]
+    if node.version == 8:
+        return []
+    count = int(node.attributes["num_scan_inputs"])
+    axes = node.attributes.get("scan_input_axes") or [0] * count
+    states, xs = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
+    return [*(same(op, v) for v in states), *(element(op, v, a) for v, a in zip(xs, axes, strict=True))]
+
+
+def subgraph_from_graph(
+    op: Interpreter[Any], graph: Graph, captured: Sequence[Any], examples: Sequence[Example] = ()
+) -> Subgraph:
     """A graph attribute for an interpreter, with the outer values that it reads."""
 
     def make(inner: Interpreter[Any], *inputs: Any) -> list[Any]:
         return replay(inner, graph, inputs, captured=captured)
 
-    return op.graph(make, [declared_type(v) for v in graph.inputs])
+    return op.graph(make, [declared_type(v) for v in graph.inputs], examples)
 
 
 def graph_of_subgraph(body: Subgraph) -> Graph:

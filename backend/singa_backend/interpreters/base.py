@@ -21,7 +21,7 @@ import numpy as np
 from onnx import GraphProto, TypeProto, defs, helper
 
 from .. import dtypes
-from ..errors import InvalidInput
+from ..errors import InvalidInput, UnsupportedModel
 from ..ir.graph import Graph
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import schema_version, schemas, type_strings
@@ -50,9 +50,36 @@ class Subgraph:
     read: Graph | None = None
 
 
+Example: TypeAlias = Callable[[], Any]
+"""Returns the value that a value of a graph has in some run; None if it is not known."""
+
+
 INT = helper.make_tensor_type_proto(dtypes.onnx_code(np.int64), [])
 BOOL = helper.make_tensor_type_proto(dtypes.onnx_code(np.bool_), [])
 """The types of the first two inputs of a Loop's body: the iteration number and the condition."""
+
+
+FIRST: tuple[Example, Example] = (lambda: np.array(0, np.int64), lambda: np.array(True))
+"""Examples of the first two inputs of a Loop's body."""
+
+
+def same(op: Interpreter[Any], x: Any) -> Example:
+    """The example of an outer value, for an input of a graph."""
+    return lambda: None if x is None else op.example(x)
+
+
+def element(op: Interpreter[Any], x: Any, axis: int = 0) -> Example:
+    """The example of an element of an outer value, a sequence or a tensor that is scanned, for an input of a graph."""
+
+    def first() -> Any:
+        value = op.example(x)
+        if not isinstance(value, np.ndarray):
+            return value[0] if value else None
+        if not value.shape[axis]:
+            return np.zeros(np.delete(value.shape, axis), value.dtype)
+        return np.take(value, 0, axis)
+
+    return first
 
 
 class OperatorFunction(Protocol[T_co]):
@@ -117,8 +144,13 @@ class Interpreter(ABC, Generic[T]):
         """The known part of a tensor's shape: sizes, names of symbolic sizes, None; for helpers, not for rules."""
 
     @abstractmethod
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        """A subgraph for If, Loop or Scan: `make(op, *inputs)` returns its outputs and may use outer values."""
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
+        """A subgraph for If, Loop or Scan: `make(op, *inputs)` returns its outputs and may use outer values.
+
+        examples: for each input a function that returns a value that it has in some run, or None.
+        """
 
     def __getattr__(self, name: str) -> OperatorFunction[T]:
         if not name[:1].isupper():
@@ -138,19 +170,38 @@ class Interpreter(ABC, Generic[T]):
         """The same value with this type, if its own has no rank."""
         return x
 
+    def example(self, x: T) -> Any:
+        """The value of `x`, as an array or a list of them, for the example inputs of a graph; None if there are none."""
+        return None
+
+    def with_example(self, x: T, example: Example) -> T:
+        """The same value with this example, if its own cannot be computed: a loop may have no iteration."""
+        return x
+
+    def learn(self, x: T) -> None:
+        """Complete the type of a value that inference does not know by that of its example."""
+
     # --- helpers of gradient rules
 
     def rank(self, x: T) -> int:
-        """The number of dimensions; raises ValueError if it is not known."""
+        """The number of dimensions; raises UnsupportedModel (SX209) if it is not known."""
+        if self.shape(x) is None:
+            self.learn(x)
         shape = self.shape(x)
         if shape is None:
-            raise ValueError("a gradient requires the rank of a value, which the model does not declare")
+            raise UnsupportedModel(
+                "the rank of a value is needed and depends on values that only a run knows",
+                code="SX209",
+                hint="pass example inputs, or run the model once before",
+            )
         return len(shape)
 
     def type(self, x: T, drop: Sequence[int] = (), add: int = 0) -> TypeProto:
         """The type of a value without sizes, for a subgraph's input, without the axes `drop` and with `add` more."""
         if self.is_sequence(x):
             return helper.make_sequence_type_proto(helper.make_tensor_type_proto(dtypes.onnx_code(self.dtype(x)), None))
+        if self.shape(x) is None:
+            self.learn(x)
         shape = self.shape(x)
         known = None if shape is None else [None] * (len(shape) - len(drop) + add)
         return helper.make_tensor_type_proto(dtypes.onnx_code(self.dtype(x)), known)

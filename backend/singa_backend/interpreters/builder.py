@@ -15,13 +15,15 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from .. import dtypes
-from ..errors import UnsupportedModel
+from ..errors import SonnxError, UnsupportedModel
 from ..ir.declaration import has_trait, single
+from ..ir.reader import read
 from ..proto import save
 from ..proto.messages import FreshNames, graphs, reads
-from ..proto.schemas import ANY_OPSET, schema_version, schemas, type_strings
+from ..proto.schemas import ANY_OPSET, newest, schema_version, schemas, type_strings
 from ..proto.values import sizes
-from .base import Interpreter, Subgraph, arguments
+from ..runtime.executor import Executor
+from .base import Example, Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
 
@@ -89,6 +91,9 @@ class GraphBuilder(Interpreter[Symbol]):
         self._imported: dict[int, tuple[Any, Symbol]] = {}
         self._evaluator = Evaluator(opset=opset)
         self.contradictions: list[str] = []
+        self.examples: dict[str, Example] = {}
+        """For some inputs, a function that returns a value that the input has in some run."""
+        self._values: dict[str, Any] = {}
 
     @property
     def is_symbolic(self) -> bool:
@@ -206,6 +211,9 @@ class GraphBuilder(Interpreter[Symbol]):
     def dtype(self, x: Symbol) -> np.dtype[Any]:
         tensor = _tensor(self.type_of(x))
         if tensor is None or not tensor.elem_type:
+            self.learn(x)
+            tensor = _tensor(self.type_of(x))
+        if tensor is None or not tensor.elem_type:
             raise ValueError(f"the element type of {self._symbol(x).name!r} is not known")
         return dtypes.numpy_dtype(tensor.elem_type)
 
@@ -236,6 +244,82 @@ class GraphBuilder(Interpreter[Symbol]):
         symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self.imported_value(x)
         assert symbol is not None
         return symbol
+
+    # --- examples: the values that the graph has for some inputs, computed only if inference does not know a type
+
+    def example(self, x: Any) -> Any:
+        while hasattr(x, "raw"):
+            x = x.raw
+        if not isinstance(x, Symbol):
+            return None if self.outer is None else self.outer.example(x)
+        known = x.value if x.value is not None else x.frozen_value
+        return known if known is not None else x.builder._example(x.name)
+
+    def with_example(self, x: Symbol, example: Example) -> Symbol:
+        x.builder.examples[x.name] = example
+        return x
+
+    def _example(self, name: str) -> Any:
+        if name not in self._values:
+            if name in self.examples:
+                self._values[name] = self.examples[name]()
+            elif name in self._made:
+                self._values[name] = self._computed(name)
+            elif name in self.root.initializers:
+                large = self.root.arrays.get(name)
+                self._values[name] = numpy_helper.to_array(self.root.initializers[name]) if large is None else large
+            else:
+                self._values[name] = self.example(self.captured[name]) if name in self.captured else None
+        return self._values[name]
+
+    def _computed(self, name: str) -> Any:
+        """The example of a node's output: the nodes before it run, from those values on that are known already."""
+        needed: set[str] = {name}
+        known: set[str] = set()
+        kept: list[NodeProto] = []
+        for node in reversed(self.nodes):
+            if needed & set(node.output):
+                needed -= set(node.output)
+                known -= set(node.output)
+                for n in reads(node):
+                    (known if n in self.examples or self._values.get(n) is not None else needed).add(n)
+                kept.append(node)
+        leaves = sorted(needed | known)
+        values = [self._example(n) for n in leaves]
+        if any(v is None for v in values):
+            return None
+        imports = [helper.make_opsetid("", self.opset)]
+        imports += [helper.make_opsetid(d, self.domains.get(d, newest(d))) for d in sorted({n.domain for n in kept} - {""})]
+        infos = [helper.make_empty_tensor_value_info(n) for n in leaves]
+        graph = helper.make_graph(kept[::-1], "example", infos, [helper.make_empty_tensor_value_info(name)])
+        try:
+            executor = Executor(read(helper.make_model(graph, opset_imports=imports)), self._evaluator.device)
+            return executor.run(executor.graph, values)[0]
+        except SonnxError:  # a branch that does not run, or a body without an iteration
+            return None
+
+    def learn(self, x: Any) -> None:
+        symbol = self._symbol(x)
+        if symbol.type is not None and (symbol.type.WhichOneof("value") != "tensor_type" or self.shape(symbol) is not None):
+            return
+        value = self.example(symbol)
+        if isinstance(value, np.ndarray):
+            symbol.type = _tensor_type(value.dtype, [None] * value.ndim)
+            symbol.builder._require_rank(symbol.name, value.ndim)
+        elif isinstance(value, list) and len({v.dtype for v in value}) == 1:
+            symbol.type = helper.make_sequence_type_proto(_tensor_type(value[0].dtype, None))
+
+    def _require_rank(self, name: str, rank: int) -> None:
+        """Let a run in which a value has another rank than the example fail: a Transpose to the same order follows its node."""
+        at = self._made.get(name)
+        if at is None or not rank:
+            return
+        raw = self.name(name)
+        _rename_output(self.nodes[at], name, raw)
+        check = helper.make_node("Transpose", [raw], [name], name=name, perm=list(range(rank)))
+        self.nodes.insert(at + 1, check)
+        self._made = {n: i + (i > at) for n, i in self._made.items()} | {raw: at, name: at + 1}
+        self._readers[raw] = [check]
 
     # --- calls
 
@@ -362,16 +446,21 @@ class GraphBuilder(Interpreter[Symbol]):
 
     # --- graphs
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        return GraphBuilder(self.opset, outer=self).body(make, types)
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
+        return GraphBuilder(self.opset, outer=self).body(make, types, examples)
 
     def scratch(self) -> GraphBuilder:
         """An empty graph of the same opset."""
         return GraphBuilder(self.opset)
 
-    def body(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+    def body(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
         """The subgraph that `make` writes into this builder."""
         symbols = [self.input("x", t) for t in types]
+        self.examples = {s.name: e for s, e in zip(symbols, examples, strict=False)}
         outputs = make(self, *symbols)
         return Subgraph(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured))
 
@@ -518,6 +607,12 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
             )
         value = int(value)
     return helper.make_attribute(name, value, attr_type=code or None)
+
+
+def _rename_output(node: NodeProto, old: str, new: str) -> None:
+    for k, n in enumerate(node.output):
+        if n == old:
+            node.output[k] = new
 
 
 def _rename(node: NodeProto, renamed: Mapping[str, str]) -> None:

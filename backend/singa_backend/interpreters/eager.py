@@ -12,7 +12,7 @@ from onnx import TypeProto, helper
 from ..ir.reader import read
 from ..proto.schemas import newest
 from ..runtime.executor import Executor
-from .base import Subgraph, arguments
+from .base import Example, Subgraph, arguments
 from .builder import GraphBuilder, attribute_proto
 from .evaluate import Evaluator
 
@@ -25,8 +25,10 @@ class Eager(Evaluator):
             return self._with_graphs(domain, op_type, arguments(self, domain, op_type, inputs), attributes, outputs)
         return super().call(op_type, inputs, attributes, outputs, domain)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        return GraphBuilder(self.opset, outer=self).body(make, types)
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
+        return GraphBuilder(self.opset, outer=self).body(make, types, examples)
 
     def _with_graphs(
         self, domain: str, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int

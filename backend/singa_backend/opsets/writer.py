@@ -24,7 +24,7 @@ from onnx import TensorProto, TypeProto, helper
 from .. import dtypes
 from ..autodiff.replay import replay
 from ..errors import UnsupportedModel
-from ..interpreters.base import Interpreter, Subgraph, arguments, same_attributes
+from ..interpreters.base import Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
@@ -151,7 +151,18 @@ class OpsetWriter(Interpreter[Symbol]):
     def type_of(self, x: Symbol) -> TypeProto | None:
         return self.builder.type_of(x)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+    def example(self, x: Symbol) -> Any:
+        return self.builder.example(x)
+
+    def with_example(self, x: Symbol, example: Example) -> Symbol:
+        return self.builder.with_example(x, example)
+
+    def learn(self, x: Symbol) -> None:
+        self.builder.learn(x)
+
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
         inner = GraphBuilder(self.target, outer=self.builder)
 
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
@@ -161,7 +172,7 @@ class OpsetWriter(Interpreter[Symbol]):
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer.own(make(writer, *xs))
 
-        return inner.body(written, types)
+        return inner.body(written, types, examples)
 
     # --- calls
 
@@ -496,9 +507,11 @@ class OpsetWriter(Interpreter[Symbol]):
         return known
 
     def rank(self, x: Symbol) -> int:
-        return self.rank_of(x, "a value")
+        return self.rank_of(x, "a value") if self._depth else super().rank(x)
 
     def rank_of(self, x: Symbol, what: str) -> int:
+        if self.shape(x) is None:
+            self.learn(x)
         shape = self.shape(x)
         if shape is None:
             text = f"the rank of {what} must be known to write it in opset {self.target}"

@@ -324,7 +324,7 @@ class Tensor(Variable):
         if self._on_tape():
             return self.clone()
         made = Tensor(data=self.data.copy(order="C"), device=self.device, requires_grad=self.requires_grad)
-        made._origin = self._origin
+        made._origin, made._without_graph = self._origin, self._without_graph
         return made
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
@@ -365,10 +365,25 @@ class Tensor(Variable):
                 same._data = same._data.copy(order="C")
             return same
         made = Tensor(data=self.data.copy(), device=self.device, requires_grad=self.requires_grad, stores_grad=self.stores_grad)
-        made.name, made._origin = self.name, self._origin
+        made.name, made._origin, made._without_graph = self.name, self._origin, self._without_graph
         return made
 
     deepcopy = clone
+
+    def detach(self) -> Tensor:
+        """Return the same values as a constant: no gradient flows through it.
+
+        Source: ONNX Identity.
+
+        Returns:
+            Tensor that does not require a gradient, on the same device.
+        """
+        before = tape.training
+        tape.set_training(False)
+        try:
+            return op.Identity(self)
+        finally:
+            tape.set_training(before)
 
     def copy(self) -> Tensor:
         """Make a tensor that shares the storage of this one; gradients flow through it.
@@ -382,6 +397,7 @@ class Tensor(Variable):
             return op.Identity(self)
         made = Tensor._of(self.data, self.device, self.requires_grad)
         made.stores_grad, made.name, made._origin = self.stores_grad, self.name, self._origin
+        made._without_graph = self._without_graph
         return made
 
     def as_type(self, dtype: DTypeLike) -> Tensor:

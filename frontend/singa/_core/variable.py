@@ -40,6 +40,9 @@ class Variable:
     _origin: Link | None = None
     """The call that computed it, and the index among its results; None for a leaf."""
 
+    _without_graph = False
+    """Whether this is a gradient that was computed without a graph, or was computed from one: a constant for the tape."""
+
     _version = 0
     """The number of changes in place: the tape compares it to detect that a value it has read was changed."""
 
