@@ -220,3 +220,111 @@ def test_the_page_of_the_last_run_is_current() -> None:
     if not path.exists():
         pytest.skip("no run is committed")
     assert stale_page(load(path), path, summary.PAGES) == ""
+
+
+# --- what it found
+
+INNER = """g (bool c, float[1, 2] x) => (float[1, 2] y) { y = If (c) <
+    then_branch = t () => (float[1, 2] a) { a = ai.onnx.ml.Normalizer <norm = "MAX"> (x) },
+    else_branch = e () => (float[1, 2] b) { b = Neg(x) } > }"""
+
+
+def test_domains_that_only_inner_graphs_use_are_imported() -> None:
+    """A model written from nodes imports the domains of all nodes, not only of those of its main graph."""
+    proto = model(INNER)
+    feeds = {"c": np.array(True), "x": np.array([[1.0, 2.0]], F)}
+    judged = verdict_on(case(proto, 16, 25, **feeds))
+    assert judged.good and len(judged.forms) == 7, judged.differences
+    again = sonnx.convert(model(INNER, ml=1), 16)
+    assert {o.domain: o.version for o in again.opset_import} == {"": 16, "ai.onnx.ml": 1}
+
+
+def test_export_records_operators_of_a_file_in_its_version_of_the_domain() -> None:
+    text = 'g (string[2] x) => (int64[2] y) { y = ai.onnx.ml.LabelEncoder <classes_strings = ["a", "b"]> (x) }'
+    proto = sonnx.export(sonnx.SONNXModel(model(text, ml=1)))
+    assert {o.domain: o.version for o in proto.opset_import}["ai.onnx.ml"] == 1
+    x = np.array(["b", "a"], object)
+    assert SingaBackend.prepare(proto).run([x])[0].tolist() == [1, 0]
+
+
+def test_a_program_drops_elements_and_returns_their_mask(tmp_path: Path) -> None:
+    text = "g (float[1000] x) => (float[1000] y, bool[1000] m) { y, m = Dropout(x, r) }"
+    program = codegen.generate(model(text, r=np.array(0.25, F)), "program")
+    path, _ = program.write(tmp_path / "program.py")
+    spec = importlib.util.spec_from_file_location("program", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    net, x = module.Model(), tensor.from_numpy(np.ones(1000, F))
+    net.eval()
+    y, m = net.forward(x)
+    assert tensor.to_numpy(y).tolist() == [1.0] * 1000 and tensor.to_numpy(m).all()
+    net.train()
+    before = autograd.training
+    autograd.training = True
+    try:
+        y, m = (tensor.to_numpy(v) for v in net.forward(x))
+    finally:
+        autograd.training = before
+    assert 150 < np.count_nonzero(y == 0) < 350 and np.array_equal(y != 0, m)
+    np.testing.assert_allclose(y[m], 1 / 0.75, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+def test_an_input_that_is_absent_keeps_its_default_where_the_attribute_has_another(axis: int | None) -> None:
+    """The axis of DFT is an input with the default -2 from opset 20 on, and an attribute with the default 1 before."""
+    last = ", , axis" if axis is not None else ""
+    proto = model(f"g (float[1, 2, 3, 4, 1] x) => (float[a, b, c, d, e] y) {{ y = DFT(x{last}) }}",
+                  **({"axis": np.array(axis)} if axis is not None else {}))  # fmt: skip
+    x = np.arange(24, dtype=F).reshape(1, 2, 3, 4, 1)
+    (expected,) = SingaBackend.prepare(proto).run([x])
+    np.testing.assert_allclose(SingaBackend.prepare(sonnx.convert(proto, 17)).run([x])[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_an_older_opset_cannot_express_is_a_typed_error() -> None:
+    """Also if a rule needs an element type or a rank that inference does not know, or the operator needs more inputs there."""
+    grid = model("g (float[n, r, s] theta, int64[k] size) => (float[a, b, c, d] y) { y = AffineGrid(theta, size) }")
+    scan = model("""g (float[2, 3] x) => (float[2, 3] y) { y = Scan <num_scan_inputs = 1, body = b (float[3] r) => (float[3] s)
+        { s = Neg(r) }> (x) }""")
+    top = model("g (float[3] x) => (float[0] v, int64[0] i) { v, i = TopK(x, k) }", k=np.array([0], np.int64))
+    sample = model(
+        'g (string[1, 1, 2, 2] x, float[1, 2, 2, 2] at) => (string[a, b, c, d] y) { y = GridSample <mode = "nearest"> (x, at) }'
+    )
+    for proto, opset in ((grid, 16), (scan, 8), (top, 9), (sample, 15)):
+        with pytest.raises(UnsupportedModel) as caught:
+            sonnx.convert(proto, opset)
+        assert caught.value.code == "SX206"
+
+
+def test_an_unknown_element_type_after_another_problem_is_part_of_the_same_error() -> None:
+    text = """g (float[2, 3] x) => (float[2, 3] y) { y = Scan <num_scan_inputs = 1, body = b (float[3] r) => (float[3] s)
+        { q = SequenceConstruct(r) t = SequenceAt(q, zero) c = CastLike(t, r) s = Relu(c) }> (x) }"""
+    with pytest.raises(UnsupportedModel, match="cannot be written"):
+        sonnx.convert(model(text, zero=np.array(0)), 8)
+
+
+def test_inner_outputs_keep_a_declared_rank_that_inference_does_not_know() -> None:
+    """onnxruntime refuses a Scan whose body does not declare the shapes of its outputs."""
+    text = """g (float[2, 3] x, float[3] h, int64[k] shape) => (float[3] last, float[2, 1, 3] y) {
+        last, y = Scan <num_scan_inputs = 1, body = b (float[3] a, float[3] r) => (float[3] a2, float[1, 3] s)
+        { s = Reshape(r, shape) a2 = Add(a, r) }> (h, x) }"""
+    written = sonnx.convert(model(text), 19)
+    scan = next(n for n in written.graph.node if n.op_type == "Scan")
+    body = next(a.g for a in scan.attribute if a.HasField("g"))
+    assert all(o.type.tensor_type.HasField("shape") for o in body.output)
+
+
+def test_an_optional_of_a_constant_is_not_a_constant() -> None:
+    """Its value is a tensor, but its type is not; it was written only at the newest opset, whatever was requested."""
+    text = """g (float[1] x) => (float[1] y) {
+        c = Constant <value = float[1] {2.0}> () o = Optional(c) e = OptionalGetElement(o) y = Add(x, e) }"""
+    proto = sonnx.convert(model(text, 16), 16)
+    assert proto.opset_import[0].version == 16
+    assert SingaBackend.prepare(proto).run([np.ones(1, F)])[0].tolist() == [3.0]
+
+
+def test_the_mask_of_an_old_dropout_has_the_type_of_its_input() -> None:
+    """Before opset 10, also where a model follows its own mode."""
+    proto = model("g (float[2] x) => (float[2] y, float[2] m) { y, m = Dropout(x) }", 9)
+    judged = verdict_on(case(proto, 12, x=np.ones(2, F)))
+    assert [d.form for d in judged.differences if d.kind == "dtype"] == []

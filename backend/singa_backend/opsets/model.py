@@ -9,6 +9,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from ..interpreters.builder import GraphBuilder
 from ..proto import save
+from ..proto.messages import domains
 from ..proto.schemas import newest
 from .functions import functions
 from .writer import OpsetWriter
@@ -37,9 +38,9 @@ def to_model(
         builder = graph
     proto = builder.proto(name, builder.finish(outputs, names), deferred=True)
     bodies = functions(proto, builder.opset, builder.imported)
-    domains = {n.domain for n in proto.node} | {o.domain for f in bodies for o in f.opset_import}
+    used = domains(proto.node) | {o.domain for f in bodies for o in f.opset_import}
     imports = [helper.make_opsetid("", builder.opset)]
-    for domain in sorted(domains - {""}):
+    for domain in sorted(used - {""}):
         imports.append(helper.make_opsetid(domain, builder.domains.get(domain) or newest(domain) or 1))
     model = helper.make_model(proto, opset_imports=imports, functions=bodies, producer_name="sonnx")
     finish(model)
