@@ -9,12 +9,13 @@ from onnx import GraphProto, helper
 
 from ..errors import UnsupportedModel
 from ..interpreters.base import FIRST, Example, Interpreter, Subgraph, element, same, same_attributes
+from ..interpreters.builder import Symbol, has_rank
 from ..ir.declaration import declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
 from ..ir.versioned import VersionedOperator
-from ..proto.schemas import newest, schemas, version_at
-from ..proto.values import declared_type
+from ..proto.schemas import schemas, version_at
+from ..proto.values import Value, declared_type
 from .tape import Tape, Var
 
 Visitor: TypeAlias = Callable[[Interpreter[Any], Node, list[Any], list[Any]], list[Any]]
@@ -143,9 +144,18 @@ def subgraph_from_graph(
     """A graph attribute for an interpreter, with the outer values that it reads."""
 
     def make(inner: Interpreter[Any], *inputs: Any) -> list[Any]:
-        return replay(inner, graph, inputs, captured=captured)
+        return with_declared_types(replay(inner, graph, inputs, captured=captured), graph.outputs)
 
     return op.graph(make, [declared_type(v) for v in graph.inputs], examples)
+
+
+def with_declared_types(outputs: list[Any], declared: Sequence[Value]) -> list[Any]:
+    """Complete the types of symbols whose rank is not known by those that a graph declares of its outputs."""
+    for symbol, value in zip(outputs, declared, strict=True):
+        type = declared_type(value)
+        if type is not None and isinstance(symbol, Symbol) and not has_rank(symbol.type):
+            symbol.type = type
+    return outputs
 
 
 def graph_of_subgraph(body: Subgraph) -> Graph:
@@ -154,9 +164,7 @@ def graph_of_subgraph(body: Subgraph) -> Graph:
         proto = GraphProto()
         proto.CopyFrom(body.proto)
         proto.input.extend(helper.make_empty_tensor_value_info(n) for n in body.captured)
-        domains = {n.domain for n in proto.node} - {""}
-        imports = [helper.make_opsetid("", body.opset), *(helper.make_opsetid(d, newest(d)) for d in sorted(domains))]
-        body.read = read(helper.make_model(proto, opset_imports=imports))
+        body.read = read(helper.make_model(proto, opset_imports=body.imports()))
     return body.read
 
 

@@ -243,7 +243,7 @@ class Tape(Interpreter[Var]):
     def _lowered(self, body: Subgraph) -> Subgraph:
         """A subgraph whose captured values are those of the underlying interpreter."""
         captured = {n: v if (own := self._own(v)) is None else own.raw for n, v in body.captured.items()}
-        return Subgraph(body.proto, body.opset, captured)
+        return body.with_captured(captured)
 
     def _record(
         self,

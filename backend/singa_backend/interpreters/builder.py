@@ -149,6 +149,10 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         array = np.asarray(value, dtype)
+        if array.dtype == dtypes.STRING and not all(isinstance(v, (str, bytes)) for v in array.reshape(-1)):
+            raise ValueError(
+                f"a constant of strings cannot hold {next(v for v in array.reshape(-1) if not isinstance(v, str))!r}"
+            )
         key = (array.dtype, array.shape, array.tobytes() if array.dtype != dtypes.STRING else tuple(array.reshape(-1)))
         known = self.root._known
         if key not in known:
@@ -388,6 +392,7 @@ class GraphBuilder(Interpreter[Symbol]):
             outputs != 1
             or (not values and op_type != "Constant")
             or _draws("", op_type)
+            or op_type == "Optional"  # its value is a tensor here, but its type is another
             or any(isinstance(v, Subgraph) for v in attributes.values())
         ):
             return None
@@ -462,7 +467,7 @@ class GraphBuilder(Interpreter[Symbol]):
         symbols = [self.input("x", t) for t in types]
         self.examples = {s.name: e for s, e in zip(symbols, examples, strict=False)}
         outputs = make(self, *symbols)
-        return Subgraph(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured))
+        return Subgraph(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured), dict(self.domains))
 
     def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Symbol]:
         """The outputs as distinct outputs of this graph's nodes, with these names if given.
@@ -573,6 +578,10 @@ def _tensor(type: TypeProto | None) -> Any:
     if kind in ("sequence_type", "optional_type"):
         return _tensor(getattr(type, kind).elem_type)
     return type.tensor_type if kind == "tensor_type" else None
+
+
+def has_rank(type: TypeProto | None) -> bool:
+    return type is not None and (type.WhichOneof("value") != "tensor_type" or type.tensor_type.HasField("shape"))
 
 
 def _info(symbol: Symbol) -> ValueInfoProto:

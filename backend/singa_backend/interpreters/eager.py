@@ -74,8 +74,8 @@ def _one_node(
         infos = [helper.make_empty_tensor_value_info(n) for n in (*filter(None, names), *captured)]
         ends = [helper.make_empty_tensor_value_info(n) for n in node.output]
         graph = helper.make_graph([node], op_type, infos, ends)
-        imports = [helper.make_opsetid("", op.opset), *(helper.make_opsetid(d, newest(d)) for d in [domain] if d)]
-        model = helper.make_model(graph, opset_imports=imports)
+        imports = {domain: newest(domain), **{o.domain: o.version for b in bodies for o in b.imports()}, "": op.opset}
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()])
         found = (Executor(read(model), op.device), bodies, captured)
         with _lock:
             _executors[key] = found

@@ -55,7 +55,7 @@ def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None])
 
 
 def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
-    """The element types of the outputs that share a type parameter with an input, which are known if inference fails."""
+    """The element types of the outputs that have only one, or share a type parameter with an input: known if inference fails."""
     version = schema_version(node.domain, node.op_type, scope.imported(node.domain))
     if version is None:
         return {}
@@ -72,6 +72,11 @@ def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> di
         for constraint in schema.type_constraints:  # an absent initial state has the type of the first input
             if all("float" in t or "double" in t for t in constraint.allowed_type_strs):
                 bound.setdefault(constraint.type_param_str, first)
+    allowed = type_strings(schema)
+    for p in formal:
+        only = dtypes.from_type_string(allowed[p.type_str][0]) if len(allowed[p.type_str]) == 1 else None
+        if only is not None:
+            bound.setdefault(p.type_str, helper.make_tensor_type_proto(dtypes.onnx_code(only), None))
     return {n: bound[p.type_str] for n, p in zip(node.output, formal, strict=True) if p.type_str in bound and p.is_homogeneous}
 
 

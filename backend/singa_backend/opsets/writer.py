@@ -25,7 +25,7 @@ from .. import dtypes
 from ..autodiff.replay import replay
 from ..errors import UnsupportedModel
 from ..interpreters.base import Example, Interpreter, Subgraph, arguments, same_attributes
-from ..interpreters.builder import GraphBuilder, Symbol, repeated
+from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
 from ..ir.versioned import VersionedOperator
@@ -297,9 +297,10 @@ class OpsetWriter(Interpreter[Symbol]):
         self._depth += 1
         try:
             return write(self, values)
-        except Unwritable as error:
-            if self._depth > 1:
-                raise
+        except (Unwritable, ValueError) as found:
+            if self._depth > 1 or (not isinstance(found, Unwritable) and self.problems):
+                raise  # after a problem, a value computed from a placeholder may lack a required type
+            error = found if isinstance(found, Unwritable) else Unwritable(f"{name} in opset {self.target}: {found}")
             error.operator = error.operator or name
             refusal = self._refusal(name, write, values, given, error) if self.finds_minimum_opset else error
             if self.problems is None:
@@ -399,6 +400,8 @@ class OpsetWriter(Interpreter[Symbol]):
         bound: dict[str, str] = {}
         if outputs > schema.max_output:
             raise Unwritable(f"{name}-{version} takes at most {schema.max_output} outputs, got {outputs}", operator=name)
+        if len(values) < schema.min_input:
+            raise Unwritable(f"{name}-{version} takes at least {schema.min_input} inputs, got {len(values)}", operator=name)
         for i, v in enumerate(values):
             if v is None:
                 continue
@@ -451,8 +454,12 @@ class OpsetWriter(Interpreter[Symbol]):
         attributes = dict(given)
         inputs = list(values)
         if len(new.inputs) > len(old.inputs) and not _variadic(new):
-            for parameter, value in list(zip(new.inputs, values, strict=False))[len(places) :]:
+            for i, parameter in list(enumerate(new.inputs))[len(places) :]:
+                value = values[i] if i < len(values) else None
                 if value is None:
+                    default = declaration.inputs[i].default
+                    if parameter.name in old.attributes and default is not REQUIRED and default is not None:
+                        attributes[parameter.name] = default  # the attribute may have another default
                     continue
                 if parameter.name not in old.attributes:
                     if not self._is_default(declaration, parameter.name, value):
@@ -569,13 +576,9 @@ def _fits(
     try:
         inputs = [None if v is None else writer._copied(v, scratch) for v in values]
         write(scratch, inputs)  # subgraphs are unchanged: their nodes raise their own errors
-    except Unwritable:
+    except (Unwritable, ValueError):
         return False
     return True
-
-
-def has_rank(type: TypeProto | None) -> bool:
-    return type is not None and (type.WhichOneof("value") != "tensor_type" or type.tensor_type.HasField("shape"))
 
 
 def written_as_function(declaration: Declaration, version: int) -> bool:

@@ -103,7 +103,7 @@ def _head(model: Lowered, stem: str, trains: bool) -> str:
 def _imports(text: str) -> str:
     """The imports that the text needs, sorted."""
     used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-    modules = [m for m in ("autograd", "device", "layer", "model", "opt", "random", "tensor") if m in used]
+    modules = [m for m in ("autograd", "device", "layer", "model", "opt", "tensor") if m in used]
     names = [n for n in ("TensorProto", "helper") if n in used]
     lines = ["import argparse", "from pathlib import Path", ""]
     lines += ["import ml_dtypes"] * ("ml_dtypes" in used) + ["import numpy as np"]

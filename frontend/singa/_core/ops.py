@@ -207,7 +207,7 @@ def _meeting(xs: Sequence[Variable | None], op_type: str, domain: str, opset: in
 
 
 def _lowered(body: Subgraph, device: Device) -> Subgraph:
-    return Subgraph(body.proto, body.opset, {n: _value_on(device, v) for n, v in body.captured.items()})
+    return body.with_captured({n: _value_on(device, v) for n, v in body.captured.items()})
 
 
 @lru_cache(maxsize=4096)

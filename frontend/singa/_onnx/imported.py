@@ -124,6 +124,9 @@ class Imported:
             frame[slot] = x
         current = trace.current()
         if current is not None:
+            for domain, version in graph.opsets.items():
+                if domain:  # the nodes of other domains are recorded in the version of the file
+                    current.writer.builder.domains.setdefault(domain, version)
             current.writer.builder.reserve([*graph.states, *(n for node in graph.nodes for n in node.output_names if n)])
 
         def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
@@ -188,7 +191,10 @@ class Imported:
             if found is not None:
                 return found
         if node.domain == "" and node.op_type == "Dropout":
-            return self._dropout(node, inputs, training)
+            made = self._dropout(node, inputs, training)
+            if len(made) > 1 and (node.version or 0) < 10:  # the mask has the type of the input
+                made[1] = op.Cast(made[1], to=dtypes.onnx_code(op.dtype(inputs[0])))
+            return made
         return visit(op, node, inputs, frame, lambda o, n, v, f: self.visit(o, n, v, f, training))
 
     def _batch_normalization(self, node: Node, inputs: list[Any], training: bool) -> list[Any] | None:

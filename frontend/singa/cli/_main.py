@@ -19,7 +19,7 @@ COMMANDS = {
     "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
     "export": ("singa.cli.export", "Write a model that a Python program builds as an ONNX file."),
     "foreign": ("singa.cli.foreign", "Compare every value of exported models with onnxruntime."),
-    "fuzz": ("singa.cli.fuzz", "Draw valid models of one node and judge the results."),
+    "fuzz": ("singa.cli.fuzz", "Draw valid models of one node, or of many, and judge the results."),
     "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
     "inspect": ("singa.cli.inspect", "Show the inputs, outputs, states and operators of MODEL."),
     "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
