@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from singa_backend import InvalidInput, InvalidModel, OperatorError, SingaBacken
 from singa_backend.conform import foreign
 from singa_backend.engines.oracle import Oracle
 from singa_backend.passes import PASSES, GraphEditor, ModelEditor, Pass, optimize
+from singa_backend.passes.graph import Trial
 from singa_backend.passes.shapes import Size, constant_target
 
 F, I = np.float32, np.int64  # noqa: E741
@@ -868,3 +870,79 @@ def test_a_failing_pass_gives_exit_code_1(tmp_path: Path, monkeypatch: pytest.Mo
     onnx.save(read("g (float[2] x) => (float[2] y) { a = Identity(x) y = Neg(a) }"), tmp_path / "m.onnx")
     found = sonnx("optimize", tmp_path / "m.onnx", "-o", tmp_path / "o.onnx")
     assert found.exit_code == 1 and "a fault" in found.output and ops(onnx.load(tmp_path / "o.onnx")) == ["Neg"]
+
+
+# --- changes that are undone ------------------------------------------------------------------------------------------
+
+
+def _wide(rng: random.Random) -> ModelProto:
+    """A drawn graph with nodes of 20 inputs, also in the branches of an If."""
+    names, nodes = ["x", "y", "z"], []
+    for i in range(rng.randint(4, 9)):
+        kind = rng.choice(["Relu", "Relu", "Sum", "Add", "If"])
+        inputs = [rng.choice(names) for _ in range({"Sum": rng.choice([3, 20]), "Add": 2}.get(kind, 1))]
+        if kind == "If":
+            inner, end = (
+                helper.make_tensor_value_info(f"w{i}", 1, None),
+                helper.make_tensor_value_info(rng.choice(names), 1, None),
+            )
+            wide = helper.make_node("Sum", [rng.choice(names) for _ in range(20)], [f"w{i}"])
+            branches = {
+                "then_branch": helper.make_graph([wide], "a", [], [inner]),
+                "else_branch": helper.make_graph([], "b", [], [end]),
+            }
+            nodes.append(helper.make_node("If", ["c"], [f"v{i}"], **branches))
+        else:
+            nodes.append(helper.make_node(kind, inputs, [f"v{i}"]))
+        names.append(f"v{i}")
+    inputs = [
+        *(helper.make_tensor_value_info(n, 1, [2]) for n in "xyz"),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+    ]
+    ends = [helper.make_tensor_value_info(n, 1, None) for n in sorted({names[-1], rng.choice(names[3:])})]
+    return helper.make_model(helper.make_graph(nodes, "g", inputs, ends), opset_imports=[helper.make_opsetid("", 17)])
+
+
+def _state(net: GraphEditor) -> Any:
+    nodes = [(id(n), n.op_type, list(n.inputs), list(n.outputs), dict(n.attributes)) for n in net.nodes]
+    readers = {name: {id(n) for n in net.users(name)} for n in net.nodes for name in (*n.inputs, *n.outputs)}
+    makers = {o: id(net.producer(o)) for n in net.nodes for o in n.outputs}
+    inner = [_state(g) for n in net.nodes for g in n.graphs.values()]
+    return nodes, readers, makers, list(net.inputs), list(net.outputs), dict(net.initializers), inner
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_trial_that_is_undone_leaves_no_trace(seed: int) -> None:
+    rng = random.Random(seed)
+    net = ModelEditor(_wide(rng)).main
+    before = _state(net)
+    trial = net.context.trial = Trial()
+    for _ in range(rng.randint(1, 8)):
+        node = rng.choice(net.nodes)
+        match rng.choice(["bypass", "rewire", "add", "remove", "touch"]):
+            case "bypass":
+                net.bypass(node, rng.choice(node.inputs))
+            case "rewire":
+                net.rewire(node, [rng.choice([name, "x"]) for name in node.inputs])
+            case "add":
+                net.add("Relu", [rng.choice("xyz")], before=node)
+            case "remove" if not any(map(net.used, node.outputs)):
+                net.remove(node)
+            case "touch":
+                net.touch(node)
+                node.op_type = "Neg"
+        if not net.nodes:
+            break
+    net.context.trial = None
+    trial.undo()
+    assert _state(net) == before
+
+
+def test_a_trial_with_a_concat_of_many_inputs_is_undone() -> None:
+    """Pushing the first Transpose removes two before the Concat and adds three others, which is not better."""
+    more = ", ".join(f"x{i}" for i in range(18))
+    text = f"""g (float[2,3,4] x, {", ".join(f"float[2,3,4] x{i}" for i in range(18))}) =>
+        (float[40,3,4] y, float[2,4,3] d, float[2,4,3] e, float[2,4,3] f)
+        {{ t = Transpose<perm = [0, 2, 1]>(x) a = Relu(t) b = Neg(t) p = Transpose<perm = [0, 2, 1]>(a)
+          q = Transpose<perm = [0, 2, 1]>(b) y = Concat<axis = 0>(p, q, {more}) d = Abs(t) e = Sigmoid(t) f = Exp(t) }}"""
+    held(read(text), ["optimize_transpose"], *[X4[:, :, :, 0]] * 19)

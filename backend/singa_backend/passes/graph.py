@@ -750,7 +750,7 @@ class GraphEditor:
             index.setdefault(new, []).extend(places)
 
             def undo() -> None:
-                del self._places[node]
+                self._places.pop(node, None)  # its index is built again when it is used
                 for i in places:
                     node.inputs[i] = old
 
