@@ -212,7 +212,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert stale_page(document, tmp_path / "graphs.json", summary.PAGES) == ""
     assert CliRunner().invoke(main, ["fuzz", "--graphs", "3", "-k", "Add"]).exit_code == 2
     one = CliRunner().invoke(main, ["fuzz", "--graphs", "1", "--seed", "7", "--only", "1", "--write", str(tmp_path / "graph")])
-    assert "forms that agree" in one.output and (tmp_path / "graph" / "model.onnx").exists()
+    assert "forms that agree" in one.output
+    again = CliRunner().invoke(
+        main, ["run", str(tmp_path / "graph/model.onnx"), "--data", str(tmp_path / "graph/test_data_set_0")]
+    )
+    assert again.exit_code == 0, again.output
 
 
 def test_the_page_of_the_last_run_is_current() -> None:

@@ -45,15 +45,16 @@ def write(
     parts = {}
     for i, declared in enumerate(model.graph.input):
         if declared.name in values:  # before IR version 4 the initializers follow them
-            parts[f"input_{i}.pb"] = _serialised(values[declared.name], declared.name)
+            parts[f"input_{i}.pb"] = serialized(values[declared.name], declared.name)
     for i, name in enumerate(outputs):
         if name in results:
-            parts[f"output_{i}.pb"] = _serialised(results[name], name)
+            parts[f"output_{i}.pb"] = serialized(results[name], name)
     test_data.write(folder, model, parts)
     return model
 
 
-def _serialised(value: Any, name: str) -> bytes:
+def serialized(value: Any, name: str) -> bytes:
+    """A value of any kind as the content of a .pb file."""
     if isinstance(value, np.ndarray):
         return numpy_helper.from_array(value, name).SerializeToString()
     if isinstance(value, dict):

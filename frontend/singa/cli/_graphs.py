@@ -18,9 +18,11 @@ from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import ledger as operators
 from singa_backend.conform.fuzz.graphs import generate, judge, ledger, summary
 from singa_backend.conform.fuzz.graphs.judge import Judge, Judged
+from singa_backend.debug.repro import serialized
 from singa_backend.errors import InvalidInput
+from singa_backend.proto import test_data
 
-from ._common import echo, out, progress
+from ._common import echo, err, out, progress
 from ._graph_forms import forms
 
 
@@ -121,10 +123,11 @@ def _write(case: generate.Case, judged: Judged, session: Judge, folder: Path) ->
             found = debug.reduce(case.model, case.feeds, predicate, to=folder, tries=200)
             return f"{found.folder}: {found}"
         except InvalidInput as error:  # the part that fails is the whole graph
-            echo(f"not reduced: {error}", style="yellow")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.onnx").write_bytes(case.model.SerializeToString())
-    return str(folder / "model.onnx")
+            err.print(f"not reduced: {error}", style="yellow", highlight=False, soft_wrap=True)
+    inputs = [i.name for i in case.model.graph.input]
+    parts = {f"input_{i}.pb": serialized(case.feeds[name], name) for i, name in enumerate(inputs) if name in case.feeds}
+    test_data.write(folder, case.model, parts)
+    return f"{folder / 'model.onnx'} and {folder / 'test_data_set_0'}"
 
 
 def _failures(judged: Judged) -> set[tuple[str, str]]:
