@@ -186,3 +186,9 @@ def test_convert_names_what_the_opset_lacks(tmp_path: Path) -> None:
     result = run("convert", tmp_path / "erf.onnx", "-o", tmp_path / "old.onnx", "--opset", 8)
     assert result.exit_code == 3 and "the minimum opset is 9" in result.output.replace("\n", " ")
     assert not (tmp_path / "old.onnx").exists()
+
+
+@pytest.mark.parametrize("option", ["--metadata k=1", "--shape x=1,3,8,8", "--dynamic-axes x=0"])
+def test_a_name_that_occurs_twice(option: str, program: Path, tmp_path: Path) -> None:
+    result = run("export", f"{program}:build", "-o", tmp_path / "o.onnx", *option.split(), *option.split())
+    assert result.exit_code == 2 and "occurs twice" in result.output

@@ -26,6 +26,7 @@ from singa import sonnx
 from singa.cli import main
 from singa_backend import InvalidInput, InvalidModel, files
 from singa_backend.files import PREFIX, Stage, check, staged, staged_folder, write_bytes, write_npz, write_text, writing
+from singa_backend.proto.named_arrays import named_arrays
 
 PROJECT = Path(__file__).parents[1]
 FAULTS = Path(__file__).with_name("faults.py")
@@ -274,7 +275,25 @@ def test_arrays_of_any_name_without_pickles(tmp_path: Path) -> None:
     assert zipfile.is_zipfile(tmp_path / "a.npz") and listed(tmp_path) == ["a.npz"]
 
 
+def test_two_values_of_one_array_are_refused() -> None:
+    pair = [np.ones(2), np.zeros(2)]
+    assert list(named_arrays({"a": pair, "b": {"x": 1}, "c": None})) == ["a/0", "a/1", "b/keys", "b/values"]
+    for values in ({"a": pair, "a/1": pair[0]}, {"a/keys": pair[0], "a": {1: 2.0}}):
+        with pytest.raises(InvalidInput, match="SX351"):
+            named_arrays(values)
+
+
 # --- owners -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_system_on_which_every_lock_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(handle: int, how: int) -> None:
+        raise BlockingIOError(11, "taken")
+
+    monkeypatch.setattr("fcntl.flock", taken)
+    with pytest.raises(InvalidInput, match="SX351"):
+        write_text(tmp_path / "new", "a")
+    assert not listed(tmp_path)
 
 
 def abandon(path: Path, *, commit: bool = False) -> None:
@@ -453,6 +472,16 @@ def test_run_writes_through_or_refuses(plain: Path, monkeypatch: pytest.MonkeyPa
         assert done.exit_code == code, (target, done.output)
     assert listed(plain.parent) == ["m.onnx", "o.npz", "other"]
     assert sorted(np.load("o.npz").files) == sorted(np.load("other").files) == ["o", "y"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_standard_output(plain: Path) -> None:
+    path = os.pathsep.join(str(PROJECT / f) for f in ("backend", "frontend"))
+    for arguments in (["--help"], ["run", str(plain), "--random", "0"], ["run", str(plain), "--random", "0", "--json"]):
+        command = [sys.executable, "-m", "singa.cli", *arguments]
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path})
+        assert (done.returncode, done.stderr) == (3, "cannot write: No space left on device\n"), arguments
 
 
 def exporting(folder: Path) -> subprocess.Popen[str]:

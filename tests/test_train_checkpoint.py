@@ -26,6 +26,7 @@ from singa._training.checkpoint import Checkpoint
 from singa._training.fit import Position, fit
 from singa.cli import main
 from singa.cli import train as command
+from singa.cli._curves import write_plot
 from singa.device import default_device
 
 F = np.float32
@@ -433,6 +434,16 @@ def test_a_failed_write_of_the_checkpoint_keeps_the_old_one(folder: Path, monkey
 
 
 # --- the result
+
+
+@pytest.mark.parametrize("suffix", [".html", ".png"])
+@pytest.mark.parametrize("title", ["a$\\frac$b.onnx", "a\udcff.onnx", "<b>&\x1b[2J", "x" * 100_000])
+def test_a_plot_of_a_model_of_any_name(title: str, suffix: str, tmp_path: Path) -> None:
+    if suffix == ".png":
+        pytest.importorskip("matplotlib")
+    write_plot(tmp_path / f"p{suffix}", {"training": [(1, 2.0), (2, 1.0)]}, title)
+    data = (tmp_path / f"p{suffix}").read_bytes()
+    assert len(data) < 200_000 and b"\x1b[2J" not in data and b"<b>" not in data
 
 
 def test_the_curves_are_drawn(folder: Path) -> None:

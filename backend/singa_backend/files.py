@@ -428,7 +428,7 @@ def _standard(found: os.stat_result) -> int | None:
 
 def _claim(home: Path) -> tuple[Path, int]:
     """A new temporary folder, and the handle of its lock."""
-    while True:
+    for _ in range(100):
         top = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
         try:
             lock = _acquire(top, sure=False)
@@ -437,6 +437,8 @@ def _claim(home: Path) -> tuple[Path, int]:
             raise
         if lock is not None:
             return top, lock
+        shutil.rmtree(top, ignore_errors=True)  # another process has it, and removes it
+    raise OSError(errno.EAGAIN, f"no temporary folder in {home} could be locked")
 
 
 def _acquire(top: Path, *, sure: bool) -> int | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import BinaryIO
 
 from singa_backend.errors import InvalidInput, MissingDependency
 from singa_backend.files import check, write_text, writing
+from singa_backend.rendering import html, printable
 
 Curve = Sequence[tuple[int, float]]
 """Pairs of the number of steps and the loss."""
@@ -49,7 +49,8 @@ def _picture(out: BinaryIO, curves: dict[str, Curve], title: str) -> None:
     axes = figure.subplots()
     for (name, curve), color in zip(curves.items(), _COLORS, strict=False):
         axes.plot([i for i, _ in curve], [v for _, v in curve], color=color, label=name, marker="o" if len(curve) < 50 else None)
-    axes.set(title=title, xlabel="step", ylabel="loss")
+    axes.set(xlabel="step", ylabel="loss")
+    axes.set_title(printable(title), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(out, format="png", dpi=120)
@@ -78,20 +79,20 @@ def page(curves: dict[str, Curve], title: str) -> str:
     for (name, curve), color in zip(curves.items(), _COLORS, strict=False):
         points = " ".join(",".join(at(i, v)) for i, v in curve)
         dots = "".join('<circle cx="{}" cy="{}" r="3"/>'.format(*at(i, v)) for i, v in curve) if len(curve) < 50 else ""
-        drawn.append(f'<g stroke="{color}" fill="{color}"><title>{escape(name)}</title><polyline points="{points}"/>{dots}</g>')
+        drawn.append(f'<g stroke="{color}" fill="{color}"><title>{html(name)}</title><polyline points="{points}"/>{dots}</g>')
         if curve:
             best = min(v for _, v in curve)
             told.append(
-                f'<p><span style="color: {color}">&#9632;</span> {escape(name)}: {len(curve)} values, first {curve[0][1]:.6g}, '
+                f'<p><span style="color: {color}">&#9632;</span> {html(name)}: {len(curve)} values, first {curve[0][1]:.6g}, '
                 f"last {curve[-1][1]:.6g}, lowest {best:.6g}.</p>"
             )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
+<title>{html(title)}</title>
 <style>body {{ font: 15px/1.4 system-ui, sans-serif; margin: 1rem auto; max-width: 52rem; padding: 0 1rem }}
 svg {{ width: 100%; height: auto }} text {{ font-size: 13px; fill: #444 }}
 .grid {{ stroke: #ddd }} polyline {{ fill: none; stroke-width: 2 }}</style></head>
-<body><h1>{escape(title)}</h1>
+<body><h1>{html(title)}</h1>
 <svg viewBox="0 0 {width} {height}" role="img" aria-label="loss by step">{marks}
 {"".join(drawn)}<text x="{left}" y="{height - 12}">step 1</text>
 <text x="{width - 12}" y="{height - 12}" text-anchor="end">step {last}</text></svg>

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 
 from ._interrupts import INTERRUPTED, Interrupts
+
+UNWRITTEN = 3
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""The errors of standard output, but for a closed pipe, which click handles; those of files are SonnxErrors."""
 
 
 def start() -> None:
@@ -17,6 +24,12 @@ def start() -> None:
         main()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest of its buffer when it exits
+        print(f"cannot write: {error.strerror}", file=sys.stderr)
+        sys.exit(UNWRITTEN)
     finally:  # the command has ended, and its exit code is known
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

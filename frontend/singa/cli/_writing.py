@@ -14,9 +14,11 @@ from singa_backend.proto.schemas import newest
 
 def _pairs(kind: Callable[[str], Any], form: str) -> Callable[..., dict[str, Any]]:
     def parse(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-        found = {}
+        found: dict[str, Any] = {}
         for pair in given:
             name, _, value = pair.rpartition("=")
+            if name in found:
+                raise click.BadParameter(f"the name {name!r} occurs twice")
             try:
                 found[name] = kind(value)
             except ValueError:
