@@ -27,6 +27,7 @@ from singa.cli import main
 from singa_backend import InvalidInput, InvalidModel, files
 from singa_backend.files import PREFIX, Stage, check, staged, staged_folder, write_bytes, write_npz, write_text, writing
 from singa_backend.proto.named_arrays import named_arrays
+from singa_backend.proto.save import save
 
 PROJECT = Path(__file__).parents[1]
 FAULTS = Path(__file__).with_name("faults.py")
@@ -294,6 +295,16 @@ def test_a_file_system_on_which_every_lock_is_taken(tmp_path: Path, monkeypatch:
     with pytest.raises(InvalidInput, match="SX351"):
         write_text(tmp_path / "new", "a")
     assert not listed(tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", refuse)
+        save(model(1), tmp_path / "m.onnx")
+    assert listed(tmp_path) == ["m.onnx"]
 
 
 def abandon(path: Path, *, commit: bool = False) -> None:

@@ -238,6 +238,8 @@ def test_ctrl_c_without_a_checkpoint_writes_nothing(folder: Path, monkeypatch: p
     ((), "-o OUT"), (("--plot", "@a.html"), "--checkpoint PATH"), (("-o", "@o.onnx", "--every", "3"), "--every needs"),
     (("-o", "@o.onnx", "--resume"), "--resume needs --checkpoint"), (("--checkpoint", "@m.onnx"), "must differ from"),
     (("--checkpoint", "@held.npz"), "exists"), (("-o", "@o.onnx", "--checkpoint", "@o.onnx"), "must differ from"),
+    (("-o", "@held.npz", "--validation", "@held.npz"), "-o must differ from --validation"),
+    (("-o", "@data.npz"), "-o must differ from --data"), (("-o", "@a.html", "--plot", "@a.html"), "--plot must differ from -o"),
     (("--checkpoint", "@missing/run.ckpt"), "does not exist"), (("--checkpoint", "@run.ckpt", "--every", "0"), "--every"),
     (("--checkpoint", "@run.ckpt", "--resume"), "there is no checkpoint"),
     (("--checkpoint", "@held.npz", "--resume"), "SX340"), (("-o", "@o.onnx", "--plot", "@missing/a.html"), "does not exist"),

@@ -139,11 +139,11 @@ def data_name(target: Path, taken: Iterable[str] = ()) -> str:
 def old_data(target: Path) -> set[str]:
     """The names of the files of external data that a model in place refers to, and that were named after it by `data_name`."""
     pattern = re.compile(re.escape(target.name) + r"(\.[0-9]+)?\.data")
-    if not any(pattern.fullmatch(name) for name in os.listdir(target.parent)):
-        return set()
     try:
+        if not any(pattern.fullmatch(name) for name in os.listdir(target.parent)):
+            return set()
         old = ModelProto.FromString(target.read_bytes())
-    except (OSError, DecodeError):
+    except (OSError, DecodeError):  # OSError: a folder that may be written to but not listed, too
         return set()
     return {name for name in locations(old) if pattern.fullmatch(name)}
 

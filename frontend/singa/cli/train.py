@@ -118,8 +118,11 @@ def command(
     _check_usage(target_file, checkpoint, every, resume)
     check_plot(plot)
     target_file, checkpoint = (p and _target(p) for p in (target_file, checkpoint))
-    if checkpoint and checkpoint in (target_file, plot and plot.resolve(), model.resolve(), data.resolve()):
-        raise click.UsageError(f"--checkpoint must differ from MODEL, --data, -o and --plot, got {checkpoint}")
+    _check_distinct({"--data": data, "--validation": validation}, {"-o": target_file, "--plot": plot})
+    _check_distinct(
+        {"MODEL": model, "--data": data, "--validation": validation, "-o": target_file, "--plot": plot},
+        {"--checkpoint": checkpoint},
+    )
     if checkpoint and checkpoint.exists() and not resume:
         raise click.UsageError(f"{checkpoint} exists: pass --resume to continue that training, or another path")
     compute = getattr(autograd, loss)
@@ -247,6 +250,14 @@ def _check_usage(target_file: Path | None, checkpoint: Path | None, every: int |
     for flag, value in (("--every", every), ("--resume", resume)):
         if value and not checkpoint:
             raise click.UsageError(f"{flag} needs --checkpoint PATH")
+
+
+def _check_distinct(others: dict[str, Path | None], written: dict[str, Path | None]) -> None:
+    """Raise UsageError if a file that is written is another one of the command."""
+    known = {path.resolve(): name for name, path in others.items() if path}
+    for flag, path in written.items():
+        if path and is_regular(path) and (other := known.setdefault(path.resolve(), flag)) != flag:
+            raise click.UsageError(f"{flag} must differ from {other}, got {path}")
 
 
 def _target(path: Path) -> Path:
