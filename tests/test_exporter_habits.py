@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -121,6 +122,18 @@ def test_check_prints_the_warning(tmp_path):
     onnx.save(recurrent("GRU", 3, clip=0.0), tmp_path / "m.onnx")
     done = CliRunner().invoke(main, ["check", str(tmp_path / "m.onnx")])
     assert done.exit_code == 0 and "warning: clip=0 of GRU" in done.output
+
+
+def test_a_command_prints_a_warning_without_a_place_in_its_code(tmp_path):
+    onnx.save(recurrent("GRU", 3, clip=0.0), tmp_path / "m.onnx")
+    (tmp_path / "net.py").write_text("import warnings\nwarnings.warn('mine')\nx = 1\n")
+    for arguments, start in (
+        (["run", "m.onnx", "--random", "0"], "warning: clip=0 of GRU"),
+        (["export", "net.py:x"], ".*net.py:2: "),
+    ):
+        command = [sys.executable, "-m", "singa.cli", *arguments, "-o", "o.npz"]
+        lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stderr.splitlines()
+        assert re.match(start, lines[0]) and not any("prepare(" in line for line in lines)
 
 
 @pytest.mark.parametrize("clip", [-1.0, float("nan")])

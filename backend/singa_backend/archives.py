@@ -509,7 +509,7 @@ def _fill(stream: IO[bytes], into: memoryview) -> None:
 
 
 def _check_values(raw: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Refuse bytes that are no value of the dtype."""
+    """Refuse bytes that are not values of the dtype."""
     if not raw.size:
         return
     if dtype.kind == "b" and raw.max() > 1:

@@ -15,10 +15,27 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """The errors of standard output, but for a closed pipe, which click handles; those of files are SonnxErrors."""
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def _tell_warnings() -> None:
+    """Print a warning to the user of a command without the place in this package where it was raised."""
+    import warnings
+
+    full = warnings.formatwarning
+
+    def text(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        own = filename.startswith(_PACKAGE + os.sep)
+        return f"warning: {message}\n" if own else full(message, category, filename, lineno, line)
+
+    warnings.formatwarning = text
+
+
 def start() -> None:
     """Run the command line."""
     try:
         Interrupts().install()
+        _tell_warnings()
         from ._main import main
 
         main()
