@@ -1,7 +1,7 @@
 """The command line: one module per command.
 
-Exit codes: 0 success; 1 a comparison, a conformance run or a check failed; 2 wrong usage; 3 a model or an input was refused
-(the error says why); 130 interrupted by Ctrl-C; 143 terminated.
+Exit codes: 0 success; 1 a comparison, a conformance run or a check failed; 2 wrong usage; 3 a model, an input or a place to write
+to was refused (the error states why); 130 interrupted by Ctrl-C; 143 terminated.
 """
 
 from ._start import __getattr__ as __getattr__
