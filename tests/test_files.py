@@ -485,6 +485,16 @@ def test_run_writes_through_or_refuses(plain: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(np.load("o.npz").files) == sorted(np.load("other").files) == ["o", "y"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_a_program_is_not_written_to_a_pipe(plain: Path) -> None:
+    pipe = plain.with_name("net.py")
+    os.mkfifo(pipe)
+    path = os.pathsep.join(str(PROJECT / f) for f in ("backend", "frontend"))
+    command = [sys.executable, "-m", "singa.cli", "codegen", str(plain), "-o", str(pipe), "--force"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 3 and "SX351" in done.stderr and stat.S_ISFIFO(pipe.stat().st_mode)
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_full_standard_output(plain: Path) -> None:
     path = os.pathsep.join(str(PROJECT / f) for f in ("backend", "frontend"))

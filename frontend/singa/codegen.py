@@ -60,17 +60,18 @@ class Program:
                 raise FileExistsError
             with staged(target, new=not force, overwrite=force) as stage:
                 self._stage(stage, weights.name, self.text)
-                if target.exists() and (used := program.spare_weights(target.read_text("utf-8", "replace"), target.stem)):
+                there = target.exists() and not stage.through
+                if there and (used := program.spare_weights(target.read_text("utf-8", "replace"), target.stem)):
                     stage.remove_later(used)
-                if target.exists() and weights.exists():
+                if there and weights.exists():
                     # The program in place reads this file until it is replaced: first replace it by one that reads another file.
                     spare = free_name(stage.target.parent, weights.name)
                     with staged(target) as first:
                         self._stage(first, spare, self.text.replace(program.WEIGHTS, program.weights_line(spare)))
                     stage.remove_later(spare)
         except FileExistsError:
-            there = [str(p) for p in (target, weights) if os.path.lexists(p)]
-            what = f"{' and '.join(there)} already exist" if len(there) > 1 else f"{''.join(there)} already exists"
+            found = [str(p) for p in (target, weights) if os.path.lexists(p)]
+            what = f"{' and '.join(found)} already exist" if len(found) > 1 else f"{''.join(found)} already exists"
             raise InvalidInput(what, code="SX376", hint="choose another name, or pass --force (force=True)") from None
         return [target, weights]
 
