@@ -86,7 +86,7 @@ def _heads(x: Array, heads: int | None, name: str) -> Array:
     return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
-@operator("Attention", 23, widen=False)
+@operator("Attention", 23, widen=False, traits=("masks",))
 def attention_23(
     xp: Xp,
     q: Array,
@@ -162,7 +162,7 @@ def attention_23_decomposition(
     return list(op.call("Attention", values, attributes, len(wanted)))
 
 
-@operator("Attention", 24, 25, widen=False)
+@operator("Attention", 24, 25, widen=False, traits=("masks",))
 def attention(
     xp: Xp,
     q: Array,
