@@ -9,6 +9,9 @@ import numpy as np
 
 from .. import dtypes
 
+BLOCK = 1 << 20
+"""Elements that are counted at a time."""
+
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """Iterate over the arrays of floats in a value on the host.
@@ -46,10 +49,12 @@ def counts(value: Any) -> tuple[int, int]:
     """Return the numbers of NaN and of infinite elements in a value on the host."""
     nan = inf = 0
     for _, array in leaves(value):
-        is_nan, bad = masks(array)
-        if bad.any():
-            nan += int(is_nan.sum())
-            inf += int((bad & ~is_nan).sum())
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, BLOCK):
+            is_nan, bad = masks(flat[start : start + BLOCK])
+            if bad.any():
+                nan += int(is_nan.sum())
+                inf += int((bad & ~is_nan).sum())
     return nan, inf
 
 

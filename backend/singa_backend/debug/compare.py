@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..comparison.difference import Difference, Tolerance, difference, same_bits
@@ -17,6 +17,7 @@ from ..engines.local import Engine, Failure, Foreign, Ours
 from ..engines.oracle import ENGINES
 from ..errors import InvalidInput
 from ..proto.load import ModelSource
+from ..runtime.origins import Origin
 from .lockstep import Values, Visit, attempt, walk, walk_models
 from .submodel import Call, Source
 
@@ -137,6 +138,7 @@ class Comparison:
         not_compared: nodes that one side refused, crashed at, did not reach or does not have.
         first: the first diverging node in that order.
         origins: the nodes that diverge although their inputs do not differ.
+        nonfinite: where the first NaN or infinity of this side comes from; None if no node made one.
     """
 
     mine: str
@@ -145,6 +147,12 @@ class Comparison:
     not_compared: list[NotCompared] = field(default_factory=list)
     first: Divergence | None = None
     origins: list[Divergence] = field(default_factory=list)
+    nonfinite: Origin | None = None
+
+    @property
+    def both_nan(self) -> list[Row]:
+        """The values that hold NaN on both sides."""
+        return [r for r in self.rows if min(r.difference.nan) > 0]
 
     @property
     def failed(self) -> list[NotCompared]:
@@ -171,12 +179,13 @@ class Comparison:
         """Return the comparison as plain data, for ``--json``.
 
         Returns:
-            A dict of the attributes, and `agrees`.
+            A dict of the attributes, `agrees`, and the names of the values that hold NaN on both sides.
         """
         return {
             "mine": self.mine, "theirs": self.theirs, "agrees": self.agrees,
             "first": self.first.to_dict() if self.first else None, "origins": [d.to_dict() for d in self.origins],
             "rows": [r.to_dict() for r in self.rows], "not_compared": [n.to_dict() for n in self.not_compared],
+            "nonfinite": self.nonfinite.to_dict() if self.nonfinite else None, "both_nan": [r.value for r in self.both_nan],
         }  # fmt: skip
 
 
@@ -208,7 +217,8 @@ class Setting(AbstractContextManager["Setting"]):
         self.tolerance = Tolerance(rtol, atol)
         self.budget = budget
         self.optimised = optimised
-        self.mine: Engine = Ours(device)
+        self.mine = Ours(device, validate=True)
+        self.alone = Ours(device)
         self.theirs: Engine
         if isinstance(against, str) and against in ENGINES:
             if optimised and against != "onnxruntime":
@@ -224,7 +234,17 @@ class Setting(AbstractContextManager["Setting"]):
 
     def __exit__(self, *_: object) -> None:
         self.mine.close()
+        self.alone.close()
         self.theirs.close()
+
+    @property
+    def nonfinite(self) -> Origin | None:
+        """Where the first NaN or infinity of this side comes from."""
+        origin = self.mine.origin
+        if origin is None or origin.kind != "input":
+            return origin
+        taken = {v.name for v in (*self.source.inputs, *self.source.optional_inputs)}
+        return origin if origin.name in taken else replace(origin, kind="value")  # of the trusted side, where this side failed
 
     def visits(self) -> Iterator[Visit]:
         """Visit every node on both sides; with `optimised` only those that produce graph outputs."""
@@ -295,7 +315,7 @@ class Judge:
         if all(same_bits(visit.my_inputs[n], v) for n, v in visit.their_inputs.items() if n in visit.my_inputs):
             return None
         return attempt(
-            self.setting.mine, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs, visit.call.outputs
+            self.setting.alone, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs, visit.call.outputs
         )
 
     def _fails(self, call: Call, side: str, failure: Failure, also: bool = False) -> Divergence | None:
@@ -402,4 +422,5 @@ def compare(
             judge.judge(visit)
             if progress:
                 progress(note=visit.call.name)
+        judge.result.nonfinite = setting.nonfinite
         return judge.result

@@ -34,7 +34,8 @@ class Origin:
     """Where the first NaN or infinity of a run comes from.
 
     Attributes:
-        kind: "node" if a node made it; "input", "initializer", "attribute" or "value" if that held a NaN before any node made one.
+        kind: "node" if a node made it; "input", "initializer", "attribute" or "value" if that held a NaN, and no node made one
+            before.
         name: the name of the node, the input, the initializer or the attribute.
         operator: the operator type of the node, or of the node with the attribute; "" otherwise.
         value: the name of the value that holds it; an element of a sequence has its index.
@@ -134,7 +135,7 @@ class Watch:
             (name, at, array, *found)
             for name, value in zip(node.output_names, outputs, strict=False)
             for at, array in finite.leaves(self._get(value))
-            if (found := finite.masks(array))[1].any()
+            if any(finite.counts(array)) and (found := finite.masks(array))
         ]
         if not made:
             return
@@ -156,7 +157,11 @@ class Watch:
 
     def _attribute(self, node: Node, attributes: Mapping[str, Any], path: Sequence[tuple[Node, int]]) -> Origin | None:
         return next(
-            (_holds("attribute", k, v, node.op_type, node.name, _steps(path)) for k, v in attributes.items() if finite.has_nan(v)),
+            (
+                _holds("attribute", k, v, node.op_type, node.name, _steps(path))
+                for k, v in attributes.items()
+                if finite.has_nan(v)
+            ),
             None,
         )
 
@@ -177,20 +182,21 @@ def _fresh(
     node: Node, read: Sequence[Any], attributes: Sequence[Any], array: np.ndarray, nan: np.ndarray, bad: np.ndarray
 ) -> np.ndarray | None:
     """Where the node itself made a NaN or an infinity; None if it did not."""
-    traits = _traits(node)
-    pairs = _placewise(node, read, array)
-    if pairs is None:
-        pairs = [(np.any(n), np.any(b)) for v in read for _, a in finite.leaves(v) for n, b in [finite.masks(a)]]
-    else:
-        pairs = [finite.masks(a) for a in pairs if dtypes.is_float(a.dtype) or a.dtype.kind == "c"]
-    pairs += [(np.any(n), np.any(b)) for v in attributes for _, a in finite.leaves(v) for n, b in [finite.masks(a)]]
     nan_in, bad_in = np.zeros(array.shape, bool), np.zeros(array.shape, bool)
-    for n, b in pairs:
-        nan_in |= n
-        bad_in |= b
+    pairs = _placewise(node, read, array)
+    for _, a in finite.leaves(pairs or []):
+        nan_here, bad_here = finite.masks(a)
+        nan_in |= nan_here
+        bad_in |= bad_here
+    for value in attributes if pairs is not None else [*read, *attributes]:
+        nans, infs = finite.counts(value)
+        nan_in |= nans > 0
+        bad_in |= nans + infs > 0
     fresh = nan & ~nan_in
-    if "masks" not in traits:
-        fresh |= bad & ~bad_in
+    inf = bad & ~bad_in
+    if inf.any() and "masks" in _traits(node):
+        inf &= array.astype(np.float64) > 0
+    fresh |= inf
     return fresh if fresh.any() else None
 
 
