@@ -299,8 +299,8 @@ def test_every_float_dtype(dtype: np.dtype[Any]) -> None:
         wide = x.astype(np.float64)
     assert finite.counts([x, {"k": x}, None]) == (2 * int(np.isnan(wide).sum()), 2 * int(np.isinf(wide).sum()))
     if ml_dtypes.finfo(dtype).bits > 4 and np.isnan(wide).any() and wide[0] == 1:
-        model = build(f"g (x) => (y) {{ y = Cast<to = {dtypes.onnx_code(dtype)}, saturate = 0>(x) }}".replace("(x)", "(float[2] x)", 1)
-                      .replace("=> (y)", "=> (float[2] y)"))  # fmt: skip
+        cast = f"Cast<to = {dtypes.onnx_code(dtype)}, saturate = 0>(x)"
+        model = build(f"g (float[2] x) => (float[2] y) {{ y = {cast} }}")
         model.opset_import[0].version = 25
         model.graph.output[0].type.tensor_type.elem_type = dtypes.onnx_code(dtype)
         told = origin(model, f32(1, NAN))

@@ -86,7 +86,7 @@ def _heads(x: Array, heads: int | None, name: str) -> Array:
     return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
-@operator("Attention", 23, widen=False, traits=("masks",))
+@operator("Attention", 23, widen=False)
 def attention_23(
     xp: Xp,
     q: Array,

@@ -17,6 +17,7 @@ import numpy as np
 from .. import dtypes
 from ..comparison import finite
 from ..errors import OperatorError
+from ..ir.declaration import has_trait
 from ..ir.graph import Node
 from ..rendering import printable
 
@@ -194,7 +195,7 @@ def _fresh(
         bad_in |= nans + infs > 0
     fresh = nan & ~nan_in
     inf = bad & ~bad_in
-    if inf.any() and "masks" in _traits(node):
+    if inf.any() and has_trait(node.domain, node.op_type, "masks"):
         inf &= array.astype(np.float64) > 0
     fresh |= inf
     return fresh if fresh.any() else None
