@@ -6,7 +6,7 @@ found.agrees, found.first, found.rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -237,10 +237,10 @@ class Setting(AbstractContextManager["Setting"]):
         self.alone.close()
         self.theirs.close()
 
-    @property
-    def nonfinite(self) -> Origin | None:
+    def nonfinite(self, rows: Sequence[Row]) -> Origin | None:
         """Where the first NaN or infinity of this side comes from."""
-        origin = self.mine.origin
+        reached = any(r.difference.nan[0] for r in rows if r.value in self.source.outputs)
+        origin = self.mine.origin or (self.mine.of_infinity if reached else None)
         if origin is None or origin.kind != "input":
             return origin
         taken = {v.name for v in (*self.source.inputs, *self.source.optional_inputs)}
@@ -422,5 +422,5 @@ def compare(
             judge.judge(visit)
             if progress:
                 progress(note=visit.call.name)
-        judge.result.nonfinite = setting.nonfinite
+        judge.result.nonfinite = setting.nonfinite(judge.result.rows)
         return judge.result

@@ -1,8 +1,9 @@
 """Find where the first NaN or infinity of a run comes from: a node, an input, an initializer or an attribute.
 
-A node is the origin if it makes a NaN and no input holds one, or makes an infinity and all its inputs are finite.  Operators that
-compute each place of the result from the same place of the inputs are judged place by place.  Attributes count as inputs, so that
-a Constant or a Pad with -inf is not an origin; a mask of -inf and what it is added to are not either.
+A node is the origin if it makes a NaN or an infinity and all its inputs are finite.  Operators that compute each place of the
+result from the same place of the inputs are judged place by place.  Attributes count as inputs, so that a Constant or a Pad with
+-inf is not an origin; a mask of -inf and what it is added to are not either.  A node that makes a NaN of infinities (a Softmax of
+a row of -inf) is the origin if there is no other and the outputs hold NaN: models remove such NaNs on purpose.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Origin:
         size: the number of elements of the value.
         causes: the input values at the first places, one text for each place: "Log of -1.5 at [0, 3]".
         where: the fields of an error: node, operator, opset, version, dtypes and shapes; empty if `kind` is not "node".
+        of_infinity: whether the node made a NaN of inputs that hold infinity and no NaN.
     """
 
     kind: str
@@ -58,6 +60,7 @@ class Origin:
     size: int
     causes: tuple[str, ...]
     where: Mapping[str, Any]
+    of_infinity: bool = False
 
     def __str__(self) -> str:
         """Return the origin in one line."""
@@ -78,7 +81,7 @@ class Origin:
         Returns:
             A dict of the attributes without `where`, and the text under "message".
         """
-        fields = ("kind", "name", "operator", "value", "nan", "inf", "size")
+        fields = ("kind", "name", "operator", "value", "nan", "inf", "size", "of_infinity")
         data = {name: getattr(self, name) for name in fields}
         return data | {"path": list(self.path), "causes": list(self.causes), "message": str(self)}
 
@@ -124,6 +127,7 @@ class Watch:
 
     def __init__(self, states: Sequence[tuple[str, Any]], feeds: Mapping[str, Any], get: Callable[[Any], Any]) -> None:
         self.origin: Origin | None = None
+        self._of_infinity: Origin | None = None
         self._get = get
         self._held = [("input", name, value) for name, value in feeds.items()]
         self._held += [("initializer", name, value) for name, value in states if name not in feeds]
@@ -143,18 +147,23 @@ class Watch:
         read = [self._get(v) for v in inputs]
         attributes = {k: v for k, v in node.attributes.items() if k in node.given or not node.inputs}
         for name, at, array, nan, bad in made:
-            fresh = _fresh(node, read, list(attributes.values()), array, nan, bad)
-            if fresh is not None:
+            fresh, of_infinity = _fresh(node, read, list(attributes.values()), array, nan, bad)
+            if not fresh.any():
+                continue
+            if not of_infinity or self._of_infinity is None:
                 causes = _causes(node, read, array, fresh)
-                self.origin = _node_origin(node, read, name + at, path, array, nan, bad, causes)
+                found_here = _node_origin(node, read, name + at, path, array, nan, bad, causes, of_infinity)
+                self._of_infinity = self._of_infinity or found_here
+            if not of_infinity:
+                self.origin = found_here
                 return
-        if any(nan.any() for *_, nan, _ in made):
+        if self._of_infinity is None and any(nan.any() for *_, nan, _ in made):
             self.origin = self._attribute(node, attributes, path) or self._source(node, inputs, read)
 
     def finish(self, outputs: Sequence[Any]) -> None:
-        """Look at the outputs of the run, on the host: a NaN that no operator passed on is of an input or an initializer."""
+        """Look at the outputs of the run, on the host: a NaN in them is made of infinities, or no operator passed it on."""
         if self.origin is None and any(map(finite.has_nan, outputs)):
-            self.origin = next(self._holders(lambda _: True), None)
+            self.origin = self._of_infinity or next(self._holders(lambda _: True), None)
 
     def _attribute(self, node: Node, attributes: Mapping[str, Any], path: Sequence[tuple[Node, int]]) -> Origin | None:
         return next(
@@ -181,8 +190,8 @@ class Watch:
 
 def _fresh(
     node: Node, read: Sequence[Any], attributes: Sequence[Any], array: np.ndarray, nan: np.ndarray, bad: np.ndarray
-) -> np.ndarray | None:
-    """Where the node itself made a NaN or an infinity; None if it did not."""
+) -> tuple[np.ndarray, bool]:
+    """Where the node itself made a NaN or an infinity, and whether it made NaN of infinities only."""
     nan_in, bad_in = np.zeros(array.shape, bool), np.zeros(array.shape, bool)
     pairs = _placewise(node, read, array)
     for _, a in finite.leaves(pairs or []):
@@ -193,12 +202,10 @@ def _fresh(
         nans, infs = finite.counts(value)
         nan_in |= nans > 0
         bad_in |= nans + infs > 0
-    fresh = nan & ~nan_in
-    inf = bad & ~bad_in
-    if inf.any() and has_trait(node.domain, node.op_type, "masks"):
-        inf &= array.astype(np.float64) > 0
-    fresh |= inf
-    return fresh if fresh.any() else None
+    fresh = bad & ~bad_in
+    if fresh.any() and has_trait(node.domain, node.op_type, "masks"):
+        fresh &= nan | (array.astype(np.float64) > 0)
+    return (fresh, False) if fresh.any() else (nan & ~nan_in, True)
 
 
 def _traits(node: Node) -> frozenset[str]:
@@ -249,6 +256,7 @@ def _node_origin(
     nan: np.ndarray,
     bad: np.ndarray,
     causes: tuple[str, ...],
+    of_infinity: bool,
 ) -> Origin:
     known = [v for v in read if v is not None]
     where = {
@@ -260,7 +268,7 @@ def _node_origin(
         "shapes": tuple(getattr(v, "shape", None) for v in known),
     }
     counts = int(nan.sum()), int((bad & ~nan).sum())
-    return Origin("node", node.name, node.op_type, value, _steps(path), *counts, array.size, causes, where)
+    return Origin("node", node.name, node.op_type, value, _steps(path), *counts, array.size, causes, where, of_infinity)
 
 
 def _holds(kind: str, name: str, value: Any, operator: str = "", owner: str = "", path: tuple[str, ...] = ()) -> Origin:
