@@ -16,10 +16,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from singa import autograd, sonnx, tensor
 from singa.cli import main
 from singa.model import Model
-from singa_backend import InvalidInput, OperatorError, SingaBackend, SonnxError, debug, dtypes
+from singa_backend import InvalidInput, NonFinite, OperatorError, SingaBackend, SonnxError, debug, dtypes
 from singa_backend.comparison import finite
 from singa_backend.inspection import check
-from singa_backend.runtime.origins import NonFinite, Origin
+from singa_backend.runtime.origins import Origin
 
 HEAD = '<ir_version: 10, opset_import: ["": 21, "own": 1]>'
 NAN, INF = np.float32("nan"), np.float32("inf")
