@@ -24,6 +24,7 @@ from .proto.values import Value
 from .rendering import TEXT, printable
 from .runtime.executor import Executor
 from .runtime.feeds import convert_input, owned_copy
+from .runtime.origins import NonFinite, Watch
 
 _QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
 """Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
@@ -141,6 +142,7 @@ class SingaRep(BackendRep):
         aux_output: Sequence[str] = (),
         limits: Limits | None = None,
         cancel: Flag | None = None,
+        validate: bool = False,
         **kwargs: Any,
     ) -> Outputs:
         """Run the model.
@@ -154,6 +156,7 @@ class SingaRep(BackendRep):
             aux_output: the names of intermediate values to return after the outputs.
             limits: the bounds of this run; None for those of `prepare`.
             cancel: a flag, such as a `threading.Event`; if it is set, the run stops at the next node.
+            validate: whether to look for NaN and infinity in every value, also in subgraphs and functions.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
@@ -164,6 +167,8 @@ class SingaRep(BackendRep):
             InvalidInput: the inputs or options do not match the model; nothing has run.
             UnknownKeyword: a keyword is not one of these.
             OperatorError: a node cannot compute with its inputs.
+            NonFinite: an OperatorError (SX409): with `validate`, a node made a NaN, or an infinity from finite inputs, or an
+                operator passed on a NaN of an input or an initializer.  The error names the first, and has the outputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
         check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", *_QUIET))
@@ -177,10 +182,29 @@ class SingaRep(BackendRep):
         budget = Budget(limits or self.limits, cancel, device.memory)
         with device.active():
             overrides = {n: device.put(v) for n, v in overrides.items()}
-            values = self._executor.run(graph, [device.put(v) for v in feeds], overrides, budget)
+            placed = [device.put(v) for v in feeds]
+            watch = self._watch(placed, overrides) if validate else None
+            try:
+                values = self._executor.run(graph, placed, overrides, budget, watch)
+            except SonnxError as error:
+                if watch and watch.origin:
+                    error.hint = "; ".join(filter(None, [error.hint, f"before it, {watch.origin}"]))
+                raise
             taken = set(self._fixed)
             taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
-            return Outputs([owned_copy(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
+            outputs = Outputs([owned_copy(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
+        if watch:
+            watch.finish(outputs)
+            if watch.origin:
+                raise NonFinite.of(watch.origin, outputs)
+        return outputs
+
+    def _watch(self, feeds: Sequence[Any], overrides: Mapping[str, Any]) -> Watch:
+        executor = self._executor
+        named = dict(zip((v.name for v in self.graph.inputs), feeds, strict=True)) | dict(overrides)
+        graphs = {id(g): dict(g.state_slots) for g in executor._keep}
+        states = [(graphs[key][slot], value) for key, held in executor._states.items() for slot, value in held]
+        return Watch(states, named, self.device.get)
 
     # --- inputs
 

@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 import singa_backend
 from singa_backend.backend import Outputs
-from singa_backend.errors import check_keywords
+from singa_backend.errors import InvalidInput, check_keywords
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.proto.load import ModelSource
@@ -119,6 +119,8 @@ class SingaRep(singa_backend.SingaRep):
         values = inputs if isinstance(inputs, (list, tuple)) else [inputs]
         if not self.is_graph and not any(isinstance(x, Tensor) for x in values):
             return super().run(inputs, **kwargs)
+        if kwargs.get("validate"):
+            raise InvalidInput("validate needs inputs that are arrays, got Tensors", hint="pass tensor.to_numpy(x)")
         check_keywords("run", kwargs, ("last_layers", "aux_output"))
         if isinstance(inputs, dict):
             values = [inputs.get(v.name) for v in self.inputs]
