@@ -174,7 +174,9 @@ def batchnorm_2d(
 def _update(handle: BatchNormHandle, size: Any, running_mean: Tensor, running_var: Tensor, batch: Sequence[Any]) -> None:
     """Move the running statistics, in place, towards those of a batch with this number of elements."""
     op = recorder
-    count, mean, variance = (v if isinstance(v, Tensor) else Tensor._of(v.raw, running_mean.device, False) for v in (size, *batch))
+    count, mean, variance = (
+        v if isinstance(v, Tensor) else Tensor._of(v.raw, running_mean.device, False) for v in (size, *batch)
+    )
     if handle.unbiased:
         n = op.cast(op.Div(count, op.Size(mean)), mean)
         variance = op.Mul(variance, op.Div(n, op.Max(op.Sub(n, 1), 1)))

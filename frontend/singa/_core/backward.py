@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -10,7 +11,7 @@ from typing import Any
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 
-from . import coverage, tape, trace
+from . import coverage, tape, trace, zeros
 from .coverage import nothing_trains
 from .tape import Dummy, Operator, vocabulary
 from .tensor import Tensor, op
@@ -44,7 +45,8 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     """Backpropagation: compute the gradients of a loss with respect to the tensors that store their gradients.
 
     Walks the tape from `y` in reverse order of the calls. A tensor is yielded as soon as its gradient is complete; the order is
-    deterministic.
+    deterministic. If only operators whose gradient is zero, such as sign or floor, are between `y` and the parameters, their
+    gradients are zero, with a NoGradientWarning.
 
     Args:
         y: The loss, a Tensor of one element.
@@ -62,14 +64,17 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     covered = coverage.current()
     if covered is not None:
         covered.backward_ran = True
+    flat: list[Tensor] = []
     if not y.requires_grad or isinstance(y.creator, Dummy):
-        if tape.training:
+        flat = zeros.flat_parameters(y) if tape.training else []
+        if tape.training and not flat:
             raise nothing_trains(covered)
-        raise InvalidInput(
-            "this tensor was not recorded: training mode was off during the forward pass",
-            code="SX313",
-            hint="call model.train(), or set autograd.training = True, before the forward pass",
-        )
+        if not tape.training:
+            raise InvalidInput(
+                "this tensor was not recorded: training mode was off during the forward pass",
+                code="SX313",
+                hint="call model.train(), or set autograd.training = True, before the forward pass",
+            )
     shape = op.shape(y)
     if shape is None or any(d != 1 for d in shape):
         raise InvalidInput(
@@ -77,10 +82,16 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
             code="SX314",
             hint="reduce the loss, for example by its mean",
         )
+    if flat:
+        yield from _zeros(flat, covered)
+        return
     device = y.device
     first = vocabulary(device)
     start = first.full_like(trace.value(y), 1) if dy is None else _start(first, y, dy)
     uses, storing = _wanted(y.creator)
+    if not storing and (flat := zeros.flat_parameters(y)):  # only inputs require a gradient
+        yield from _zeros(flat, covered)
+        return
     found: dict[Operator, list[Any]] = {y.creator: [None] * len(y.creator.y_id2idx)}
     found[y.creator][y.creator.place(y)] = start
     ready = [(-y.creator.serial, y.creator)]
@@ -113,6 +124,14 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
                     yield x, Tensor._of(g, x.device, False)
             if isinstance(creator, Dummy):
                 found.pop(creator, None)
+
+
+def _zeros(parameters: list[Tensor], covered: coverage.Coverage | None) -> Iterator[tuple[Tensor, Tensor]]:
+    warnings.warn(zeros.zero_warning(parameters), stacklevel=4)
+    for p in parameters:
+        if covered is not None:
+            covered.found.add(id(p))
+        yield p, Tensor._of(vocabulary(p.device).full_like(trace.value(p), 0), p.device, False)
 
 
 def _start(first: Interpreter[Any], y: Tensor, dy: Any) -> Any:

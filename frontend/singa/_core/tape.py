@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from onnx import helper
@@ -348,7 +348,7 @@ class Dummy(Operator):
     def output_name(self, idx: int) -> str:
         return self.name
 
-    def backward(self, *dys: Any) -> Any:
+    def backward(self, *dys: Any) -> NoReturn:
         """Refuse: a leaf was not computed.
 
         Args:
@@ -447,7 +447,8 @@ class Node(Operator):
         If a function of `autograd` ends with this node, they are those of the tensors passed to the function.
 
         Args:
-            *dys: The gradient of each result, an array or a Tensor of its shape, or a number for all elements; 1 if there are none.
+            *dys: The gradient of each result: an array or a Tensor of its shape, or a number for all elements; 1 if there are
+                none.
 
         Returns:
             An array; a tuple of arrays if there are several inputs, with None for one without a gradient and without the last
