@@ -154,6 +154,32 @@ def test_creator_backward_of_a_loss_needs_no_gradient():
     np.testing.assert_allclose(autograd.mse_loss(x, t).creator.backward(3.0), [[3, -6]])
 
 
+def test_creator_backward_on_another_device():
+    x = Tensor(data=np.array([[1, 2]], np.float32), device="STRICT")
+    for y in (autograd.softmax(x), autograd.exp(x)):
+        for dy in (np.ones((1, 2)), 1.0, Tensor(data=np.ones((1, 2)), device="STRICT")):
+            assert type(y.creator.backward(dy)) is type(x.data)
+    with pytest.raises(InvalidInput) as refused:
+        autograd.exp(x).creator.backward(T([[1, 2]]))
+    assert refused.value.code == "SX344"
+
+
+def test_a_step_that_calls_creator_backward_stays_on_the_tape():
+    class Net(Flat):
+        def train_one_batch(self, x):
+            loss = autograd.reduce_mean(autograd.square(self.forward(x)), keepdims=0)
+            self.dx = loss.creator.backward(1.0)
+            self.optimizer(loss)
+            return loss
+
+    net, x = Net(None), T(np.ones((2, 4)), requires_grad=False)
+    net.compile([x], is_train=True, use_graph=True)
+    with pytest.warns(UserWarning, match="stay on the tape"):
+        net(x)
+        net(x)
+    assert net.dx.shape == (2, 3) and "cannot become part of a graph" in str(net.not_traceable)
+
+
 def test_equal_inputs_have_a_gradient_each():
     x = T([2, 3])
     a, b = autograd.mul(x, x).creator.backward(1.0)
@@ -253,7 +279,7 @@ def test_a_loss_through_a_step_function_has_gradients_of_zero(cut, graph):
     assert "the gradients of all parameters are zero" in str(seen[0].message)
     for name, value in before.items():
         np.testing.assert_array_equal(tensor.to_numpy(net.get_params()[name]), value)
-    assert float(net.optimizer.step_counter) == 2
+    assert float(net.optimizer.step_counter) == 2 and not net.not_traceable
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["tape", "graph"])
