@@ -453,6 +453,13 @@ def test_nodes_of_a_prepared_model_become_operators():
     assert sonnx.run_node(rep.layers[1].node, [T([-1])])[0].data == pytest.approx(np.expm1(-1))
 
 
+def test_run_node_takes_tensors_by_name():
+    node = sonnx.OnnxNode(helper.make_node("Sub", ["a", "b"], ["y"]))
+    made = sonnx.run_node(node, {"b": T([1, 2]), "a": T([5, 5])})
+    assert made["y"].data.tolist() == made[0].data.tolist() == [4, 3]
+    assert sonnx.run_node(node, {"b": np.float32([1]), "a": np.float32([5])})[0].tolist() == [4]
+
+
 def test_get_op_refuses():
     with pytest.raises(InvalidInput, match="NodeProto or an OnnxNode"):
         sonnx.get_op("Relu")

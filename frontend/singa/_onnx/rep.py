@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from onnx import AttributeProto, NodeProto, TensorProto, helper
@@ -270,8 +270,8 @@ class SingaBackend(singa_backend.SingaBackend):
 
         Args:
             node: the node, a NodeProto or an OnnxNode.
-            inputs: a list in the order of the node's inputs (absent ones omitted), or one value; for arrays also a dict by name.
-                If a value is a Tensor, the node runs on the device of the first Tensor.
+            inputs: a list in the order of the node's inputs (absent ones omitted), a dict by name, or one value. If
+                a value is a Tensor, the node runs on the device of the first Tensor.
             device: the device for arrays, as for `prepare`.
             outputs_info: a (dtype, shape) pair for each output, which the results must have; None for no check.
             **kwargs: `opset_version`, the opset of the node's domain (by default the newest for arrays, 11 for Tensors), and
@@ -289,14 +289,16 @@ class SingaBackend(singa_backend.SingaBackend):
             ResourceExhausted: a limit was reached.
         """
         node = _proto(node)
-        if not any(isinstance(x, Tensor) for x in (inputs if isinstance(inputs, (list, tuple)) else [inputs])):
-            place = resolve_device(device).backend
-            return super().run_node(node, inputs, place, outputs_info, **kwargs)
-        values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        named = isinstance(inputs, Mapping)
+        values = list(inputs.values() if named else inputs if isinstance(inputs, (list, tuple)) else [inputs])
+        if not any(isinstance(x, Tensor) for x in values):
+            return super().run_node(node, inputs, resolve_device(device).backend, outputs_info, **kwargs)
         kwargs.setdefault("opset_version", cls._opset_version)
-        arrays = [x._data if isinstance(x, Tensor) else x for x in values]
         dev = next(x.device for x in values if isinstance(x, Tensor))
-        made = super().run_node(node, [dev.backend.get(a) for a in arrays], dev.backend, outputs_info, **kwargs)
+        arrays: Any = [dev.backend.get(x._data if isinstance(x, Tensor) else x) for x in values]
+        if named:
+            arrays = dict(zip(inputs, arrays, strict=True))
+        made = super().run_node(node, arrays, dev.backend, outputs_info, **kwargs)
         return Outputs([Tensor(data=v, device=dev) for v in made], made.names)
 
     @classmethod
