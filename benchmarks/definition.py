@@ -26,6 +26,7 @@ from onnx.reference import ReferenceEvaluator
 
 from singa_backend import SingaBackend
 from singa_backend.conform import light_models
+from singa_backend.files import write_text
 
 
 def _median(run: Callable[[], Any], runs: int) -> float:
@@ -73,7 +74,7 @@ def main() -> None:
     if options.json:
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "numpy": np.__version__, "onnx": onnx.__version__}
         document = {"machine": machine, "geometric_mean": mean, "least": min(ratios), "models": rows}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+        write_text(options.json, json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

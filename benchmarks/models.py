@@ -27,6 +27,7 @@ import onnxruntime
 
 from singa import sonnx
 from singa_backend import SingaBackend
+from singa_backend.files import write_text
 
 HERE = Path(__file__).resolve().parent.parent / "tests" / "frameworks"
 
@@ -95,8 +96,8 @@ def main() -> None:
     document = {"machine": machine, "runs": options.runs, "geometric_means": means, "rows": rows}
     print(json.dumps(means))
     if options.to:
-        (options.to / "benchmark-models.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (options.to / "benchmark-models.md").write_text(page(document), encoding="utf-8")
+        write_text(options.to / "benchmark-models.json", json.dumps(document, indent=1) + "\n")
+        write_text(options.to / "benchmark-models.md", page(document))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from onnx.reference import ReferenceEvaluator
 
 from singa_backend import SingaBackend
 from singa_backend.engines.oracle import EngineFailure, Oracle
+from singa_backend.files import write_text
 
 Generator = np.random.Generator
 Input = Callable[[Generator], Any]
@@ -630,7 +631,7 @@ def main() -> None:
     if options.json:
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "numpy": np.__version__, "onnx": onnx.__version__}
         document = {"machine": machine, "geometric_mean": mean, "least": ratios[least], "operators": rows}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+        write_text(options.json, json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

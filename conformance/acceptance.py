@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from singa_backend.files import write_text
+
 ROWS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("acceptance.toml").read_text(encoding="utf-8"))
 
 
@@ -75,7 +77,7 @@ class Acceptance:
             return
         write, check = config.getoption("--rows"), config.getoption("--rows-check")
         if write:
-            (Path(write) / "acceptance.md").write_text(self.page(), encoding="utf-8")
+            write_text(Path(write) / "acceptance.md", self.page())
         if check:
             bare = [n for n in ROWS if self.verdict(n) == "**no test**"]
             if bare:

@@ -22,7 +22,8 @@ LAYERS = {
     "singa_backend": [
         "rendering",
         "deprecation errors",
-        "dtypes limits processes",
+        "dtypes files limits processes",
+        "archives",
         "proto devices comparison",
         "ir collectives",
         "runtime kernels",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+import tracemalloc
 import warnings
 import weakref
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.backend.base import Device, DeviceType
 
 import singa_backend
-from singa import sonnx
+from singa import sonnx, tensor
 from singa_backend import (
     DeviceUnavailable,
     InvalidInput,
@@ -25,7 +27,9 @@ from singa_backend import (
     SingaBackend,
     SonnxError,
     UnsupportedModel,
+    debug,
 )
+from singa_backend.errors import UnknownKeyword
 
 LINEAR = """
 <ir_version: 10, opset_import: ["" : 17]>
@@ -338,11 +342,35 @@ def test_a_newer_opset_is_a_hole_not_a_guess() -> None:
 
 
 def test_options_do_not_vanish(model: onnx.ModelProto) -> None:
-    with pytest.warns(UserWarning, match="'devise'"):
+    with pytest.raises(UnknownKeyword, match="'devise'; did you mean 'device'") as caught:
         SingaBackend.prepare(model, devise="CUDA")
+    assert caught.value.code == "SX364" and isinstance(caught.value, TypeError)
+    with pytest.raises(UnknownKeyword, match="'limit'; did you mean 'limits'"):  # not False: the model is compatible
+        SingaBackend.is_compatible(model, limit=None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SingaBackend.prepare(model, rtol=1e-3, atol=1e-7, init_inputs=None, keep_initializers_as_inputs=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [({"limits": 3}, "SX309"), ({"limits": {"rank": 4}}, "SX309"), ({"cancel": 3}, "SX309"), ({"aux_output": 3}, "SX305"),
+     ({"aux_output": [b"p"]}, "SX305"), ({"last_layers": "x"}, "SX304"), ({"limit": 3}, "SX364")],
+)  # fmt: skip
+def test_options_of_another_kind_are_refused(options: dict[str, Any], code: str, model: onnx.ModelProto) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        SingaBackend.prepare(model).run([X], **options)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "options", [{"rtol": -1}, {"atol": float("nan")}, {"timeout": 0}, {"timeout": float("inf")}, {"budget": 0}]
+)
+def test_numbers_out_of_bounds_are_refused(options: dict[str, Any], model: onnx.ModelProto) -> None:
+    for call in (debug.compare, debug.bisect):
+        with pytest.raises(InvalidInput) as caught:
+            call(model, [X], against="sonnx", **options)
+        assert caught.value.code == "SX309"
 
 
 # --- devices
@@ -459,6 +487,71 @@ def test_external_data_stay_in_the_folder(tmp_path: Path, location: str, offset:
     with pytest.raises(InvalidModel) as caught:
         SingaBackend.prepare(_external(tmp_path, location, offset, length))
     assert caught.value.code == "SX105"
+
+
+@pytest.mark.parametrize("where", ["initializers", "shifted", "small", "attributes", "subgraphs", "sparse"])
+def test_tensors_that_share_bytes_of_a_file_share_memory(tmp_path: Path, where: str) -> None:
+    """Many tensors over one file of external data cost the memory of the file, not of their sum."""
+    step = 256 if where == "shifted" else 0
+    elements, count = (1 << 18) - 1 if where == "small" else 1 << 20, 60
+    data = np.arange(elements + step * count, dtype=np.float32)
+    (tmp_path / "w.bin").write_bytes(data.tobytes())
+
+    def shared(i: int) -> TensorProto:
+        made = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[elements], data_location=TensorProto.EXTERNAL)
+        for key, value in (("location", "w.bin"), ("offset", str(4 * step * i)), ("length", str(4 * elements))):
+            made.external_data.add(key=key, value=value)
+        return made
+
+    float_ = helper.make_tensor_value_info
+    graph = onnx.GraphProto(name="g", output=[float_("y", TensorProto.FLOAT, None)])
+    constants = [helper.make_node("Constant", [], [f"w{i}"], value=shared(i)) for i in range(count)]
+    if where == "attributes":
+        graph.node.extend(constants)
+    elif where == "subgraphs":
+        graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+        for i, node in enumerate(constants):
+            body = helper.make_graph([node], "body", [], [float_(f"w{i}", TensorProto.FLOAT, None)])
+            graph.node.append(helper.make_node("If", ["yes"], [f"v{i}"], then_branch=body, else_branch=body))
+    elif where == "sparse":
+        indices = numpy_helper.from_array(np.zeros(1, np.int64))
+        for i in range(count):
+            values = shared(i)
+            values.dims[0], values.external_data[2].value = 1, "4"
+            graph.sparse_initializer.add(values=values, indices=indices, dims=[2])
+    else:
+        graph.initializer.extend(map(shared, range(count)))
+    last = f"v{count - 1}" if where == "subgraphs" else f"w{count - 1}"
+    graph.node.append(helper.make_node("Identity", [last], ["y"]))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+
+    tracemalloc.start()
+    try:
+        rep = SingaBackend.prepare(tmp_path / "m.onnx")
+        assert tracemalloc.get_traced_memory()[1] < 3 * data.nbytes
+    finally:
+        tracemalloc.stop()
+    first = 1 if where == "sparse" else elements
+    np.testing.assert_array_equal(rep.run([])[0][:first], data[step * (count - 1) :][:first])
+
+
+def test_tensors_that_share_bytes_of_a_file_are_trained_apart(tmp_path: Path) -> None:
+    elements = 1 << 18
+    (tmp_path / "w.bin").write_bytes(np.ones(elements, np.float32).tobytes())
+    graph = onnx.GraphProto(name="g", output=[helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    for i in range(3):
+        made = graph.initializer.add(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[elements])
+        made.data_location = TensorProto.EXTERNAL
+        made.external_data.add(key="location", value="w.bin")
+    graph.node.append(helper.make_node("Sum", ["w0", "w1", "w2"], ["y"]))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    params = sonnx.SONNXModel(tmp_path / "m.onnx").get_params()
+    for i in (0, 1):
+        params[f"w{i}"].set_value(5.0 + i)
+    assert [float(tensor.to_numpy(params[f"w{i}"])[0]) for i in range(3)] == [5, 6, 1]
+    assert np.fromfile(tmp_path / "w.bin", np.float32).max() == 1
 
 
 def test_errors_are_one_family() -> None:

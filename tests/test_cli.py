@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 import pytest
@@ -13,6 +14,8 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper, parser
 
 from singa.cli import main
+from singa.cli._main import COMMANDS
+from singa_backend.archives import open_arrays
 
 X = np.array([[-1, 2, 3]], np.float32)
 
@@ -79,6 +82,84 @@ def test_wrong_usage_exits_with_2(model: Path) -> None:
     assert sonnx("run", model, "--input", "x").exit_code == 2
     assert sonnx("conform", "--kind", "nothing").exit_code == 2
     assert sonnx("conform", "--report", "r", "-k", "x").exit_code == 2
+
+
+def numeric_options() -> list[Any]:
+    commands = [(name, main.get_command(click.Context(main), name)) for name in COMMANDS]
+    kinds = (click.types.IntParamType, click.types.FloatParamType)
+    return [
+        pytest.param(p.type, id=f"{name} {p.opts[0]}") for name, c in commands if c for p in c.params if isinstance(p.type, kinds)
+    ]
+
+
+@pytest.mark.parametrize("kind", numeric_options())
+def test_every_number_has_bounds(kind: click.ParamType) -> None:
+    for text in ("nan", "inf", "-inf", "-1", "-1e300", "-" + "9" * 30, "²", ""):
+        with pytest.raises(click.BadParameter):
+            kind.convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--size", "foo=2"], "the symbolic sizes of the inputs are: n; got 'foo'"),
+        (["--size", "n=²"], "a size must be NAME=SIZE, got 'n=²'"),
+        (["--size", "n=2", "--size", "n=3"], "the size 'n' occurs twice"),
+        (["--input", "y=y.npy"], "the inputs must be x: float[n, 3]; unknown: 'y'"),
+    ],
+)
+def test_names_and_sizes_of_inputs_are_checked(options: list[str], what: str, model: Path) -> None:
+    found = sonnx("run", model, "--random", 0, *options)
+    assert found.exit_code == 3 and what in found.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--size", "n=2", "-i", "x=x.npy"], ["-i", "x=a.npy", "-i", "x=b.npy"], ["--limit", "tensor_bytes=" + "9" * 400],
+        ["--limit", "iterations=2.5"], ["--limit", "nodes=5", "--limit", "nodes=6"], ["--limit", "deadline=²"],
+    ],
+)  # fmt: skip
+def test_options_that_would_have_no_effect_are_wrong_usage(options: list[str], model: Path) -> None:
+    assert sonnx("run", model, *options).exit_code == 2
+
+
+def test_limits_hold_while_files_are_read(model: Path, tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "x.npz", x=np.zeros((1000, 3), np.float32))
+    found = sonnx("run", model, "--inputs", tmp_path / "x.npz", "--limit", "tensor_bytes=11KiB")
+    assert found.exit_code == 3 and "[SX603]" in found.stderr and "2.9" not in found.stderr
+    assert sonnx("run", model, "--inputs", tmp_path / "x.npz", "--limit", "tensor_bytes=12000").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["file", "args", "allow_pickle", "a/b", "y.npy"])
+def test_outputs_of_any_name_are_written(name: str, tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Relu", ["x"], [name])
+    x, y = (onnx.helper.make_tensor_value_info(n, 1, [3]) for n in ("x", name))
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y]), ir_version=10), tmp_path / "m.onnx")
+    found = sonnx("run", tmp_path / "m.onnx", "--random", 0, "-o", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    with open_arrays(tmp_path / "out", "SX307") as stored:  # the file has the name that was requested
+        assert stored.names == (name,) and stored[name].shape == (3,)
+
+
+@pytest.mark.parametrize("target", ["./", ".", "there", "none/y.npz"])
+def test_a_target_that_is_not_a_file_is_refused_before_the_run(
+    target: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    before = sorted(tmp_path.iterdir())
+    found = sonnx("run", model, "--random", 0, "-o", target)
+    assert found.exit_code == 3 and "[SX351]" in found.stderr and sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"environment": {}}', '{"environment": {"release": "1.6.0", "device": "CPU"}}']
+)
+def test_a_report_of_other_json_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(text)
+    found = sonnx("report", tmp_path / "r.json", "--to", tmp_path / "to")
+    assert found.exit_code == 3 and "[SX804]" in found.stderr and not (tmp_path / "to").exists()
 
 
 @pytest.mark.parametrize("command", [("conform", "-k"), ("foreign", "-k"), ("fuzz", "-k"), ("gradients",), ("opsets",)])

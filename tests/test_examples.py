@@ -37,6 +37,13 @@ def test_an_example(command: tuple[str, ...], tmp_path: Path) -> None:
         checker.check_model(onnx.load(tmp_path / "retrained.onnx"), full_check=True)
 
 
+@pytest.mark.parametrize("options", [(), ("--no-graph",)], ids=["graph", "tape"])
+def test_a_gradient_penalty(options: tuple[str, ...], tmp_path: Path) -> None:
+    text = run(str(EXAMPLES / "wgan_gp.py"), "--steps", "20", *options, folder=tmp_path)
+    first, last = map(float, re.findall(r"mean images ([\d.]+) -> ([\d.]+)", text)[0])
+    assert last < 0.8 * first and ("as a graph" in text) == (not options)
+
+
 def test_inference(tmp_path: Path) -> None:
     """Beside a model with test data, the outputs are compared; the values are those of the framework that exported it."""
     for name in ("mobilenetv2-script-17", "gpt2-script-17"):

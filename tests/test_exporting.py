@@ -315,7 +315,7 @@ def test_names_metadata_and_initializers_as_inputs() -> None:
     assert {i.name for i in proto.graph.input} >= set(m.get_states()) and proto.doc_string == "a net"
     assert {p.key: p.value for p in proto.metadata_props} == {"author": "nobody"} and proto.graph.name == "n"
     assert ("my.domain", 3) in {(o.domain, o.version) for o in proto.opset_import}
-    with pytest.raises(TypeError, match="extra_opsets"):
+    with pytest.raises(InvalidInput, match="extra_opsets"):
         sonnx.export(m, [x], extra_opsets={"my.domain": 3})
     with pytest.raises(InvalidInput, match="input_names"):
         sonnx.export(m, [x], input_names=["a", "b"])

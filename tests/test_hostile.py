@@ -1,4 +1,4 @@
-"""Each hostile model is refused by a typed error within a second, in little memory, opening nothing outside its folder."""
+"""Each hostile model or input is refused by a typed error within a second, in little memory, without opening other files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ import pytest
 
 HERE = Path(__file__).parent / "hostile"
 SECONDS, MEBIBYTES = 1.0, 64.0
+SEED = int(os.environ.get("SONNX_HOSTILE_SEED", "11"))
+COUNT = int(os.environ.get("SONNX_HOSTILE_INPUTS", "300"))
+BLOCK = 50
+"""The seed and the number of drawn inputs, and how many a test passes."""
 
 
 def _load(name: str) -> Any:
@@ -27,19 +32,19 @@ def _load(name: str) -> Any:
     return module
 
 
-corpus = _load("corpus")
+corpus, inputs = _load("corpus"), _load("inputs")
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux shows it")
 
 
 class Server:
     """The process that forks a child for each case: warm, so that a case is measured and not the imports."""
 
-    def __init__(self) -> None:
+    def __init__(self, *what: str) -> None:
         for package in ("re2", "PIL"):
             pytest.importorskip(package)
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([sys.executable, str(HERE / "server.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env=environment)  # fmt: skip
+        command = [sys.executable, str(HERE / "server.py"), *what]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._answer() == "ready"
 
     def _answer(self) -> str:
@@ -47,8 +52,11 @@ class Server:
         return self.process.stdout.readline().strip()
 
     def ask(self, name: str, device: str, path: Path) -> dict[str, Any]:
+        return self.request({"name": name, "device": device, "path": str(path)})
+
+    def request(self, what: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"name": name, "device": device, "path": str(path)}) + "\n")
+        self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._answer())
         return answer
@@ -98,6 +106,62 @@ def test_the_server_notices(server: Server, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "elsewhere" / "model.onnx").symlink_to(path)
     assert server.ask("external_plain_runs", "CPU", path)["opened"] == []
     assert server.ask("external_plain_runs", "CPU", tmp_path / "elsewhere" / "model.onnx")["opened"] == [str(folder)]
+
+
+# --- drawn inputs --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[Server]:
+    server = Server("doors")
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("first", range(0, COUNT, BLOCK))
+def test_drawn_inputs_are_refused(first: int, doors: Server, tmp_path: Path) -> None:
+    failed = []
+    for index in range(first, min(first + BLOCK, COUNT)):
+        drawn = inputs.draw(SEED, index)
+        base = tmp_path / str(index)
+        (base / "in").mkdir(parents=True)
+        drawn.write(base / "in")
+        found = doors.request({"seed": SEED, "index": index, "path": str(base / "in")})
+        # Processor time, so that a busy machine fails no one; what hangs is ended by the server and is not "refused".
+        good = (
+            found["outcome"] == "refused" and min(found["cpu"], found["seconds"]) <= SECONDS and found["mebibytes"] <= MEBIBYTES
+        )
+        if not good or [p.name for p in base.iterdir()] != ["in"]:
+            failed.append(f"{index} {drawn}: {json.dumps(found)[:1500]}")
+    assert not failed, "\n".join(failed)
+
+
+def test_the_drawing_covers_doors_damages_and_sizes() -> None:
+    drawn = [inputs.draw(SEED, i) for i in range(COUNT)]
+    turns = Counter(i % (len(inputs.FILE_DOORS) + len(inputs.OTHER_DOORS)) for i in range(COUNT))
+    assert min(turns.values()) >= 10
+    assert len({d.damage for d in drawn}) >= 100 and len({str(d) for d in drawn}) >= 200
+    assert {*inputs.SIZES, *inputs.BOMBS} <= {d.size for d in drawn}
+
+
+def test_whole_files_pass(doors: Server, tmp_path: Path) -> None:
+    """Whole files pass every door that reads files and then ends, so that a refusal is due to the damage."""
+    for name in (
+        "load_states",
+        "Snapshot",
+        "run -i npy",
+        "run -i npz",
+        "run -i pb",
+        "run --inputs",
+        "run --data",
+        "compare --inputs",
+    ):
+        door = inputs.FILE_DOORS[name]
+        folder = tmp_path / name.replace(" ", "_")
+        folder.mkdir()
+        door.prepare(folder)
+        (folder / door.name).write_bytes(inputs.whole(door.form))
+        assert doors.request({"door": name, "path": str(folder)})["outcome"] == "ok", name
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from singa.model import Model
 from singa.tape import Operator
 from singa_backend import SingaBackend
 from singa_backend.engines.oracle import Oracle
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, SonnxError
 
 MODELS = Path(__file__).parent / "models"
 F = np.float32
@@ -214,7 +214,7 @@ def test_states_of_another_model_are_refused_and_change_nothing(tmp_path: Path) 
     assert caught.value.code == "SX341"
     assert all(np.array_equal(before[n], v) for n, v in states(other).items())
     (tmp_path / "b.zip").write_bytes(b"no zip")
-    with pytest.raises(InvalidInput, match="must be a file of save_states"):
+    with pytest.raises(InvalidInput, match=r"b\.zip: File is not a zip file"):
         net.load_states(tmp_path / "b.zip")
 
 
@@ -518,3 +518,54 @@ def test_exported_nets_fine_tune(name: str) -> None:
     m.graph(True)
     losses = [float(m(*xs, t)[1].data[0]) for _ in range(60)]
     assert min(losses) < 0.5 * losses[0]
+
+
+# --- files of states that are damaged ---------------------------------------------------------------------------------
+
+
+def stored(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as pack:
+        return {n: pack.read(n) for n in pack.namelist()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda facts: facts.update(more={"state_type": 1, "shape": [1 << 40], "dtype": 0}),
+        lambda facts: facts.popitem(),
+        lambda facts: next(iter(facts.values())).update(dtype=55), lambda facts: next(iter(facts.values())).update(dtype=108),
+        lambda facts: next(iter(facts.values())).update(dtype=1), lambda facts: next(iter(facts.values())).update(shape=[-1]),
+        lambda facts: next(iter(facts.values())).update(shape="ab"),
+        lambda facts: next(iter(facts.values())).update(state_type=7),
+        lambda facts: next(iter(facts.values())).update(shape=[1e3]), lambda facts: facts.update(more=[]),
+        lambda facts: next(iter(facts.values())).pop("dtype"),
+    ],
+)  # fmt: skip
+def test_states_that_differ_from_their_description_are_refused(change: Any, tmp_path: Path) -> None:
+    net = made()
+    net.save_states(tmp_path / "a.zip", {"epoch": Tensor(data=[3])})
+    parts = stored(tmp_path / "a.zip")
+    facts = json.loads(parts["states_attr.json"])
+    change(facts)
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as pack:
+        pack.writestr("tensor_dict.npz", parts["tensor_dict.npz"])
+        pack.writestr("states_attr.json", json.dumps(facts))
+    before = states(net)
+    with pytest.raises(SonnxError) as caught:
+        net.load_states(tmp_path / "b.zip")
+    assert caught.value.code in ("SX340", "SX341", "SX603")
+    assert all(np.array_equal(before[n], v) for n, v in states(net).items())
+
+
+def test_states_of_any_name_are_stored_and_strings_are_refused(tmp_path: Path) -> None:
+    net = made()
+    aux = {n: Tensor(data=np.full(2, i, np.float32)) for i, n in enumerate(["file", "args", "../up", "a.npy"])}
+    net.save_states(tmp_path / "a.zip", aux)
+    assert {n: t.data.tolist() for n, t in net.load_states(tmp_path / "a.zip").items()} == {
+        n: t.data.tolist() for n, t in aux.items()
+    }
+    with pytest.raises(InvalidInput, match="must be numeric"):
+        net.save_states(tmp_path / "b.zip", {"text": Tensor(data=["a"])})
+    with pytest.raises(InvalidInput, match="there is no folder"):
+        net.save_states(tmp_path / "none" / "b.zip")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]

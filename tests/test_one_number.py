@@ -182,6 +182,7 @@ def in_a_training_file(m: Node) -> Any:
     return [values["loss"], *(values[pairs[n]] if n in pairs else t.data for n, t in m.get_params().items())]
 
 
+@pytest.mark.filterwarnings("ignore:clip=0")
 @pytest.mark.parametrize("domain, name", VERSIONS, ids=[n for _, n in VERSIONS])
 def test_float_attributes_have_the_same_bits_everywhere(domain: str, name: str) -> None:
     wrong: list[str] = []

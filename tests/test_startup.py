@@ -35,7 +35,7 @@ def test_an_import_loads_no_test_tools(code: str) -> None:
 def test_help_loads_no_command() -> None:
     code = "from singa.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
     assert {m for m in loaded(code) if m.startswith(("singa", "onnx", "numpy", "rich"))} == {
-        "singa", "singa._lazy", "singa.cli", "singa.cli._main"
+        "singa", "singa._lazy", "singa.cli", "singa.cli._interrupts", "singa.cli._main", "singa.cli._start",
     }  # fmt: skip
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from singa import autograd, device, initializer, tensor
+from singa import autograd, device, initializer, layer, opt, tensor
 from singa._core.tensor import Tensor
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, NotExchangeable, SonnxError
 
 F = np.float32
 
@@ -221,3 +222,99 @@ def test_an_integer_tensor_with_numpys_floats_is_no_integer() -> None:
     assert tensor.to_numpy(x * np.array([0.5, 0.25])).tolist() == [0, 0.25]
     assert tensor.to_numpy(np.float64(0.5) * x).tolist() == [0, 0.5]
     assert (x + np.int64(1)).dtype == tensor.int32
+
+
+# --- values that are not arrays ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape"),
+    [
+        ([1, 2, 3], np.int32, (3,)), ([[1.5, 2]], F, (1, 2)), ((1, 2.5), F, (2,)), (2, np.int32, ()), (1.5, F, ()),
+        ([True, False], np.bool_, (2,)), ([], F, (0,)), ("a", object, ()), ([["a"], ["bc"]], object, (2, 1)),
+        (np.float64(1), np.float64, ()), (np.array([1, 2]), np.int64, (2,)), (np.ones(2, ">f4"), F, (2,)),
+        (np.array(["a"]), object, (1,)), (np.array([b"a"]), object, (1,)),
+    ],
+)  # fmt: skip
+def test_lists_and_numbers_become_arrays(value: Any, dtype: Any, shape: tuple[int, ...]) -> None:
+    for made in (Tensor(data=value), tensor.from_numpy(value)):
+        assert isinstance(made.data, np.ndarray) and (made.data.dtype, made.shape) == (np.dtype(dtype), shape)
+        assert made.data.dtype == object or (made + made).data.tolist() == (np.asarray(value) + np.asarray(value)).tolist()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[[1], [1, 2]], [None], [1, "a"], object(), {1}, {"a": 1}, [1 << 40], [1 << 70], [1e300],
+     np.array([{}]), np.zeros(1, "M8[s]"),
+     np.zeros(2, "f4,i4"), np.ones(1, np.longdouble), np.array([b"\xff"])],
+)  # fmt: skip
+@pytest.mark.parametrize("make", [lambda v: Tensor(data=v), tensor.from_numpy], ids=["Tensor", "from_numpy"])
+def test_what_is_not_an_array_is_refused(make: Any, value: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        make(value)
+    assert caught.value.code == "SX315"
+
+
+def test_a_list_of_arrays_is_a_sequence_and_a_read_only_array_is_copied() -> None:
+    assert [a.shape for a in Tensor(data=[np.ones(1), np.ones(2)]).data] == [(1,), (2,)]
+    array = np.ones(3, F)
+    assert Tensor(data=array).data is array
+    array.flags.writeable = False
+    x = Tensor(data=array)
+    x.copy_from_numpy(np.zeros(3))
+    assert x.data.tolist() == [0, 0, 0] and array.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "value", [[[1.0], [1.0, 2.0]], [None], object(), "a", np.zeros(1, "M8[s]")], ids=["ragged", "none", "object", "text", "dates"]
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, v: x + v, lambda x, v: v < x, lambda x, v: x @ v, lambda x, v: x.set_value(v),
+        lambda x, v: x.copy_from_numpy(v),
+        lambda x, v: x.copy_from(v), lambda x, v: tensor.copy_from_numpy(x.data, v), lambda x, v: autograd.mse_loss(x, v),
+        lambda x, v: autograd.relu(v), lambda x, v: layer.Linear(2)(v), lambda x, v: opt.SGD(0.1).apply("w", x, v),
+        lambda x, v: list(autograd.backward(v)), lambda x, v: tensor.to_numpy(v), lambda x, v: tensor.add(x, v),
+        lambda x, v: tensor.concatenate([x, v], 0),
+    ],
+)  # fmt: skip
+def test_an_operand_of_another_kind_is_a_typed_error(use: Any, value: Any) -> None:
+    with pytest.raises(SonnxError) as caught:
+        use(t(2, 2), value)
+    assert caught.value.code in ("SX311", "SX315", "SX406")
+
+
+class Exchanged:
+    def __init__(self, capsule: Any, device: Any) -> None:
+        self.capsule, self.device = capsule, device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> Any:
+        return self.device
+
+
+def test_dlpack_shares_memory_and_its_misuse_is_a_typed_error() -> None:
+    array = np.ones(3, F)
+    x = tensor.from_dlpack(array)
+    x.copy_from_numpy(np.zeros(3))
+    assert array.tolist() == [0, 0, 0] and np.from_dlpack(x) is not None
+    array.flags.writeable = False
+    assert tensor.from_dlpack(array).data.flags.writeable
+    used = array.copy().__dlpack__()
+    tensor.from_dlpack(Exchanged(used, (1, 0)))
+    for wrong in (
+        [1], None, array.copy().__dlpack__(), Exchanged(used, (1, 0)), Exchanged(3, (1, 0)),
+        Exchanged(array.copy().__dlpack__(), (2, 0)),
+        Exchanged(array.copy().__dlpack__(), None), np.array(["a"]), np.zeros(1, "M8[s]"), np.ones(2, ">f4"),
+    ):  # fmt: skip
+        with pytest.raises(NotExchangeable) as caught:
+            tensor.from_dlpack(wrong)
+        assert caught.value.code == "SX367" and isinstance(caught.value, BufferError)
+    for made in (Tensor(data=["a"]), Tensor(data=[array, array]), Tensor(data=np.ones(1, ml_dtypes.bfloat16))):
+        with pytest.raises(NotExchangeable):
+            np.from_dlpack(made)
+    with pytest.raises(NotExchangeable):
+        Tensor(data=array).__dlpack__(dl_device=(2, 0))

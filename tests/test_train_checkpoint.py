@@ -237,9 +237,9 @@ def test_ctrl_c_without_a_checkpoint_writes_nothing(folder: Path, monkeypatch: p
     ((), "-o OUT"), (("--plot", "@a.html"), "--checkpoint PATH"), (("-o", "@o.onnx", "--every", "3"), "--every needs"),
     (("-o", "@o.onnx", "--resume"), "--resume needs --checkpoint"), (("--checkpoint", "@m.onnx"), "must differ from"),
     (("--checkpoint", "@held.npz"), "exists"), (("-o", "@o.onnx", "--checkpoint", "@o.onnx"), "must differ from"),
-    (("--checkpoint", "@missing/run.ckpt"), "existing folder"), (("--checkpoint", "@run.ckpt", "--every", "0"), "--every"),
+    (("--checkpoint", "@missing/run.ckpt"), "does not exist"), (("--checkpoint", "@run.ckpt", "--every", "0"), "--every"),
     (("--checkpoint", "@run.ckpt", "--resume"), "there is no checkpoint"),
-    (("--checkpoint", "@held.npz", "--resume"), "SX340"), (("-o", "@o.onnx", "--plot", "@missing/a.html"), "existing folder"),
+    (("--checkpoint", "@held.npz", "--resume"), "SX340"), (("-o", "@o.onnx", "--plot", "@missing/a.html"), "does not exist"),
 ], ids=lambda v: v if isinstance(v, str) else " ".join(v))  # fmt: skip
 def test_arguments_that_lose_the_result_are_refused_at_the_start(folder: Path, flags: tuple[str, ...], told: str) -> None:
     before = {p.name: p.read_bytes() for p in folder.iterdir()}

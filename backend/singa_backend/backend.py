@@ -14,7 +14,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from .devices import device as devices
 from .devices.device import DeviceLike
-from .errors import DeviceUnavailable, InvalidInput, SonnxError, did_you_mean
+from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError, check_keywords, did_you_mean
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .limits import Budget, Flag, Limits, spend
@@ -25,7 +25,7 @@ from .rendering import TEXT, printable
 from .runtime.executor import Executor
 from .runtime.feeds import convert_input, owned_copy
 
-_QUIET = frozenset({"rtol", "atol", "init_inputs", "keep_initializers_as_inputs"})
+_QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
 """Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
 
 
@@ -154,7 +154,7 @@ class SingaRep(BackendRep):
             aux_output: the names of intermediate values to return after the outputs.
             limits: the bounds of this run; None for those of `prepare`.
             cancel: a flag, such as a `threading.Event`; if it is set, the run stops at the next node.
-            **kwargs: unknown options are ignored with a UserWarning.
+            **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
             The outputs in order, also indexed by name: NumPy arrays, lists for sequences, dicts for maps, None for an empty
@@ -162,12 +162,15 @@ class SingaRep(BackendRep):
 
         Raises:
             InvalidInput: the inputs or options do not match the model; nothing has run.
+            UnknownKeyword: a keyword is not one of these.
             OperatorError: a node cannot compute with its inputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
-        _ignore(kwargs, "run")
+        check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", *_QUIET))
         if not isinstance(last_layers, (int, np.integer)):
             raise InvalidInput(f"last_layers must be an integer, got {last_layers!r}", code="SX304")
+        if not isinstance(aux_output, (str, list, tuple)) or not all(isinstance(n, str) for n in aux_output):
+            raise InvalidInput(f"aux_output must be a list of names, got {aux_output!r}", code="SX305")
         graph = self._selection(int(last_layers), (aux_output,) if isinstance(aux_output, str) else tuple(aux_output))
         feeds, overrides = self._feeds(inputs)
         device = self.device
@@ -185,7 +188,8 @@ class SingaRep(BackendRep):
         graph = self.graph
         if isinstance(inputs, Mapping):
             given = dict(inputs)
-            unknown = [n for n in given if n not in {v.name for v in (*graph.inputs, *graph.optional_inputs)}]
+            known = {v.name for v in (*graph.inputs, *graph.optional_inputs)}
+            unknown = [n for n in given if n not in known]
             missing = [v.name for v in graph.inputs if v.name not in given and v.kind != "optional"]
             if unknown or missing:
                 hint = did_you_mean(str(unknown[0]), [v.name for v in graph.inputs]) if unknown else ""
@@ -256,10 +260,8 @@ def _names(values: Sequence[Value]) -> str:
     return ", ".join(map(str, values)) or "nothing"
 
 
-def _ignore(kwargs: dict[str, Any], call: str) -> None:
-    for name in kwargs:
-        if name not in _QUIET:
-            warnings.warn(f"{call}() ignores the unknown option {name!r}", UserWarning, stacklevel=4)
+_PREPARE = ("limits", "cancel", *_QUIET)
+"""The keywords of `prepare`."""
 
 
 class SingaBackend(Backend):
@@ -276,7 +278,11 @@ class SingaBackend(Backend):
 
         Returns:
             False if `prepare` raises a SonnxError, True otherwise.
+
+        Raises:
+            UnknownKeyword: a keyword is not one of `prepare`.
         """
+        check_keywords("is_compatible", kwargs, _PREPARE)
         try:
             cls.prepare(model, device, **kwargs)
         except SonnxError:
@@ -300,7 +306,7 @@ class SingaBackend(Backend):
             device: "CPU", "CUDA", "CUDA:1", "STRICT", a `Device`, or a device of `onnx.backend.base`.
             limits: the bounds of reading, and of each run that does not set its own; None for `Limits()`.
             cancel: a flag, such as a `threading.Event`; if it is set, reading stops.
-            **kwargs: unknown options are ignored with a UserWarning.
+            **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
             The model, ready to run.
@@ -310,12 +316,13 @@ class SingaBackend(Backend):
             UnsupportedModel: the model is valid; `problems` lists everything in it that is not implemented.
             DeviceUnavailable: this machine does not have the device.
             ResourceExhausted: a limit was reached, or the flag was set.
+            UnknownKeyword: a keyword is not one of these.
 
         Example:
             rep = SingaBackend.prepare("model.onnx", "CPU")
             outputs = rep.run({"x": x})
         """
-        _ignore(kwargs, "prepare")
+        check_keywords("prepare", kwargs, ("device", *_PREPARE))
         place = devices.resolve(device)
         allowed = limits or Limits()
         with spend(Budget(allowed, cancel, place.memory)):
@@ -346,6 +353,7 @@ class SingaBackend(Backend):
             OperatorError: a node cannot compute with its inputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
+        check_keywords("run_model", kwargs, ("device", *_PREPARE))
         return cls.prepare(model, device, **kwargs).run(inputs, cancel=kwargs.get("cancel"))
 
     @classmethod
@@ -373,7 +381,12 @@ class SingaBackend(Backend):
             OperatorError: the node cannot compute with its inputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
+        check_keywords("run_node", kwargs, ("device", "outputs_info", "opset_version", *_PREPARE))
         opset = kwargs.pop("opset_version", None)
+        if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int) or not 0 < opset < 1 << 31):
+            raise InvalidInput(f"opset_version must be a positive integer, got {opset!r}", code="SX323")
+        if not isinstance(node, NodeProto):
+            raise InvalidModel(f"a node must be a NodeProto, got a {type(node).__name__}", code="SX110")
         names = list(dict.fromkeys(n for n in node.input if n))
         if isinstance(inputs, Mapping):
             given = dict(inputs)

@@ -181,6 +181,24 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Check the names of keyword arguments.
+
+    Args:
+        call: the name of what was called, for the message.
+        given: the names that were passed.
+        known: the names that it accepts.
+
+    Raises:
+        UnknownKeyword: a name is not accepted.
+    """
+    accepted = list(known)
+    for name in given:
+        if name not in accepted:
+            names = ", ".join(accepted) or "none"
+            raise UnknownKeyword(f"{call}() accepts the keywords {names}; got {name!r}{did_you_mean(name, accepted)}")
+
+
 def _value(dtype: str, shape: tuple[int, ...] | None) -> str:
     return dtype if shape is None else f"{dtype}[{', '.join(map(str, shape))}]"
 
@@ -195,7 +213,7 @@ class InvalidModel(SonnxError):
 
 
 class UnsupportedModel(SonnxError):
-    """The model is valid, but something in it is not implemented here (SX200 to SX208).
+    """The model is valid, but something in it is not implemented here (SX200 to SX209).
 
     Raised when a model is read, converted, exported or differentiated; `problems` lists everything that was found.
     """
@@ -204,9 +222,21 @@ class UnsupportedModel(SonnxError):
 
 
 class InvalidInput(SonnxError):
-    """Inputs or options do not match what a model or a function accepts (SX300 to SX382)."""
+    """Inputs or options do not match what a model or a function accepts (SX300 to SX383)."""
 
     default_code = "SX300"
+
+
+class UnknownKeyword(InvalidInput, TypeError):
+    """A call has a keyword argument that it does not accept (SX364)."""
+
+    default_code = "SX364"
+
+
+class NotExchangeable(InvalidInput, BufferError):
+    """A value cannot be passed through DLPack (SX367)."""
+
+    default_code = "SX367"
 
 
 class ParameterWarning(UserWarning):

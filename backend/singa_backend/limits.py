@@ -92,6 +92,30 @@ class Limits:
                 raise InvalidInput(f"the limit {field.name} must be {kind} above 0, got {value!r}", code="SX309")
 
 
+def check_number(name: str, value: Any, low: float, *, whole: bool = False) -> None:
+    """Check an argument that is a number.
+
+    Args:
+        name: the name of the argument.
+        value: its value; None is accepted.
+        low: the lowest value.
+        whole: whether it must be an integer.
+
+    Raises:
+        InvalidInput: it is not a finite number of at least `low` (SX309).
+    """
+    if value is None:
+        return
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not (low <= value < math.inf):
+        kind = "an integer" if whole else "a finite number"
+        raise InvalidInput(f"{name} must be {kind} of at least {low}, got {value!r}", code="SX309")
+
+
+SHORTEST = 1e-6
+"""The shortest time limit, in seconds."""
+
+
 @cache
 def physical_memory() -> int:
     """Bytes of memory that this process may use: the minimum of the machine's memory and its control group's limit."""
@@ -131,6 +155,10 @@ class Budget:
     """
 
     def __init__(self, limits: Limits, cancel: Flag | None = None, memory: int | None = None) -> None:
+        if not isinstance(limits, Limits):
+            raise InvalidInput(f"limits must be a Limits, got a {type(limits).__name__}", code="SX309")
+        if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+            raise InvalidInput(f"cancel must be a flag with is_set(), got a {type(cancel).__name__}", code="SX309")
         self.limits = limits
         self.cancel = cancel
         self.tensor_bytes = limits.tensor_bytes

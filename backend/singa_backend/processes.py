@@ -169,11 +169,24 @@ class Child:
         if sys.platform == "win32":
             os.set_handle_inheritable(handle, True)
             options = {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]}), "close_fds": False}
-        with theirs:
+        with theirs, _uninterrupted():
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path}, **options)
         self._kill = weakref.finalize(self, _kill, self._process, os.getpid())  # also runs when the interpreter exits
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send(self._setup)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Block Ctrl-C, which a process that starts here inherits: it must not print a traceback before it can ignore it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _kill(process: subprocess.Popen[bytes], parent: int) -> None:
@@ -268,11 +281,11 @@ def _main() -> None:
     if memory:
         _bound(memory)
     answer = getattr(_loaded(module, file), name)(*arguments)
-    pipe.send(None)
+    found = None
     while True:
-        found = answer(pickle.loads(requests.get()))
-        with contextlib.suppress(BrokenPipeError):  # the parent has ended: `_read` ends this process
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended: `_read` ends this process
             pipe.send(found)
+        found = answer(pickle.loads(requests.get()))
 
 
 def _bound(memory: int) -> None:

@@ -7,19 +7,18 @@ program.write("model.py")                         model.py and model.npz, both o
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from singa_backend.errors import InvalidInput
+from singa_backend.files import Stage, free_name, staged, write_npz
 from singa_backend.ir.reader import read
 from singa_backend.proto.load import ModelSource, load_model
 
 from ._codegen import program
 from ._codegen.lowering import lower
-from ._codegen.stored import write_npz
 
 __all__ = ["Program", "generate"]
 
@@ -57,36 +56,28 @@ class Program:
             raise InvalidInput(f"the file of a program must end in .py, got {target}", code="SX377")
         weights = target.with_suffix(".npz")
         try:
-            with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
-                stage = Path(name)
-                write_npz(stage / weights.name, self.arrays)
-                (stage / target.name).write_text(self.text, encoding="utf-8")
-                _place([(stage / weights.name, weights), (stage / target.name, target)], stage, force)
-        except OSError as error:
-            raise InvalidInput(f"{target} cannot be written: {error.strerror or error}", code="SX351") from None
+            if not force and any(map(os.path.lexists, (target, weights))):
+                raise FileExistsError
+            with staged(target, new=not force, overwrite=force) as stage:
+                self._stage(stage, weights.name, self.text)
+                if target.exists() and (used := program.spare_weights(target.read_text("utf-8", "replace"), target.stem)):
+                    stage.remove_later(used)
+                if target.exists() and weights.exists():
+                    # The program in place reads this file until it is replaced: first replace it by one that reads another file.
+                    spare = free_name(stage.target.parent, weights.name)
+                    with staged(target) as first:
+                        self._stage(first, spare, self.text.replace(program.WEIGHTS, program.weights_line(spare)))
+                    stage.remove_later(spare)
+        except FileExistsError:
+            there = [str(p) for p in (target, weights) if os.path.lexists(p)]
+            what = f"{' and '.join(there)} already exist" if len(there) > 1 else f"{''.join(there)} already exists"
+            raise InvalidInput(what, code="SX376", hint="choose another name, or pass --force (force=True)") from None
         return [target, weights]
 
-
-def _place(pairs: list[tuple[Path, Path]], stage: Path, force: bool) -> None:
-    """Move files into place, all or none."""
-    undo: list[tuple[Path, Path | None]] = []
-    try:
-        for made, place in pairs:
-            kept = stage / f"{place.name}.before" if force and place.exists() else None
-            if kept is None:
-                os.link(made, place)  # fails if the file has been created meanwhile
-            else:
-                os.link(place, kept)
-                os.replace(made, place)
-            undo.append((place, kept))
-    except OSError as error:
-        for place, before in undo:
-            os.unlink(place) if before is None else os.replace(before, place)
-        if isinstance(error, FileExistsError):
-            there = [str(place) for _, place in pairs if place.exists()]
-            what = f"{' and '.join(there)} already exist" if len(there) > 1 else f"{there[0]} already exists"
-            raise InvalidInput(what, code="SX376", hint="choose another name, or pass --force (force=True)") from None
-        raise
+    def _stage(self, stage: Stage, weights: str, text: str) -> None:
+        with stage.create(weights) as out:
+            write_npz(out, self.arrays)
+        stage.write(stage.target.name, text)
 
 
 def generate(model: ModelSource, name: str = "") -> Program:

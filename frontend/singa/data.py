@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from singa_backend.archives import read_bytes
 from singa_backend.errors import InvalidInput
 
 __all__ = ["ImageBatchIter"]
@@ -129,8 +130,8 @@ class ImageBatchIter:
 def _listed(path: Path, delimiter: str, folder: Any) -> list[tuple[str, int]]:
     """The paths and class numbers of a list file."""
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_bytes(path, "SX349").decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
         raise InvalidInput(f"cannot read the list of images {path}: {error}", code="SX349") from None
     items = []
     for number, line in enumerate(lines, 1):

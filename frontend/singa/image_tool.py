@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from singa_backend.archives import open_file
 from singa_backend.errors import InvalidInput, MissingDependency
 
 __all__ = [
@@ -57,10 +58,11 @@ def load_img(path: str | os.PathLike[str], grayscale: bool = False) -> Any:
     """
     pil = _pillow()
     try:
-        with pil.Image.open(path) as opened:
+        with open_file(path, "SX348") as file, pil.Image.open(file) as opened:
             return opened.convert("L" if grayscale else "RGB")
-    except (OSError, pil.Image.DecompressionBombError) as error:
-        raise InvalidInput(f"{os.fspath(path)} is not a readable image: {error}", code="SX348") from None
+    except (InvalidInput, OSError, ValueError, SyntaxError, pil.Image.DecompressionBombError) as error:
+        why = getattr(error, "message", error)
+        raise InvalidInput(f"{os.fspath(path)} is not a readable image: {why}", code="SX348") from None
 
 
 def crop(img: Any, patch: tuple[int, int], position: str = "center") -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
-import tempfile
 import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes, limits
-from singa_backend.errors import InvalidInput
+from singa_backend.archives import Archive, Arrays, open_archive
+from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel
+from singa_backend.files import write_npz, writing
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
 from singa_backend.runtime.executor import Executor
@@ -103,6 +106,8 @@ class Model(Layer):
         Raises:
             InvalidInput: An input is not a Tensor (SX317).
         """
+        if not isinstance(inputs, (list, tuple)):
+            raise InvalidInput(f"inputs must be a list of tensors, got a {type(inputs).__name__}", code="SX317")
         for x in inputs:
             if not isinstance(x, Tensor):
                 raise InvalidInput(f"inputs must be a list of tensors, got a {type(x).__name__} in it", code="SX317")
@@ -251,9 +256,10 @@ class Model(Layer):
         if step is None or not step.holds():
             try:
                 step = self._steps[key] = Step(self.train_one_batch, input, kwargs)
-            except NotTraceable as error:
-                self.not_traceable = error.message
-                warnings.warn(f"this model's steps stay on the tape: {error.message}", UserWarning, stacklevel=4)
+            except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
+                where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
+                self.not_traceable = where + error.message
+                warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=4)
                 return self.train_one_batch(*input, **kwargs)
         return step.run(input, kwargs)
 
@@ -315,11 +321,13 @@ class Model(Layer):
 
         Raises:
             AssertionError: The file exists already.
-            InvalidInput: A value is not a Tensor, or a state and a further tensor have the same name (SX319).
-            OSError: The file cannot be written.
+            InvalidInput: A value is not a numeric Tensor, or a state and a further tensor have the same name (SX319), or
+                the file cannot be written (SX351).
         """
         path = Path(fpath)
         assert not path.exists(), f"{path} exists already"
+        if not path.parent.is_dir():
+            raise InvalidInput(f"{path} cannot be written: there is no folder {path.parent}", code="SX351")
         states = self.get_states()
         aux = aux_states or {}
         both = sorted(set(states) & set(aux))
@@ -334,19 +342,19 @@ class Model(Layer):
                 if not isinstance(t, Tensor):
                     raise InvalidInput(f"the state {name!r} must be a Tensor, got a {type(t).__name__}", code="SX319")
                 arrays[name] = t.device.backend.get(t.data)
+                if isinstance(arrays[name], list) or arrays[name].dtype == dtypes.STRING:
+                    raise InvalidInput(f"the state {name!r} must be numeric", code="SX319")
                 code = code_of(arrays[name].dtype)
                 code = code if isinstance(code, int) else 100 + dtypes.onnx_code(code)
                 attributes[name] = {"state_type": kind, "shape": list(arrays[name].shape), "dtype": code}
-        handle, temporary = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "wb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
+            with writing(path, new=True) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
                 buffer = io.BytesIO()
-                np.savez(buffer, **{n: _storable(a) for n, a in arrays.items()})
+                write_npz(buffer, {n: _storable(a) for n, a in arrays.items()})
                 pack.writestr("tensor_dict.npz", buffer.getvalue())
                 pack.writestr("states_attr.json", json.dumps(attributes))
-            os.link(temporary, path)  # fails if the file was created in the meantime
-        finally:
-            os.unlink(temporary)
+        except FileExistsError:  # since the first line
+            raise AssertionError(f"{path} exists already") from None
 
     def load_states(self, fpath: str | os.PathLike[str]) -> dict[str, Tensor]:
         """Read the states of this model from a file of `save_states`, or of SINGA's own.
@@ -360,16 +368,19 @@ class Model(Layer):
         Raises:
             InvalidInput: The file cannot be read (SX340), or its names or shapes differ from those of this model's states
                 (SX341). Then nothing is changed.
+            ResourceExhausted: The states exceed a limit. Then nothing is changed.
         """
-        try:
-            with zipfile.ZipFile(fpath) as pack:
-                attributes = json.loads(pack.read("states_attr.json"))
-                with np.load(io.BytesIO(pack.read("tensor_dict.npz")), allow_pickle=False) as stored:
-                    arrays = {n: _restored(stored[n], attributes[n]["dtype"]) for n in stored.files}
-        except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
-            raise InvalidInput(f"{os.fspath(fpath)} must be a file of save_states: {error}", code="SX340") from None
+        with open_archive(fpath, "SX340") as pack:
+            described = _described(pack)
+            self._check_states({n: s.shape for n, s in described.items() if not s.auxiliary})
+            stored = Arrays(pack.inner("tensor_dict.npz", sum(s.room(n) for n, s in described.items()) + _ROOM))
+            arrays = _states(stored, described)
+        self.set_states({n: Tensor(data=a) for n, a in arrays.items() if not described[n].auxiliary})
+        return {n: Tensor(data=a, name=n) for n, a in arrays.items() if described[n].auxiliary}
+
+    def _check_states(self, model: dict[str, tuple[int, ...]]) -> None:
+        """Raise unless these are the names and shapes of the states of this model."""
         mine = self.get_states()
-        model = {n: a for n, a in arrays.items() if attributes[n]["state_type"] == 0}
         lacking, unknown = sorted(set(mine) - set(model)), sorted(set(model) - set(mine))
         if lacking or unknown:
             parts = [f"it lacks {', '.join(lacking)}"] * bool(lacking) + [f"it also has {', '.join(unknown)}"] * bool(unknown)
@@ -378,23 +389,69 @@ class Model(Layer):
                 code="SX341",
                 hint="compile the model first, so that its parameters exist",
             )
-        for name, a in model.items():
-            if tuple(a.shape) != tuple(mine[name].shape):
-                raise InvalidInput(f"the state {name!r} must have shape {mine[name].shape}, got {tuple(a.shape)}", code="SX341")
-        self.set_states({n: Tensor(data=a) for n, a in model.items()})
-        return {n: Tensor(data=a, name=n) for n, a in arrays.items() if attributes[n]["state_type"] == 1}
+        for name, shape in model.items():
+            if shape != tuple(mine[name].shape):
+                raise InvalidInput(f"the state {name!r} must have shape {mine[name].shape}, got {shape}", code="SX341")
 
 
 def _storable(array: Any) -> Any:
     """Return the array for NumPy's file format without pickling; dtypes that are not NumPy's are stored as bits."""
-    if array.dtype.type.__module__ == "numpy" or array.dtype.kind in "biufc":
-        return array
-    return array.view(f"u{array.dtype.itemsize}")
+    return array.view(f"u{array.dtype.itemsize}") if _is_foreign(array.dtype) else array
 
 
-def _restored(array: Any, code: int) -> Any:
+def _is_foreign(dtype: np.dtype[Any]) -> bool:
+    return dtype.type.__module__ != "numpy"
+
+
+@dataclass
+class _Described:
+    """What states_attr.json states of a tensor."""
+
+    auxiliary: bool
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    stored: np.dtype[Any]
+
+    def room(self, name: str) -> int:
+        """The most bytes that it takes in tensor_dict.npz."""
+        return math.prod(self.shape) * self.stored.itemsize + 4 * len(name.encode()) + _ROOM
+
+
+_ROOM = 4096
+"""The most bytes of the headers of a member."""
+
+
+def _described(pack: Archive) -> dict[str, _Described]:
+    """Read what a file states of its tensors."""
+    attributes = pack.json("states_attr.json")
+    try:
+        return {name: _describe(facts) for name, facts in attributes.items()}
+    except (LookupError, TypeError, AttributeError, ValueError, SonnxError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else getattr(error, "message", error)
+        raise InvalidInput(f"{pack.where}: states_attr.json must describe each state: {what}", code="SX340") from None
+
+
+def _describe(facts: dict[str, Any]) -> _Described:
+    kind, shape, code = facts["state_type"], facts["shape"], facts["dtype"]
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in (kind, code, *shape)) or kind > 1:
+        raise ValueError(f"its state_type, shape and dtype must be integers, got {str(facts)[:200]}")
     dtype = dtypes.numpy_dtype(code - 100) if code >= 100 else dtype_of(code)
-    return array.view(dtype) if code >= 100 else array.astype(dtype, copy=False)
+    if dtype == dtypes.STRING:
+        raise ValueError("a state must be numeric")
+    return _Described(kind == 1, tuple(shape), dtype, np.dtype(f"u{dtype.itemsize}") if _is_foreign(dtype) else dtype)
+
+
+def _states(stored: Arrays, described: dict[str, _Described]) -> dict[str, Any]:
+    """Read the tensors; raises InvalidInput unless they are as described."""
+    if set(stored.names) != set(described):
+        names = ", ".join(map(repr, sorted(set(stored.names) ^ set(described))[:8]))
+        raise InvalidInput(f"{stored.where} must have the states in states_attr.json; they differ in {names}", code="SX340")
+    for name, facts in described.items():
+        shape, dtype = stored.header(name)
+        if shape != facts.shape or dtype != facts.stored:
+            want, got = f"{facts.stored}{list(facts.shape)}", f"{dtype}{list(shape)}"
+            raise InvalidInput(f"{stored.where}: the state {name!r} must be {want} by states_attr.json, got {got}", code="SX340")
+    return {name: stored[name].view(facts.dtype) for name, facts in described.items()}
 
 
 def _form(x: Any, seen: dict[int, int]) -> Any:
@@ -438,7 +495,10 @@ class Step:
         record = Trace(op.opset)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
-            shadows[id(t)] = Tensor._of(record.writer.input(f"input_{i}", trace.type_of(t)), t.device, t.requires_grad)
+            symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
+            shadow = Tensor._of(symbol, t.device, t.requires_grad)
+            shadow.stores_grad = t.stores_grad
+            shadows[id(t)] = shadow
         with trace.recording(record):
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
             self._result = result

@@ -24,6 +24,7 @@ from ._core import coverage, tape, trace
 from ._core.backward import backward
 from ._core.coverage import nothing_trains
 from ._core.tensor import DTypeLike, Tensor, dtype_of, float32, op
+from ._core.variable import required
 from ._training.nan import first_nan, refuse_nan
 from .device import Device
 
@@ -306,7 +307,8 @@ class Optimizer:
             InvalidInput: If the gradient (SX329) or a loaded state (SX327) has another shape.
         """
         trace.depends(self, self._settings)
-        name = self._key(param_name, param_value)
+        name = self._key(param_name, required(param_value))
+        required(param_grad)
         self._fits(name, param_value, param_grad)
         self.make_states(name, param_value)
         with tape.no_tape():

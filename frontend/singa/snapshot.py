@@ -9,9 +9,9 @@ The file is a zip of .npy members, and is read without pickling.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import tempfile
 import warnings
 import weakref
 import zipfile
@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
+from singa_backend.archives import Archive, open_archive
 from singa_backend.errors import InvalidInput
+from singa_backend.files import Stage
 
 from ._core.tensor import Tensor
 
@@ -86,6 +88,7 @@ class Snapshot:
 
         Raises:
             InvalidInput: If the file is not a snapshot, or the snapshot was opened for writing (SX350).
+            ResourceExhausted: If the tensors exceed a limit.
         """
         if self.mode:
             raise InvalidInput(
@@ -94,11 +97,8 @@ class Snapshot:
         writer = _open.get(_key(self.path))
         if writer is not None:
             writer.publish()
-        try:
-            with zipfile.ZipFile(self.path) as pack:
-                return {name: Tensor(data=array, name=name) for name, array in (_read(pack, i) for i in pack.infolist())}
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise InvalidInput(f"{self.path} is not a snapshot: {error}", code="SX350") from None
+        with open_archive(self.path, "SX350") as pack:
+            return {n.removesuffix(_MEMBER): Tensor(data=_read(pack, n), name=n.removesuffix(_MEMBER)) for n in pack.names}
 
     def close(self) -> None:
         """Finish the file; later calls do nothing."""
@@ -121,45 +121,64 @@ class _Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.names: set[str] = set()
-        self._begin("w")
+        self.failed = False
+        self._begin(append=False)
 
-    def _begin(self, mode: Any) -> None:
+    def _begin(self, *, append: bool) -> None:
         try:
-            handle, self.temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-            os.close(handle)
-            if mode == "a":
-                shutil.copyfile(self.path, self.temporary)
-            self.pack: zipfile.ZipFile | None = zipfile.ZipFile(self.temporary, mode)
+            self.stage = Stage(self.path)
+            self.file = self.stage.create(self.stage.target.name)
+            if append:
+                with self.path.open("rb") as old:
+                    shutil.copyfileobj(old, self.file)
+            self.pack: zipfile.ZipFile | None = zipfile.ZipFile(self.file, "a" if append else "w")
         except OSError as error:
-            raise InvalidInput(f"cannot write {self.path}: {error}", code="SX350") from None
+            raise InvalidInput(f"cannot write {self.path}: {error.strerror or error}", code="SX350") from None
 
     def add(self, name: str, array: Any) -> None:
         if name in self.names or "\0" in name:
             raise InvalidInput(f"the name of a tensor must be unused and without NUL characters, got {name!r}", code="SX350")
         if isinstance(array, list) or array.dtype == dtypes.STRING:
             raise InvalidInput(f"{name!r} must be numeric", code="SX350")
+        if self.failed:
+            raise InvalidInput(f"{self.path} was not written, because a tensor could not be", code="SX350")
         if self.pack is None:  # the file was published by a read
-            self._begin("a")
+            self._begin(append=True)
         assert self.pack is not None
         info = zipfile.ZipInfo(name + _MEMBER)
         info.comment = dtypes.onnx_name(array.dtype).encode()
         plain = array.dtype.type.__module__ == "numpy"
-        with self.pack.open(info, "w", force_zip64=True) as out:
-            stored = np.ascontiguousarray(array if plain else array.view(f"u{array.dtype.itemsize}")).reshape(array.shape)
-            np.lib.format.write_array(out, stored, allow_pickle=False)
+        try:
+            with self.pack.open(info, "w", force_zip64=True) as out:
+                stored = np.ascontiguousarray(array if plain else array.view(f"u{array.dtype.itemsize}")).reshape(array.shape)
+                np.lib.format.write_array(out, stored, allow_pickle=False)
+        except BaseException as error:  # an interrupt too: the file must not appear with a part of this tensor
+            self.discard()
+            self.failed = True
+            if isinstance(error, OSError):
+                raise InvalidInput(f"cannot write {self.path}: {error.strerror or error}", code="SX350") from None
+            raise
         self.names.add(name)
 
     def publish(self) -> None:
         if self.pack is not None:
-            self.pack.close()
-            self.pack = None
-            os.replace(self.temporary, self.path)
+            pack, self.pack = self.pack, None
+            try:
+                pack.close()
+                self.file.close()
+                self.stage.commit()
+            except OSError as error:
+                raise InvalidInput(f"cannot write {self.path}: {error.strerror or error}", code="SX350") from None
+            finally:
+                self.stage.close()
 
     def discard(self) -> None:
         if self.pack is not None:
-            self.pack.close()
+            self.pack.fp = None  # it must not be completed
             self.pack = None
-            os.unlink(self.temporary)
+            with contextlib.suppress(OSError):
+                self.file.close()
+            self.stage.close()
 
 
 _open: weakref.WeakValueDictionary[str, _Writer] = weakref.WeakValueDictionary()
@@ -169,12 +188,11 @@ def _key(path: Path) -> str:
     return os.path.realpath(path)
 
 
-def _read(pack: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[str, Any]:
-    dtype = dtypes.from_type_string(f"tensor({info.comment.decode()})")
-    if dtype is None or not info.filename.endswith(_MEMBER):
-        raise ValueError(f"its member {info.filename!r} is not a tensor")
-    with pack.open(info) as stored:
-        array = np.lib.format.read_array(stored, allow_pickle=False)
-    if array.dtype != dtype and array.dtype != f"u{dtype.itemsize}":
-        raise ValueError(f"its member {info.filename!r} must have dtype {dtype}, got {array.dtype}")
-    return info.filename.removesuffix(_MEMBER), array if array.dtype == dtype else array.view(dtype)
+def _read(pack: Archive, name: str) -> Any:
+    dtype = dtypes.from_type_string(f"tensor({pack.comment(name)})")
+    if dtype is None or dtype == dtypes.STRING or not name.endswith(_MEMBER):
+        raise InvalidInput(f"{pack.where}: the member {name[:200]!r} is not a tensor", code="SX350")
+    stored = pack.header(name)[1]
+    if stored != dtype and (stored != f"u{dtype.itemsize}" or dtype.type.__module__ == "numpy"):
+        raise InvalidInput(f"{pack.where}: the member {name[:200]!r} must have dtype {dtype}, got {stored}", code="SX350")
+    return pack.array(name).view(dtype)

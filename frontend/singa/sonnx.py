@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 from onnx import ModelProto
+from onnx.external_data_helper import convert_model_to_external_data
 
 from singa_backend import dtypes
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, InvalidModel
+from singa_backend.files import staged
 from singa_backend.proto.load import load_model
-from singa_backend.proto.save import staged
+from singa_backend.proto.save import data_name, locations, old_data, tensors
+from singa_backend.proto.save import save as write_model
 
 from ._onnx.custom_exporters import exporter
 from ._onnx.export import ExportReport, convert, export, to_onnx
@@ -132,25 +135,52 @@ def load(path: str | os.PathLike[str]) -> ModelProto:
     return load_model(path)[0]
 
 
+_UNNAMED = "sonnx-external-data"
+
+
 def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None:
     """Write a model to a file with `onnx.save`, whole or not at all.
 
-    The file and its external data are written to a temporary folder next to the target and then moved into place.
+    The file and its external data are written to a temporary folder next to the target and then moved into place.  External data
+    go to one file, `path`.data (or `path`.1.data and so on, if there is such a file), or as the keywords specify.
 
     Args:
         model: the model.
-        path: the path of the file; an existing file is overwritten.
+        path: the path of the file; an existing file is replaced, and with it the external data of that name.
         **kwargs: keywords of `onnx.save`, such as `save_as_external_data`.
 
     Raises:
-        OSError: the file cannot be written.
+        InvalidInput: the file cannot be written (SX351).
+        InvalidModel: the model refers to external data that were not loaded with it and are not next to the target (SX105).
     """
-    target = Path(path).resolve()  # a link keeps pointing to the file that is written
-    if (target.exists() and not target.is_file()) or Path(kwargs.get("location") or "").name != (kwargs.get("location") or ""):
-        onnx.save(model, target, **kwargs)  # a device or a pipe is written through; data in another folder stay there
-        return
-    with staged(target) as stage:
-        onnx.save(model, stage / target.name, **kwargs)
+    with staged(path, overwrite=True) as stage:
+        name, home = stage.target.name, stage.target.parent
+        if kwargs.pop("save_as_external_data", False):
+            one, location = kwargs.pop("all_tensors_to_one_file", True), kwargs.pop("location", None)
+            chosen = {n: kwargs.pop(n) for n in ("size_threshold", "convert_attribute") if n in kwargs}
+            convert_model_to_external_data(model, one, _UNNAMED, **chosen)  # it refuses names of files in the current folder
+            for entry in (e for t in tensors(model) for e in t.external_data if e.value == _UNNAMED):
+                entry.value = location or data_name(stage.target)
+        for folder in {Path(n).parent for n in locations(model)}:
+            if folder.is_absolute() or ".." in folder.parts:
+                raise InvalidInput(f"external data must be in the folder of the model, got {folder}", code="SX351")
+            (stage.folder / folder).mkdir(parents=True, exist_ok=True)
+        onnx.save(model, stage / name, **kwargs)
+        used = set(locations(model))
+        lacking = sorted(n for n in used if not ((stage / n).exists() or (home / n).exists()))
+        if lacking:
+            what = f"the model refers to external data that are neither loaded nor next to {stage.path}: {', '.join(lacking)}"
+            raise InvalidModel(what, code="SX105", hint="onnx.load(path) loads a model with its external data")
+        if stage.through:
+            return
+        for old in old_data(stage.target) - used:
+            stage.remove_later(old)
+        if any((home / n).exists() for n in used if (stage / n).exists()):
+            # The model in place may need these files until it is replaced: first replace it by one whose data have other names.
+            copy = ModelProto()
+            copy.CopyFrom(model)  # onnx.save has taken the data out of it
+            for spare in write_model(copy, stage.target, folder=stage.folder, check=False)[1:]:
+                stage.remove_later(spare.name)
 
 
 def onnx_type_to_singa_type(onnx_type: int) -> np.dtype[Any]:

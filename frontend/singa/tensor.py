@@ -24,11 +24,13 @@ from ._core.tensor import (
     Tensor,
     _binary,
     _float,
+    array_of,
     bool_,
     char,
     code_of,
     double,
     dtype_of,
+    exchange,
     float16,
     float32,
     int32,
@@ -36,7 +38,9 @@ from ._core.tensor import (
     op,
     to_numpy,
     uchar,
+    values_for,
 )
+from ._core.variable import required
 from .device import DeviceLike
 
 __all__ = [
@@ -56,21 +60,22 @@ def from_numpy(array: Any, dev: DeviceLike | None = None) -> Tensor:
     """Make a tensor with a copy of an array.
 
     Args:
-        array: A NumPy array of numbers, bool or strings, or what NumPy makes an array of.
+        array: A NumPy array of numbers, bool or strings; or nested lists of numbers: floats become float32, integers int32.
         dev: The device, or a name such as "CUDA"; None for the CPU.
 
     Returns:
         Tensor of the shape and dtype of the array.
 
     Raises:
-        InvalidInput: ONNX does not have the dtype of the array.
+        InvalidInput: ONNX does not have the dtype of the array, the lists have several lengths, or float32 or int32 cannot
+            represent a number (SX315).
         DeviceUnavailable: This machine does not have the device.
     """
-    return Tensor(data=np.array(array), device=dev)
+    return Tensor(data=array_of(array).copy(), device=dev)
 
 
 def from_dlpack(x: Any) -> Tensor:
-    """Make a tensor that shares the memory of a DLPack array on the host.
+    """Make a tensor that shares the memory of a DLPack array on the host; read-only memory is copied.
 
     Args:
         x: An object with `__dlpack__` and `__dlpack_device__`, such as an array of NumPy or PyTorch in host memory.
@@ -79,10 +84,15 @@ def from_dlpack(x: Any) -> Tensor:
         Tensor of the shape and dtype of x, on the CPU.
 
     Raises:
-        AttributeError: x does not support DLPack.
-        BufferError: NumPy cannot use the memory, because it is not on the host.
+        NotExchangeable: x does not support DLPack, or NumPy cannot use the memory: it is not on the host, or of a dtype that
+            NumPy lacks (SX367).
     """
-    return Tensor(data=np.from_dlpack(x))
+    with exchange(f"a {type(x).__name__}"):
+        kind, _ = x.__dlpack_device__()
+        if kind not in (1, 3):  # kDLCPU, kDLCUDAHost
+            raise BufferError(f"its memory must be on the host, got the device type {kind!r}")
+        array = np.from_dlpack(x)
+    return Tensor(data=array)
 
 
 def from_raw_tensor(t: Any) -> Tensor:
@@ -301,6 +311,7 @@ def copy_data_to_from(dst: Tensor, src: Tensor, size: int, dst_offset: int = 0, 
     Raises:
         InvalidInput: The elements are beyond the end of a tensor (SX337), or an operator on the tape produced `dst` (SX370).
     """
+    required(dst), required(src)
     if dst_offset + size > dst.size() or src_offset + size > src.size():
         ends = f"an end at {src_offset + size} of {src.size()} in src and at {dst_offset + size} of {dst.size()} in dst"
         raise InvalidInput(f"the elements to copy must be within both tensors, got {ends}", code="SX337")
@@ -323,9 +334,10 @@ def copy_from_numpy(data: Any, array: Any) -> None:
     if isinstance(data, Tensor):
         data.copy_from_numpy(array)
         return
-    if data.size != np.asarray(array).size:
-        raise InvalidInput(f"array must have {data.size} elements, got {np.asarray(array).size}", code="SX337")
-    data[...] = np.asarray(array).reshape(data.shape)
+    array = values_for(np.dtype(data.dtype), array)
+    if data.size != array.size:
+        raise InvalidInput(f"array must have {data.size} elements, got {array.size}", code="SX337")
+    data[...] = array.reshape(data.shape)
 
 
 def _unary(onnx: str, summary: str, dtype: str = "a float dtype") -> Callable[[Tensor], Tensor]:
@@ -755,8 +767,11 @@ def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
         Tensor whose size at `axis` is the sum of those of the inputs, of their dtype.
 
     Raises:
+        InvalidInput: `tensors` is not a list of Tensors (SX311).
         OperatorError: The dtypes differ, the shapes differ at another axis, or `axis` is out of range.
     """
+    if not isinstance(tensors, (list, tuple)) or any(t is None for t in tensors):
+        raise InvalidInput(f"tensors must be a list of Tensors, got a {type(tensors).__name__}", code="SX311")
     return op.Concat(*tensors, axis=axis)
 
 

@@ -1,24 +1,31 @@
 """A warm process that forks a child for each hostile case, and says how the case ended, how long it took and what it used.
 
-One JSON object a line on standard input ({"name", "device", "path"}), one on standard output.
+One JSON object a line on standard input, one on standard output: {"name", "device", "path"} for a model of the corpus,
+{"seed", "index", "path"} for a drawn input, {"door", "path"} for a door, whose folder is the path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
 import sys
+import tempfile
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import corpus
+import inputs
 import numpy as np
 from onnx import helper
 
 from singa_backend import Limits, SingaBackend, SonnxError
+from singa_backend.limits import Budget, spend
 
 PATIENCE = 10.0
 """Seconds after which a child hangs."""
@@ -27,6 +34,8 @@ CODE = (".py", ".pyc", ".so")
 
 def main() -> None:
     _warm_up()
+    if "doors" in sys.argv:
+        _warm_up_doors()
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(_forked(**json.loads(line))), flush=True)
@@ -47,13 +56,39 @@ def _warm_up() -> None:
         SingaBackend.run_node(node, [np.ones(2, np.float32)] * 2, device)
 
 
-def _forked(name: str, device: str, path: str) -> dict[str, Any]:
+def _warm_up_doors() -> None:
+    """Import what the doors import, and pass something whole through each that reads a file."""
+    from importlib import import_module
+
+    from singa.cli._main import COMMANDS
+
+    for name, _ in COMMANDS.values():
+        import_module(name)
+    for name, door in inputs.FILE_DOORS.items():
+        if name in ("report", "fuzz --ledger"):  # they would do their work
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            door.prepare(Path(folder))
+            (Path(folder) / door.name).write_bytes(inputs.whole(door.form))
+            with contextlib.suppress(inputs.Refused, AssertionError, SonnxError):
+                door.call(Path(folder))
+    for i in range(len(inputs.FILE_DOORS) + len(inputs.OTHER_DOORS)):
+        inputs.draw(0, i)
+
+
+def _forked(path: str, **request: Any) -> dict[str, Any]:
     inlet, outlet = os.pipe()
     child = os.fork()
     if not child:
         os.close(inlet)
         try:
-            os.write(outlet, json.dumps(_run(corpus.CASES[name], device, Path(path))).encode())
+            if "index" in request:
+                found = _enter(inputs.draw(request["seed"], request["index"]).call, Path(path))
+            elif "door" in request:
+                found = _enter(inputs.FILE_DOORS[request["door"]].call, Path(path))
+            else:
+                found = _run(corpus.CASES[request["name"]], request["device"], Path(path))
+            os.write(outlet, json.dumps(found).encode())
         finally:
             os._exit(0)
     os.close(outlet)
@@ -111,6 +146,22 @@ def _run(case: corpus.Case, device: str, path: Path) -> dict[str, Any]:
     peak = (_kibibytes("VmHWM") - before) / 1024
     return {"outcome": outcome, "code": code, "message": message[:2000], "seconds": seconds, "cpu": cpu, "mebibytes": peak,
             "opened": strange}  # fmt: skip
+
+
+def _enter(call: Callable[[Path], Any], folder: Path) -> dict[str, Any]:
+    before = _kibibytes("VmRSS")
+    start, cpu, message = time.perf_counter(), time.process_time(), ""
+    try:
+        with spend(Budget(Limits(**inputs.LIMITS))):
+            call(folder)
+        outcome, code = "ok", ""
+    except (SonnxError, inputs.Refused) as error:
+        outcome, code, message = "refused", getattr(error, "code", "exit"), str(error)
+    except BaseException as error:
+        outcome, code, message = f"foreign {type(error).__name__}", "", f"{error}\n{traceback.format_exc()}"
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    peak = (_kibibytes("VmHWM") - before) / 1024
+    return {"outcome": outcome, "code": code, "message": message[:4000], "seconds": seconds, "cpu": cpu, "mebibytes": peak}
 
 
 def _kibibytes(field: str) -> int:

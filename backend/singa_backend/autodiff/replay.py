@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 from onnx import GraphProto, helper
 
 from ..errors import UnsupportedModel
-from ..interpreters.base import Interpreter, Subgraph, same_attributes
+from ..interpreters.base import FIRST, Example, Interpreter, Subgraph, element, same, same_attributes
+from ..interpreters.builder import Symbol, has_rank
 from ..ir.declaration import declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
 from ..ir.versioned import VersionedOperator
-from ..proto.schemas import newest, schemas, version_at
-from ..proto.values import declared_type
+from ..proto.schemas import schemas, version_at
+from ..proto.values import Value, declared_type
 from .tape import Tape, Var
 
 Visitor: TypeAlias = Callable[[Interpreter[Any], Node, list[Any], list[Any]], list[Any]]
@@ -77,7 +78,8 @@ def visit(op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any],
     attributes = {n: v for n, v in node.attributes.items() if n in node.given or isinstance(v, Graph)}
     for name, value in attributes.items():
         if isinstance(value, Graph):
-            attributes[name] = subgraph_from_graph(op, value, [frame[outer] for outer, _ in value.captured])
+            captured = [frame[outer] for outer, _ in value.captured]
+            attributes[name] = subgraph_from_graph(op, value, captured, body_examples(op, node, inputs))
     return apply(op, node.operator, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
 
 
@@ -120,13 +122,40 @@ def apply(
     return declaration.decompose(op, operator.version, inputs, attributes, outputs)
 
 
-def subgraph_from_graph(op: Interpreter[Any], graph: Graph, captured: Sequence[Any]) -> Subgraph:
+def body_examples(op: Interpreter[Any], node: Node, inputs: Sequence[Any]) -> list[Example]:
+    """Examples of the inputs of a node's graph: those of its first iteration."""
+    if node.domain or node.op_type not in ("Loop", "Scan", "SequenceMap"):
+        return []
+    if node.op_type == "Loop":
+        return [*FIRST, *(same(op, v) for v in inputs[2:])]
+    if node.op_type == "SequenceMap":
+        return [element(op, v) if op.is_sequence(v) else same(op, v) for v in inputs]
+    if node.version == 8:
+        return []
+    count = int(node.attributes["num_scan_inputs"])
+    axes = node.attributes.get("scan_input_axes") or [0] * count
+    states, xs = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
+    return [*(same(op, v) for v in states), *(element(op, v, a) for v, a in zip(xs, axes, strict=True))]
+
+
+def subgraph_from_graph(
+    op: Interpreter[Any], graph: Graph, captured: Sequence[Any], examples: Sequence[Example] = ()
+) -> Subgraph:
     """A graph attribute for an interpreter, with the outer values that it reads."""
 
     def make(inner: Interpreter[Any], *inputs: Any) -> list[Any]:
-        return replay(inner, graph, inputs, captured=captured)
+        return with_declared_types(replay(inner, graph, inputs, captured=captured), graph.outputs)
 
-    return op.graph(make, [declared_type(v) for v in graph.inputs])
+    return op.graph(make, [declared_type(v) for v in graph.inputs], examples)
+
+
+def with_declared_types(outputs: list[Any], declared: Sequence[Value]) -> list[Any]:
+    """Complete the types of symbols whose rank is not known by those that a graph declares of its outputs."""
+    for symbol, value in zip(outputs, declared, strict=True):
+        type = declared_type(value)
+        if type is not None and isinstance(symbol, Symbol) and not has_rank(symbol.type):
+            symbol.type = type
+    return outputs
 
 
 def graph_of_subgraph(body: Subgraph) -> Graph:
@@ -135,9 +164,7 @@ def graph_of_subgraph(body: Subgraph) -> Graph:
         proto = GraphProto()
         proto.CopyFrom(body.proto)
         proto.input.extend(helper.make_empty_tensor_value_info(n) for n in body.captured)
-        domains = {n.domain for n in proto.node} - {""}
-        imports = [helper.make_opsetid("", body.opset), *(helper.make_opsetid(d, newest(d)) for d in sorted(domains))]
-        body.read = read(helper.make_model(proto, opset_imports=imports))
+        body.read = read(helper.make_model(proto, opset_imports=body.imports()))
     return body.read
 
 

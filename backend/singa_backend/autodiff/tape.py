@@ -23,7 +23,7 @@ from onnx import TypeProto
 
 from .. import dtypes
 from ..errors import UnsupportedModel
-from ..interpreters.base import Interpreter, Subgraph, arguments
+from ..interpreters.base import Example, Interpreter, Subgraph, arguments
 from ..ir.declaration import Declaration, declarations
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import version_at
@@ -64,6 +64,37 @@ def gradients(
         reason = no_gradient_reason(declaration)
         text = REASONS.get(reason.partition(":")[0], "none is declared")
         raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
+    for dy, y in zip(dys, outputs, strict=False):
+        _like(op, dy, y)
+    try:
+        found = _widened_rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
+    except UnsupportedModel as error:
+        raise error.locate(operator=declaration.name, version=version or declaration.versions[-1]) from None
+    except (TypeError, ValueError, IndexError) as error:
+        if not op.is_symbolic:
+            raise
+        raise UnsupportedModel(  # a branch that never runs may have types that its operators do not allow
+            f"the gradient of {declaration.name} cannot be written for inputs of these types: {error}",
+            code="SX205",
+            operator=declaration.name,
+            version=version or declaration.versions[-1],
+        ) from error
+    for g, x in zip(found, inputs, strict=True):
+        _like(op, g, x)
+    return found
+
+
+def _widened_rule(
+    op: Interpreter[Any],
+    declaration: Declaration,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    attributes: dict[str, Any],
+    dys: Sequence[Any],
+    needs: Sequence[bool],
+    version: int | None,
+) -> list[Any]:
+    """The gradients by the rule, which computes in float32 for narrower floats."""
     bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
     if declaration.widen and not bodies:
         wide = [[_widened(op, v) for v in values] for values in (inputs, outputs, dys)]
@@ -72,6 +103,14 @@ def gradients(
             like = next(dy for dy in dys if dy is not None)  # for an input that was not kept: rules that cast declare theirs
             return [None if g is None else op.cast(g, x if op.is_value(x) else like) for g, x in zip(found, inputs, strict=True)]
     return _rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
+
+
+def _like(op: Interpreter[Any], gradient: Any, value: Any) -> None:
+    """A gradient has the rank of its value, which inference may not know."""
+    if not op.is_symbolic or gradient is None or value is None or not op.is_value(value):
+        return
+    if op.shape(gradient) is None and not op.is_sequence(value) and op.shape(value) is not None:
+        op.with_type(gradient, op.type(value))
 
 
 def _widened(op: Interpreter[Any], value: Any) -> Any:
@@ -183,7 +222,7 @@ class Tape(Interpreter[Var]):
         bodies = [v for v in attributes.values() if isinstance(v, Subgraph)]
         raw = arguments(self.op, domain, op_type, [_raw(x) for x in inputs])
         values = [x if isinstance(x, Var) else None if v is None else Var(v, False) for x, v in zip(inputs, raw, strict=True)]
-        captured = [self._own(v) or Var(v, False) for b in bodies for v in b.captured.values()]
+        captured = [self._own(v) or Var(self._below(v), False) for b in bodies for v in b.captured.values()]
         below = {n: self._lowered(v) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = self.op.call(op_type, raw, below, outputs, domain)
         version = version_at(domain, op_type, self.opset)
@@ -195,10 +234,16 @@ class Tape(Interpreter[Var]):
             value = value.raw
         return value if isinstance(value, Var) else None
 
+    def _below(self, value: Any) -> Any:
+        """A captured value as the underlying interpreter knows it: a computed one has no variables of other tapes."""
+        while isinstance(value, Var) and not self.op.is_value(value):
+            value = value.raw
+        return value
+
     def _lowered(self, body: Subgraph) -> Subgraph:
         """A subgraph whose captured values are those of the underlying interpreter."""
         captured = {n: v if (own := self._own(v)) is None else own.raw for n, v in body.captured.items()}
-        return Subgraph(body.proto, body.opset, captured)
+        return body.with_captured(captured)
 
     def _record(
         self,
@@ -274,8 +319,22 @@ class Tape(Interpreter[Var]):
     def type(self, x: Any, drop: Sequence[int] = (), add: int = 0) -> TypeProto:
         return self.op.type(_raw(x), drop, add)
 
-    def graph(self, make: Any, types: Sequence[TypeProto | None]) -> Subgraph:
-        return self.op.graph(make, types)
+    def graph(self, make: Any, types: Sequence[TypeProto | None], examples: Sequence[Example] = ()) -> Subgraph:
+        return self.op.graph(make, types, examples)
+
+    def example(self, x: Any) -> Any:
+        return self.op.example(_raw(x))
+
+    def with_example(self, x: Any, example: Example) -> Any:
+        self.op.with_example(_raw(x), example)
+        return x
+
+    def learn(self, x: Any) -> None:
+        self.op.learn(_raw(x))
+
+    def with_type(self, x: Any, type: TypeProto | None) -> Any:
+        self.op.with_type(_raw(x), type)
+        return x
 
 
 def _raw(x: Any) -> Any:

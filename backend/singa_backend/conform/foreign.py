@@ -23,8 +23,12 @@ import onnx
 from onnx import ModelProto, ValueInfoProto
 
 from .. import dtypes
+from ..archives import open_arrays
 from ..backend import SingaBackend
 from ..engines.oracle import Oracle
+from ..errors import InvalidInput
+from ..files import write_bytes, write_text
+from ..proto.load import load_model
 from ..rendering import markdown as md
 from . import light_models
 
@@ -137,7 +141,7 @@ def compare_with_onnxruntime(
             chunk = inner[start : start + CHUNK]
             model.graph.output.extend(ValueInfoProto(name=n) for n in chunk)
             path = Path(folder) / f"{start}.onnx"
-            path.write_bytes(model.SerializeToString())
+            write_bytes(path, model.SerializeToString())
             del model.graph.output[len(outputs) :]
             theirs = oracle.run(path, inputs, timeout=timeout)
             path.unlink()
@@ -189,13 +193,18 @@ def stored(folder: Path, select: str = "") -> list[Stored]:
     for path in sorted(folder.glob("*.onnx")):
         data = folder / f"{path.stem.partition('-')[0]}.npz"
         if re.search(select, path.stem) and data.exists():
-            inputs = [v.name for v in onnx.load(path).graph.input]
-            with np.load(data) as arrays:
-                sets = sorted({int(k[1:].partition("_")[0]) for k in arrays})
+            inputs = [v.name for v in load_model(path)[0].graph.input]
+            with open_arrays(data, "SX307") as arrays:
+                wrong = [k for k in arrays.names if not re.fullmatch("[xy][0-9]{1,9}_[0-9]{1,9}", k)]
+                if wrong:
+                    raise InvalidInput(f"{data}: the arrays must be named x0_0, ..., y0_0, ..., got {wrong[0]!r}", code="SX307")
+                sets = sorted({int(k[1:].partition("_")[0]) for k in arrays.names})
                 sides = [
-                    [[arrays[f"{s}{i}_{j}"] for j in range(sum(k.startswith(f"{s}{i}_") for k in arrays))] for s in "xy"]
+                    [[arrays[f"{s}{i}_{j}"] for j in range(sum(k.startswith(f"{s}{i}_") for k in arrays.names))] for s in "xy"]
                     for i in sets
                 ]
+            if any(len(x) != len(inputs) for x, _ in sides):
+                raise InvalidInput(f"{data}: each set must have {len(inputs)} inputs, x0_0, ...", code="SX307")
             out.append(Stored(path.stem, path, [(dict(zip(inputs, x, strict=True)), y) for x, y in sides]))
     return out
 
@@ -204,7 +213,7 @@ def stored_comparisons(folder: Path, oracle: Oracle, select: str = "", device: s
     """Compare each stored model, at each batch size, with onnxruntime and with what the framework computed."""
     for found in stored(folder, select):
         for inputs, expected in found.data:
-            model = onnx.load(found.path)
+            model = onnx.load(found.path)  # external data included
             yield compare_with_onnxruntime(found.name, model, inputs, oracle, device=device)
             yield compare_with_stored(found.name, model, inputs, expected, device=device)
 
@@ -251,9 +260,8 @@ def markdown(document: dict[str, Any]) -> str:
 
 def write(document: dict[str, Any], folder: Path) -> None:
     """Write foreign.json, one comparison per line, and foreign.md."""
-    folder.mkdir(parents=True, exist_ok=True)
     head = {k: v for k, v in document.items() if k != "comparisons"}
     rows = ",\n  ".join(json.dumps(r, ensure_ascii=False) for r in document["comparisons"])
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "comparisons": [\n  {rows}\n ]\n}}\n'
-    (folder / "foreign.json").write_text(text)
-    (folder / "foreign.md").write_text(markdown(document))
+    write_text(folder / "foreign.json", text)
+    write_text(folder / "foreign.md", markdown(document))

@@ -99,6 +99,20 @@ class Point:
         outputs = replay(tape, self.graph, values)
         return tape.gradients([y if isinstance(y, Var) else Var(y, False) for y in outputs], dys, [values[i] for i in self.asked])
 
+    def second(self, rng: np.random.Generator) -> Point | None:
+        """Return the gradient itself as a point, so that its own gradient is judged; None if there is none or it is not finite.
+
+        Its inputs are those of this point and then the gradients of the outputs; it is differentiated with respect to all floats.
+        """
+        with in_double(self.case.domain, self.case.operator):
+            graph = read(self.model())
+        feeds = [*self.feeds, *(dy for dy in self.dys if dy is not None)]
+        asked = (*self.asked, *range(len(self.feeds), len(feeds)))
+        made = Point(self.case, graph, self.opset, feeds, asked, [])
+        outputs = made.forward(feeds)
+        made.dys = [_cotangent(y, rng) for y in outputs]
+        return made if outputs and all(map(_finite, outputs)) else None
+
     def through_graph(self) -> list[Any]:
         """Return the gradients by the model of `model`, run by our executor."""
         with in_double(self.case.domain, self.case.operator):

@@ -8,7 +8,23 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..archives import DOCUMENT, read_bytes
 from .cases import ConformanceError
+from .results import mismatch
+
+_FORM = {
+    "operator?": str, "domain?": str, "versions?": [int], "witness?": str, "when?": [str], "class?": str, "what?": str,
+    "bound?": (int, float), "why?": str, "sometimes?": bool,
+}  # fmt: skip
+
+
+def _bad_expression(raw: dict[str, Any]) -> str:
+    for key in ("operator", "witness"):
+        try:
+            re.compile(raw.get(key, ""))
+        except re.error as error:
+            return f"{key} must be a regular expression, got {raw[key]!r}: {error}"
+    return ""
 
 
 class Concerning:
@@ -39,12 +55,22 @@ def read_entries(
         code: The error code.
 
     Raises:
-        ConformanceError: An entry has an unknown key, or lacks an operator, a kind or a why.
+        InvalidInput: The file cannot be read.
+        ConformanceError: The file is not TOML, or an entry has an unknown key, or lacks an operator, a kind or a why.
     """
-    for i, raw in enumerate(tomllib.loads(path.read_text()).get("entry", []), 1):
+    try:
+        document = tomllib.loads(read_bytes(path, code, DOCUMENT).decode())
+    except (ValueError, RecursionError) as error:
+        raise ConformanceError(f"{path} is not a TOML file: {error}", code=code) from None
+    entries = document.get("entry", [])
+    if not isinstance(entries, list) or not all(isinstance(raw, dict) for raw in entries):
+        raise ConformanceError(f"{path}: the entries must be tables, [[entry]]", code=code)
+    for i, raw in enumerate(entries, 1):
         where = f"{path}: entry {i} ({raw.get('operator', '?')})"
         if extra := raw.keys() - set(keys):
             raise ConformanceError(f"{where} has unknown keys: {', '.join(sorted(extra))}", code=code)
+        if why := mismatch(raw, _FORM, "it") or _bad_expression(raw):
+            raise ConformanceError(f"{where}: {why}", code=code)
         if raw.get(kind) not in kinds or not raw.get("why") or not raw.get("operator"):
             raise ConformanceError(f"{where} needs an operator, a {kind} of {', '.join(kinds)}, and a why", code=code)
         yield where, raw

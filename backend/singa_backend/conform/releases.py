@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,8 @@ import onnx
 import platformdirs
 from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
 
-from ..errors import MissingDependency
+from ..errors import MissingDependency, SonnxError
+from ..files import write_text, writing
 from ..proto.schemas import DOMAINS
 from ..proto.test_data import value
 from . import gaps, results, worker
@@ -150,7 +152,6 @@ def fetch(release: str, cache: Path | None = None, echo: Callable[[str], None] =
     """
     python, abi, platform = tags(release)
     folder = cache or cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     entry = manifest().get(release)
     for path in [folder / entry["wheel"]] if entry else sorted(folder.glob(f"onnx-{release}-*.whl")):
         if path.is_file():
@@ -159,7 +160,7 @@ def fetch(release: str, cache: Path | None = None, echo: Callable[[str], None] =
     if importlib.util.find_spec("pip") is None:
         raise MissingDependency("pip is needed to fetch a wheel from PyPI", hint=f"install pip, or put the wheel into {folder}")
     echo(f"fetching the wheel of onnx {release} from PyPI, as data ...")
-    with tempfile.TemporaryDirectory(dir=folder) as work:
+    with tempfile.TemporaryDirectory() as work:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                    "--only-binary=:all:", "--implementation", "cp", "--python-version", python, "--abi", abi,
                    "--platform", platform, "--dest", work, f"onnx=={release}"]  # fmt: skip
@@ -176,7 +177,9 @@ def fetch(release: str, cache: Path | None = None, echo: Callable[[str], None] =
                 hint=f"PyPI must be reachable; or put the wheel into {folder}",
             )
         check_wheel(got[0], entry)
-        return got[0].replace(folder / got[0].name)
+        with got[0].open("rb") as wheel, writing(folder / got[0].name, parents=True) as out:
+            shutil.copyfileobj(wheel, out)
+        return folder / got[0].name
 
 
 def check_wheel(path: Path, entry: Entry | None) -> None:
@@ -241,7 +244,7 @@ def _stored(archive: zipfile.ZipFile, kind: str, folder: str, names: Iterable[st
         content.update(f"{number} {side} {i} {len(stored)}".encode() + stored)
         try:
             data.setdefault(number, ([], []))[side].append(value(stored, declared))
-        except (ValueError, TypeError) as error:
+        except SonnxError as error:
             broken = broken or f"{file.rpartition('/')[2]} cannot be read: {error}"
     name = folder.removeprefix(f"{kind}/")
     broken = broken or ("" if data else "it has no data set")
@@ -417,8 +420,7 @@ def save(document: dict[str, Any], path: Path) -> None:
     parts = {key: line(part) for key, part in document.items()}
     parts["releases"] = "{\n" + ",\n".join(f"  {line(k)}: {line(v)}" for k, v in document["releases"].items()) + "\n }"
     parts["executed"] = "[\n" + ",\n".join(f"  {line(row)}" for row in document["executed"]) + "\n ]"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{\n" + ",\n".join(f" {line(k)}: {part}" for k, part in parts.items()) + "\n}\n")
+    write_text(path, "{\n" + ",\n".join(f" {line(k)}: {part}" for k, part in parts.items()) + "\n}\n")
 
 
 def _by_reason(explained: dict[str, str]) -> dict[str, list[str]]:

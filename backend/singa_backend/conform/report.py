@@ -14,17 +14,54 @@ from typing import Any
 
 from onnx import defs
 
+from ..archives import read_json
 from ..dtypes import from_type_string
+from ..files import write_text
 from ..ir.declaration import declarations
 from ..proto.schemas import DOMAINS, schemas
 from . import gaps, html, releases
 from .cases import ConformanceError, data_file
 from .markdown import by_release, markdown
-from .results import load, publish, stale_page
+from .results import load, mismatch, publish, stale_page, well_formed
 
 Row = dict[str, Any]
 Cells = dict[str, list[str]]
 """Type parameter -> names of dtypes, both sorted."""
+
+_COUNTS = {"cases": int, "strict": int, "official": int}
+_TOTALS = {**_COUNTS, "by_kind": {"*": _COUNTS}}
+_PART = {"totals": _TOTALS, "gaps?": {"*": (str, list)}, "unexpected?": [str]}
+_CELL = {
+    "domain": str, "operator": str, "version": int, "cases": int, "passed": int, "official?": (int, type(None)), "tested?": int,
+    "tested_passed?": int, "dtypes?": [[str]], "attributes?": [str], "max_ulp?": (int, float, type(None)), "names?": [str],
+    "failed?": [str],
+}  # fmt: skip
+_SUITE = {
+    "environment": {"onnx": str, "device": str}, "manifest": str, "totals": _TOTALS, "gaps": {"*": str}, "unexpected?": [str],
+    "executed": [_CELL],
+}  # fmt: skip
+_RELEASE = {"environment": {"device": str, "release": str}, "totals": _TOTALS, "gaps?": {"*": str}, "executed": [_CELL]}
+_RELEASES = {"environment": {"device": str, "release": str}, "releases": {"*": _PART}, "executed": [_CELL]}
+_GENERATED = {"cells?": [[(str, int)]], "totals?": dict, "count?": int, "seed?": int}
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Read the JSON of a run, as `sonnx conform --results` writes it.
+
+    Raises:
+        InvalidInput: The file cannot be read, or is not JSON (SX804).
+        ConformanceError: It is not the JSON of a run (SX804).
+    """
+    found = read_json(path, "SX804")
+    environment = found.get("environment") if isinstance(found, dict) else None
+    old = isinstance(environment, dict) and "release" in environment
+    why = mismatch(found, (_RELEASES if "releases" in found else _RELEASE) if old else _SUITE)
+    why = why or next(
+        (f"dtypes must be pairs, got {d}" for c in found["executed"] for d in c.get("dtypes", ()) if len(d) != 2), ""
+    )
+    if why:
+        raise ConformanceError(f"{path} is not the JSON of a run: {why}", code="SX804", hint="sonnx conform --results FILE")
+    return dict(found)
 
 
 def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[str, Any]:
@@ -108,13 +145,17 @@ def _releases(name: str, run: dict[str, Any]) -> list[tuple[str, Row]]:
 
 def _generated(folder: Path | None) -> dict[str, Any]:
     """Read `fuzz.json` in the report's folder; empty if there is none."""
-    return load(folder / "fuzz.json") if folder else {}
+    found = load(folder / "fuzz.json") if folder else {}
+    why = mismatch(found, _GENERATED) or ("a cell must have 5 parts" if any(len(c) != 5 for c in found.get("cells", ())) else "")
+    if why:
+        raise ConformanceError(f"{folder}/fuzz.json is not the report of sonnx fuzz: {why}", code="SX804")
+    return found
 
 
 def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
     """Read the runs kept in the report's folder, by label."""
     files = [*sorted((folder / "runs").glob("*.json")), folder / "releases.json"] if folder else []
-    found = [json.loads(path.read_text()) for path in files if path.exists()]
+    found = [read_run(path) for path in files if path.exists()]
     return {label(run): run for run in found}
 
 
@@ -128,8 +169,7 @@ def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
         elif "release" in run["environment"] or str(run["environment"]["device"]).startswith("CUDA"):
             path = folder / "runs" / f"{label(run).replace(' ', '_').replace(':', '_')}.json"
             parts = ("environment", "manifest", "totals", "gaps", "unexpected", "releases", "executed")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({k: run[k] for k in parts if k in run}, sort_keys=True, ensure_ascii=False) + "\n")
+            write_text(path, json.dumps({k: run[k] for k in parts if k in run}, sort_keys=True, ensure_ascii=False) + "\n")
             written.append(path)
     return written
 
@@ -199,7 +239,11 @@ def stale(report: dict[str, Any], folder: Path) -> str:
     path = folder / "support.json"
     if not path.exists():
         return f"{path} does not exist"
-    written = load(path)
+    with well_formed(path):
+        return _stale(report, load(path), path)
+
+
+def _stale(report: dict[str, Any], written: dict[str, Any], path: Path) -> str:
     here, there = (_comparable(r, list(report["totals"]), list(report["releases"])) for r in (report, written))
     for key in here:
         if here[key] != there[key]:

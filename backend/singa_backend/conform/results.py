@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from ..archives import read_json
+from ..files import write_text, writing
 from ..proto.schemas import DOMAINS
 from ..rendering import xml
+from .cases import ConformanceError
 from .gaps import Judgement
 from .worker import Cell, Result
 
@@ -135,14 +139,13 @@ def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> 
             ElementTree.SubElement(case, "skipped", message=xml(reason))
     suite.set("failures", str(len(suite.findall("./testcase/failure"))))
     suite.set("skipped", str(len(suite.findall("./testcase/skipped"))))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+    with writing(path, parents=True) as out:
+        ElementTree.ElementTree(suite).write(out, encoding="utf-8", xml_declaration=True)
 
 
 def save(document: dict[str, Any], path: Path) -> None:
     """Write JSON, readable and stable: sorted keys, one trailing newline."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 Pages = Mapping[str, Callable[[dict[str, Any]], str]]
@@ -150,9 +153,53 @@ Pages = Mapping[str, Callable[[dict[str, Any]], str]]
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read the document in a file; empty if there is none."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """Read the document in a file; empty if there is none.  Raises InvalidInput (SX804) if it is not a JSON object."""
+    if not path.exists():
+        return {}
+    found = read_json(path, "SX804")
+    if not isinstance(found, dict):
+        raise ConformanceError(f"{path} must be a JSON object, got a {type(found).__name__}", code="SX804")
     return found
+
+
+@contextmanager
+def well_formed(path: Path) -> Iterator[None]:
+    """A context that reads the document of a file; raises ConformanceError (SX804) if it lacks something that is read."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ConformanceError(f"{path} is not a document of this command: {what}", code="SX804") from error
+
+
+def mismatch(value: Any, form: Any, where: str = "the document") -> str:
+    """Return where a value differs from a form, or "".
+
+    Args:
+        value: What json.load returned.
+        form: A type or a tuple of types; a dict of forms by key, where a key that ends in "?" may be absent and "*" stands for
+            every key; or a list of one form, that of each element.
+        where: What the value is.
+    """
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return f"{where} must be an object, got a {type(value).__name__}"
+        for key, inner in form.items():
+            name = key.removesuffix("?")
+            if key != "*" and name not in value and name == key:
+                return f"{where} lacks {name!r}"
+            for k in value if key == "*" else [name] if name in value else []:
+                if why := mismatch(value[k], inner, f"{k!r} of {where}"):
+                    return why
+        return ""
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            return f"{where} must be a list, got a {type(value).__name__}"
+        return next((why for v in value if (why := mismatch(v, form[0], f"an element of {where}"))), "")
+    if not isinstance(value, form) or (isinstance(value, bool) and form is int):
+        names = " or ".join("null" if t is type(None) else t.__name__ for t in (form if isinstance(form, tuple) else (form,)))
+        return f"{where} must be {names}, got {str(value)[:80]!r}"
+    return ""
 
 
 def publish(document: dict[str, Any], path: Path, pages: Pages) -> list[Path]:
@@ -160,7 +207,7 @@ def publish(document: dict[str, Any], path: Path, pages: Pages) -> list[Path]:
     save(document, path)
     written = load(path)  # keys in the file's order, as a later rendering reads them
     for name, render in pages.items():
-        path.with_name(name).write_text(render(written), encoding="utf-8")
+        write_text(path.with_name(name), render(written))
     return [path, *map(path.with_name, pages)]
 
 

@@ -16,6 +16,7 @@ from ..devices.device import DeviceLike
 from ..engines.local import Engine, Failure, Foreign, Ours
 from ..engines.oracle import ENGINES
 from ..errors import InvalidInput
+from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
 from .lockstep import Values, Visit, attempt, walk, walk_models
 from .submodel import Call, Source
@@ -202,6 +203,9 @@ class Setting(AbstractContextManager["Setting"]):
         timeout: float = 60.0,
         optimised: bool = False,
     ) -> None:
+        for what, value, low in (("rtol", rtol, 0), ("atol", atol, 0), ("timeout", timeout, SHORTEST)):
+            check_number(what, value, low)
+        check_number("budget", budget, 1, whole=True)
         self.source = Source.of(model)
         self.other: Source | None = None
         self.names = dict(names or {})

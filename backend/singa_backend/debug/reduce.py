@@ -23,6 +23,7 @@ from onnx import ModelProto, TensorProto, helper
 from ..comparison.difference import Tolerance, difference
 from ..engines.local import Engine, Failure, Foreign, Ours
 from ..errors import InvalidInput, SonnxError
+from ..limits import check_number
 from ..proto.checker import check_model, infer_shapes
 from ..proto.load import ModelSource
 from . import repro
@@ -286,6 +287,10 @@ def reduce(
     Example:
         >>> reduce("model.onnx", {"x": x}, differs("onnxruntime"), to="small")
     """
+    check_number("tries", tries, 1, whole=True)
+    check_number("budget", budget, 1, whole=True)
+    if not isinstance(predicate, Predicate):
+        raise InvalidInput(f"predicate must be a Predicate, such as differs(...), got a {type(predicate).__name__}", code="SX309")
     source = Source.of(model)
     with predicate, SpillStore(budget) as store:
         fed = source.feeds(inputs)

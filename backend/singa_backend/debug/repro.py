@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import MapProto, ModelProto, SequenceProto, TensorProto, numpy_helper
 
 from ..comparison import verdict
@@ -43,17 +42,14 @@ def write(
         for output in model.graph.output:
             if not output.HasField("type"):
                 output.type.CopyFrom(inferred.get(output.name) or source.types.get(output.name, output.type))
-    data = folder / "test_data_set_0"
-    data.mkdir(parents=True, exist_ok=True)
-    for old in data.glob("*put_*.pb"):
-        old.unlink()
-    onnx.save(model, folder / "model.onnx")
+    parts = {}
     for i, declared in enumerate(model.graph.input):
         if declared.name in values:  # before IR version 4 the initializers follow them
-            (data / f"input_{i}.pb").write_bytes(_serialised(values[declared.name], declared.name))
+            parts[f"input_{i}.pb"] = _serialised(values[declared.name], declared.name)
     for i, name in enumerate(outputs):
         if name in results:
-            (data / f"output_{i}.pb").write_bytes(_serialised(results[name], name))
+            parts[f"output_{i}.pb"] = _serialised(results[name], name)
+    test_data.write(folder, model, parts)
     return model
 
 

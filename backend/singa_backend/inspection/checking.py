@@ -12,7 +12,7 @@ from onnx import defs
 from .. import dtypes
 from ..errors import Problem, SonnxError
 from ..ir.reader import read
-from ..limits import Budget, Limits, spend
+from ..limits import SHORTEST, Budget, Limits, check_number, spend
 from ..proto.checker import CheckerResult, check_and_infer
 from ..proto.load import ModelSource, load_model
 from ..proto.schemas import plain_domain, schemas, type_strings
@@ -115,11 +115,13 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
 
     Raises:
         InvalidModel: the model is not an ONNX file; all other problems are in the report.
+        InvalidInput: the timeout is not a positive number (SX309).
 
     Example:
         >>> report = check("model.onnx")
         >>> report.good, report.problems
     """
+    check_number("timeout", timeout, SHORTEST)
     proto, folder = load_model(model)
     path = Path(model) if isinstance(model, (str, os.PathLike)) else None
     problems: list[Problem] = []

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import ChainMap, Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from .. import dtypes
 from ..errors import SonnxError
 from ..ir.declaration import declarations
+from ..limits import SHORTEST, check_number
 from ..proto import tensor_data
 from ..proto.checker import CheckerResult, check_and_infer, value_of
 from ..proto.load import ModelSource, load_model
@@ -130,11 +131,13 @@ def inspect(model: ModelSource, *, stats: bool = False, timeout: float = 60.0) -
 
     Raises:
         InvalidModel: the model is not an ONNX file.
+        InvalidInput: the timeout is not a positive number (SX309).
 
     Example:
         >>> found = inspect("model.onnx")
         >>> found.operators(), found.parameters
     """
+    check_number("timeout", timeout, SHORTEST)
     proto, folder = load_model(model)
     proto = readable(proto)
     path = Path(model) if isinstance(model, (str, os.PathLike)) else None
@@ -192,7 +195,7 @@ class _Reader:
         }
         self.found: list[Table] = []
 
-    def graph(self, proto: GraphProto, path: str, title: str, depth: int, opsets: dict[str, int]) -> None:
+    def graph(self, proto: GraphProto, path: str, title: str, depth: int, opsets: Mapping[str, int]) -> None:
         """Append the tables of a graph and its subgraphs."""
         known = {i.name: value_of(i) for i in proto.value_info}
         known |= {name: value for name, value in self.opinion.values.get(path, {}).items() if value.kind}
@@ -212,9 +215,9 @@ class _Reader:
         known = {i.name: value_of(i) for i in proto.value_info}
         table = Table(f"function:{name}", f"function {name}", 0, inputs, outputs, [], [], known, {})
         self.found.append(table)
-        self._nodes(proto.node, table, {**self.opsets, **imported(proto.opset_import)})
+        self._nodes(proto.node, table, ChainMap(imported(proto.opset_import), self.opsets))
 
-    def _nodes(self, protos: Iterable[NodeProto], table: Table, opsets: dict[str, int]) -> None:
+    def _nodes(self, protos: Iterable[NodeProto], table: Table, opsets: Mapping[str, int]) -> None:
         for i, proto in enumerate(protos):
             call = self._call(i, proto, opsets)
             table.nodes.append(call)
@@ -226,7 +229,7 @@ class _Reader:
                     call.graphs.append(path)
                     self.graph(attribute.g, path, f"{attribute.name} of {call.name}", table.depth + 1, opsets)
 
-    def _call(self, index: int, proto: NodeProto, opsets: dict[str, int]) -> Call:
+    def _call(self, index: int, proto: NodeProto, opsets: Mapping[str, int]) -> Call:
         domain = plain_domain(proto.domain)
         version = schema_version(domain, proto.op_type, opsets.get(domain, 0))
         name = self.functions.get((domain, proto.op_type, proto.overload))

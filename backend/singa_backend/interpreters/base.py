@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
-from onnx import GraphProto, TypeProto, helper
+from onnx import GraphProto, OperatorSetIdProto, TypeProto, defs, helper
 
 from .. import dtypes
-from ..errors import InvalidInput
+from ..errors import InvalidInput, UnsupportedModel
 from ..ir.graph import Graph
 from ..ir.versioned import VersionedOperator
-from ..proto.schemas import schema_version, schemas, type_strings
+from ..proto import messages
+from ..proto.schemas import newest, schema_version, schemas, type_strings
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -41,18 +42,56 @@ class Subgraph:
         proto: the graph.
         opset: the opset of its nodes.
         captured: the outer values that it reads, by name.
+        domains: the versions of other domains that its nodes use; the newest for a domain that is not listed.
         read: the graph as `graph_of_subgraph` read it.
     """
 
     proto: GraphProto
     opset: int
     captured: dict[str, Any] = field(default_factory=dict)
+    domains: dict[str, int] = field(default_factory=dict)
     read: Graph | None = None
+
+    def with_captured(self, values: dict[str, Any]) -> Subgraph:
+        """The same graph with other outer values."""
+        return replace(self, captured=values, read=None)
+
+    def imports(self) -> list[OperatorSetIdProto]:
+        """The opsets that a model of this graph imports."""
+        others = sorted(messages.domains(self.proto.node) - {""})
+        return [helper.make_opsetid("", self.opset), *(helper.make_opsetid(d, self.domains.get(d) or newest(d)) for d in others)]
+
+
+Example: TypeAlias = Callable[[], Any]
+"""Returns the value that a value of a graph has in some run; None if it is not known."""
 
 
 INT = helper.make_tensor_type_proto(dtypes.onnx_code(np.int64), [])
 BOOL = helper.make_tensor_type_proto(dtypes.onnx_code(np.bool_), [])
 """The types of the first two inputs of a Loop's body: the iteration number and the condition."""
+
+
+FIRST: tuple[Example, Example] = (lambda: np.array(0, np.int64), lambda: np.array(True))
+"""Examples of the first two inputs of a Loop's body."""
+
+
+def same(op: Interpreter[Any], x: Any) -> Example:
+    """The example of an outer value, for an input of a graph."""
+    return lambda: None if x is None else op.example(x)
+
+
+def element(op: Interpreter[Any], x: Any, axis: int = 0) -> Example:
+    """The example of an element of an outer value, a sequence or a tensor that is scanned, for an input of a graph."""
+
+    def first() -> Any:
+        value = op.example(x)
+        if not isinstance(value, np.ndarray):
+            return value[0] if value else None
+        if not value.shape[axis]:
+            return np.zeros(np.delete(value.shape, axis), value.dtype)
+        return np.take(value, 0, axis)
+
+    return first
 
 
 class OperatorFunction(Protocol[T_co]):
@@ -117,8 +156,13 @@ class Interpreter(ABC, Generic[T]):
         """The known part of a tensor's shape: sizes, names of symbolic sizes, None; for helpers, not for rules."""
 
     @abstractmethod
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        """A subgraph for If, Loop or Scan: `make(op, *inputs)` returns its outputs and may use outer values."""
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
+        """A subgraph for If, Loop or Scan: `make(op, *inputs)` returns its outputs and may use outer values.
+
+        examples: for each input a function that returns a value that it has in some run, or None.
+        """
 
     def __getattr__(self, name: str) -> OperatorFunction[T]:
         if not name[:1].isupper():
@@ -138,19 +182,38 @@ class Interpreter(ABC, Generic[T]):
         """The same value with this type, if its own has no rank."""
         return x
 
+    def example(self, x: T) -> Any:
+        """The value of `x`, as an array or a list of them, for the example inputs of a graph; None if there are none."""
+        return None
+
+    def with_example(self, x: T, example: Example) -> T:
+        """The same value with this example, if its own cannot be computed: a loop may have no iteration."""
+        return x
+
+    def learn(self, x: T) -> None:
+        """Complete the type of a value that inference does not know by that of its example."""
+
     # --- helpers of gradient rules
 
     def rank(self, x: T) -> int:
-        """The number of dimensions; raises ValueError if it is not known."""
+        """The number of dimensions; raises UnsupportedModel (SX209) if it is not known."""
+        if self.shape(x) is None:
+            self.learn(x)
         shape = self.shape(x)
         if shape is None:
-            raise ValueError("a gradient requires the rank of a value, which the model does not declare")
+            raise UnsupportedModel(
+                "the rank of a value is needed and depends on values that only a run knows",
+                code="SX209",
+                hint="pass example inputs, or run the model once before",
+            )
         return len(shape)
 
     def type(self, x: T, drop: Sequence[int] = (), add: int = 0) -> TypeProto:
         """The type of a value without sizes, for a subgraph's input, without the axes `drop` and with `add` more."""
         if self.is_sequence(x):
             return helper.make_sequence_type_proto(helper.make_tensor_type_proto(dtypes.onnx_code(self.dtype(x)), None))
+        if self.shape(x) is None:
+            self.learn(x)
         shape = self.shape(x)
         known = None if shape is None else [None] * (len(shape) - len(drop) + add)
         return helper.make_tensor_type_proto(dtypes.onnx_code(self.dtype(x)), known)
@@ -255,6 +318,8 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
 
     Raises InvalidInput (SX372) if integers or booleans are required and cannot represent the number.
     """
+    if any(x is None for x in inputs):
+        _check_absent(domain, op_type, op.opset, inputs)
     if all(x is None or op.is_value(x) for x in inputs):
         return list(inputs)
     strings, kinds = formal(domain, op_type, op.opset)
@@ -272,6 +337,7 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
         if x is None or op.is_value(x) or (isinstance(x, list) and not x and None in kinds[which]):
             values.append(x)  # an empty list is a sequence if the schema allows one
             continue
+        _check_value(x, op_type)
         if which in bound:
             dtype: Any = op.dtype(bound[which])
         else:
@@ -281,10 +347,46 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
     return values
 
 
+def _check_absent(domain: str, op_type: str, opset: int, inputs: Sequence[Any]) -> None:
+    """Raise InvalidInput if an input is None that the operator needs."""
+    for i, name in _needed(domain, op_type, opset):
+        if i < len(inputs) and inputs[i] is None:
+            raise InvalidInput(f"input {name!r} of {op_type} must be a tensor, got None", code="SX311")
+
+
+@cache
+def _needed(domain: str, op_type: str, opset: int) -> tuple[tuple[int, str], ...]:
+    """The inputs that an operator needs."""
+    version = schema_version(domain, op_type, opset)
+    if version is None:
+        return ()
+    schema = schemas[domain, op_type][version]
+    return tuple((i, p.name) for i, p in enumerate(schema.inputs) if p.option == defs.OpSchema.FormalParameterOption.Single)
+
+
+def _check_value(x: Any, op_type: str) -> None:
+    """Raise InvalidInput unless NumPy makes an array of numbers, bool or strings of a value."""
+    try:
+        array = np.asarray(x)
+        plain = array.dtype.kind == "O" and all(isinstance(v, (int, str)) for v in array.flat)
+        good = plain or (array.dtype.kind != "O" and dtypes.known(array.dtype.newbyteorder("=")))
+        detail = f"got a {type(x).__name__}"
+    except Exception as error:  # a list of lists of several lengths, or `__array__` of another library
+        good, detail = False, " ".join(str(error).split())[:200]
+    if not good:
+        raise InvalidInput(
+            f"an operand of {op_type} must be a tensor, a number, an array or nested lists of one shape: {detail}", code="SX311"
+        )
+
+
 def _representable(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
     """`x`; raises InvalidInput if an integer or boolean dtype cannot represent it: a fraction, NaN, or out of range."""
     given = np.asarray(x)
-    if dtype.kind not in "iub" or given.dtype == dtype or given.dtype.kind not in "iubfO":
+    strings = given.dtype.kind in "US" or (given.dtype.kind == "O" and any(isinstance(v, str) for v in given.flat))
+    if strings != (dtype == dtypes.STRING):
+        wanted = dtypes.onnx_name(dtype)
+        raise InvalidInput(f"an operand of {op_type} must be {wanted} like its tensors, got {str(x)[:80]!r}", code="SX311")
+    if given.dtype == dtype or given.dtype.kind not in "iubfO" or (dtype.kind not in "iub" and given.dtype.kind != "O"):
         return x
     try:
         with np.errstate(invalid="ignore"):

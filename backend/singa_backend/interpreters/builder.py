@@ -6,7 +6,7 @@ node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -15,13 +15,15 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from .. import dtypes
-from ..errors import UnsupportedModel
+from ..errors import SonnxError, UnsupportedModel
 from ..ir.declaration import has_trait, single
+from ..ir.reader import read
 from ..proto import save
 from ..proto.messages import FreshNames, graphs, reads
-from ..proto.schemas import ANY_OPSET, schema_version, schemas, type_strings
+from ..proto.schemas import ANY_OPSET, newest, schema_version, schemas, type_strings
 from ..proto.values import sizes
-from .base import Interpreter, Subgraph, arguments
+from ..runtime.executor import Executor
+from .base import Example, Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
 
@@ -83,10 +85,15 @@ class GraphBuilder(Interpreter[Symbol]):
         self._known: dict[tuple[Any, ...], Symbol] = {}
         self._marked: dict[str, str] = {}
         self._calls: dict[tuple[Any, ...], tuple[list[Any], list[Symbol]]] = {}
-        self._made: set[str] = set()
+        self._made: dict[str, int] = {}  # the index of the node that produces a value
+        self._readers: dict[str, list[NodeProto]] = {}  # the nodes that read a value of this graph, in subgraphs too
+        self._input_names: set[str] = set()
         self._imported: dict[int, tuple[Any, Symbol]] = {}
         self._evaluator = Evaluator(opset=opset)
         self.contradictions: list[str] = []
+        self.examples: dict[str, Example] = {}
+        """For some inputs, a function that returns a value that the input has in some run."""
+        self._values: dict[str, Any] = {}
 
     @property
     def is_symbolic(self) -> bool:
@@ -129,6 +136,7 @@ class GraphBuilder(Interpreter[Symbol]):
         """An input of the graph."""
         symbol = Symbol(self._reserved_or_fresh(name), self, type)
         self.inputs.append(symbol)
+        self._input_names.add(symbol.name)
         return symbol
 
     def initializer(self, name: str, value: np.ndarray, fold: bool = False) -> Symbol:
@@ -141,6 +149,10 @@ class GraphBuilder(Interpreter[Symbol]):
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         array = np.asarray(value, dtype)
+        if array.dtype == dtypes.STRING and not all(isinstance(v, (str, bytes)) for v in array.reshape(-1)):
+            raise ValueError(
+                f"a constant of strings cannot hold {next(v for v in array.reshape(-1) if not isinstance(v, str))!r}"
+            )
         key = (array.dtype, array.shape, array.tobytes() if array.dtype != dtypes.STRING else tuple(array.reshape(-1)))
         known = self.root._known
         if key not in known:
@@ -203,6 +215,9 @@ class GraphBuilder(Interpreter[Symbol]):
     def dtype(self, x: Symbol) -> np.dtype[Any]:
         tensor = _tensor(self.type_of(x))
         if tensor is None or not tensor.elem_type:
+            self.learn(x)
+            tensor = _tensor(self.type_of(x))
+        if tensor is None or not tensor.elem_type:
             raise ValueError(f"the element type of {self._symbol(x).name!r} is not known")
         return dtypes.numpy_dtype(tensor.elem_type)
 
@@ -233,6 +248,82 @@ class GraphBuilder(Interpreter[Symbol]):
         symbol = x if isinstance(x, Symbol) and (x.name or x.value is not None) else self.imported_value(x)
         assert symbol is not None
         return symbol
+
+    # --- examples: the values that the graph has for some inputs, computed only if inference does not know a type
+
+    def example(self, x: Any) -> Any:
+        while hasattr(x, "raw"):
+            x = x.raw
+        if not isinstance(x, Symbol):
+            return None if self.outer is None else self.outer.example(x)
+        known = x.value if x.value is not None else x.frozen_value
+        return known if known is not None else x.builder._example(x.name)
+
+    def with_example(self, x: Symbol, example: Example) -> Symbol:
+        x.builder.examples[x.name] = example
+        return x
+
+    def _example(self, name: str) -> Any:
+        if name not in self._values:
+            if name in self.examples:
+                self._values[name] = self.examples[name]()
+            elif name in self._made:
+                self._values[name] = self._computed(name)
+            elif name in self.root.initializers:
+                large = self.root.arrays.get(name)
+                self._values[name] = numpy_helper.to_array(self.root.initializers[name]) if large is None else large
+            else:
+                self._values[name] = self.example(self.captured[name]) if name in self.captured else None
+        return self._values[name]
+
+    def _computed(self, name: str) -> Any:
+        """The example of a node's output: the nodes before it run, from those values on that are known already."""
+        needed: set[str] = {name}
+        known: set[str] = set()
+        kept: list[NodeProto] = []
+        for node in reversed(self.nodes):
+            if needed & set(node.output):
+                needed -= set(node.output)
+                known -= set(node.output)
+                for n in reads(node):
+                    (known if n in self.examples or self._values.get(n) is not None else needed).add(n)
+                kept.append(node)
+        leaves = sorted(needed | known)
+        values = [self._example(n) for n in leaves]
+        if any(v is None for v in values):
+            return None
+        imports = [helper.make_opsetid("", self.opset)]
+        imports += [helper.make_opsetid(d, self.domains.get(d, newest(d))) for d in sorted({n.domain for n in kept} - {""})]
+        infos = [helper.make_empty_tensor_value_info(n) for n in leaves]
+        graph = helper.make_graph(kept[::-1], "example", infos, [helper.make_empty_tensor_value_info(name)])
+        try:
+            executor = Executor(read(helper.make_model(graph, opset_imports=imports)), self._evaluator.device)
+            return executor.run(executor.graph, values)[0]
+        except SonnxError:  # a branch that does not run, or a body without an iteration
+            return None
+
+    def learn(self, x: Any) -> None:
+        symbol = self._symbol(x)
+        if symbol.type is not None and (symbol.type.WhichOneof("value") != "tensor_type" or self.shape(symbol) is not None):
+            return
+        value = self.example(symbol)
+        if isinstance(value, np.ndarray):
+            symbol.type = _tensor_type(value.dtype, [None] * value.ndim)
+            symbol.builder._require_rank(symbol.name, value.ndim)
+        elif isinstance(value, list) and len({v.dtype for v in value}) == 1:
+            symbol.type = helper.make_sequence_type_proto(_tensor_type(value[0].dtype, None))
+
+    def _require_rank(self, name: str, rank: int) -> None:
+        """Let a run in which a value has another rank than the example fail: a Transpose to the same order follows its node."""
+        at = self._made.get(name)
+        if at is None or not rank:
+            return
+        raw = self.name(name)
+        _rename_output(self.nodes[at], name, raw)
+        check = helper.make_node("Transpose", [raw], [name], name=name, perm=list(range(rank)))
+        self.nodes.insert(at + 1, check)
+        self._made = {n: i + (i > at) for n, i in self._made.items()} | {raw: at, name: at + 1}
+        self._readers[raw] = [check]
 
     # --- calls
 
@@ -278,16 +369,20 @@ class GraphBuilder(Interpreter[Symbol]):
             node.attribute.append(attribute_proto(domain, op_type, self.imported(domain), n, v))
             if isinstance(v, Subgraph):
                 for name, value in v.captured.items():
-                    if name not in self._own():
+                    if not self._owns(name):
                         self._add_captured(name, value)
         types = output_types(self, node, symbols)
-        self.nodes.append(node)
-        made = [Symbol(n, self, types.get(n)) for n in names]
-        self._made.update(names)
-        return made
+        self._append(node)
+        return [Symbol(n, self, types.get(n)) for n in names]
 
-    def _own(self) -> set[str]:
-        return self._made | {s.name for s in self.inputs} | set(self.initializers)
+    def _append(self, node: NodeProto) -> None:
+        self._made.update(dict.fromkeys(node.output, len(self.nodes)))
+        self.nodes.append(node)
+        for name in reads(node):
+            self._readers.setdefault(name, []).append(node)
+
+    def _owns(self, name: str) -> bool:
+        return name in self._made or name in self._input_names or name in self.initializers
 
     def folded(
         self, op_type: str, values: Sequence[Any], attributes: dict[str, Any], outputs: int, evaluator: Evaluator
@@ -297,6 +392,7 @@ class GraphBuilder(Interpreter[Symbol]):
             outputs != 1
             or (not values and op_type != "Constant")
             or _draws("", op_type)
+            or op_type == "Optional"  # its value is a tensor here, but its type is another
             or any(isinstance(v, Subgraph) for v in attributes.values())
         ):
             return None
@@ -328,20 +424,20 @@ class GraphBuilder(Interpreter[Symbol]):
             hints: the requested name of each value.
             node: the name for the node that computes the first value.
         """
-        recent = self.nodes[first:]
-        makers = {n: p for p in recent for n in p.output}
+        known = [x.name for x in symbols if isinstance(x, Symbol) and x.builder is self]
+        recent = {name for name in known if self._made.get(name, -1) >= first}
         for i, (symbol, hint) in enumerate(zip(symbols, hints, strict=False)):
             if isinstance(symbol, Symbol) and not symbol.name and symbol.name_hint is None and hint:
                 symbol.name_hint = (hint, node)
-            if not isinstance(symbol, Symbol) or symbol.name not in makers or not hint or symbol.builder is not self:
+            if not isinstance(symbol, Symbol) or symbol.name not in recent or not hint or symbol.builder is not self:
                 continue
             old, new = symbol.name, hint if hint == symbol.name else self._reserved_or_fresh(hint)
-            for p in recent:
+            place, readers = self._made.pop(old), self._readers.pop(old, [])
+            for p in (self.nodes[place], *readers):
                 _rename(p, {old: new})
+            self._made[new], self._readers[new] = place, readers
             if i == 0 and node:
-                makers[old].name = self._node_name(node)
-            self._made.discard(old)
-            self._made.add(new)
+                self.nodes[place].name = self._node_name(node)
             symbol.name = new
 
     def _node_name(self, hint: str) -> str:
@@ -355,18 +451,23 @@ class GraphBuilder(Interpreter[Symbol]):
 
     # --- graphs
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        return GraphBuilder(self.opset, outer=self).body(make, types)
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
+        return GraphBuilder(self.opset, outer=self).body(make, types, examples)
 
     def scratch(self) -> GraphBuilder:
         """An empty graph of the same opset."""
         return GraphBuilder(self.opset)
 
-    def body(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+    def body(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
         """The subgraph that `make` writes into this builder."""
         symbols = [self.input("x", t) for t in types]
+        self.examples = {s.name: e for s, e in zip(symbols, examples, strict=False)}
         outputs = make(self, *symbols)
-        return Subgraph(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured))
+        return Subgraph(self.proto("body", self.finish(outputs)), self.opset, dict(self.captured), dict(self.domains))
 
     def finish(self, outputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Symbol]:
         """The outputs as distinct outputs of this graph's nodes, with these names if given.
@@ -375,36 +476,38 @@ class GraphBuilder(Interpreter[Symbol]):
         """
         finished: list[Symbol] = []
         renamed: dict[str, str] = {}
+        there: set[Any] = set()
+        before = repeated(outputs, names)
         for i, value in enumerate(outputs):
             hint = names[i] if names else ""
-            again = repeated(i, outputs, names)
-            if again is not None:
-                finished.append(finished[again])
+            if before[i] != i:
+                finished.append(finished[before[i]])
                 continue
-            if names and self.can_output(value, hint, finished):
+            if names and self.can_output(value, hint, there):
                 symbol = value
                 if symbol.name != hint:
                     symbol = self._as_output(value, self._output_name(hint), renamed)
                 finished.append(symbol)
+                there.add(symbol)
                 continue
             found = self.imported_value(value if self.is_value(value) else self.constant(value))
             assert found is not None
-            if hint or found.name not in self._made or any(found is f for f in finished):
+            if hint or found.name not in self._made or found in there:
                 name = self._output_name(hint or "y")
-                self.nodes.append(helper.make_node("Identity", [found.name], [name], name=name))
-                self._made.add(name)
+                self._append(helper.make_node("Identity", [found.name], [name], name=name))
                 found = Symbol(name, self, found.type)
             finished.append(found)
+            there.add(found)
         if renamed:
             for node in self.nodes:
                 _rename(node, renamed)
         return finished
 
-    def can_output(self, value: Any, name: str, others: Sequence[Any]) -> bool:
+    def can_output(self, value: Any, name: str, others: Container[Any]) -> bool:
         """Whether a value can be an output of the model under a name without a copy; others: outputs before it."""
         if not isinstance(value, Symbol) or self.outer is not None or value.builder is not self:
             return False
-        if any(value is other for other in others):
+        if value in others:
             return False
         if self._is_constant(value):
             version = schema_version("", "Constant", self.opset)
@@ -431,8 +534,7 @@ class GraphBuilder(Interpreter[Symbol]):
             node = self._marked.pop(old, "") or self._node_name((symbol.name_hint or ("", ""))[1] or name)
             self.initializers[name], self._marked[name] = numpy_helper.from_array(symbol.value, name), node
         else:
-            self._made.discard(old)
-            self._made.add(name)
+            self._made[name], self._readers[name] = self._made.pop(old), self._readers.pop(old, [])
         if old:
             renamed[old] = name
         return symbol
@@ -478,13 +580,18 @@ def _tensor(type: TypeProto | None) -> Any:
     return type.tensor_type if kind == "tensor_type" else None
 
 
+def has_rank(type: TypeProto | None) -> bool:
+    return type is not None and (type.WhichOneof("value") != "tensor_type" or type.tensor_type.HasField("shape"))
+
+
 def _info(symbol: Symbol) -> ValueInfoProto:
     return ValueInfoProto(name=symbol.name, type=symbol.type) if symbol.type else ValueInfoProto(name=symbol.name)
 
 
-def repeated(i: int, outputs: Sequence[Any], names: Sequence[str] | None) -> int | None:
-    """The index of an earlier output that is the same value under the same name, which ONNX allows."""
-    return next((j for j in range(i) if names and names[j] == names[i] and outputs[j] is outputs[i]), None)
+def repeated(outputs: Sequence[Any], names: Sequence[str] | None) -> list[int]:
+    """For each output the index of the first one that is the same value under the same name, which ONNX allows."""
+    first: dict[tuple[int, str], int] = {}
+    return [first.setdefault((id(y), names[i]), i) if names else i for i, y in enumerate(outputs)]
 
 
 def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
@@ -509,6 +616,12 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
             )
         value = int(value)
     return helper.make_attribute(name, value, attr_type=code or None)
+
+
+def _rename_output(node: NodeProto, old: str, new: str) -> None:
+    for k, n in enumerate(node.output):
+        if n == old:
+            node.output[k] = new
 
 
 def _rename(node: NodeProto, renamed: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from onnx import TypeProto, helper
 from ..ir.reader import read
 from ..proto.schemas import newest
 from ..runtime.executor import Executor
-from .base import Subgraph, arguments
+from .base import Example, Subgraph, arguments
 from .builder import GraphBuilder, attribute_proto
 from .evaluate import Evaluator
 
@@ -25,8 +25,10 @@ class Eager(Evaluator):
             return self._with_graphs(domain, op_type, arguments(self, domain, op_type, inputs), attributes, outputs)
         return super().call(op_type, inputs, attributes, outputs, domain)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        return GraphBuilder(self.opset, outer=self).body(make, types)
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
+        return GraphBuilder(self.opset, outer=self).body(make, types, examples)
 
     def _with_graphs(
         self, domain: str, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int
@@ -72,8 +74,8 @@ def _one_node(
         infos = [helper.make_empty_tensor_value_info(n) for n in (*filter(None, names), *captured)]
         ends = [helper.make_empty_tensor_value_info(n) for n in node.output]
         graph = helper.make_graph([node], op_type, infos, ends)
-        imports = [helper.make_opsetid("", op.opset), *(helper.make_opsetid(d, newest(d)) for d in [domain] if d)]
-        model = helper.make_model(graph, opset_imports=imports)
+        imports = {domain: newest(domain), **{o.domain: o.version for b in bodies for o in b.imports()}, "": op.opset}
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()])
         found = (Executor(read(model), op.device), bodies, captured)
         with _lock:
             _executors[key] = found

@@ -15,7 +15,7 @@ from ..devices.device import Device, resolve
 from ..ir.declaration import declarations
 from ..ir.versioned import VersionedOperator, runs_on_host
 from ..proto.schemas import version_at
-from .base import Interpreter, Subgraph, arguments
+from .base import Example, Interpreter, Subgraph, arguments
 
 
 @cache
@@ -44,8 +44,6 @@ class Evaluator(Interpreter[Any]):
     def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
         operator = _versioned(domain, op_type, self.opset)
         values = arguments(self, domain, op_type, inputs)
-        if op_type == "SequenceEmpty":
-            return [_Empty(dtypes.numpy_dtype(attributes.get("dtype") or dtypes.onnx_code(np.float32)))]
         return self.call_version(operator, values, attributes, (True,) * outputs)
 
     @property
@@ -57,6 +55,8 @@ class Evaluator(Interpreter[Any]):
     ) -> list[Any]:
         declaration, values, outputs = operator.declaration, inputs, len(wanted)
         given = {n: _attribute(v) for n, v in declaration.stored(attributes).items() if v is not None}
+        if declaration.name == "SequenceEmpty":
+            return [_Empty(dtypes.numpy_dtype(given.get("dtype") or dtypes.onnx_code(np.float32)))]
         for name, kind in declaration.services.items():
             given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
         with np.errstate(all="ignore"):
@@ -85,7 +85,12 @@ class Evaluator(Interpreter[Any]):
     def shape(self, x: Any) -> tuple[int, ...]:
         return tuple(x.shape)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+    def example(self, x: Any) -> Any:
+        return self.device.get(x)
+
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
         raise TypeError("an Evaluator computes single operators; use Eager for subgraphs")
 
 

@@ -55,7 +55,7 @@ def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None])
 
 
 def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
-    """The element types of the outputs that share a type parameter with an input, which are known if inference fails."""
+    """The element types of the outputs that have only one, or share a type parameter with an input: known if inference fails."""
     version = schema_version(node.domain, node.op_type, scope.imported(node.domain))
     if version is None:
         return {}
@@ -72,6 +72,11 @@ def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> di
         for constraint in schema.type_constraints:  # an absent initial state has the type of the first input
             if all("float" in t or "double" in t for t in constraint.allowed_type_strs):
                 bound.setdefault(constraint.type_param_str, first)
+    allowed = type_strings(schema)
+    for p in formal:
+        only = dtypes.from_type_string(allowed[p.type_str][0]) if len(allowed[p.type_str]) == 1 else None
+        if only is not None:
+            bound.setdefault(p.type_str, helper.make_tensor_type_proto(dtypes.onnx_code(only), None))
     return {n: bound[p.type_str] for n, p in zip(node.output, formal, strict=True) if p.type_str in bound and p.is_homogeneous}
 
 
@@ -166,10 +171,25 @@ def _of_custom(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], v
     return {n: y.type for n, y in zip(node.output, made, strict=True) if y.type is not None}
 
 
+def _complete_states(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto]) -> None:
+    """The rank of each state of a Loop that the body keeps: then it is the same after any number of iterations."""
+    body = next(a.g for a in node.attribute if a.name == "body")
+    for name, s, start, end in zip(node.output, symbols[2:], body.input[2:], body.output[1:], strict=False):
+        first = None if s is None else scope.shape(s)
+        found = types.get(name)
+        if first is None or found is None or found.WhichOneof("value") != "tensor_type" or found.tensor_type.HasField("shape"):
+            continue
+        if all(v.type.tensor_type.HasField("shape") and len(v.type.tensor_type.shape.dim) == len(first) for v in (start, end)):
+            types[name] = helper.make_tensor_type_proto(found.tensor_type.elem_type, [None] * len(first))
+
+
 def _complete_rank(
     scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto], declaration: Declaration
 ) -> None:
     """Complete the rank of the result, which ONNX's inference does not return if a size is not known."""
+    if (node.domain, node.op_type) == ("", "Loop"):
+        _complete_states(scope, node, symbols, types)
+        return
     kind = next((t for t in declaration.traits if t.startswith("rank_")), None)
     if kind == "rank_of_broadcast":
         dtype = _fixed_dtype(declaration)

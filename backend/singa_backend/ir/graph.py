@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
@@ -100,7 +100,7 @@ class Graph:
     slots: dict[str, int]
     captured: tuple[tuple[int, int], ...] = ()
     optional_inputs: tuple[Value, ...] = ()
-    opsets: dict[str, int] = field(default_factory=dict)
+    opsets: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     _read: ClassVar[Callable[[ModelProto, Path | None], Graph]]

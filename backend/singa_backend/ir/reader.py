@@ -5,8 +5,8 @@ Problems are collected and raised together: InvalidModel if any violates ONNX's 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -86,8 +86,9 @@ class _Reader:
     """The state that the scopes of one model share: its functions, its folder, the problems found so far."""
 
     def __init__(self, model: ModelProto, folder: Path | None) -> None:
-        self.tensor = partial(tensor_data.tensor, folder=folder, maps=tensor_data.Maps())
-        self.sparse = partial(tensor_data.sparse, folder=folder)
+        maps = tensor_data.Maps()
+        self.tensor = partial(tensor_data.tensor, folder=folder, maps=maps)
+        self.sparse = partial(tensor_data.sparse, folder=folder, maps=maps)
         self.functions: dict[tuple[str, str, str], FunctionProto] = {}
         self.bodies: dict[tuple[Any, ...], Graph] = {}
         self.calling: list[tuple[str, str, str]] = []
@@ -167,12 +168,13 @@ def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
 class _Scope:
     """One graph that is being read: its names, and the enclosing scope."""
 
-    def __init__(self, reader: _Reader, opsets: dict[str, int], outer: _Scope | None, bindings: Bindings | None) -> None:
+    def __init__(self, reader: _Reader, opsets: Mapping[str, int], outer: _Scope | None, bindings: Bindings | None) -> None:
         self.reader = reader
         self.opsets = opsets
         self.outer = outer
         self.bindings = bindings  # of the function call that is being read; None outside functions
         self.protos: Sequence[NodeProto] = ()
+        self.makers: dict[str, NodeProto] = {}  # the nodes by the names of their outputs, for Gradients
         self.slots: dict[str, int] = {}
         self.captured: dict[str, int] = {}  # name -> slot in the outer scope
         self.defined: set[str] = set()
@@ -331,15 +333,17 @@ class _Scope:
             what = f"xs and zs of a Gradient must name as many values as it has inputs ({len(node.inputs)}), got {len(known)}"
             self.reader.wrong("SX107", what, **where)
             return
-        makers = {n: p for p in self.protos for n in p.output if n}
+        if not self.makers:
+            self.makers.update((n, p) for p in self.protos for n in p.output if n)
+        makers, ends = self.makers, set(known)
         needed: set[int] = set()
         others: dict[str, None] = {}
         pending = [y]
         while pending:
             name = pending.pop()
             maker = makers.get(name)
-            if name in known or maker is None:
-                if name not in known:
+            if name in ends or maker is None:
+                if name not in ends:
                     others[name] = None
             elif id(maker) not in needed:
                 needed.add(id(maker))
@@ -535,7 +539,8 @@ class _Scope:
         return reader.bodies[same]
 
     def _body(self, proto: FunctionProto, bindings: Bindings) -> Graph:
-        opsets = {**self.reader.opsets, **_opsets(proto.opset_import, self.reader)}
+        # Not a copy of the model's: there may be many imports, and many functions.
+        opsets = ChainMap(_opsets(proto.opset_import, self.reader), self.reader.opsets)
         scope = _Scope(self.reader, opsets, None, bindings)
         for name in proto.input:
             scope.define(name)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..autodiff.flow import live_inputs
 from ..autodiff.replay import graph_of_subgraph, run_subgraph, subgraph_gradients
 from ..devices import namespaces
 from ..devices.namespaces import Xp
 from ..dtypes import HOST_ONLY, STRING, is_float, onnx_code, onnx_name
 from ..errors import OperatorError, SonnxError
-from ..interpreters.base import BOOL, INT, Op, Subgraph, V
+from ..interpreters.base import BOOL, FIRST, INT, Op, Subgraph, V, same
 from ..ir.declaration import Host, Ints, operator
 from ..ir.graph import Graph
 from ..proto.values import Value
@@ -35,20 +36,33 @@ def if_gradient(
     op: Op, dys: list[V], cond: V, then_branch: Subgraph, else_branch: Subgraph, captured: list[V], needs: tuple[bool, ...]
 ) -> list[V]:
     """Each branch is recomputed and differentiated; values that it does not use have a gradient of zeros."""
-    asked = [i for i, need in enumerate(needs[1:]) if need]
     first = len(then_branch.captured)
+    wanted = [dy is not None for dy in dys]
+    live = live_inputs(then_branch, wanted) | {first + i for i in live_inputs(else_branch, wanted)}
+    asked = [i for i, need in enumerate(needs[1:]) if need and i in live]
 
     def branch(body: Subgraph, own: range) -> Subgraph:
         def make(inner: Op) -> list[V]:
             found = subgraph_gradients(inner, body, [captured[i] for i in own], dys, [needs[1 + i] for i in own])
             grads = dict(zip(own, found, strict=True))
-            return [inner.zeros_like(captured[i]) if grads.get(i) is None else grads[i] for i in asked]
+            return [_or_zeros(inner, grads.get(i), captured[i]) for i in asked]
 
         return op.graph(make, [])
 
+    taken = op.constant_value(cond)
+    if taken is not None and taken.size == 1:  # the other branch need not be computable for these values
+        body, own = (then_branch, range(first)) if taken.item() else (else_branch, range(first, len(captured)))
+        found = subgraph_gradients(op, body, [captured[i] for i in own], dys, [needs[1 + i] for i in own])
+        some = dict(zip(own, found, strict=True))
+        return [None, *(_or_zeros(op, some.get(i), x) if i in asked else None for i, x in enumerate(captured))]
     bodies = {"then_branch": branch(then_branch, range(first)), "else_branch": branch(else_branch, range(first, len(captured)))}
     made = dict(zip(asked, op.call("If", [cond], bodies, len(asked)), strict=True)) if asked else {}
     return [None, *(made.get(i) for i in range(len(captured)))]
+
+
+def _or_zeros(op: Op, gradient: V, x: V) -> V:
+    """The gradient; zeros for a value that the result depends on in other runs only."""
+    return op.zeros_like(x) if gradient is None else gradient
 
 
 @operator("Loop", 1, 11, 13, 16, 19, 21, 23, 24, 25, widen=False)
@@ -106,7 +120,8 @@ def loop_gradient(
     """
     n = len(v_initial)
     floats = [i for i, s in enumerate(v_initial) if is_float(op.dtype(s))]
-    asked = [i for i in range(len(captured)) if needs[2 + n + i]]
+    live = live_inputs(body, [False, *(dy is not None for dy in dys)], [(1 + k, 2 + k) for k in range(n)])
+    asked = [i for i in range(len(captured)) if needs[2 + n + i] and 2 + n + i in live]
     keeps = not any(op.is_sequence(s) for s in v_initial)
     types = [op.type(s) for s in v_initial]
     shapes = _shapes(graph_of_subgraph(body))
@@ -126,16 +141,25 @@ def loop_gradient(
         return [go, inner.Add(count, 1), *map(inner.SequenceInsert, kept, state), *outs[:n]]
 
     empty = [op.SequenceEmpty(dtype=onnx_code(op.dtype(s))) for s in v_initial] if keeps else []
-    graph = op.graph(forward, [INT, BOOL, INT, *map(op.type, empty), *types])
+    starting = [same(op, s) for s in v_initial]
+    before = [*FIRST, lambda: np.array(0, np.int64), *(same(op, e) for e in empty), *starting]
+    graph = op.graph(forward, [INT, BOOL, INT, *map(op.type, empty), *types], before)
     zero = op.constant(0, np.int64)
     rounds, *kept = op.call("Loop", [M, cond, zero, *empty, *v_initial], {"body": graph}, 1 + len(empty) + n)[: 1 + len(empty)]
     rounds = op.with_type(rounds, INT)
+    trips = op.constant_value(rounds)
+    if trips is not None and not trips:  # no iteration, from which the ranks in the body are known
+        ends = [_or_zeros(op, dys[k], s) if k in floats else None for k, s in enumerate(v_initial)]
+        return [None, None, *ends, *(_or_zeros(op, None, x) if i in asked else None for i, x in enumerate(captured))]
 
     def state_at(inner: Op, i: V) -> list[V]:
         if keeps:
-            return [inner.with_type(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
+            states = [inner.with_type(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
+            return [inner.with_example(s, e) for s, e in zip(states, starting, strict=True)]
         again = inner.graph(
-            lambda op, i, go, *state: run_subgraph(op, body, called(op, i, go, state))[: 1 + n], [INT, BOOL, *types]
+            lambda op, i, go, *state: run_subgraph(op, body, called(op, i, go, state))[: 1 + n],
+            [INT, BOOL, *types],
+            [*FIRST, *starting],
         )
         return list(inner.call("Loop", [i, cond, *v_initial], {"body": again}, n))
 
@@ -155,7 +179,7 @@ def loop_gradient(
 
     starts = [op.zeros_like(ys[k]) if dys[k] is None else dys[k] for k in floats]
     starts += [op.zeros_like(captured[i]) for i in asked]
-    graph = op.graph(backward, [INT, BOOL, *map(op.type, starts)])
+    graph = op.graph(backward, [INT, BOOL, *map(op.type, starts)], [*FIRST, *(same(op, s) for s in starts)])
     made = op.call("Loop", [rounds, op.constant(True), *starts], {"body": graph}, len(starts)) if starts else []
     grads: list[V] = [None] * len(needs)
     for k, g in zip([*floats, *(n + i for i in asked)], made, strict=True):
@@ -294,7 +318,10 @@ def sequence_map_gradient(
     """Differentiate each iteration: the gradients of sequences form sequences, those of tensors are summed."""
     values = [input_sequence, *additional_inputs, *captured]
     many = [i < len(values) - len(captured) and op.is_sequence(v) for i, v in enumerate(values)]
-    asked = [i for i, need in enumerate(needs) if need]
+    live = live_inputs(body, [dy is not None for dy in dys])
+    asked = [i for i, need in enumerate(needs) if need and i in live]
+    if not asked:
+        return [None] * len(needs)
 
     def sample(inner: Op, i: V, go: V, *grads: V) -> list[V]:
         here = [inner.SequenceAt(v, i) if m else v for v, m in zip(values, many, strict=True)]
@@ -306,9 +333,16 @@ def sequence_map_gradient(
             out.append(inner.SequenceInsert(grad, g) if many[k] else inner.add(grad, g))
         return [inner.Identity(go), *out]
 
-    starts = [op.SequenceEmpty(dtype=onnx_code(op.dtype(values[k]))) if many[k] else op.zeros_like(values[k]) for k in asked]
-    graph = op.graph(sample, [INT, BOOL, *map(op.type, starts)])
-    made = op.call("Loop", [op.SequenceLength(input_sequence), op.constant(True), *starts], {"body": graph}, len(starts))
+    def nothing(k: int) -> V:
+        return op.SequenceEmpty(dtype=onnx_code(op.dtype(values[k]))) if many[k] else op.zeros_like(values[k])
+
+    length = op.SequenceLength(input_sequence)
+    trips = op.constant_value(length)
+    if trips is not None and not trips:  # no element, from which the ranks in the body are known
+        return [nothing(i) if i in asked else None for i in range(len(values))]
+    starts = [nothing(k) for k in asked]
+    graph = op.graph(sample, [INT, BOOL, *map(op.type, starts)], [*FIRST, *(same(op, s) for s in starts)])
+    made = op.call("Loop", [length, op.constant(True), *starts], {"body": graph}, len(starts))
     grads: list[V] = [None] * len(needs)
     for k, g in zip(asked, made, strict=True):
         grads[k] = g

@@ -195,7 +195,9 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
 def affine_grid_decomposition(op: Op, theta: V, size: V, align_corners: int) -> V:
     """ONNX's function body does not accept a batch of one and divides by 0 for a single pixel."""
     counts = [(op.shape(theta) or (None,) * 3)[1], (op.shape(size) or (None,))[0]]
-    rank = next(n - more for n, more in zip(counts, (0, 2), strict=True) if isinstance(n, int))
+    rank = next((n - more for n, more in zip(counts, (0, 2), strict=True) if isinstance(n, int)), None)
+    if rank is None:
+        raise ValueError("the number of axes of the grid is not known: theta and size have open sizes")
     lengths = op.Slice(size, [2], [2 + rank], [0])
     places = []
     for axis in range(rank):

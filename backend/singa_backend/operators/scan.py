@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..autodiff.flow import live_inputs
 from ..autodiff.replay import run_subgraph, subgraph_gradients
 from ..devices.namespaces import Xp
 from ..dtypes import is_float, onnx_code
 from ..errors import OperatorError
-from ..interpreters.base import Op, Subgraph, V
+from ..interpreters.base import Op, Subgraph, V, element, same
 from ..ir.declaration import Host, Ints, operator
 from ..ir.graph import Graph
 from ._api import Array, Run
@@ -137,14 +138,18 @@ def scan_9_gradient(
     state, xs = values[:n], values[n:]
     axes, directions = (_flags("", a, num_scan_inputs) for a in (scan_input_axes, scan_input_directions))
     floats = [i for i, s in enumerate(state) if is_float(op.dtype(s))]
-    asked = [i for i in range(len(captured)) if needs[len(values) + i]]
-    asked_xs = [i for i in range(len(xs)) if needs[n + i]]
+    live = live_inputs(body, [dy is not None for dy in dys], [(k, k) for k in range(n)])
+    asked = [i for i in range(len(captured)) if needs[len(values) + i] and len(values) + i in live]
+    asked_xs = [i for i in range(len(xs)) if needs[n + i] and n + i in live]
+    if not (floats or asked or asked_xs):
+        return [None] * len(needs)
     slices = [op.type(x, drop=[a]) for x, a in zip(xs, axes, strict=True)]
 
     def forward(inner: Op, *here: V) -> list[V]:
         return [*run_subgraph(inner, body, [*here, *captured])[:n], *(inner.Identity(s) for s in here[:n])]
 
-    graph = op.graph(forward, [*map(op.type, state), *slices])
+    first = [element(op, x, a) for x, a in zip(xs, axes, strict=True)]
+    graph = op.graph(forward, [*map(op.type, state), *slices], [*(same(op, v) for v in state), *first])
     kept = (
         op.call(
             "Scan",
@@ -180,7 +185,8 @@ def scan_9_gradient(
 
     starts = [op.zeros_like(ys[k]) if dys[k] is None else dys[k] for k in floats] + [op.zeros_like(captured[i]) for i in asked]
     elements = [*(op.type(k, drop=[0]) for k in kept), *slices, *(op.type(d, drop=[0]) for _, d in scans)]
-    graph = op.graph(backward, [*map(op.type, starts), *elements])
+    firsts = [*(element(op, k) for k in kept), *first, *(element(op, d) for _, d in scans)]
+    graph = op.graph(backward, [*map(op.type, starts), *elements], [*(same(op, v) for v in starts), *firsts])
     made = op.call(
         "Scan",
         [*starts, *kept, *xs, *(d for _, d in scans)],
@@ -306,5 +312,5 @@ def scan_8_decomposition(
 
     slices = [op.type(v, drop=[0]) for v in (*states, *xs, *lens)]
     # The initial states of the samples are scan inputs too, not states of the Scan over the samples.
-    graph = op.graph(sample, slices)
+    graph = op.graph(sample, slices, [element(op, v) for v in (*states, *xs, *lens)])
     return list(op.call("Scan", [*states, *xs, *lens], {"body": graph, "num_scan_inputs": len(slices)}, n + scans))

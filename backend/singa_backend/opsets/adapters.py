@@ -352,9 +352,10 @@ def top_k_10(op: OpsetWriter, x: V, k: V, axis: int, largest: int, sorted: int) 
     (axis,) = _from_front(op, x, [axis], "TopK")
     given = x if largest else op.Neg(x)
     if op.target < 10:
-        values, places = op.at_target(
-            "TopK", [given], {"axis": axis, "k": int(op.value(k, "K of TopK").reshape(-1)[0])}, outputs=2
-        )
+        count = int(op.value(k, "K of TopK").reshape(-1)[0])
+        if count < 1:
+            raise Unwritable("TopK-1 needs a k of at least 1")
+        values, places = op.at_target("TopK", [given], {"axis": axis, "k": count}, outputs=2)
     else:
         values, places = op.at_target("TopK", [given, k], {"axis": axis}, outputs=2)
     return values if largest else op.Neg(values), places

@@ -7,12 +7,11 @@ from typing import Any
 from onnx import ModelProto
 
 from .. import dtypes
-from ..autodiff.replay import replay, visit
-from ..interpreters.builder import Symbol
+from ..autodiff.replay import replay, visit, with_declared_types
 from ..ir.graph import Graph, Node
 from ..proto.values import declared_type
 from .model import to_model
-from .writer import UNWRITTEN, OpsetWriter, Unwritable, has_rank
+from .writer import UNWRITTEN, OpsetWriter, Unwritable
 
 
 def convert(graph: Graph, opset: int, name: str = "", writer: OpsetWriter | None = None, *, deferred: bool = False) -> ModelProto:
@@ -37,10 +36,7 @@ def convert(graph: Graph, opset: int, name: str = "", writer: OpsetWriter | None
     writer.builder.pin(v.name for v in graph.outputs)
     writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
     outputs = replay(writer, graph, inputs, states, visitor=_named_visit)
-    for symbol, declared in zip(outputs, graph.outputs, strict=True):
-        type = declared_type(declared)
-        if type is not None and isinstance(symbol, Symbol) and not has_rank(symbol.type):
-            symbol.type = type
+    with_declared_types(outputs, graph.outputs)
     return to_model(writer, name or graph.name or "main", outputs, [v.name for v in graph.outputs], deferred=deferred)
 
 
@@ -57,9 +53,9 @@ def _named_visit(writer: Any, node: Node, inputs: list[Any], frame: list[Any]) -
     except Unwritable as error:
         raise error.locate(node=node.name) from None
     except ValueError:  # a value computed from a placeholder may lack a required type
-        if not noted or node.operator is None:
+        if not problems:
             raise
-        made = builder.call(node.operator.declaration.name, inputs, {}, len(node.outputs), UNWRITTEN)
+        made = builder.call(node.op_type, inputs, {}, len(node.outputs), UNWRITTEN)
     for problem in problems[noted:]:
         problem.locate(node=node.name)
     builder.rename(before, made, node.output_names, node.name)

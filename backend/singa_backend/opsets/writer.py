@@ -24,8 +24,8 @@ from onnx import TensorProto, TypeProto, helper
 from .. import dtypes
 from ..autodiff.replay import replay
 from ..errors import UnsupportedModel
-from ..interpreters.base import Interpreter, Subgraph, arguments, same_attributes
-from ..interpreters.builder import GraphBuilder, Symbol, repeated
+from ..interpreters.base import Example, Interpreter, Subgraph, arguments, same_attributes
+from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
 from ..ir.versioned import VersionedOperator
@@ -113,18 +113,18 @@ class OpsetWriter(Interpreter[Symbol]):
         names: of the outputs of the model; a value that can have its name without a copy is not copied.
         """
         made: list[Any] = []
+        there: set[Any] = set()
+        before = repeated(outputs, names)
         for i, v in enumerate(outputs):
+            if before[i] != i:
+                made.append(made[before[i]])
+                continue
             value = v if self.is_value(v) else self.constant(v)
-            again = repeated(i, outputs, names)
-            if again is not None:
-                made.append(made[again])
-                continue
-            if names and self.builder.can_output(value, names[i], made):
-                made.append(value)
-                continue
-            if not self.builder.makes(value) or any(value is m for m in made):
+            kept = names and self.builder.can_output(value, names[i], there)
+            if not kept and (not self.builder.makes(value) or value in there):
                 value = self._attempt("Identity", _copy, [value], {}, 1, self.opset)[0]
             made.append(value)
+            there.add(value)
         return made
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
@@ -151,7 +151,18 @@ class OpsetWriter(Interpreter[Symbol]):
     def type_of(self, x: Symbol) -> TypeProto | None:
         return self.builder.type_of(x)
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
+    def example(self, x: Symbol) -> Any:
+        return self.builder.example(x)
+
+    def with_example(self, x: Symbol, example: Example) -> Symbol:
+        return self.builder.with_example(x, example)
+
+    def learn(self, x: Symbol) -> None:
+        self.builder.learn(x)
+
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
         inner = GraphBuilder(self.target, outer=self.builder)
 
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
@@ -161,7 +172,7 @@ class OpsetWriter(Interpreter[Symbol]):
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer.own(make(writer, *xs))
 
-        return inner.body(written, types)
+        return inner.body(written, types, examples)
 
     # --- calls
 
@@ -286,9 +297,10 @@ class OpsetWriter(Interpreter[Symbol]):
         self._depth += 1
         try:
             return write(self, values)
-        except Unwritable as error:
-            if self._depth > 1:
-                raise
+        except (Unwritable, ValueError) as found:
+            if self._depth > 1 or (not isinstance(found, Unwritable) and self.problems):
+                raise  # after a problem, a value computed from a placeholder may lack a required type
+            error = found if isinstance(found, Unwritable) else Unwritable(f"{name} in opset {self.target}: {found}")
             error.operator = error.operator or name
             refusal = self._refusal(name, write, values, given, error) if self.finds_minimum_opset else error
             if self.problems is None:
@@ -388,6 +400,8 @@ class OpsetWriter(Interpreter[Symbol]):
         bound: dict[str, str] = {}
         if outputs > schema.max_output:
             raise Unwritable(f"{name}-{version} takes at most {schema.max_output} outputs, got {outputs}", operator=name)
+        if len(values) < schema.min_input:
+            raise Unwritable(f"{name}-{version} takes at least {schema.min_input} inputs, got {len(values)}", operator=name)
         for i, v in enumerate(values):
             if v is None:
                 continue
@@ -440,8 +454,12 @@ class OpsetWriter(Interpreter[Symbol]):
         attributes = dict(given)
         inputs = list(values)
         if len(new.inputs) > len(old.inputs) and not _variadic(new):
-            for parameter, value in list(zip(new.inputs, values, strict=False))[len(places) :]:
+            for i, parameter in list(enumerate(new.inputs))[len(places) :]:
+                value = values[i] if i < len(values) else None
                 if value is None:
+                    default = declaration.inputs[i].default
+                    if parameter.name in old.attributes and default is not REQUIRED and default is not None:
+                        attributes[parameter.name] = default  # the attribute may have another default
                     continue
                 if parameter.name not in old.attributes:
                     if not self._is_default(declaration, parameter.name, value):
@@ -496,9 +514,11 @@ class OpsetWriter(Interpreter[Symbol]):
         return known
 
     def rank(self, x: Symbol) -> int:
-        return self.rank_of(x, "a value")
+        return self.rank_of(x, "a value") if self._depth else super().rank(x)
 
     def rank_of(self, x: Symbol, what: str) -> int:
+        if self.shape(x) is None:
+            self.learn(x)
         shape = self.shape(x)
         if shape is None:
             text = f"the rank of {what} must be known to write it in opset {self.target}"
@@ -556,13 +576,9 @@ def _fits(
     try:
         inputs = [None if v is None else writer._copied(v, scratch) for v in values]
         write(scratch, inputs)  # subgraphs are unchanged: their nodes raise their own errors
-    except Unwritable:
+    except (Unwritable, ValueError):
         return False
     return True
-
-
-def has_rank(type: TypeProto | None) -> bool:
-    return type is not None and (type.WhichOneof("value") != "tensor_type" or type.tensor_type.HasField("shape"))
 
 
 def written_as_function(declaration: Declaration, version: int) -> bool:

@@ -6,6 +6,7 @@ weights = transpose_layout(weights, "OIHW", "HWIO")   # TensorFlow's layout of c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,22 +71,24 @@ def change_layout(
     held = {*edit.main.initializers, *edit.main.sparse}
     values = {v.name: v for v in (*graph.input, *graph.output) if v.name not in held}
     chosen = [n for n, v in values.items() if _rank(v) in (4, 5)] if names is None else list(names)
+    times = Counter(v.name for v in (*graph.input, *graph.output))
     for name in chosen:
         if name not in values:
             raise InvalidInput(f"names must be inputs or outputs ({', '.join(values)}), got {name!r}", code="SX362")
-        if [v.name for v in (*graph.input, *graph.output)].count(name) > 1:
+        if times[name] > 1:
             raise InvalidInput(f"{name!r} is both an input and an output", code="SX362", hint="put an Identity between them")
         if (_rank(values[name]) or 0) < 3:
             raise InvalidInput(
                 f"{name!r} must have a known rank of at least 3", code="SX362", hint="name inputs and outputs of images"
             )
+    turned = set(chosen)
     for v in graph.input:
-        if v.name in chosen:
+        if v.name in turned:
             _turn_input(edit.main, v, to)
     for v in graph.output:
-        if v.name in chosen:
+        if v.name in turned:
             _turn_output(edit.main, v, to)
-    claims = [v for v in graph.value_info if v.name not in chosen]
+    claims = [v for v in graph.value_info if v.name not in turned]
     del graph.value_info[:]
     graph.value_info.extend(claims)
     edit.write()

@@ -8,7 +8,7 @@ from typing import Any
 from onnx import AttributeProto, TensorProto
 
 from ..proto.schemas import plain_domain
-from .graph import GraphEditor, Node, nbytes
+from .graph import GraphEditor, Names, Node, nbytes
 from .model import ModelEditor
 from .operator_facts import deterministic
 
@@ -89,7 +89,7 @@ def _constants(net: GraphEditor) -> int:
         if nbytes(tensor) > MERGED or net.tensor(name) is None or _named(net, name):
             continue
         first = known.setdefault(_content(tensor), name)
-        if first != name and net.users(name):
+        if first != name and net.has_users(name):
             net.replace(name, first)
             if name not in net.inputs:
                 del net.initializers[name]
@@ -117,16 +117,16 @@ def remove_dead(net: GraphEditor) -> int:
             gone.append(node)
     net.remove(*gone)
     count = len(gone)
+    listed = net.context.ir_version < 4 and net.outer is None  # then every initializer had to be listed as an input
     for tensors in (net.initializers, net.sparse):
-        for name in list(tensors):
-            if net.used(name):
-                continue
-            if name in net.inputs:
-                if net.context.ir_version >= 4 or net.outer is not None:
-                    continue  # the caller may override it
-                net.inputs.remove(name)  # before IR version 4 every initializer had to be listed as an input
+        unused = {name for name in tensors if not net.used(name)}
+        if not listed:
+            unused = {name for name in unused if name not in net.inputs}  # the caller may override the others
+        elif unused:
+            net.inputs = Names(name for name in net.inputs if name not in unused)
+        for name in unused:
             del tensors[name]
-            count += 1
+        count += len(unused)
     return count
 
 

@@ -102,7 +102,9 @@ def compute(net: GraphEditor, node: Node, inputs: Sequence[np.ndarray | None]) -
         [helper.make_empty_tensor_value_info(n) for n in feeds],
         [helper.make_empty_tensor_value_info(o) for o in node.outputs if o],
     )
-    model: ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in net.opsets.items()])
+    used = sorted({"", node.domain})
+    imports = [helper.make_opsetid(d, net.opsets[d]) for d in used if d in net.opsets]
+    model: ModelProto = helper.make_model(graph, opset_imports=imports)
     try:
         with spend(Budget(BOUNDS)):
             executor = Executor(read(model), CpuDevice())

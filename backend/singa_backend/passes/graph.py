@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,9 @@ from ..proto import tensor_data
 from ..proto.schemas import plain_domain
 
 Shape = tuple[int | str | None, ...]
+
+LONG = 16
+"""The places of names are indexed for a node of more inputs than this."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,141 @@ class Node:
         return self.name or f"{self.op_type} of {', '.join(repr(o) for o in self.outputs if o)}"
 
 
+class Names(MutableSequence[str]):
+    """A list of names that finds a name in constant time."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        """Copy a list.
+
+        Args:
+            names: the names, in order.
+        """
+        self._names = list(names)
+        self._times = Counter(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a name is in the list."""
+        return self._times[name] > 0 if isinstance(name, str) else False
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names in order."""
+        return iter(self._names)
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return a name, or a list of names for a slice."""
+        return self._names[at]
+
+    def __setitem__(self, at: Any, new: Any) -> None:
+        """Replace a name, or the names of a slice."""
+        self._names[at] = new
+        self._times = Counter(self._names)
+
+    def __delitem__(self, at: Any) -> None:
+        """Remove a name, or the names of a slice."""
+        del self._names[at]
+        self._times = Counter(self._names)
+
+    def insert(self, index: int, value: str) -> None:
+        """Insert a name.
+
+        Args:
+            index: its position.
+            value: the name.
+        """
+        self._names.insert(index, value)
+        self._times[value] += 1
+
+    def count(self, value: str) -> int:
+        """Return how often a name occurs.
+
+        Args:
+            value: the name.
+
+        Returns:
+            The number of its places.
+        """
+        return self._times[value]
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with a list of names."""
+        return self._names == (other._names if isinstance(other, Names) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Order:
+    """Nodes in order; inserting, removing and comparing places take constant time."""
+
+    _GAP = 1 << 32
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        ring = (None, *nodes, None)  # None is the end, and its successor the first node
+        self._next: dict[Node | None, Node | None] = dict(pairwise(ring))
+        self._previous: dict[Node | None, Node | None] = dict(zip(ring[1:], ring, strict=False))
+        self.place = {node: i * self._GAP for i, node in enumerate(nodes)}
+        self._all: tuple[Node, ...] | None = tuple(nodes)
+
+    def all(self) -> tuple[Node, ...]:
+        """The nodes in order; kept until the next change."""
+        if self._all is None:
+            self._all = tuple(self)
+        return self._all
+
+    def __iter__(self) -> Iterator[Node]:
+        node = self._next[None]
+        while node is not None:
+            yield node
+            node = self._next[node]
+
+    def after(self, node: Node | None) -> Node | None:
+        """The next node; the first one after None, None after the last one."""
+        return self._next[node]
+
+    def insert(self, node: Node, before: Node | None) -> None:
+        """Insert a node; at the end if `before` is None."""
+        previous = self._previous[before]
+        self._next[previous] = self._previous[before] = node
+        self._next[node], self._previous[node] = before, previous
+        self._all = None
+        low = -self._GAP if previous is None else self.place[previous]
+        if before is None:
+            self.place[node] = low + self._GAP
+            return
+        high = self.place[before]
+        self.place[node] = high - self._GAP if previous is None else (low + high) // 2
+        if self.place[node] == low:  # no room is left between these two
+            self.place = {n: i * self._GAP for i, n in enumerate(self)}
+
+    def remove(self, node: Node) -> None:
+        """Remove a node."""
+        previous, after = self._previous.pop(node), self._next.pop(node)
+        self._next[previous], self._previous[after] = after, previous
+        del self.place[node]
+        self._all = None
+
+
+@dataclass(eq=False)
+class Trial:
+    """Changes of graphs that may be undone.
+
+    Attributes:
+        steps: functions that undo one change each, in the order of the changes.
+        touched: the nodes that changed, were inserted or removed.
+    """
+
+    steps: list[Callable[[], None]] = field(default_factory=list)
+    touched: dict[Node, None] = field(default_factory=dict)
+
+    def undo(self) -> None:
+        """Undo all changes."""
+        for step in reversed(self.steps):
+            step()
+
+
 class Context(ABC):
     """What the graphs of one model share: names, types, and facts of the model.
 
@@ -150,6 +290,7 @@ class Context(ABC):
         function_names: (domain, name) of the model's functions.
         refused: nodes that could not be computed, which are not tried again.
         main: the main graph.
+        trial: records the changes that methods of graphs make; None if they are final.
     """
 
     folder: Path | None
@@ -157,6 +298,7 @@ class Context(ABC):
     function_names: set[tuple[str, str]]
     refused: set[Node]
     main: GraphEditor
+    trial: Trial | None = None
 
     @abstractmethod
     def fresh(self, wish: str) -> str:
@@ -203,7 +345,7 @@ class GraphEditor:
     """
 
     def __init__(
-        self, context: Context, proto: GraphProto | FunctionProto, outer: GraphEditor | None, opsets: dict[str, int]
+        self, context: Context, proto: GraphProto | FunctionProto, outer: GraphEditor | None, opsets: Mapping[str, int]
     ) -> None:
         """Read a graph and its subgraphs.
 
@@ -218,8 +360,8 @@ class GraphEditor:
         """
         self.context, self.proto, self.outer, self.opsets = context, proto, outer, opsets
         self.in_function: bool = outer.in_function if outer else isinstance(proto, FunctionProto)
-        self.inputs: list[str] = [i if isinstance(i, str) else i.name for i in proto.input]
-        self.outputs: list[str] = [o if isinstance(o, str) else o.name for o in proto.output]
+        self.inputs = Names(i if isinstance(i, str) else i.name for i in proto.input)
+        self.outputs = Names(o if isinstance(o, str) else o.name for o in proto.output)
         self.initializers: dict[str, TensorProto] = {}
         self.sparse: dict[str, SparseTensorProto] = {}
         self.retyped: dict[int, TypeProto] = {}
@@ -229,9 +371,10 @@ class GraphEditor:
             self.sparse = {t.values.name: t for t in proto.sparse_initializer}
             for note in proto.quantization_annotation:
                 self.pinned |= {note.tensor_name, *(e.value for e in note.quant_parameter_tensor_names)}
-        self.nodes: list[Node] = [self._read(p) for p in proto.node]
+        self._order = _Order([self._read(p) for p in proto.node])
         self._producers: dict[str, Node] = {}
         self._users: dict[str, dict[int, Node]] = {}
+        self._places: dict[Node, tuple[list[str], dict[str, list[int]]]] = {}
         self.sort()
 
     def _read(self, p: NodeProto) -> Node:
@@ -261,6 +404,45 @@ class GraphEditor:
         return self.pinned
 
     @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes in order; `insert`, `remove` and `sort` change them."""
+        return self._order.all()
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return len(self._order.place)
+
+    def __bool__(self) -> bool:
+        """Return True: a graph without nodes is a graph."""
+        return True
+
+    def __contains__(self, node: object) -> bool:
+        """Return whether a node is in this graph."""
+        return node in self._order.place
+
+    def following(self, node: Node) -> Node | None:
+        """Return the next node.
+
+        Args:
+            node: a node of this graph.
+
+        Returns:
+            The node after it; None if it is the last one.
+        """
+        return self._order.after(node)
+
+    def place(self, node: Node) -> int:
+        """Return a number that is larger for later nodes.
+
+        Args:
+            node: a node of this graph.
+
+        Returns:
+            The number, which is valid until the next change.
+        """
+        return self._order.place[node]
+
+    @property
     def opset(self) -> int:
         """The opset of ONNX's own domain."""
         return self.opsets.get("", 1)
@@ -269,12 +451,21 @@ class GraphEditor:
 
     def reindex(self) -> None:
         """Rebuild the index of producers and readers, after a change in a subgraph."""
+        self._index([self.reads(node) for node in self.nodes])
+
+    def _index(self, reads: Iterable[set[str]]) -> None:
         self._producers = {o: n for n in self.nodes for o in n.outputs if o}
         self._users = {}
-        for node in self.nodes:
-            self._count(node)
+        for node, names in zip(self.nodes, reads, strict=True):
+            for name in names:
+                self._users.setdefault(name, {})[id(node)] = node
 
-    def _count(self, node: Node) -> None:
+    def attach(self, node: Node) -> None:
+        """Add a node to the readers of its inputs.
+
+        Args:
+            node: a node of this graph.
+        """
         for name in self.reads(node):
             self._users.setdefault(name, {})[id(node)] = node
 
@@ -308,11 +499,7 @@ class GraphEditor:
         Returns:
             Names that are read here and defined in an outer graph.
         """
-        names = {o for o in self.outputs if o}
-        for node in self.nodes:
-            names |= self.reads(node)
-        names.difference_update(self.inputs, self.initializers, self.sparse, (o for n in self.nodes for o in n.outputs))
-        return names
+        return {name for name in (*self._users, *self.outputs) if name and self.captures(name)}
 
     def producer(self, name: str) -> Node | None:
         """Return the producer of a value.
@@ -347,6 +534,28 @@ class GraphEditor:
         """
         return name in self._producers or name in self.initializers or name in self.sparse or name in self.inputs
 
+    def has_users(self, name: str) -> bool:
+        """Test whether a node reads a value.
+
+        Args:
+            name: of the value.
+
+        Returns:
+            Whether `users` is not empty.
+        """
+        return bool(self._users.get(name))
+
+    def captures(self, name: str) -> bool:
+        """Test whether this graph reads a value of an outer graph.
+
+        Args:
+            name: of the value.
+
+        Returns:
+            Whether the name is read here, or is an output, and is not defined here.
+        """
+        return (self.has_users(name) or name in self.outputs) and not self.defines(name)
+
     def used(self, name: str) -> bool:
         """Test whether a value is in use.
 
@@ -367,11 +576,22 @@ class GraphEditor:
         Returns:
             Whether exactly one node reads it, once and not in a subgraph, and nothing else uses it.
         """
-        readers = self.users(name)
-        return len(readers) == 1 and readers[0].inputs.count(name) == 1 and not self._kept(name, readers[0])
+        readers = self._users.get(name, {})
+        if len(readers) != 1 or name in self.outputs or name in self.pinned:
+            return False
+        (reader,) = readers.values()
+        times = len(self._indexed(reader).get(name, ())) if len(reader.inputs) > LONG else reader.inputs.count(name)
+        return times == 1 and not any(g.captures(name) for g in reader.graphs.values())
 
-    def _kept(self, name: str, reader: Node) -> bool:
-        return name in self.outputs or name in self.pinned or any(name in g.free() for g in reader.graphs.values())
+    def _indexed(self, node: Node) -> dict[str, list[int]]:
+        """The places of each input of a node with many inputs."""
+        found = self._places.get(node)
+        if found is None or found[0] is not node.inputs:
+            places: dict[str, list[int]] = {}
+            for i, name in enumerate(node.inputs):
+                places.setdefault(name, []).append(i)
+            found = self._places[node] = (node.inputs, places)
+        return found[1]
 
     def walk(self) -> Iterator[GraphEditor]:
         """Iterate over the subgraphs of this graph, the innermost first.
@@ -394,12 +614,10 @@ class GraphEditor:
             before: the node before which to insert it.
             after: the node after which to insert it.
         """
-        at = len(self.nodes)
-        if before is not None or after is not None:
-            at = next(i for i, n in enumerate(self.nodes) if n is before or n is after) + (after is not None)
-        self.nodes.insert(at, node)
+        self._order.insert(node, self._order.after(after) if after is not None else before)
         self._producers.update({o: node for o in node.outputs if o})
-        self._count(node)
+        self.attach(node)
+        self._changed(lambda: self._take_out(node), node)
 
     def remove(self, *gone: Node) -> None:
         """Remove nodes whose values are not in use.
@@ -407,13 +625,48 @@ class GraphEditor:
         Args:
             *gone: nodes of this graph.
         """
-        ids = {id(n) for n in gone}
-        self.nodes = [n for n in self.nodes if id(n) not in ids]
         for node in gone:
-            self.release(node)
-            for o in node.outputs:
-                if self._producers.get(o) is node:
-                    del self._producers[o]
+            there = node in self._order.place
+            following = self._order.after(node) if there else None
+            produced = [o for o in node.outputs if self._producers.get(o) is node]
+            self._take_out(node)
+
+            def put_back(node: Node = node, there: bool = there, at: Node | None = following, made: Any = produced) -> None:
+                if there:
+                    self._order.insert(node, at)
+                self._producers.update(dict.fromkeys(made, node))
+                self.attach(node)
+
+            self._changed(put_back, node)
+
+    def _take_out(self, node: Node) -> None:
+        if node in self._order.place:
+            self._order.remove(node)
+        self._places.pop(node, None)
+        self.release(node)
+        for o in node.outputs:
+            if self._producers.get(o) is node:
+                del self._producers[o]
+
+    def _changed(self, undo: Callable[[], None], *nodes: Node) -> None:
+        """Record a change, if a trial records them."""
+        trial = self.context.trial
+        if trial is not None:
+            trial.steps.append(undo)
+            trial.touched.update(dict.fromkeys(nodes))
+
+    def touch(self, node: Node) -> None:
+        """Record the operator and the attributes of a node, before they are changed in a trial.
+
+        Args:
+            node: a node of this graph.
+        """
+        op_type, attributes = node.op_type, dict(node.attributes)
+
+        def undo() -> None:
+            node.op_type, node.attributes = op_type, attributes
+
+        self._changed(undo, node)
 
     def rewire(self, node: Node, inputs: Sequence[str]) -> None:
         """Replace the inputs of a node.
@@ -422,11 +675,19 @@ class GraphEditor:
             node: a node of this graph.
             inputs: names, "" for an absent input.
         """
+        old = node.inputs
         self.release(node)
         node.inputs = list(inputs)
         while node.inputs and not node.inputs[-1] and not node.graphs:
             node.inputs.pop()
-        self._count(node)
+        self.attach(node)
+
+        def undo() -> None:
+            self.release(node)
+            node.inputs = old
+            self.attach(node)
+
+        self._changed(undo, node)
 
     def rename_output(self, node: Node, i: int, name: str) -> None:
         """Rename an output of a node; readers of the old name do not change.
@@ -437,8 +698,12 @@ class GraphEditor:
             name: the new name.
         """
         old = node.outputs[i]
-        if self._producers.get(old) is node:
-            del self._producers[old]
+        self._rename_output(node, i, name)
+        self._changed(lambda: self._rename_output(node, i, old), node)
+
+    def _rename_output(self, node: Node, i: int, name: str) -> None:
+        if self._producers.get(node.outputs[i]) is node:
+            del self._producers[node.outputs[i]]
         node.outputs[i] = name
         if name:
             self._producers[name] = node
@@ -450,18 +715,66 @@ class GraphEditor:
             old: the name that is read now.
             new: the name to read.
         """
-        for node in self.users(old):
-            self.release(node)
-            node.inputs = [new if n == old else n for n in node.inputs]
+        if old == new:
+            return
+        readers = self._users.pop(old, {})
+        there = self._users.setdefault(new, {})
+        both = [node for key, node in readers.items() if key in there] if self.context.trial is not None else []
+        for node in readers.values():
+            self._substitute(node, old, new)
             for graph in node.graphs.values():
                 graph._replace_free(old, new)
-            self._count(node)
+        there.update(readers)
+
+        def undo() -> None:
+            self._users[old] = readers
+            for key in readers:
+                there.pop(key, None)
+            there.update({id(node): node for node in both})
+
+        self._changed(undo, *readers.values())
+
+    def _substitute(self, node: Node, old: str, new: str) -> None:
+        """Replace a name in the inputs of a node."""
+        if len(node.inputs) <= LONG:
+            before, node.inputs = node.inputs, [new if n == old else n for n in node.inputs]
+
+            def undo() -> None:
+                node.inputs = before
+
+        else:
+            index = self._indexed(node)
+            places = index.pop(old, [])
+            for i in places:
+                node.inputs[i] = new
+            index.setdefault(new, []).extend(places)
+
+            def undo() -> None:
+                del self._places[node]
+                for i in places:
+                    node.inputs[i] = old
+
+        self._changed(undo, node)
 
     def _replace_free(self, old: str, new: str) -> None:
-        if self.defines(old) or old not in self.free():
+        if not self.captures(old):
             return
-        self.outputs = [new if o == old else o for o in self.outputs]
+        if old in self.outputs:
+            self.name_outputs([new if o == old else o for o in self.outputs])
         self.replace(old, new)
+
+    def name_outputs(self, names: Sequence[str]) -> None:
+        """Set the values that are the outputs of this graph.
+
+        Args:
+            names: as many as there are outputs.
+        """
+        before, self.outputs = self.outputs, Names(names)
+
+        def undo() -> None:
+            self.outputs = before
+
+        self._changed(undo)
 
     def bypass(self, node: Node, source: str, output: int = 0) -> bool:
         """Replace an output of a node by another value, and remove the node.
@@ -561,13 +874,20 @@ class GraphEditor:
         tensor = numpy_helper.from_array(np.asarray(array), name)
         if self.in_function or not trains:
             self.types[name] = Type(tensor.data_type, tuple(array.shape))
-            self.insert(constant_node(name, array), before=self.nodes[0] if self.nodes else None)
+            self.insert(constant_node(name, array), before=self._order.after(None))
             return name
         net = self.context.main if self.context.ir_version < 4 else self
         net.types[name] = Type(tensor.data_type, tuple(array.shape))
         net.initializers[name] = tensor
         if self.context.ir_version < 4:
             net.inputs.append(name)
+
+        def undo() -> None:
+            del net.initializers[name]
+            if self.context.ir_version < 4:
+                net.inputs.remove(name)
+
+        self._changed(undo)
         return name
 
     def sort(self) -> None:
@@ -577,21 +897,26 @@ class GraphEditor:
             InvalidModel: the nodes have a cycle (SX101), or a value is defined twice (SX102).
         """
         makers: dict[str, int] = {}
-        for i, node in enumerate(self.nodes):
+        nodes = self.nodes
+        for i, node in enumerate(nodes):
             for o in node.outputs:
                 if o and (o in makers or o in self.initializers or o in self.inputs):
                     raise InvalidModel(f"value {o!r} is defined more than once", code="SX102", node=node.title)
                 makers[o] = i
         makers.pop("", None)
-        needs = [{makers[n] for n in self.reads(node) if n in makers} for node in self.nodes]
+        reads = [self.reads(node) for node in nodes]
+        if all(makers.get(n, -1) < i for i, names in enumerate(reads) for n in names):
+            self._index(reads)
+            return
+        needs = [{makers[n] for n in names if n in makers} for names in reads]
         order = runnable_order(needs)
         if len(order) < len(needs):
             cycle = _cycle(needs, {*range(len(needs))} - {*order})
-            names = ", ".join(repr(self.nodes[i].title) for i in cycle[:8]) + (", ..." if len(cycle) > 8 else "")
-            where = self.nodes[cycle[0]].title
-            raise InvalidModel(f"the graph has a cycle among the nodes {names}", code="SX101", node=where)
-        self.nodes = [self.nodes[i] for i in order]
-        self.reindex()
+            shown = ", ".join(repr(nodes[i].title) for i in cycle[:8]) + (", ..." if len(cycle) > 8 else "")
+            where = nodes[cycle[0]].title
+            raise InvalidModel(f"the graph has a cycle among the nodes {shown}", code="SX101", node=where)
+        self._order = _Order([nodes[i] for i in order])
+        self._index(reads[i] for i in order)
 
     def check(self) -> None:
         """Check that every value is defined once, and sort the nodes.
@@ -751,7 +1076,7 @@ class GraphEditor:
         Returns:
             A function that restores this state.
         """
-        mine = (list(self.nodes), dict(self.initializers), dict(self.sparse), dict(self.retyped))
+        mine = (self.nodes, dict(self.initializers), dict(self.sparse), dict(self.retyped))
         names = (list(self.inputs), list(self.outputs))
         parts = [(n, n.op_type, list(n.inputs), list(n.outputs), dict(n.attributes)) for n in self.nodes]
         types = dict(self.types) if self.context.has_types else None
@@ -761,7 +1086,7 @@ class GraphEditor:
             for back in inner:
                 back()
             nodes, initializers, sparse, retyped = mine
-            self.nodes, self.inputs, self.outputs = list(nodes), *map(list, names)
+            self._order, self.inputs, self.outputs = _Order(nodes), *map(Names, names)
             self.initializers, self.sparse, self.retyped = dict(initializers), dict(sparse), dict(retyped)
             for node, op_type, ins, outs, attributes in parts:
                 node.op_type, node.inputs, node.outputs, node.attributes = op_type, list(ins), list(outs), dict(attributes)

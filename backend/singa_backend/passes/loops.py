@@ -20,11 +20,10 @@ def move_out_of_loops(net: GraphEditor) -> int:
             continue
         if _states(node) >= 0:
             body, runs = node.graphs["body"], _runs(net, node)
-            moved = _invariant(net, node, body, runs)
-            moved += sum(_scan_output(net, node, body, i) for i in range(_states(node), len(node.outputs))) if runs else 0
-            if moved:
-                net.reindex()
-            count += moved
+            net.release(node)  # what its body reads may change
+            count += _invariant(net, node, body, runs)
+            count += sum(_scan_output(net, node, body, i) for i in range(_states(node), len(node.outputs))) if runs else 0
+            net.attach(node)
     return count
 
 
@@ -88,7 +87,7 @@ def _hoist(net: GraphEditor, loop: Node, body: GraphEditor, node: Node, constant
     new = Node(node.op_type, inputs, names, dict(node.attributes), node.domain, net.context.fresh(node.name or node.op_type))
     net.insert(new, before=loop)
     types = {name: body.type(o) for o, name in zip(node.outputs, names, strict=True) if o}
-    place = body.nodes[body.nodes.index(node) + 1] if body.nodes[-1] is not node else None
+    place = body.following(node)
     body.remove(node)
     for old, name in zip(node.outputs, names, strict=True):
         if not old:
@@ -97,7 +96,6 @@ def _hoist(net: GraphEditor, loop: Node, body: GraphEditor, node: Node, constant
         if old in body.outputs:  # onnx's checker requires that a node of the body produces its output
             body.insert(Node("Identity", [name], [old]), before=place)
     net.types.update(types)
-    net.reindex()
 
 
 def _scan_output(net: GraphEditor, loop: Node, body: GraphEditor, i: int) -> int:
@@ -107,7 +105,7 @@ def _scan_output(net: GraphEditor, loop: Node, body: GraphEditor, i: int) -> int
         return 0
     name, out = body.outputs[at], loop.outputs[i]
     node = body.producer(name)
-    if node is None or not node.is_("Transpose") or body.outputs.count(name) > 1 or name in body.pinned or body.users(name):
+    if node is None or not node.is_("Transpose") or body.outputs.count(name) > 1 or name in body.pinned or body.has_users(name):
         return 0
     source, perm = node.inputs[0], permutation(body, node)
     maker = body.producer(source)
@@ -126,7 +124,7 @@ def _scan_output(net: GraphEditor, loop: Node, body: GraphEditor, i: int) -> int
     if source in body.outputs:  # one value cannot be two outputs of a body
         inner = body.context.fresh(source)
         body.insert(Node("Identity", [source], [inner]), after=maker)
-    body.outputs[at] = inner
+    body.name_outputs([*body.outputs[:at], inner, *body.outputs[at + 1 :]])
     shape = (None,) * len(perm) if kind.shape is None else kind.shape
     sizes = [d if isinstance(d, int) else None for d in shape]
     body.retyped[at] = helper.make_tensor_type_proto(kind.dtype, sizes)

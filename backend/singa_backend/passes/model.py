@@ -6,6 +6,7 @@ net = edit.main                          # a GraphEditor: the main graph; net.no
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class ModelEditor(Context):
         self._unanswered = ""
         opsets = imported(model.opset_import)
         self.main = GraphEditor(self, model.graph, None, opsets)
-        self.functions = [GraphEditor(self, f, None, opsets | imported(f.opset_import)) for f in model.functions]
+        self.functions = [GraphEditor(self, f, None, ChainMap(imported(f.opset_import), opsets)) for f in model.functions]
         taken = {n for net in self.all_nets() for n in _names(net)}
         if not all(isinstance(n, str) for n in taken):  # protobuf then returns bytes
             raise InvalidModel("a name in the model is not UTF-8", code="SX107")
@@ -163,12 +164,13 @@ def _differentiates(top: GraphEditor) -> bool:
     return any((n.domain, n.op_type) == TRAINING_GRADIENT for net in top.walk() for n in net.nodes)
 
 
-def _hidden(net: GraphEditor, around: frozenset[str] = frozenset()) -> str:
+def _hidden(net: GraphEditor, around: tuple[set[str], ...] = ()) -> str:
     """A name that a subgraph redefines although an outer graph defines it; "" if there is none."""
-    own = {*net.inputs, *net.initializers, *net.sparse, *(o for n in net.nodes for o in n.outputs if o)}
-    if own & around:
-        return min(own & around)
-    around |= own
+    own: set[str] = {*net.inputs, *net.initializers, *net.sparse, *(o for n in net.nodes for o in n.outputs if o)}
+    again = {name for name in own if any(name in outer for outer in around)}
+    if again:
+        return min(again)
+    around = (*around, own)
     return next((found for n in net.nodes for g in n.graphs.values() if (found := _hidden(g, around))), "")
 
 

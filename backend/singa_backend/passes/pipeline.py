@@ -52,7 +52,8 @@ def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]
     def run(edit: ModelEditor) -> int:
         count = 0
         for net in list(edit.nets()):
-            net.reindex()  # its subgraphs may have changed
+            if count:
+                net.reindex()  # its subgraphs may have changed
             count += rewrite(net)
         return count
 
@@ -231,7 +232,7 @@ def optimize(
         >>> print(report)
     """
     chosen = [_named(name) for name in (PASSES if passes is None else passes)]
-    if rounds < 1:
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise InvalidInput(f"rounds must be at least 1, got {rounds}", code="SX360")
     try:
         edit = ModelEditor(model, None if folder is None else Path(folder))
@@ -257,13 +258,16 @@ def _named(name: str) -> Pass:
 
 def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report, progress: Callable[..., None]) -> None:
     failed: set[str] = set()
+    restore = edit.snapshot()
     while report.rounds < rounds and not report.settled:
         report.rounds += 1
         report.settled = True
         for rewrite, did in zip(chosen, report.passes, strict=True):
             if rewrite.name in failed:
                 continue
-            failure = _step(edit, rewrite, did)
+            failure = _step(edit, rewrite, did, restore)
+            if did.changed:
+                restore = edit.snapshot()
             if failure is not None:
                 failed.add(rewrite.name)
                 report.failures.append(failure)
@@ -272,9 +276,9 @@ def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report,
             progress(note=rewrite.name)
 
 
-def _step(edit: ModelEditor, rewrite: Pass, did: PassReport) -> Failure | None:
+def _step(edit: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[], None]) -> Failure | None:
     """Run one pass once; if it raises, or leaves an invalid graph, it is undone."""
-    restore, before, start = edit.snapshot(), _count(edit), time.perf_counter()
+    before, start = _count(edit), time.perf_counter()
     did.changed = 0
     if not did.before:
         did.before, did.after = before.copy(), before.copy()

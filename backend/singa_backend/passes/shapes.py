@@ -53,7 +53,7 @@ def simplify_shapes(net: GraphEditor) -> int:
             continue
         out = node.outputs[0]
         found[out] = vector
-        if vector.known and not node.is_("Constant") and out not in net.outputs and out not in net.pinned and net.users(out):
+        if vector.known and not node.is_("Constant") and out not in net.outputs and out not in net.pinned and net.has_users(out):
             array = np.asarray([e for e in vector.entries if isinstance(e, int)], _dtype(net, node))
             net.replace(out, net.add_constant(array.reshape(()) if vector.scalar else array, out))
             net.remove(node)

@@ -6,42 +6,55 @@ left than before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from .graph import GraphEditor, Node, Type
+from .graph import GraphEditor, Node, Trial, Type
 from .layouts import Moved, lay_out, movable, moved
 from .operator_facts import compose, permutation, set_ints
 
 PUSHES = 4
 """Maximum pushes of one trial for each node of the graph, plus 50: paths can multiply where values branch and join."""
 
+FAILED = 64
+"""Maximum changes of all trials that were undone, for each node of the graph; after them a trial has at most 50 pushes."""
+
 
 def optimize_transpose(net: GraphEditor) -> int:
     """Push, merge and remove Transposes; finally those that only move axes of size 1 become Reshapes."""
-    count, known = _tidy(net), _Costs()
-    cost = known.total(net)
+    count, costs = _tidy(net), _Costs(net)
+    wasted = 0
     for node in [n for n in net.nodes if n.is_("Transpose")]:
         if net.producer(node.outputs[0]) is node and _worth(net, node):
-            wide = net.context.ir_version < 4 and not net.in_function  # then new constants go to the main graph
-            restore = (net.context.main if wide else net).snapshot()
-            now = known.total(net) if _sink(net, node) else cost
-            if now < cost:
-                cost = now
+            trial = net.context.trial = Trial()
+            try:
+                pushes = _sink(net, node, 50 + (PUSHES * len(net) if wasted < FAILED * len(net) else 0))
+            finally:
+                net.context.trial = None
+            if pushes is not None and costs.lower(net, trial.touched):
                 count += 1
             else:
-                restore()
+                wasted += len(trial.steps)
+                trial.undo()
     return count + _tidy(net) + sum(_reshape(net, n) for n in list(net.nodes) if n.is_("Transpose"))
 
 
 class _Costs:
     """Counts the Transposes that move data, and all Transposes; those of constants cost nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, net: GraphEditor) -> None:
         self.known: dict[Node, tuple[str, object, tuple[int, int]]] = {}
+        self.counted = {n: self.of(net, n) for n in net.nodes if n.op_type == "Transpose"}
 
-    def total(self, net: GraphEditor) -> tuple[int, int]:
-        each = [self.of(net, n) for n in net.nodes if n.op_type == "Transpose"]
-        return sum(moves for moves, _ in each), sum(there for _, there in each)
+    def lower(self, net: GraphEditor, touched: Iterable[Node]) -> bool:
+        """Whether changes of these nodes made the total lower; the costs are noted only if they did."""
+        now = {n: self.of(net, n) if n.op_type == "Transpose" and n in net else (0, 0) for n in touched}
+        before = [self.counted.get(n, (0, 0)) for n in now]
+        if tuple(map(sum, zip(*now.values(), strict=True))) >= tuple(map(sum, zip(*before, strict=True))):
+            return False
+        self.counted.update(now)
+        return True
 
     def of(self, net: GraphEditor, node: Node) -> tuple[int, int]:
         """(1 if it moves data, 1 if its input is not constant); kept until its input or permutation changes."""
@@ -60,28 +73,28 @@ def _worth(net: GraphEditor, node: Node) -> bool:
     return permutation(net, node) is not None and any(movable(r) and not r.graphs for r in readers)
 
 
-def _sink(net: GraphEditor, first: Node) -> bool:
-    """Push a Transpose, and the new ones that result, down as far as possible."""
-    pending, left = [first], 50 + PUSHES * len(net.nodes)
-    pushed = False
+def _sink(net: GraphEditor, first: Node, left: int) -> int | None:
+    """Push a Transpose, and the new ones that result, down as far as possible; returns None if it takes too many pushes."""
+    pending = [first]
+    pushes = 0
     while pending:
         node = pending.pop()
         p, y = permutation(net, node), node.outputs[0]
         if p is None:
             continue
-        for reader in sorted(net.users(y), key=net.nodes.index):
-            if left == 0:
-                return False
-            if reader.graphs or y not in reader.inputs or not net.users(y):
+        for reader in sorted(net.users(y), key=net.place):
+            if pushes == left:
+                return None
+            if reader.graphs or y not in reader.inputs or not net.has_users(y):
                 continue
+            net.touch(reader)
             new = _merge(net, reader, node, p) if reader.is_("Transpose") else _push(net, reader, node, p)
             if new is not None:
                 pending += new
-                left -= 1
-                pushed = True
+                pushes += 1
         if not net.used(y):
             net.remove(node)
-    return pushed
+    return pushes or None
 
 
 def _merge(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:

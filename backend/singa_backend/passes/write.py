@@ -68,7 +68,7 @@ def _graph(net: GraphEditor, proto: GraphProto) -> None:
                 now[name] = tensor = tensors[-1]
             kept.append(tensor)
         _arrange(tensors, kept)
-    if net.inputs != [i.name for i in proto.input]:  # before IR version 4 initializers are listed here too
+    if list(net.inputs) != [i.name for i in proto.input]:  # before IR version 4 initializers are listed here too
         listed = {i.name: i for i in proto.input}
         for name in net.inputs:
             if name not in listed:

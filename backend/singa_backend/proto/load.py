@@ -152,11 +152,14 @@ def embed(model: ModelProto, folder: Path | None) -> None:
 
     Raises:
         InvalidModel: external data cannot be read.
-        ResourceExhausted: a tensor exceeds a limit.
+        ResourceExhausted: a tensor, or all of them together, exceed a limit.
     """
-    for tensor in tensors(model):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            tensor.CopyFrom(numpy_helper.from_array(tensor_data.tensor(tensor, folder), tensor.name))
+    with limits.ensured() as budget:
+        for tensor in tensors(model):
+            if tensor.data_location == TensorProto.EXTERNAL:
+                array = tensor_data.tensor(tensor, folder)
+                budget.keep(array.nbytes)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
 def load_model(model: ModelSource) -> tuple[ModelProto, Path | None]:
@@ -213,7 +216,7 @@ def read_model_file(path: Path, limit: int) -> tuple[bytes, Path]:
             if not stat.S_ISREG(status.st_mode):
                 raise InvalidModel(f"{path} is not a plain file", code="SX110")
             check_model_size(status.st_size, limit)
-            return file.read(limit), path.resolve().parent
+            return file.read(status.st_size), path.resolve().parent
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InvalidModel(f"{path}: {getattr(error, 'strerror', '') or error}", code="SX110") from None
 

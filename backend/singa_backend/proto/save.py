@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from .. import dtypes
+from .. import dtypes, files
 from ..errors import InvalidInput, InvalidModel
 from . import tensor_data
 from .checker import require_valid
@@ -73,6 +73,9 @@ def save(
 ) -> list[Path]:
     """Write a model to `path`, and its external data, if it has any, to one file next to it; returns the written paths.
 
+    The data go to `path`.data, or, if there is such a file, to `path`.1.data and so on: the model that is replaced may need that
+    file until it is replaced.  Afterwards its file of data is removed, if it has such a name.
+
     Args:
         model: the model, which is changed: its external tensors refer to the new file.
         path: the file to write.
@@ -84,89 +87,104 @@ def save(
         verify: called with the complete file before it is moved to its place; an error leaves nothing behind.
 
     Raises:
-        InvalidInput: the file cannot be written; no partial file remains.
+        InvalidInput: the file cannot be written; the old one remains.
         InvalidModel: the checker refuses the model or does not answer; nothing was written.
     """
     arrays = arrays or {}
     outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL and not _is_deferred(t, arrays)]
-    try:
-        with staged(path) as stage:
-            size = model.ByteSize() + sum(arrays[t.name].nbytes for t in model.graph.initializer if _is_deferred(t, arrays))
-            if external is False and size > LARGEST:
-                raise InvalidInput(f"{size} bytes do not fit into one file", code="SX352", hint="pass external_data=True")
-            if external or (external is None and (outside or size > LARGEST)):
-                taken = {e.value for t in outside for e in t.external_data if e.key == "location"}
-                _externalize(model, stage / _free(f"{path.name}.data", taken), folder, arrays)
-            attach_data(model.graph, arrays)
-            (stage / path.name).write_bytes(model.SerializeToString())
-            if check and (warning := require_valid(model)) and warnings is not None:
-                warnings.append(warning)
-            if verify is not None:
-                verify(stage / path.name)
-            written = [path.parent / part.name for part in _parts(stage, path)]
-        return written[::-1]
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror or error}", code="SX351") from None
+    with files.staged(path) as stage:
+        size = model.ByteSize() + sum(arrays[t.name].nbytes for t in model.graph.initializer if _is_deferred(t, arrays))
+        if stage.through and external is None:
+            external = False  # there is no place next to a device
+        size += sum(map(_size, outside)) if external is False else 0
+        if external is False and size > LARGEST:
+            raise InvalidInput(f"{size} bytes do not fit into one file", code="SX352", hint="pass external_data=True")
+        name = stage.target.name
+        written = [path]
+        if external or (external is None and (outside or size > LARGEST)):
+            taken = {e.value for t in outside for e in t.external_data if e.key == "location"}
+            data = data_name(stage.target, taken)
+            with stage.create(data) as out:
+                _externalize(model, data, out, folder, arrays)
+            written.append(path.parent / data)
+        else:
+            for tensor in outside:
+                _embed(tensor, folder)
+        if not stage.through:
+            for old in old_data(stage.target) - set(locations(model)):
+                stage.remove_later(old)
+        attach_data(model.graph, arrays)
+        stage.write(name, model.SerializeToString())
+        if check and (warning := require_valid(model)) and warnings is not None:
+            warnings.append(warning)
+        if verify is not None:
+            verify(stage / name)
+    return written
 
 
-@contextmanager
-def staged(path: Path) -> Iterator[Path]:
-    """A folder next to `path`; if the body succeeds, its files are moved next to `path`, the one of that name last.
+def data_name(target: Path, taken: Iterable[str] = ()) -> str:
+    """The name of the external data of a model to be written: of no file in its folder.
 
-    Raises OSError if a file cannot be moved; the folder is deleted in any case.
+    Args:
+        target: the model's file.
+        taken: further names that are in use.
     """
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
-        stage = Path(name)
-        yield stage
-        parts = _parts(stage, path)
-        if any((path.parent / part.name).is_dir() for part in parts):
-            raise IsADirectoryError(None, "there is a folder of that name")
-        for part in parts:
-            os.replace(part, path.parent / part.name)
-
-
-def _parts(stage: Path, path: Path) -> list[Path]:
-    """The files of a stage, the model last: it refers to the data."""
-    return sorted(stage.iterdir(), key=lambda part: part.name == path.name)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """A file name that the external data of the source model do not use: they may be in the same folder."""
-    stem, i, found = name.removesuffix(".data"), 0, name
-    while found in taken:
+    i, name, used = 0, f"{target.name}.data", set(taken)
+    while name in used or os.path.lexists(target.parent / name):
         i += 1
-        found = f"{stem}.{i}.data"
-    return found
+        name = f"{target.name}.{i}.data"
+    return name
 
 
-def _externalize(model: ModelProto, target: Path, folder: Path | None, arrays: Mapping[str, np.ndarray]) -> None:
-    """Move every tensor that is not small to one file, in chunks."""
-    with target.open("wb") as out:
-        for tensor in tensors(model):
-            size = _size(tensor)
-            if _is_deferred(tensor, arrays):
-                _align(out)
-                out.write(arrays[tensor.name].reshape(-1).view(np.uint8).data)
-            elif tensor.data_location == TensorProto.EXTERNAL:
-                with tensor_data.opened(tensor, folder, size) as source:
-                    if size < INLINE:
-                        raw = source.read(size)
-                    else:
-                        _copy(source, out, size, tensor.name)
-                if size < INLINE:
-                    tensor.raw_data, tensor.data_location = raw, TensorProto.DEFAULT
-                    del tensor.external_data[:]
-                    continue
-            elif size >= INLINE and tensor.HasField("raw_data"):
-                _align(out)
-                out.write(tensor.raw_data)
-                tensor.ClearField("raw_data")
-                tensor.data_location = TensorProto.EXTERNAL
-            else:
+def old_data(target: Path) -> set[str]:
+    """The names of the files of external data that a model in place refers to, and that were named after it by `data_name`."""
+    pattern = re.compile(re.escape(target.name) + r"(\.[0-9]+)?\.data")
+    if not any(pattern.fullmatch(name) for name in os.listdir(target.parent)):
+        return set()
+    try:
+        old = ModelProto.FromString(target.read_bytes())
+    except (OSError, DecodeError):
+        return set()
+    return {name for name in locations(old) if pattern.fullmatch(name)}
+
+
+def locations(model: ModelProto) -> Iterator[str]:
+    """The files that hold external data of a model, as it names them."""
+    for tensor in tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            yield from (e.value for e in tensor.external_data if e.key == "location")
+
+
+def _externalize(model: ModelProto, name: str, out: BinaryIO, folder: Path | None, arrays: Mapping[str, np.ndarray]) -> None:
+    """Move every tensor that is not small to one file of this name, in chunks."""
+    for tensor in tensors(model):
+        size = _size(tensor)
+        if _is_deferred(tensor, arrays):
+            _align(out)
+            out.write(arrays[tensor.name].reshape(-1).view(np.uint8).data)
+        elif tensor.data_location == TensorProto.EXTERNAL:
+            if size < INLINE:
+                _embed(tensor, folder)
                 continue
-            del tensor.external_data[:]
-            for key, value in (("location", target.name), ("offset", out.tell() - size), ("length", size)):
-                tensor.external_data.add(key=key, value=str(value))
+            with tensor_data.opened(tensor, folder, size) as source:
+                _copy(source, out, size, tensor.name)
+        elif size >= INLINE and tensor.HasField("raw_data"):
+            _align(out)
+            out.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+        else:
+            continue
+        del tensor.external_data[:]
+        for key, value in (("location", name), ("offset", out.tell() - size), ("length", size)):
+            tensor.external_data.add(key=key, value=str(value))
+
+
+def _embed(tensor: TensorProto, folder: Path | None) -> None:
+    """Move the data of a tensor from its file into the message."""
+    raw = tensor_data.read_external(tensor, folder, _size(tensor))
+    tensor.raw_data, tensor.data_location = raw, TensorProto.DEFAULT
+    del tensor.external_data[:]
 
 
 def _align(out: BinaryIO) -> None:
@@ -177,7 +195,10 @@ def _copy(source: BinaryIO, out: BinaryIO, size: int, name: str) -> None:
     _align(out)
     left = size
     while left:
-        piece = source.read(min(left, CHUNK))
+        try:
+            piece = source.read(min(left, CHUNK))
+        except OSError as error:
+            raise InvalidModel(f"the external data of tensor {name!r}: {error.strerror}", code="SX105") from None
         if not piece:
             raise InvalidModel(f"the external data of tensor {name!r} shrank while they were read", code="SX105")
         out.write(piece)

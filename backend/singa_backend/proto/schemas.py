@@ -20,8 +20,11 @@ def plain_domain(domain: str) -> str:
 schemas: dict[tuple[str, str], dict[int, defs.OpSchema]] = {}
 """(domain, name) -> since-version -> schema: the 659 of onnx 1.23, those that a newer onnx adds, and declared ones."""
 
+_newest: dict[str, int] = {}
+
 for _schema in defs.get_all_schemas_with_history():
     schemas.setdefault((_schema.domain, _schema.name), {})[_schema.since_version] = _schema
+    _newest[_schema.domain] = max(_newest.get(_schema.domain, 0), _schema.since_version)
 
 _ONNX_DOMAINS = frozenset(domain for domain, _ in schemas)
 _NEWEST = defs.onnx_opset_version()
@@ -48,9 +51,7 @@ def version_at(domain: str, name: str, opset: int) -> int | None:
 
 def newest(domain: str) -> int:
     """The newest opset of a domain, ONNX's or a custom one; 0 for an unknown domain."""
-    if domain == "":
-        return _NEWEST
-    return max((v for (d, _), known in schemas.items() if d == domain for v in known), default=0)
+    return _NEWEST if domain == "" else _newest.get(domain, 0)
 
 
 RUNTIME, RUNTIME_DATE = "1.31.1", "2026-11-22"
@@ -118,6 +119,7 @@ def declare_schema(
         attributes=[_attribute(n, v) for n, v in (attributes or {}).items()],
     )
     schemas.setdefault((domain, name), {})[version] = made
+    _newest[domain] = max(newest(domain), version)
     return made
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,30 +42,44 @@ def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 
 
 class Maps:
-    """The files of external data that one model has mapped into memory; writes to the maps are private to this process."""
+    """The files of external data that one model has mapped into memory.
+
+    Bytes belong to the first tensor that names them, whose owner may write to them: the writes are private to this process.  A
+    tensor that overlaps an earlier one is a view of a second map of the file, which cannot be written to.
+    """
 
     def __init__(self) -> None:
-        self._files: dict[tuple[int, int], mmap.mmap] = {}
-        self._taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._files: dict[tuple[int, int, int], mmap.mmap] = {}
+        self._taken: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
     def array(self, file: BinaryIO, size: int, dtype: np.dtype[Any]) -> np.ndarray | None:
-        """The data at the file's position; None if they cannot be mapped, or overlap another tensor's."""
+        """The data at the file's position; None if they are to be read: they are few and overlap nothing, or cannot be mapped."""
         status, begin = os.fstat(file.fileno()), file.tell()
-        key, end = (status.st_dev, status.st_ino), begin + size
-        taken = self._taken.setdefault(key, [])
-        if any(a < end and begin < b for a, b in taken):
+        first = self._take((status.st_dev, status.st_ino), begin, begin + size)
+        if not size or (first and size < MAPPED):
             return None
+        access = mmap.ACCESS_COPY if first else mmap.ACCESS_READ
+        key = (status.st_dev, status.st_ino, access)
         try:
             if key not in self._files:
-                self._files[key] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._files[key] = mmap.mmap(file.fileno(), 0, access=access)
             array = np.frombuffer(self._files[key], dtype, size // dtype.itemsize, begin)
         except (OSError, ValueError, OverflowError):  # no address space, or the file has shrunk
             return None
         if not array.flags.aligned:
             return None
-        taken.append((begin, end))
         array.flags.writeable = False
         return array
+
+    def _take(self, file: tuple[int, int], begin: int, end: int) -> bool:
+        """Note that a tensor has these bytes of a file; False if an earlier one has some of them."""
+        begins, ends = self._taken.setdefault(file, ([], []))  # of separate ranges, in order
+        at = bisect_right(ends, begin)
+        if at < len(begins) and begins[at] < end:
+            return False
+        begins.insert(at, begin)
+        ends.insert(at, end)
+        return True
 
 
 def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) -> np.ndarray:
@@ -89,12 +104,12 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) ->
     limits.admit(dims, dtype)
     if proto.data_location == TensorProto.EXTERNAL:
         size = byte_size(dtype, dims)
-        if maps is not None and size >= MAPPED and dtype not in _BITS and sys.byteorder == "little":
-            with opened(proto, folder, size) as file:
+        with opened(proto, folder, size) as file:
+            if maps is not None and dtype not in _BITS and sys.byteorder == "little":
                 array = maps.array(file, size, dtype)
-            if array is not None:
-                return array.reshape(dims)
-        return _unpack(_external(proto, folder, size), dtype, dims)
+                if array is not None:
+                    return array.reshape(dims)
+        return _unpack(read_external(proto, folder, size), dtype, dims)
     if proto.HasField("raw_data"):
         need = byte_size(dtype, dims)
         if dtype == dtypes.STRING or len(proto.raw_data) != need:
@@ -142,13 +157,13 @@ def _unpack(data: Any, dtype: np.dtype[Any], dims: tuple[int, ...]) -> np.ndarra
     return parts.astype(dtype).reshape(dims)
 
 
-def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
+def sparse(proto: SparseTensorProto, folder: Path | None, maps: Maps | None = None) -> np.ndarray:
     """The dense array of a SparseTensorProto, whose indices are linear or coordinates; raises InvalidModel."""
     name = proto.values.name or "(unnamed)"
     dims = tuple(proto.dims)
     if any(d < 0 for d in dims):
         raise InvalidModel(f"sparse tensor {name!r} has a negative dimension: {dims}", code="SX104")
-    values, at = tensor(proto.values, folder), tensor(proto.indices, folder)
+    values, at = tensor(proto.values, folder, maps), tensor(proto.indices, folder, maps)
     limits.admit(dims, values.dtype)
     flat = np.zeros(math.prod(dims), values.dtype)
     if values.ndim != 1 or at.shape[:1] != values.shape or at.ndim not in (1, 2) or (at.ndim == 2 and at.shape[1] != len(dims)):
@@ -166,21 +181,24 @@ def sparse(proto: SparseTensorProto, folder: Path | None) -> np.ndarray:
 
 
 def owned(array: Any) -> Any:
-    """An array that its owner may write to: mapped data themselves, which belong to one tensor of one model, otherwise a copy."""
+    """An array that its owner may write to: mapped data that belong to one tensor of one model, otherwise a copy."""
     base = array
     while isinstance(base, np.ndarray):
         base = base.base
-    if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap):
+    if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap) and not base.readonly:
         view = array.view()
         view.flags.writeable = True
         return view
     return array.copy()
 
 
-def _external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
+def read_external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
     """The bytes of external data; see `opened`."""
     with opened(proto, folder, size) as file:
-        data = file.read(size)
+        try:
+            data = file.read(size)
+        except OSError as error:
+            raise InvalidModel(f"the external data of tensor {proto.name!r}: {error.strerror}", code="SX105") from None
     if len(data) != size:
         raise InvalidModel(f"the external data of tensor {proto.name!r} shrank while they were read", code="SX105")
     return data
@@ -246,10 +264,11 @@ def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[Binar
                     f"tensor {name!r}: {location!r} must have at least {offset + length} bytes, got {status.st_size}",
                     code="SX105",
                 )
-            with os.fdopen(os.dup(handle), "rb") as file:
-                file.seek(offset)
-                yield file
+            file = os.fdopen(os.dup(handle), "rb")
         finally:
             os.close(handle)
     except OSError as error:
         raise InvalidModel(f"tensor {name!r}: external data {location!r}: {error.strerror}", code="SX105") from None
+    with file:  # errors of the caller, who may write what it reads, are not those of this file
+        file.seek(offset)
+        yield file

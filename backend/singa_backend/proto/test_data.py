@@ -1,36 +1,162 @@
-"""Read folders in the test_data_set layout of ONNX's test suite."""
+"""Read and write folders in the test_data_set layout of ONNX's test suite, and read the serialized values in them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx import MapProto, ModelProto, OptionalProto, SequenceProto, TensorProto, TypeProto, numpy_helper
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from onnx import MapProto, ModelProto, OptionalProto, SequenceProto, TensorProto, TypeProto, ValueInfoProto
+
+from .. import dtypes, files, limits
+from ..archives import read_bytes
+from ..errors import InvalidInput, InvalidModel
+from . import tensor_data
+
+_FILE = re.compile(r"_([0-9]{1,9})\.pb")
+_KEYS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 
 
 def data_set(folder: Path, model: ModelProto) -> tuple[list[Any], list[Any]]:
-    """The inputs and outputs in a folder of the test_data_set layout (input_0.pb, ..., output_0.pb, ...)."""
-    sides: list[list[Any]] = []
-    for side, declared in (("input", model.graph.input), ("output", model.graph.output)):
-        files = sorted(folder.glob(f"{side}_*.pb"), key=lambda p: int(p.stem.split("_")[1]))
-        sides.append([value(p.read_bytes(), declared[i].type) for i, p in enumerate(files)])
-    return sides[0], sides[1]
+    """The inputs and outputs in a folder of the test_data_set layout (input_0.pb, ..., output_0.pb, ...); raises InvalidInput."""
+    return _side(folder, "input", model.graph.input), _side(folder, "output", model.graph.output)
+
+
+def _side(folder: Path, side: str, declared: Sequence[ValueInfoProto]) -> list[Any]:
+    if not folder.is_dir():
+        raise InvalidInput(f"the test data must be in a folder, got {folder}", code="SX307")
+    found: dict[int, Path] = {}
+    for path in folder.glob(f"{side}_*.pb"):
+        number = _FILE.fullmatch(path.name.removeprefix(side))
+        if number is None or int(number[1]) in found:
+            raise InvalidInput(f"a file of test data must be named {side}_0.pb, {side}_1.pb, ..., got {path}", code="SX307")
+        found[int(number[1])] = path
+    if sorted(found) != list(range(len(found))) or len(found) > len(declared):
+        raise InvalidInput(
+            f"{folder} must have {side}_0.pb to {side}_{len(declared) - 1}.pb for the {len(declared)} {side}s of the model, got "
+            f"{len(found)} files: {', '.join(found[i].name for i in sorted(found)[:8])}",
+            code="SX307",
+        )
+    return [read_value(found[i], declared[i].type) for i in range(len(found))]
+
+
+def read_value(path: Path, declared: TypeProto) -> Any:
+    """The value in a .pb file, by the declared type (a tensor if it is not declared); raises InvalidInput."""
+    data = read_bytes(path, "SX307")
+    try:
+        return value(data, declared)
+    except InvalidModel as error:
+        raise InvalidInput(f"{path}: {error.message}", code="SX307") from None
+
+
+def write(folder: Path, model: ModelProto, parts: Mapping[str, bytes]) -> None:
+    """Write model.onnx and test_data_set_0 to a folder, which is whole if it is new.
+
+    Args:
+        folder: the folder.
+        model: the model.
+        parts: the serialized inputs and outputs by their file names; other inputs and outputs are removed.
+    """
+    with files.staged_folder(folder) as stage:
+        data = stage / "test_data_set_0"
+        for name, content in parts.items():
+            files.write_bytes(data / name, content)
+        files.write_bytes(stage / "model.onnx", model.SerializeToString())
+        data.mkdir(exist_ok=True)
+        for old in data.glob("*put_*.pb"):
+            if old.name not in parts:
+                old.unlink()
 
 
 def value(data: bytes, declared: TypeProto) -> Any:
-    """A serialized tensor, sequence, map or optional, parsed by the declared type."""
+    """A serialized tensor, sequence, map or optional, parsed by the declared type; raises InvalidModel."""
     kind = declared.WhichOneof("value")
     if kind == "sequence_type":
-        return [_map(v) if isinstance(v, dict) else v for v in numpy_helper.to_list(SequenceProto.FromString(data))]
-    if kind == "map_type":
-        return _map(numpy_helper.to_dict(MapProto.FromString(data)))
+        found: Any = _sequence(_parsed(SequenceProto, data))
+    elif kind == "map_type":
+        found = _map(_parsed(MapProto, data))
+    elif kind == "optional_type":
+        found = _optional(_parsed(OptionalProto, data))
+    else:
+        return _tensor(_parsed(TensorProto, data))
+    if not _is_of(found, declared):
+        raise InvalidModel(f"the value is not of the declared type, {kind.replace('_type', '')}", code="SX104")
+    return found
+
+
+def _is_of(value: Any, declared: TypeProto) -> bool:
+    """Whether a value is of a type's kind, and its elements too."""
+    kind = declared.WhichOneof("value")
+    if kind == "sequence_type":
+        return isinstance(value, list) and all(_is_of(v, declared.sequence_type.elem_type) for v in value)
     if kind == "optional_type":
-        optional = OptionalProto.FromString(data)
-        # onnx 1.10 wrote an empty optional with an element type and without a value.
-        return numpy_helper.to_optional(optional) if len(optional.ListFields()) > 1 + optional.HasField("name") else None
-    return numpy_helper.to_array(TensorProto.FromString(data))
+        return value is None or _is_of(value, declared.optional_type.elem_type)
+    return isinstance(value, dict if kind == "map_type" else np.ndarray)
 
 
-def _map(found: dict[Any, Any]) -> dict[Any, Any]:
-    """A map in the form that ZipMap returns: str and Python numbers in place of onnx's bytes and arrays."""
-    return {k.decode() if isinstance(k, bytes) else k: v.item() for k, v in found.items()}
+def _parsed(kind: Any, data: bytes) -> Any:
+    made: Message = kind()
+    try:
+        made.ParseFromString(data)
+    except (DecodeError, RecursionError) as error:
+        raise InvalidModel(f"not a {kind.__name__}: {error}", code="SX104") from None
+    return made
+
+
+def _tensor(proto: TensorProto) -> np.ndarray:
+    if proto.data_location == TensorProto.EXTERNAL:
+        raise InvalidModel(f"the tensor {proto.name!r} refers to external data, which only a model may", code="SX105")
+    array = tensor_data.tensor(proto, None)
+    limits.current().count(array.nbytes)
+    return array
+
+
+def _sequence(proto: SequenceProto) -> list[Any]:
+    kind = proto.elem_type
+    parts: dict[int, tuple[Sequence[Any], Callable[[Any], Any]]] = {
+        SequenceProto.TENSOR: (proto.tensor_values, _tensor),
+        SequenceProto.SPARSE_TENSOR: (proto.sparse_tensor_values, lambda p: tensor_data.sparse(p, None)),
+        SequenceProto.SEQUENCE: (proto.sequence_values, _sequence),
+        SequenceProto.MAP: (proto.map_values, _map),
+        SequenceProto.OPTIONAL: (proto.optional_values, _optional),
+    }
+    values, read = parts.get(kind, ((), _tensor))
+    if len(values) != sum(len(found) for found, _ in parts.values()):
+        raise InvalidModel(f"a sequence of element kind {kind} must hold its elements in one field", code="SX104")
+    return [read(v) for v in values]
+
+
+def _map(proto: MapProto) -> dict[Any, Any]:
+    """A map in the form that ZipMap returns: the keys are str and ints, the values str and Python numbers."""
+    texts = proto.key_type == TensorProto.STRING
+    if not texts and (not dtypes.is_known(proto.key_type) or dtypes.numpy_dtype(proto.key_type).type not in _KEYS):
+        raise InvalidModel(f"the keys of a map must be strings or integers, got the element type {proto.key_type}", code="SX104")
+    try:
+        keys = [k.decode() for k in proto.string_keys] if texts else list(proto.keys)
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"a key of a map is not UTF-8: {error}", code="SX104") from None
+    values = [v.item() if isinstance(v, np.ndarray) and v.size == 1 else v for v in _sequence(proto.values)]
+    if len(keys) != len(values) or len(set(keys)) != len(keys):
+        raise InvalidModel(
+            f"a map must have a value for each key, got {len(set(keys))} keys and {len(values)} values", code="SX104"
+        )
+    return dict(zip(keys, values, strict=True))
+
+
+def _optional(proto: OptionalProto) -> Any:
+    # onnx 1.10 wrote an empty optional with an element type and without a value.
+    if len(proto.ListFields()) <= 1 + proto.HasField("name"):
+        return None
+    for kind, field, read in (
+        (OptionalProto.TENSOR, "tensor_value", _tensor),
+        (OptionalProto.SPARSE_TENSOR, "sparse_tensor_value", lambda p: tensor_data.sparse(p, None)),
+        (OptionalProto.SEQUENCE, "sequence_value", _sequence),
+        (OptionalProto.MAP, "map_value", _map),
+        (OptionalProto.OPTIONAL, "optional_value", _optional),
+    ):
+        if proto.elem_type == kind and proto.HasField(field):
+            return read(getattr(proto, field))
+    raise InvalidModel(f"an optional of element kind {proto.elem_type} has no value of that kind", code="SX104")

@@ -59,17 +59,29 @@ def _array(declared: Value, x: Any) -> np.ndarray:
         array = array.astype(object)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if want is not None and array.dtype != want:
-        raise InvalidInput(
-            f"input {declared} must be an array of {dtypes.onnx_name(want)}, got one of {dtypes.onnx_name(array.dtype)}",
-            code="SX302",
-            hint=f"write x.astype({_source(want)}) if that is intended",
-        )
+    _check_dtype(declared, array.dtype)
     if want is None and not dtypes.known(array.dtype):
         raise InvalidInput(f"input {declared} must have an element type of ONNX, got {array.dtype}", code="SX302")
     if array.dtype == dtypes.STRING:
         _check_strings(declared, array)
     return array
+
+
+def check_header(declared: Value, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Check an array of a file by its header, before its data are read; raises InvalidInput as `convert_input`."""
+    if declared.kind == "tensor":
+        _check_dtype(declared, dtypes.STRING if dtype.kind in "SU" else dtype)
+        _fits(declared, shape, {})
+
+
+def _check_dtype(declared: Value, dtype: np.dtype[Any]) -> None:
+    want = declared.dtype
+    if want is not None and dtype != want:
+        raise InvalidInput(
+            f"input {declared} must be an array of {dtypes.onnx_name(want)}, got one of {dtypes.onnx_name(dtype)}",
+            code="SX302",
+            hint=f"write x.astype({_source(want)}) if that is intended",
+        )
 
 
 def _from_python(declared: Value, x: Any) -> np.ndarray:

@@ -44,7 +44,8 @@ _LONG = 16
 _TAKEN = frozenset({
     "BOUND", "INPUTS", "MissingDependency", "Model", "NARROW", "OUTPUTS", "Oracle", "Path", "TRAINED", "TensorProto", "WEIGHTS",
     "Weights", "argparse", "autograd", "batch_norm", "compare", "device", "dropout", "error", "given_input", "helper", "layer",
-    "main", "ml_dtypes", "model", "np", "op", "opt", "random", "random_inputs", "read", "self", "tensor", "w",
+    "main", "ml_dtypes", "model", "np", "op", "opt", "random_inputs", "read", "self", "tensor", "w",
+    "write_npz",
 })  # fmt: skip
 """Names that a program may already use."""
 

@@ -197,6 +197,8 @@ class _Lowering:
             given = inputs[1] if len(inputs) > 1 else None
             ratio = self.builder.constant(a.get("ratio", 0.5), np.float32) if given is None else given
             made = self.builder.call("Dropout", [inputs[0], ratio], {"seed": a.get("seed")}, len(node.outputs))
+            if len(made) > 1 and (node.version or 0) < 10:  # the mask has the type of the input
+                made[1] = self.builder.call("CastLike", [made[1], inputs[0]], {}, 1)[0]
         elif a.get("spatial", 1) and len(inputs) > 4:
             settings = {"epsilon": a.get("epsilon", 1e-5), "momentum": a.get("momentum", 0.9)}
             made = self.builder.call("BatchNormalization", inputs, settings, 1)

@@ -19,6 +19,20 @@ from .stored import Stored
 from .templates import COMPARE, END, HELPERS, MAIN, TRAIN_OPTION, TRAIN_RUN, inputs, run, weights
 from .text import call, flat, lines, quoted, shortened, statement, tuple_of
 
+WEIGHTS = 'WEIGHTS = Path(__file__).with_suffix(".npz")'
+"""The line that names the file of the weights."""
+
+
+def weights_line(name: str) -> str:
+    """The line for a file of another name, in the folder of the program."""
+    return f"WEIGHTS = Path(__file__).with_name({quoted(name)})"
+
+
+def spare_weights(text: str, stem: str) -> str:
+    """The file that a program reads by `weights_line`, if its name is that of the program with a number; "" otherwise."""
+    found = re.search(rf'^WEIGHTS = Path\(__file__\)\.with_name\("({re.escape(stem)}\.[0-9]+\.npz)"\)$', text, re.MULTILINE)
+    return found[1] if found else ""
+
 
 def write(model: Lowered, stem: str) -> tuple[str, Stored, dict[str, int]]:
     """The text of the program, its arrays, and the numbers of its nodes, layers and parameters.
@@ -89,7 +103,7 @@ def _head(model: Lowered, stem: str, trains: bool) -> str:
 def _imports(text: str) -> str:
     """The imports that the text needs, sorted."""
     used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-    modules = [m for m in ("autograd", "device", "layer", "model", "opt", "random", "tensor") if m in used]
+    modules = [m for m in ("autograd", "device", "layer", "model", "opt", "tensor") if m in used]
     names = [n for n in ("TensorProto", "helper") if n in used]
     lines = ["import argparse", "from pathlib import Path", ""]
     lines += ["import ml_dtypes"] * ("ml_dtypes" in used) + ["import numpy as np"]
@@ -97,12 +111,13 @@ def _imports(text: str) -> str:
     lines += [f"from singa import {', '.join(modules)}"]
     lines += ["from singa.tape import op"] * ("op" in used)
     lines += ["from singa_backend.conform.foreign import BOUND, error", "from singa_backend.engines.oracle import Oracle"]
-    lines += ["from singa_backend.errors import MissingDependency", "from singa_backend.proto.named_arrays import named_arrays"]
+    lines += ["from singa_backend.errors import MissingDependency", "from singa_backend.files import write_npz"]
+    lines += ["from singa_backend.proto.named_arrays import named_arrays"]
     return "\n".join(lines) + "\n\n"
 
 
 def _constants(model: Lowered, trained: Sequence[int]) -> list[str]:
-    out = ['WEIGHTS = Path(__file__).with_suffix(".npz")', "", "INPUTS = {" if model.inputs else "INPUTS = {}"]
+    out = [WEIGHTS, "", "INPUTS = {" if model.inputs else "INPUTS = {}"]
     for v in model.inputs:
         shape = "None" if v.shape is None else _shape(v.shape)
         out += lines(f"{quoted(v.name)}: ", tuple_of([quoted(_kind(v.type)), shape]), 4, ",")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from onnx import NodeProto
@@ -89,11 +87,3 @@ def refused(why: str, node: NodeProto | None = None) -> UnsupportedModel:
 def _usable(name: str) -> bool:
     """Whether a name can be a key of an .npz file: `a.npy` and `a` would be the same key, and a NUL ends a name."""
     return bool(name) and len(quoted(name)) <= _LONGEST and name.isprintable() and "\\" not in name and not name.endswith(".npy")
-
-
-def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write arrays by key for `np.load`; equal arrays result in equal files."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as pack:
-        for key, array in arrays.items():
-            with pack.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as out:
-                np.lib.format.write_array(out, np.asanyarray(array), allow_pickle=False)

@@ -148,7 +148,7 @@ _RUN = """    args = parser.parse_args()
     for name, y in outputs.items():
         print(f"{name}: {y.dtype}{list(y.shape)}\\n{y}" if isinstance(y, np.ndarray) else f"{name}: {y}")
     if args.output:
-        np.savez(args.output, **named_arrays(outputs))
+        write_npz(args.output, named_arrays(outputs))
     good = compare(args.onnx, arrays, outputs) if args.onnx else True
 """
 
@@ -184,7 +184,8 @@ def batch_norm(x, scale, bias, mean, variance, epsilon):
 def dropout(x, ratio, seed=None):
     """Return (y, mask): a share of the elements of y is zero in training; in inference y is x."""
     if autograd.training and seed is None:
-        return random.dropout(x, ratio)
+        factor = autograd.Dropout(ratio=ratio)(op.full_like(x, 1))[0]  # 0, or 1 / (1 - ratio)
+        return op.Mul(x, factor), op.Not(op.Equal(factor, 0.0))
     return op.Dropout(x, ratio, autograd.training, seed=seed, outputs=2)
 ''',
 }

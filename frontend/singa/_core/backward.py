@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -15,6 +16,7 @@ from . import coverage, tape, trace, zeros
 from .coverage import nothing_trains
 from .tape import Dummy, Operator, vocabulary
 from .tensor import Tensor, op
+from .variable import required
 
 
 def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
@@ -41,7 +43,7 @@ def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
     return operators, tensors
 
 
-def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
+def backward(y: Tensor, dy: Any = None, create_graph: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
     """Backpropagation: compute the gradients of a loss with respect to the tensors that store their gradients.
 
     Walks the tape from `y` in reverse order of the calls. A tensor is yielded as soon as its gradient is complete; the order is
@@ -51,6 +53,8 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     Args:
         y: The loss, a Tensor of one element.
         dy: The gradient of `y`, a Tensor, an array or a number; None for 1.
+        create_graph: Whether the gradients are recorded on the tape, so that a further loss may depend on them. Otherwise they
+            are constants, and a `backward` through which their own gradient would flow is refused (SX383).
 
     Yields:
         (tensor, gradient) for each Tensor before `y` with `stores_grad`; the gradient has the shape and dtype of the tensor.
@@ -58,15 +62,23 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     Raises:
         InvalidInput: `y` was not recorded on the tape (SX313), has more than one element (SX314) or is on another device than
             `dy` (SX344); no parameter gets a gradient (SX345); a tensor that the gradient needs was changed after an operator
-            had read it (SX370); or a custom operator returns the wrong number of gradients (SX312) or was called again (SX371).
+            had read it (SX370); `y` depends on gradients that were computed without a graph (SX383); or a custom operator
+            returns the wrong number of gradients (SX312) or was called again (SX371).
         UnsupportedModel: An operator on the tape has no gradient for these inputs or attributes.
     """
-    covered = coverage.current()
+    yield from _walk(y, dy, create_graph, None)
+
+
+def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (tensor, gradient) for the tensors of these ids; None for those that store their gradients."""
+    covered = coverage.current() if asked is None and not create_graph else None
     if covered is not None:
         covered.backward_ran = True
     flat: list[Tensor] = []
+    if required(y)._without_graph:
+        raise _dropped("the loss")
     if not y.requires_grad or isinstance(y.creator, Dummy):
-        flat = zeros.flat_parameters(y) if tape.training else []
+        flat = zeros.flat_parameters(y) if tape.training and asked is None else []
         if tape.training and not flat:
             raise nothing_trains(covered)
         if not tape.training:
@@ -76,6 +88,10 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
                 hint="call model.train(), or set autograd.training = True, before the forward pass",
             )
     shape = op.shape(y)
+    if (shape is None or not all(isinstance(d, int) for d in shape)) and (example := op.example(y)) is not None:
+        shape = example.shape  # of a step that is recorded, and runs only after the tape has computed it
+    if shape is None:
+        op.rank(y)  # raises, because it is not known
     if shape is None or any(d != 1 for d in shape):
         raise InvalidInput(
             f"backward must start at a tensor of one element, got shape {shape}",
@@ -86,13 +102,14 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
         yield from _zeros(flat, covered)
         return
     device = y.device
-    first = vocabulary(device)
-    start = first.full_like(trace.value(y), 1) if dy is None else _start(first, y, dy)
-    uses, storing = _wanted(y.creator)
-    if not storing and (flat := zeros.flat_parameters(y)):  # only inputs require a gradient
+    values: Interpreter[Any] = op if create_graph else vocabulary(device)
+    with _recorded(create_graph):
+        start = values.full_like(y if create_graph else trace.value(y), 1) if dy is None else _start(values, y, dy, create_graph)
+    uses, storing = _wanted(y.creator, asked)
+    if not storing and asked is None and (flat := zeros.flat_parameters(y)):  # only inputs require a gradient
         yield from _zeros(flat, covered)
         return
-    found: dict[Operator, list[Any]] = {y.creator: [None] * len(y.creator.y_id2idx)}
+    found: dict[Operator, list[Any]] = {y.creator: [None] * y.creator.output_count}
     found[y.creator][y.creator.place(y)] = start
     ready = [(-y.creator.serial, y.creator)]
     while ready:
@@ -100,16 +117,23 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
         dys = found.pop(here, None)
         needs = [creator is not None and creator in uses for creator in here.creators]
         grads: list[Any] = [None] * len(needs)
-        if any(needs) and dys is not None and any(d is not None for d in dys):
-            grads = here._backward(dys, needs, device)
+        if dys is not None and any(d is not None for d in dys):
+            if here.drops_gradient:
+                raise _dropped(here.name)
+            if any(needs):
+                with _recorded(create_graph):
+                    grads = (
+                        here._backward_recorded(op, dys, needs, device) if create_graph else here._backward(dys, needs, device)
+                    )
         complete: list[Operator] = []
         for x, creator, need, g in zip(here.inputs, here.creators, needs, grads, strict=True):
             if not need or x is None or creator is None:
                 continue
             if g is not None:
-                slots = found.setdefault(creator, [None] * len(creator.y_id2idx))
+                slots = found.setdefault(creator, [None] * creator.output_count)
                 i = creator.place(x)
-                slots[i] = vocabulary(device).add(slots[i], g)
+                with _recorded(create_graph):
+                    slots[i] = values.add(slots[i], g)
             uses[creator] -= 1
             if uses[creator] == 0:
                 complete.append(creator)
@@ -121,7 +145,7 @@ def backward(y: Tensor, dy: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
                 if g is not None:
                     if covered is not None:
                         covered.found.add(id(x))
-                    yield x, Tensor._of(g, x.device, False)
+                    yield x, _result(g, x, create_graph)
             if isinstance(creator, Dummy):
                 found.pop(creator, None)
 
@@ -134,15 +158,49 @@ def _zeros(parameters: list[Tensor], covered: coverage.Coverage | None) -> Itera
         yield p, Tensor._of(vocabulary(p.device).full_like(trace.value(p), 0), p.device, False)
 
 
-def _start(first: Interpreter[Any], y: Tensor, dy: Any) -> Any:
+@contextlib.contextmanager
+def _recorded(flag: bool) -> Iterator[None]:
+    """The context in which operators are recorded on the tape, whatever the mode is."""
+    before = tape.training
+    if flag:
+        tape.set_training(True)
+    try:
+        yield
+    finally:
+        tape.set_training(before)
+
+
+def _result(g: Any, x: Tensor, create_graph: bool) -> Tensor:
+    if create_graph:
+        return g  # type: ignore[no-any-return]
+    made = Tensor._of(g, x.device, False)
+    made._without_graph = True
+    return made
+
+
+def _dropped(where: str) -> InvalidInput:
+    return InvalidInput(
+        f"{where} uses a gradient that was computed without a graph: its own gradient would be dropped",
+        code="SX383",
+        hint="compute it by autograd.gradients(loss, create_graph=True); if it is meant to be a constant, write g.detach()",
+    )
+
+
+def _start(first: Interpreter[Any], y: Tensor, dy: Any, create_graph: bool) -> Any:
+    if create_graph:
+        given = dy if tape._is_tensor(dy) else op.constant(dy, op.dtype(y))
+        return op.Expand(op.cast(given, y), op.Shape(y))
     if tape._is_tensor(dy) and not dy._follows_device and trace.current() is None:
         tape._same_device(y.device, dy.device, "backward")
     value = tape._value_on(y.device, dy) if tape._is_tensor(dy) else first.constant(dy, op.dtype(y))
     return first.call("Expand", (first.cast(value, trace.value(y)), first.call("Shape", (trace.value(y),), {}, 1)[0]), {}, 1)[0]
 
 
-def _wanted(y_op: Operator) -> tuple[Counter[Operator], dict[Operator, list[Tensor]]]:
-    """The operators that need a gradient with the number of their uses, and by operator the tensors that store a gradient."""
+def _wanted(y_op: Operator, asked: set[int] | None) -> tuple[Counter[Operator], dict[Operator, list[Tensor]]]:
+    """The operators that need a gradient with the number of their uses, and by operator the tensors whose gradients to keep.
+
+    asked: the ids of these tensors; None for those that store their gradients.
+    """
     order: list[Operator] = []
     seen = {y_op}
     pending = [y_op]
@@ -158,10 +216,11 @@ def _wanted(y_op: Operator) -> tuple[Counter[Operator], dict[Operator, list[Tens
     stored: set[int] = set()
     for operator in sorted(order, key=lambda o: o.serial):
         for x, creator in zip(operator.inputs, operator.creators, strict=True):
-            if x is None or creator is None or not (x.stores_grad or creator in wanted):
+            keeps = x is not None and (x.stores_grad if asked is None else id(x) in asked)
+            if x is None or creator is None or not (keeps or creator in wanted):
                 continue
             wanted |= {creator, operator}
-            if x.stores_grad and id(x) not in stored:
+            if keeps and id(x) not in stored:
                 stored.add(id(x))
                 storing.setdefault(creator, []).append(x)
     uses: Counter[Operator] = Counter()
@@ -170,18 +229,34 @@ def _wanted(y_op: Operator) -> tuple[Counter[Operator], dict[Operator, list[Tens
     return uses, storing
 
 
-def gradients(y: Tensor, dy: Any = None) -> dict[int, Tensor]:
+def gradients(y: Tensor, dy: Any = None, create_graph: bool = False, inputs: Sequence[Tensor] | None = None) -> dict[int, Tensor]:
     """Compute the gradients of a loss, as `backward` does.
 
     Args:
         y: The loss, a Tensor of one element.
         dy: The gradient of `y`, a Tensor, an array or a number; None for 1.
+        create_graph: Whether the gradients are recorded on the tape, so that a further loss may depend on them.
+        inputs: The Tensors to differentiate with respect to: leaves or results of operators that `requires_grad`. None for
+            those that store their gradients.
 
     Returns:
         The gradients by the `id` of the Tensor.
 
     Raises:
-        InvalidInput: As `backward` raises it.
+        InvalidInput: As `backward` raises it; `y` does not depend on one of `inputs` (SX379).
         UnsupportedModel: An operator on the tape has no gradient for these inputs or attributes.
+
+    Example:
+        >>> critic = autograd.reduce_sum(net.forward(x))
+        >>> dx = autograd.gradients(critic, create_graph=True, inputs=[x])[id(x)]
+        >>> loss = loss + autograd.reduce_sum(dx * dx)
     """
-    return {id(p): g for p, g in backward(y, dy)}
+    found = {id(p): g for p, g in _walk(y, dy, create_graph, None if inputs is None else {id(x) for x in inputs})}
+    for i, x in enumerate(inputs or ()):
+        if id(x) not in found:
+            raise InvalidInput(
+                f"the loss must depend on every Tensor of inputs, got none of {x.name or f'number {i}'}",
+                code="SX379",
+                hint="set x.requires_grad = True before the forward pass, and pass that Tensor",
+            )
+    return found

@@ -16,7 +16,7 @@ from onnx import TypeProto
 from singa_backend import dtypes
 from singa_backend.autodiff.replay import rebuild_subgraph
 from singa_backend.autodiff.support import no_gradient_reason
-from singa_backend.interpreters.base import Interpreter, Subgraph, arguments
+from singa_backend.interpreters.base import Example, Interpreter, Subgraph, arguments
 from singa_backend.ir.declaration import Declaration, declarations
 from singa_backend.ir.versioned import VersionedOperator
 from singa_backend.proto.schemas import version_at
@@ -24,7 +24,7 @@ from singa_backend.proto.schemas import version_at
 from ..device import Device, default_device
 from . import provenance, tape, trace
 from .tape import Node, _anywhere, _eager, _is_tensor, _same_device, _value_on, vocabulary
-from .variable import Variable, of
+from .variable import Variable, of, required
 
 T = TypeVar("T", bound=Variable)
 
@@ -48,6 +48,8 @@ class TensorInterpreter(Interpreter[T]):
         values = [*raw, *(_value_on(device, v) for v in captured)]
         if not tape.training or not any(x is not None and x.requires_grad for x in every):
             ys = _wrapped(made, device, every)
+            if tape.without_graph(every):
+                tape.mark_without_graph(ys, not no_gradient_reason(_declaration(domain, op_type, self.opset)))
         else:
             node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
             ys = self._leave(node, every, values, made, device)
@@ -62,7 +64,7 @@ class TensorInterpreter(Interpreter[T]):
             node.keep(values, made, () if trace.current() is not None else (*xs, *ys))
             for y in ys:
                 if y is not None:
-                    y.requires_grad = _floats(y)
+                    y.requires_grad = tape._is_float(y._data, device)
         return list(ys)
 
     @property
@@ -81,6 +83,7 @@ class TensorInterpreter(Interpreter[T]):
         made = vocabulary(device).call_version(operator, values, attributes, wanted)
         if not tape.training or not any(x is not None and x.requires_grad for x in inputs):
             ys = _wrapped(made, device, inputs)
+            tape.mark_without_graph(ys, tape.without_graph(inputs) and not no_gradient_reason(operator.declaration))
         else:
             declaration = operator.declaration
             node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, operator.version)
@@ -99,21 +102,33 @@ class TensorInterpreter(Interpreter[T]):
         return _is_tensor(x)
 
     def dtype(self, x: T) -> np.dtype[Any]:
-        return vocabulary(x.device).dtype(trace.value(x))
+        return vocabulary(required(x).device).dtype(trace.value(x))
 
     def is_sequence(self, x: T) -> bool:
-        return vocabulary(x.device).is_sequence(trace.value(x))
+        return vocabulary(required(x).device).is_sequence(trace.value(x))
 
     def shape(self, x: T) -> tuple[int | str | None, ...] | None:
-        return vocabulary(x.device).shape(trace.value(x))
+        return vocabulary(required(x).device).shape(trace.value(x))
 
     def constant_value(self, x: T) -> np.ndarray | None:
         """The value that the graph of a recorded step knows; None otherwise, because values may change from call to call."""
         current = trace.current()
         return None if current is None else current.writer.constant_value(current.value(x))
 
-    def graph(self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None]) -> Subgraph:
-        return (_anywhere if trace.current() is None else vocabulary()).graph(make, types)
+    def example(self, x: T) -> Any:
+        return vocabulary(x.device).example(trace.value(x))
+
+    def learn(self, x: T) -> None:
+        vocabulary(x.device).learn(trace.value(x))
+
+    def with_type(self, x: T, type: TypeProto | None) -> T:
+        vocabulary(x.device).with_type(trace.value(x), type)
+        return x
+
+    def graph(
+        self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
+    ) -> Subgraph:
+        return (_anywhere if trace.current() is None else vocabulary()).graph(make, types, examples)
 
 
 def _replay_of(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Replay:
@@ -191,15 +206,8 @@ def _meeting(xs: Sequence[Variable | None], op_type: str, domain: str, opset: in
     return rest[0]
 
 
-def _floats(y: Variable) -> bool:
-    try:
-        return dtypes.is_float(op.dtype(y))
-    except ValueError:
-        return False
-
-
 def _lowered(body: Subgraph, device: Device) -> Subgraph:
-    return Subgraph(body.proto, body.opset, {n: _value_on(device, v) for n, v in body.captured.items()})
+    return body.with_captured({n: _value_on(device, v) for n, v in body.captured.items()})
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ from onnx import helper
 
 from singa_backend import dtypes
 from singa_backend.autodiff.tape import gradients as rule_gradients
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.interpreters.base import Interpreter, Subgraph
 from singa_backend.interpreters.builder import GraphBuilder
 from singa_backend.interpreters.eager import Eager
@@ -132,6 +132,9 @@ def no_tape() -> Iterator[None]:
 class _Anywhere(Eager):
     """The values that a graph captures: they may be on any device, and move to that of the tensors that the graph reads."""
 
+    def example(self, x: Any) -> Any:
+        return x if isinstance(x, (np.ndarray, list)) else x.get()
+
     def is_value(self, x: Any) -> bool:
         if isinstance(x, list):
             return super().is_value(x)
@@ -190,6 +193,9 @@ class Operator:
         """The inputs that need a gradient; None for the others."""
         self.creators: list[Operator | None] = []
         """The creator of each input at the time of the call; a tensor that is filled later gets another one."""
+        self.output_count = 1
+        self.drops_gradient = False
+        """Whether an input was computed from gradients that have no graph (`Variable._without_graph`)."""
 
     def __call__(self, *xs: Any) -> tuple[Any, ...]:
         """Compute on tensors; raises InvalidInput if an input is not a Tensor."""
@@ -260,6 +266,10 @@ class Operator:
                 hint="create an operator for each call",
             )
         ys = tuple(None if v is None else of(v, device, self.requires_grad) for v in values)
+        self.output_count = len(ys)
+        self.drops_gradient = flows and without_graph(xs)
+        if not self.requires_grad:
+            mark_without_graph(ys, self.drops_gradient)
         if self.requires_grad:
             self.inputs = [x if x is not None and x.requires_grad else None for x in xs]
             self.creators = [None if x is None else creator_of(x) for x in self.inputs]
@@ -321,6 +331,21 @@ class Operator:
         """
         return {}
 
+    def _again(self, value: Any, index: int, device: Device) -> Any:
+        """A Tensor for the value of an output, which may be on the tape although the first Tensor no longer exists."""
+        made = of(value, device, True)
+        made._creator = self
+        self.y_id2idx[id(made)] = index
+        return made
+
+    def _backward_recorded(self, op: Interpreter[Any], dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        """The gradients as Tensors on the tape: `dys` are Tensors, `op` calls operators on Tensors."""
+        if trace.current() is not None:
+            raise trace.NotTraceable(f"the operator {self.name} is written in Python and cannot become part of a graph")
+        values = self._backward([None if d is None else d._data for d in dys], needs, device)
+        given = [*(x for x in self.inputs if x is not None), *(d for d in dys if d is not None)]
+        return list(_Once(self).record(given, values, device))
+
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         zeros = [np.float32(0) if dy is None else dy for dy in dys]
         result = self.backward(*zeros)
@@ -331,6 +356,25 @@ class Operator:
 
 
 Operation = Operator
+
+
+class _Once(Operator):
+    """The gradient of an operator that is written in Python: it cannot be differentiated again."""
+
+    def __init__(self, of: Operator) -> None:
+        super().__init__(f"the backward of {of.name}")
+        self._of = of
+
+    def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        raise UnsupportedModel(
+            f"the gradient of {self._of.name} cannot be differentiated: its backward is written in Python",
+            code="SX205",
+            operator=type(self._of).__name__,
+            hint="write the operator in ONNX operators: its gradient then has a gradient too",
+        )
+
+    def _backward_recorded(self, op: Interpreter[Any], dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        return self._backward(dys, needs, device)
 
 
 class Dummy(Operator):
@@ -408,6 +452,7 @@ class Node(Operator):
         self.op_type, self.domain, self.opset, self.version = op_type, domain, opset, version
         self.declaration = declaration
         self.attributes = attributes
+        self.node = ""
         self._values: list[Any] = []
         self._outputs: list[Any] = []
         self._read: list[tuple[weakref.ref[Variable], int] | None] = []
@@ -434,11 +479,11 @@ class Node(Operator):
         named = [d.name for d in self.declaration.inputs]
         names = set(rule.names)
         last = len(named) - 1
-        everything = "captured" in names or any(d.variadic for d in self.declaration.inputs)
+        everything = trace.current() is not None or "captured" in names or any(d.variadic for d in self.declaration.inputs)
         self._values = [
             v if everything or named[min(i, last)] in names else (v if v is None else _Dropped) for i, v in enumerate(values)
         ]
-        keeps = bool({"y", "ys"} & names) or len(outputs) > 1
+        keeps = bool({"y", "ys"} & names) or len(outputs) > 1 or trace.current() is not None
         self._outputs = list(outputs) if keeps else [None] * len(outputs)
 
     def backward(self, *dys: Any) -> Any:
@@ -469,6 +514,46 @@ class Node(Operator):
         return _unpacked(self._backward(given, needs, device) if any(d is not None for d in given) else [])
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        self._refuse_changed(dys, needs)
+        return self._by_rule(vocabulary(device), self._values, self._outputs, dys, needs)
+
+    def _backward_recorded(self, op: Interpreter[Any], dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
+        self._refuse_changed([None if d is None else d._data for d in dys], needs)
+        values = [self._value_as_tensor(i, device) for i in range(len(self._values))]
+        outputs = [None if y is None else self._again(y, i, device) for i, y in enumerate(self._outputs)]
+        for y in outputs:
+            if y is not None:
+                y.requires_grad = _is_float(y._data, device)
+        return self._by_rule(op, values, outputs, dys, needs)
+
+    def _by_rule(
+        self, op: Interpreter[Any], values: list[Any], outputs: list[Any], dys: list[Any], needs: list[bool]
+    ) -> list[Any]:
+        try:
+            return rule_gradients(op, self.declaration, values, outputs, self.attributes, dys, needs, self.version)
+        except UnsupportedModel as error:
+            raise error.locate(node=self.node or self.name) from None
+
+    def _value_as_tensor(self, i: int, device: Device) -> Any:
+        """The Tensor of an input that was kept; for one that has another value now, a Tensor of the old value."""
+        value, x, creator = self._values[i], self.inputs[i], self.creators[i]
+        if value is None or value is _Dropped:
+            return value
+        if x is None or creator is None:
+            return of(value, device, False)
+        if x._creator is creator and trace.value(x) is value:
+            return x
+        if trace.current() is None and isinstance(creator, Dummy):
+            raise InvalidInput(
+                f"the storage of {x.name or creator.name} was replaced after {self.name} had read it, so that no gradient of its "
+                "gradient reaches it",
+                code="SX370",
+                hint="compute the gradients before the update, or compute the loss again",
+            )
+        return creator._again(value, creator.place(x), device)
+
+    def _refuse_changed(self, dys: list[Any], needs: list[bool]) -> None:
+        """Raise InvalidInput (SX370) if a tensor whose old value the gradient needs was changed in place."""
         changed = {i: t for i, r in enumerate(self._read) if r and (t := r[0]()) is not None and t._version != r[1]}
         for i in sorted(changed.keys() & self._needed_values(dys, needs)) if changed else ():
             what = f"{changed[i].name or creator_of(changed[i]).name} was changed after {self.name} had read it"
@@ -477,8 +562,6 @@ class Node(Operator):
                 code="SX370",
                 hint="compute the gradients of every loss before the update, or compute the loss again",
             )
-        op = vocabulary(device)
-        return rule_gradients(op, self.declaration, self._values, self._outputs, self.attributes, dys, needs, self.version)
 
     def _needed_values(self, dys: list[Any], needs: list[bool]) -> set[int]:
         """The indices of the inputs and outputs whose values the gradient needs; of the others it needs the shape at most."""
@@ -616,6 +699,29 @@ def _unpacked(grads: Sequence[Any]) -> Any:
     """One gradient, or a tuple, without the last ones that are None."""
     last = max((i for i, g in enumerate(grads) if g is not None), default=-1)
     return tuple(grads[: last + 1]) if last > 0 else grads[0] if last == 0 else None
+
+
+# --- gradients without a graph: constants, whose use in another loss would drop a gradient
+
+
+def without_graph(xs: Sequence[Variable | None]) -> bool:
+    """Whether a value was computed from gradients that have no graph."""
+    return any(x is not None and x._without_graph for x in xs)
+
+
+def mark_without_graph(ys: Sequence[Variable | None], flag: bool = True) -> None:
+    """Mark results that were computed from gradients without a graph; outside training they are constants on purpose."""
+    if flag and _is_training():
+        for y in ys:
+            if y is not None and _is_float(y._data, y.device):
+                y._without_graph = True
+
+
+def _is_float(value: Any, device: Device) -> bool:
+    try:
+        return dtypes.is_float(vocabulary(device).dtype(value))
+    except ValueError:
+        return False
 
 
 # --- devices: an operator runs on the device of its tensors, and constants follow them

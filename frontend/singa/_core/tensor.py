@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from singa_backend import dtypes
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, NotExchangeable
 from singa_backend.interpreters.builder import Symbol
 
 from .. import device as devices
@@ -20,7 +21,7 @@ from . import provenance, random, tape, trace
 from .ops import TensorInterpreter
 from .ops import op as _op
 from .tape import Dummy, Operator, creator_of
-from .variable import Counter, Variable, made_by_operators
+from .variable import Counter, Variable, made_by_operators, required
 
 op: TensorInterpreter[Tensor] = _op
 """ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
@@ -46,14 +47,16 @@ class Tensor(Variable):
         device: The device, or a name such as "CUDA"; None for the CPU.
         dtype: A constant of `singa.tensor`, "int" (int32), "float" (float32), or a NumPy dtype; ignored if `data` is passed.
         data: The values, used in their own shape and dtype: an array (shared, not copied, if it is on the device already), a
-            Tensor, a number, or a list of arrays, which is an ONNX sequence. None for zeros.
+            Tensor, a number or nested lists of numbers (floats become float32, integers int32), or a list of arrays, which is
+            an ONNX sequence. A read-only array is copied. None for zeros.
         requires_grad: Whether gradients flow through this tensor.
         stores_grad: Whether `autograd.backward` returns the gradient of this tensor, as for a parameter.
         creator: The operator that produced it; None for a leaf.
         name: Its name; None for "Dummy#" and a number.
 
     Raises:
-        InvalidInput: The dtype is unknown, or ONNX does not have it (SX315 for that of `data`, SX316 for `dtype`).
+        InvalidInput: The dtype is unknown, or ONNX does not have it (SX316); `data` have such a dtype, are lists of several
+            lengths, or numbers that float32 or int32 cannot represent (SX315).
         DeviceUnavailable: This machine does not have the device.
         ValueError: A size is negative.
     """
@@ -87,14 +90,18 @@ class Tensor(Variable):
             self._data = self._owned(data)
 
     def _owned(self, data: Any) -> Any:
+        backend = self.device.backend
         if isinstance(data, Tensor):
-            data = data._data
-        if isinstance(data, (Symbol, list)) or self.device.backend.xp.isarray(data):
+            data = data._data if data.device is self.device else data.device.backend.get(data._data)
+        if isinstance(data, Symbol) or (isinstance(data, list) and type(data) is not list):  # an empty sequence with its dtype
             return data
-        array = np.asarray(data)
-        if not dtypes.known(array.dtype):
-            raise InvalidInput(f"the data of a tensor must be numbers, bool or strings, got {array.dtype}", code="SX315")
-        return self.device.backend.put(array)
+        if isinstance(data, list) and data and all(isinstance(v, Tensor) or _is_array(v) for v in data):
+            return [self._owned(v) for v in data]
+        if isinstance(data, np.ndarray) or not backend.xp.isarray(data):
+            data = array_of(data)
+            if not data.flags.writeable:
+                data = data.copy()
+        return data if backend.xp.isarray(data) else backend.put(data)
 
     # --- properties
 
@@ -233,10 +240,12 @@ class Tensor(Variable):
         return np.array(array, dtype) if copy or dtype is not None else array
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.data.__dlpack__(**kwargs)
+        with exchange(f"a tensor of {op.dtype(self)}"):
+            return self.data.__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> Any:
-        return self.data.__dlpack_device__()
+        with exchange("a tensor"):
+            return self.data.__dlpack_device__()
 
     def __float__(self) -> float:
         return float(self._single())
@@ -315,7 +324,7 @@ class Tensor(Variable):
         if self._on_tape():
             return self.clone()
         made = Tensor(data=self.data.copy(order="C"), device=self.device, requires_grad=self.requires_grad)
-        made._origin = self._origin
+        made._origin, made._without_graph = self._origin, self._without_graph
         return made
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
@@ -356,10 +365,25 @@ class Tensor(Variable):
                 same._data = same._data.copy(order="C")
             return same
         made = Tensor(data=self.data.copy(), device=self.device, requires_grad=self.requires_grad, stores_grad=self.stores_grad)
-        made.name, made._origin = self.name, self._origin
+        made.name, made._origin, made._without_graph = self.name, self._origin, self._without_graph
         return made
 
     deepcopy = clone
+
+    def detach(self) -> Tensor:
+        """Return the same values as a constant: no gradient flows through it.
+
+        Source: ONNX Identity.
+
+        Returns:
+            Tensor that does not require a gradient, on the same device.
+        """
+        before = tape.training
+        tape.set_training(False)
+        try:
+            return op.Identity(self)
+        finally:
+            tape.set_training(before)
 
     def copy(self) -> Tensor:
         """Make a tensor that shares the storage of this one; gradients flow through it.
@@ -373,6 +397,7 @@ class Tensor(Variable):
             return op.Identity(self)
         made = Tensor._of(self.data, self.device, self.requires_grad)
         made.stores_grad, made.name, made._origin = self.stores_grad, self.name, self._origin
+        made._without_graph = self._without_graph
         return made
 
     def as_type(self, dtype: DTypeLike) -> Tensor:
@@ -467,11 +492,13 @@ class Tensor(Variable):
             The tensor that was filled.
 
         Raises:
+            InvalidInput: `x` is not of the kind of this tensor, or lists of several lengths (SX315).
             OperatorError: The shape of `x` does not broadcast.
         """
         target = self if inplace else self.clone()
         with tape.no_tape():
-            trace.assign(target, op.Expand(op.constant(x, op.dtype(target)), op.Shape(target)).raw)
+            value = op.constant(values_for(op.dtype(target), x), op.dtype(target))
+            trace.assign(target, op.Expand(value, op.Shape(target)).raw)
         target._become_leaf()
         return target
 
@@ -507,10 +534,10 @@ class Tensor(Variable):
 
         Raises:
             InvalidInput: The values are beyond the end, or without an offset, they are fewer than the elements (SX337); or some
-                elements of a tensor that an operator on the tape produced would be written (SX370).
-            ValueError: A value cannot be cast to the dtype of this tensor.
+                elements of a tensor that an operator on the tape produced would be written (SX370); or the values are not of
+                the kind of this tensor, or lists of several lengths (SX315).
         """
-        values = np.asarray(array)
+        values = values_for(op.dtype(self), array)
         self._check_count(values.size, offset)
         self._write(op.constant(np.ascontiguousarray(values.reshape(-1), op.dtype(self))), offset)
 
@@ -539,9 +566,9 @@ class Tensor(Variable):
 
         Raises:
             InvalidInput: The values are beyond the end, or without an offset, they are fewer than the elements (SX337); or some
-                elements of a tensor that an operator on the tape produced would be written (SX370).
+                elements of a tensor that an operator on the tape produced would be written (SX370); or the values are not of
+                the kind of this tensor, or lists of several lengths (SX315).
             OperatorError: A value of a tensor cannot be cast to the dtype of this tensor.
-            ValueError: A value of an array cannot be cast to the dtype of this tensor.
         """
         if not isinstance(t, Tensor):
             self.copy_from_numpy(t, offset)
@@ -865,6 +892,18 @@ def _count(shape: Sequence[Any]) -> int | None:
     return math.prod(shape) if all(isinstance(d, int) for d in shape) else None
 
 
+@contextmanager
+def exchange(what: str) -> Iterator[None]:
+    """The context of a use of DLPack; raises NotExchangeable if the other side or NumPy refuses it."""
+    try:
+        yield
+    except trace.NotTraceable:
+        raise
+    except Exception as error:  # whatever the methods of another library raise
+        detail = " ".join(str(error).split())[:200]
+        raise NotExchangeable(f"{what} cannot be passed through DLPack: {detail}", hint="convert it to a NumPy array") from None
+
+
 def _float(x: Any) -> Any:
     """Cast integers to float32, for quotients."""
     if isinstance(x, Tensor):
@@ -891,7 +930,7 @@ def _operand(x: Any) -> Any:
     """Convert NumPy scalars to Python numbers, which adopt the dtype of the tensor, and arrays to constants of their dtype."""
     if isinstance(x, np.generic):
         return x.item()
-    return op.constant(x) if isinstance(x, np.ndarray) else x
+    return op.constant(array_of(x)) if isinstance(x, np.ndarray) else x
 
 
 def _compared(name: str, a: Tensor, b: Any) -> Tensor:
@@ -899,6 +938,91 @@ def _compared(name: str, a: Tensor, b: Any) -> Tensor:
     made = op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))
     made._is_comparison = True
     return made
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or (hasattr(value, "shape") and hasattr(value, "dtype") and not np.isscalar(value))
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Convert a value to an array of a dtype that ONNX has.
+
+    Args:
+        value: An array, whose dtype is kept; or a Python number, a string, or nested lists of them: floats become float32,
+            integers int32.
+
+    Returns:
+        The array, in native byte order; strings are objects.
+
+    Raises:
+        InvalidInput: The value is not an array of numbers, bool or strings, its lists have several lengths, or float32 or int32
+            cannot represent a number (SX315).
+    """
+    plain = not hasattr(value, "__array__") and not isinstance(value, np.generic)
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a list of lists of several lengths, or `__array__` of another library
+        detail = " ".join(str(error).split())[:200]
+        raise InvalidInput(
+            f"the data of a tensor must be an array or nested lists of one shape: {detail}", code="SX315"
+        ) from None
+    if plain and array.dtype.kind in "US":  # NumPy makes strings of numbers between strings
+        array = np.asarray(value, object)
+        if array.size and all(isinstance(v, bytes) for v in array.flat):
+            array = np.asarray(value)
+    if array.dtype.kind in "US" or (array.dtype == dtypes.STRING and all(isinstance(v, str) for v in array.flat)):
+        return array if array.dtype == dtypes.STRING else _texts(array)
+    if array.dtype == dtypes.STRING or not dtypes.known(array.dtype.newbyteorder("=")):
+        raise InvalidInput(f"the data of a tensor must be numbers, bool or strings, got {array.dtype}", code="SX315")
+    if plain and array.dtype.kind in "iuf" and array.dtype.itemsize == 8:
+        narrow = np.dtype(np.float32 if array.dtype.kind == "f" else np.int32)
+        with np.errstate(over="ignore"):
+            made = array.astype(narrow)
+        wrong = ~np.isfinite(made) & np.isfinite(array) if narrow.kind == "f" else made != array
+        if wrong.any():
+            hint = f"pass np.array(..., np.{array.dtype}), whose dtype is kept"
+            raise InvalidInput(
+                f"Python numbers become {narrow}, which cannot represent {array[wrong].flat[0]}", code="SX315", hint=hint
+            )
+        return made
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def values_for(dtype: np.dtype[Any], values: Any) -> np.ndarray:
+    """Convert values to write into a tensor to an array.
+
+    Args:
+        dtype: The dtype of the tensor, to which the caller casts them.
+        values: An array, a number, or nested lists of numbers.
+
+    Returns:
+        The array, in its own dtype.
+
+    Raises:
+        InvalidInput: The values are lists of several lengths, or strings for a numeric tensor, or the reverse (SX315).
+    """
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # lists of several lengths, or `__array__` of another library
+        detail = " ".join(str(error).split())[:200]
+        raise InvalidInput(f"values must be an array or nested lists of one shape: {detail}", code="SX315") from None
+    strings = array.dtype.kind in "US" or (array.dtype == dtypes.STRING and all(isinstance(v, str) for v in array.flat))
+    plain = array.dtype != dtypes.STRING and dtypes.known(array.dtype.newbyteorder("="))
+    if strings != (dtype == dtypes.STRING) or not (strings or plain):
+        raise InvalidInput(f"the values of a tensor of {dtype} cannot be {array.dtype}", code="SX315")
+    if not isinstance(values, (np.ndarray, np.generic)) and array.dtype == np.float64 and dtypes.is_float(dtype):
+        with np.errstate(over="ignore"):
+            beyond = np.isinf(array.astype(dtype).astype(np.float64)) & np.isfinite(array)
+        if beyond.any():
+            raise InvalidInput(f"a tensor of {dtype} cannot represent {array[beyond].flat[0]}", code="SX315")
+    return array
+
+
+def _texts(array: np.ndarray) -> np.ndarray:
+    try:
+        return (np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array).astype(object)
+    except (UnicodeDecodeError, ValueError) as error:
+        raise InvalidInput(f"the data of a tensor must be UTF-8: {error}", code="SX315") from None
 
 
 _CODES: dict[int, Any] = {
@@ -960,4 +1084,4 @@ def to_numpy(t: Tensor) -> Any:
     Raises:
         NotTraceable: A step is being recorded as a graph, and the values are not known.
     """
-    return np.array(t.device.backend.get(t.data))
+    return np.array(required(t).device.backend.get(t.data))

@@ -16,6 +16,7 @@ from onnx import TypeProto, helper
 
 from singa_backend import dtypes
 from singa_backend.errors import SonnxError
+from singa_backend.interpreters.base import Example
 from singa_backend.interpreters.builder import Symbol
 from singa_backend.opsets.writer import OpsetWriter
 
@@ -58,9 +59,16 @@ class Trace:
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self._bound: dict[int, Symbol] = {}
 
+    def input(self, name: str, type: TypeProto, example: Example | None = None) -> Symbol:
+        """An input of the graph, with a function that returns a value that it has in some step."""
+        symbol = self.writer.input(name, type)
+        if example is not None:
+            self.writer.builder.examples[symbol.name] = example
+        return symbol
+
     def bind(self, tensor: Variable, name: str) -> Symbol:
         """Make a tensor an input of the graph, under a name."""
-        symbol = self.writer.input(name, type_of(tensor))
+        symbol = self.input(name, type_of(tensor), value_of(tensor))
         if self._holds and tensor._data.size <= _HELD:
             symbol.frozen_value = tensor.device.backend.get(tensor._data)
         self.inputs.append((tensor, symbol))
@@ -140,6 +148,11 @@ def value(tensor: Variable) -> Any:
 def type_of(tensor: Variable) -> TypeProto:
     """The ONNX type of a tensor that has a value, with its sizes."""
     return helper.make_tensor_type_proto(dtypes.onnx_code(tensor._data.dtype), tensor._data.shape)
+
+
+def value_of(tensor: Variable) -> Example:
+    """The value of a tensor outside the recorded step, as an example of its symbol."""
+    return lambda: tensor.device.backend.get(tensor._data)
 
 
 def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:

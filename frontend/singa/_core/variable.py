@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any, Self, TypeVar
 
+from singa_backend.errors import InvalidInput
+
 from ..device import Device
 from .provenance import Link
 
@@ -38,6 +40,9 @@ class Variable:
     _origin: Link | None = None
     """The call that computed it, and the index among its results; None for a leaf."""
 
+    _without_graph = False
+    """Whether this is a gradient that was computed without a graph, or was computed from one: a constant for the tape."""
+
     _version = 0
     """The number of changes in place: the tape compares it to detect that a value it has read was changed."""
 
@@ -59,6 +64,14 @@ class Variable:
         made._creator = None
         made._data = value
         return made
+
+
+def required(x: Any) -> Any:
+    """The argument; raises InvalidInput (SX311) unless it is a tensor."""
+    if not isinstance(x, Variable):
+        hint = "wrap it: Tensor(data=...)"
+        raise InvalidInput(f"an argument must be a Tensor, got a {type(x).__name__}", code="SX311", hint=hint)
+    return x
 
 
 _class: type[Variable] = Variable

@@ -14,7 +14,7 @@ from singa_backend.errors import InvalidInput
 
 from .._core import random, tape, trace
 from .._core.tape import Dummy
-from .._core.tensor import Tensor, op
+from .._core.tensor import Tensor, op, values_for
 
 
 class Layer:
@@ -188,7 +188,7 @@ class Layer:
             parameters: Tensors or arrays by name; names are those of `get_params`, or relative to this layer.
 
         Raises:
-            InvalidInput: If a name does not exist or a shape differs; then nothing is changed (SX326).
+            InvalidInput: If a name does not exist, a shape differs (SX326), or a value is not an array; then nothing is changed.
         """
         self._write(self.get_params(), parameters, "parameter")
 
@@ -210,7 +210,7 @@ class Layer:
             if t is None:
                 hint = f"it has {', '.join(mine) or 'none'}; layers create theirs when they first run: compile the model first"
                 raise InvalidInput(f"{type(self).__name__} has no {what} {name!r}", code="SX326", hint=hint)
-            value = value if isinstance(value, Tensor) else np.asarray(value)
+            value = value if isinstance(value, Tensor) else values_for(op.dtype(t), value)
             if tuple(value.shape) != tuple(t.shape):
                 raise InvalidInput(f"the {what} {name!r} must have shape {t.shape}, got {tuple(value.shape)}", code="SX326")
             pairs.append((t, value))

@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TypeProto, helper
 
 from singa_backend import dtypes, passes
-from singa_backend.errors import InvalidInput, Problem, UnsupportedModel
+from singa_backend.errors import InvalidInput, Problem, UnsupportedModel, check_keywords
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.reader import read
 from singa_backend.opsets.convert import convert as write_again
@@ -121,8 +121,7 @@ class Options:
         doc: the doc_string of the model.
 
     Raises:
-        InvalidInput: the opset is not supported (SX323).
-        TypeError: `extra_opsets` is not a list of pairs.
+        InvalidInput: the opset is not supported, or `extra_opsets` is not a list of pairs (SX323).
     """
 
     opset: int | None = None
@@ -149,7 +148,13 @@ class Options:
         if not isinstance(pairs, (list, tuple)) or not all(
             isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], int) for p in pairs
         ):
-            raise TypeError(f"extra_opsets must be a list of (domain, version) pairs, got {pairs!r}")
+            raise InvalidInput(f"extra_opsets must be a list of (domain, version) pairs, got {pairs!r}", code="SX323")
+
+
+def _options(call: str, options: Mapping[str, Any]) -> Options:
+    """The options of a call; raises UnknownKeyword."""
+    check_keywords(call, options, (f.name for f in fields(Options)))
+    return Options(**options)
 
 
 def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_report: bool = False, **options: Any) -> Any:
@@ -172,7 +177,7 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
             (SX354), a tensor that was read no longer exists (SX363), or an option does not match the graph (SX323, SX355).
         UnsupportedModel: operators cannot be written (SX206) or their exporter failed (SX208); `problems` lists all of them.
         InvalidModel: onnx's checker refuses the exported model (SX109).
-        TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
+        UnknownKeyword: an option is unknown.
 
     Example:
         >>> proto = sonnx.to_onnx([x], [autograd.relu(x)], opset=13)
@@ -182,13 +187,13 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
     for t in ys:
         if not isinstance(t, Tensor):
             raise InvalidInput(f"the outputs to export must be tensors, got a {type(t).__name__}", code="SX353")
-    proto, report = _write(xs, ys, model_name, Options(**options), _names(xs), None)
+    proto, report = _write(xs, ys, model_name, _options("to_onnx", options), _names(xs), None)
     return (proto, report) if with_report else proto
 
 
 def export(
     model: Model,
-    inputs: Sequence[Tensor] | None = None,
+    inputs: Sequence[Any] | None = None,
     path: str | os.PathLike[str] | None = None,
     *,
     model_name: str | None = None,
@@ -199,7 +204,7 @@ def export(
 
     Args:
         model: a Model whose parameters exist.
-        inputs: example Tensors, with the shapes and dtypes of the inputs.  None for a model that came from a file: it keeps the
+        inputs: example Tensors or arrays, with the shapes and dtypes of the inputs.  None for a model from a file: it keeps the
             inputs of the file, with their open sizes.
         path: the file to write; it is moved into place when it is complete.  None to write no file.
         model_name: the name of the graph; by default the name of the class of the model.
@@ -215,12 +220,13 @@ def export(
         UnsupportedModel: operators cannot be written (SX206) or their exporter failed (SX208); `problems` lists all of them.
         InvalidModel: onnx's checker refuses the exported model (SX109), or onnxruntime the file (SX111).
         NotTraceable: without example inputs, or with `training=True`: the model reads values in Python (SX330).
-        TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
+        UnknownKeyword: an option is unknown.
 
     Example:
         >>> proto = sonnx.export(net, [x], "net.onnx", opset=13, dynamic_axes={"x": {0: "batch"}})
     """
-    chosen = Options(**options)
+    chosen = _options("export", options)
+    inputs = example_tensors(model, inputs)
     takes = {n: _overridden(n, t, chosen) for n, t in declared(model, inputs)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(model._in_mode(chosen.training))
@@ -486,12 +492,12 @@ def convert(
         InvalidInput: an option is not supported or does not match the graph (SX323, SX355), or the file cannot be written
             (SX351, SX352).
         ResourceExhausted: the model exceeds a limit.
-        TypeError: an option is unknown, or `extra_opsets` is not a list of pairs.
+        UnknownKeyword: an option is unknown.
 
     Example:
         >>> sonnx.convert("net.onnx", 11, "older.onnx")
     """
-    chosen = Options(opset=opset, **options)
+    chosen = _options("convert", {"opset": opset, **options})
     for name in ("training", "input_names", "output_names", "dynamic_axes"):
         if getattr(chosen, name):
             raise InvalidInput(
@@ -713,6 +719,17 @@ def _opened(name: str, type: TypeProto, options: Options) -> TypeProto:
 def model_device(model: Model) -> Device:
     """The device of a model's parameters."""
     return next((t.device for t in model.get_states().values()), None) or default_device
+
+
+def example_tensors(model: Model, inputs: Sequence[Any] | None) -> list[Tensor] | None:
+    """Example inputs as Tensors: arrays and numbers are put on the device of the model; raises InvalidInput (SX315)."""
+    if inputs is None:
+        return None
+    if isinstance(inputs, (Tensor, str)) or not isinstance(inputs, Iterable) or hasattr(inputs, "dtype"):
+        text = f"inputs must be a list with one example for each input, got {type(inputs).__name__}"
+        raise InvalidInput(text, code="SX324", hint="write inputs=[x]")
+    device = model_device(model)
+    return [x if isinstance(x, Tensor) else Tensor(data=x, device=device, requires_grad=False) for x in inputs]
 
 
 def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, TypeProto]]:

@@ -23,6 +23,8 @@ from .._core.tensor import Tensor, op
 from ..device import Device, DeviceLike
 from ..device import resolve as resolve_device
 
+_SMALL = 64
+"""The maximum number of elements of an input whose value is kept as an example."""
 _STATISTICS = (3, 4)
 """The inputs of BatchNormalization that are running statistics."""
 
@@ -36,6 +38,7 @@ class Imported:
         parameters: the other float Tensors.  Two kinds are frozen by default: exponents of Pow, with respect to which a negative
             base has no gradient, and settings that nodes read only on the host, such as the ratio of a Dropout.
         statistics: the running means and variances of BatchNormalization.
+        seen: examples of the inputs of the last run outside a recorded step: ranks may depend on them.
     """
 
     def __init__(self, model: ModelSource, device: DeviceLike | None = None, **kwargs: Any) -> None:
@@ -45,6 +48,7 @@ class Imported:
         if graph is not self.graph:
             self.rep = SingaRep(graph, self.device.backend, self.rep.limits)
         moving, still = running(graph), frozen(graph)
+        self.seen: list[Any] = []
         self._has_training_nodes = any(_may_train(node) for node in graph.all_nodes())
         self.parameters: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}
@@ -108,6 +112,8 @@ class Imported:
         names = (aux_output,) if isinstance(aux_output, str) else tuple(aux_output)
         graph = self.graph if last_layers == -1 and not names else _select(self.graph, int(last_layers), names)
         fed = self._fed(inputs)
+        if trace.current() is None:
+            self.seen = [_seen(x) for x in fed]
         if trace.current() is None and not tape.training and not training and not self._has_training_nodes:
             return self._computed(graph, fed)
         frame: list[Any] = [None] * graph.size
@@ -118,13 +124,19 @@ class Imported:
             frame[slot] = x
         current = trace.current()
         if current is not None:
+            for domain, version in graph.opsets.items():
+                if domain:  # the nodes of other domains are recorded in the version of the file
+                    current.writer.builder.domains.setdefault(domain, version)
             current.writer.builder.reserve([*graph.states, *(n for node in graph.nodes for n in node.output_names if n)])
 
         def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
-            if current is None:
-                return self.visit(op, node, values, here, training)
-            before = len(current.writer.builder.nodes)
+            before = 0 if current is None else len(current.writer.builder.nodes)
             made = self.visit(op, node, values, here, training)
+            for y in made:
+                if isinstance(y, Tensor) and isinstance(y._creator, tape.Node):
+                    y._creator.node = y._creator.node or node.name
+            if current is None:
+                return made
             current.named(before, made, node.output_names, node.name)
             return made
 
@@ -151,7 +163,10 @@ class Imported:
     def _one(self, declared: Value, x: Any) -> Any:
         if x is None and declared.kind == "optional":
             return None
-        tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
+        if isinstance(x, (list, tuple)) and declared.kind == "sequence":
+            tensor = Tensor._of([Tensor(data=v, device=self.device)._data for v in x], self.device, False)
+        else:
+            tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
         if tensor.device.backend.type != self.device.backend.type:
             text = f"input {declared} must be on the device of the model, {self.device.backend}, got {tensor.device.backend}"
             raise InvalidInput(text, code="SX302", hint="write x.to_device(dev)")
@@ -176,7 +191,10 @@ class Imported:
             if found is not None:
                 return found
         if node.domain == "" and node.op_type == "Dropout":
-            return self._dropout(node, inputs, training)
+            made = self._dropout(node, inputs, training)
+            if len(made) > 1 and (node.version or 0) < 10:  # the mask has the type of the input
+                made[1] = op.Cast(made[1], to=dtypes.onnx_code(op.dtype(inputs[0])))
+            return made
         return visit(op, node, inputs, frame, lambda o, n, v, f: self.visit(o, n, v, f, training))
 
     def _batch_normalization(self, node: Node, inputs: list[Any], training: bool) -> list[Any] | None:
@@ -205,6 +223,19 @@ class Imported:
             ratio = ratio if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
             return list(op.Dropout(x, ratio, True, seed=node.attributes["seed"], outputs=2))[: len(node.outputs)]
         return list(random.dropout(x, ratio))[: len(node.outputs)]
+
+
+def _seen(x: Any) -> Any:
+    """The example of an input: a small one keeps its values, which may be sizes or conditions; another has zeros."""
+    if x is None or isinstance(x._data, list):
+        return None if x is None else [_seen_array(x.device, v) for v in x._data]
+    return _seen_array(x.device, x._data)
+
+
+def _seen_array(device: Device, value: Any) -> np.ndarray:
+    if value.size <= _SMALL:
+        return np.array(device.backend.get(value))
+    return np.broadcast_to(np.array("" if value.dtype == dtypes.STRING else 0, value.dtype), value.shape)
 
 
 def running(graph: Graph) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from onnx import ModelProto
 
 from singa_backend.autodiff.buffers import untrained
+from singa_backend.errors import check_keywords
 from singa_backend.proto.load import ModelSource
 
 from .._core import trace
@@ -71,11 +72,10 @@ class SONNXModel(Model):
             InvalidInput: the inputs do not match the model, or `aux_output` or `last_layers` does not select a part of it.
             OperatorError: a node cannot compute with its inputs.
             ResourceExhausted: a limit was reached.
-            TypeError: a keyword is unknown.
+            UnknownKeyword: a keyword is unknown.
         """
         last_layers = kwargs.pop("last_layers", -1)
-        if kwargs:
-            raise TypeError(f"forward() got an unexpected keyword argument {next(iter(kwargs))!r}")
+        check_keywords("forward", kwargs, ("aux_output", "last_layers"))
         trace.depends(self, lambda: self.training)
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
 

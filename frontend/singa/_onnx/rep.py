@@ -11,7 +11,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, helper
 import singa_backend
 from singa_backend.autodiff.replay import visit
 from singa_backend.backend import Outputs, model_of
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, check_keywords
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.interpreters.builder import attribute_proto
 from singa_backend.ir.declaration import declarations
@@ -215,6 +215,7 @@ class SingaRep(singa_backend.SingaRep):
         values = inputs if isinstance(inputs, (list, tuple)) else [inputs]
         if not self.is_graph and not any(isinstance(x, Tensor) for x in values):
             return super().run(inputs, **kwargs)
+        check_keywords("run", kwargs, ("last_layers", "aux_output"))
         if isinstance(inputs, dict):
             values = [inputs.get(v.name) for v in self.inputs]
         return self.imported.forward(list(values), kwargs.get("aux_output", ()), kwargs.get("last_layers", -1))
@@ -236,8 +237,7 @@ class SingaBackend(singa_backend.SingaBackend):
             model: a ModelProto, its bytes, or the path of its file.  External data are read only if a path is passed.
             device: a name ("CPU", "CUDA", "CUDA:1", "STRICT"), a Device of `singa.device` or `singa_backend`, or a device of
                 `onnx.backend.base`; None for the CPU.
-            **kwargs: `limits` and `cancel`, as for `singa_backend.SingaBackend.prepare`; unknown options are ignored with a
-                UserWarning.
+            **kwargs: `limits` and `cancel`, as for `singa_backend.SingaBackend.prepare`.
 
         Returns:
             The model, ready to run.

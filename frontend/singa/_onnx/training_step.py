@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
+from singa_backend.interpreters.base import Example
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import Unwritable
 from singa_backend.proto.load import ModelSource
@@ -30,7 +32,8 @@ from .._core.tensor import Tensor, dtype_of, op
 from .._core.trace import Trace
 from ..model import Model
 from ..opt import SGD
-from .export import declared, model_device
+from .export import declared, example_tensors, model_device
+from .imported import Imported
 from .model import SONNXModel
 
 NEXT = "next:"
@@ -46,7 +49,7 @@ def to_training_onnx(
     loss: str | Callable[..., Tensor] = "softmax_cross_entropy",
     optimizer: Any = None,
     *,
-    inputs: Sequence[Tensor] | None = None,
+    inputs: Sequence[Any] | None = None,
     target: Tensor | tuple[Any, Sequence[Any]] | None = None,
     opset: int | None = None,
     output: int = 0,
@@ -61,7 +64,7 @@ def to_training_onnx(
         loss: the name of a loss ("softmax_cross_entropy", "mse_loss", "cross_entropy" or "binary_cross_entropy"), or a function
             of (output, target) that returns a Tensor of one element.
         optimizer: an optimizer of `singa.opt`; None for SGD(lr=0.1).  Its states start at their current values, or at zero.
-        inputs: example Tensors, with the shapes and dtypes of the inputs; None for a model that came from a file.
+        inputs: example Tensors or arrays, with the shapes and dtypes of the inputs; None for a model that came from a file.
         target: an example Tensor, or (dtype, shape) with names for open sizes.  None for int64 class numbers of the batch size
             if the loss is "softmax_cross_entropy", otherwise for the dtype and shape of the output.
         opset: the opset of the file, 18 or later.  None for the newest that a released onnxruntime supports, raised if an
@@ -101,7 +104,7 @@ def _recorded(
     loss: str | Callable[..., Tensor],
     compute: Callable[..., Tensor],
     optimizer: Any,
-    inputs: Sequence[Tensor] | None,
+    inputs: Sequence[Any] | None,
     target: Tensor | tuple[Any, Sequence[Any]] | None,
     opset: int,
     output: int,
@@ -115,7 +118,12 @@ def _recorded(
                 if p.stores_grad:
                     optimizer.make_states(name, p)
         with trace.recording(record):
-            xs = [Tensor._of(record.writer.input(n, t), model_device(model), False) for n, t in declared(model, inputs)]
+            inputs = example_tensors(model, inputs)
+            examples = _examples(model, inputs)
+            xs = [
+                Tensor._of(record.input(n, t, e), model_device(model), False)
+                for (n, t), e in zip(declared(model, inputs), examples, strict=True)
+            ]
             for name, t in model.get_states().items():
                 record.bind(t, name)
             states = optimizer.get_states()
@@ -125,7 +133,8 @@ def _recorded(
             tape.training = True
             made = model.forward(*xs)
             y = made[output] if isinstance(made, (list, tuple)) else made
-            goal = Tensor._of(record.writer.input("target", _target(y, target, loss)), y.device, False)
+            kind = _target(y, target, loss)
+            goal = Tensor._of(record.input("target", kind, _example_target(y, target, kind)), y.device, False)
             value = compute(y, goal)
             with watch_gradients(model.get_params) as covered:
                 optimizer(value)
@@ -170,6 +179,31 @@ def _checked(opset: int) -> int:
     if not 18 <= opset <= op.opset:
         raise InvalidInput(f"the opset of a training step must be in [18, {op.opset}], got {opset}", code="SX323")
     return opset
+
+
+def _examples(model: Model, inputs: Sequence[Tensor] | None) -> list[Example | None]:
+    """The example inputs, or those of the last run of a model that came from a file, for the ranks that depend on values."""
+    if inputs is not None:
+        return [trace.value_of(x) for x in inputs]
+    imported: Imported = model.imported  # type: ignore[attr-defined]  # otherwise the inputs are not known
+    return [partial(_held, x) for x in imported.seen] or [None] * len(imported.graph.inputs)
+
+
+def _held(x: Any) -> Any:
+    return x
+
+
+def _example_target(y: Tensor, target: Any, type: TypeProto) -> Example:
+    """The example target; zeros if there is none."""
+    if isinstance(target, Tensor):
+        return trace.value_of(target)
+
+    def zeros() -> Any:
+        output = op.example(y)
+        rank = len(type.tensor_type.shape.dim)
+        return None if output is None else np.zeros(output.shape[:rank], dtypes.numpy_dtype(type.tensor_type.elem_type))
+
+    return zeros
 
 
 def _target(y: Tensor, target: Any, loss: Any) -> TypeProto:

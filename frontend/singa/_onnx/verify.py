@@ -91,7 +91,7 @@ class Check:
 
 def export_and_check(
     model: Model,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Any],
     path: str | os.PathLike[str] | None = None,
     *,
     seeds: Sequence[int] = (0, 1),
@@ -111,7 +111,7 @@ def export_and_check(
 
     Args:
         model: a Model whose parameters exist; it runs in inference mode.
-        inputs: example Tensors, with the shapes and dtypes of the inputs.
+        inputs: example Tensors or arrays, with the shapes and dtypes of the inputs.
         path: the file to write, as for `export`; None to write no file.
         seeds: the seeds of the random inputs; one comparison for each.
         batch_sizes: the sizes of axis 0 to run, if `dynamic_axes` opens it; None for the size n of the example and n + 1.
@@ -142,6 +142,7 @@ def export_and_check(
     """
     if options.get("training"):
         raise SonnxError("export_and_check cannot check the training form: it draws random numbers", code="SX358")
+    inputs = export.example_tensors(model, inputs) or []
     proto = export.export(model, inputs, path, **{"run": False, **options})  # it runs below
     names = [v.name for v in proto.graph.input][: len(inputs)]
     outputs = [v.name for v in proto.graph.output]

@@ -19,7 +19,7 @@ import numpy as np
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
-from singa_backend.proto.save import staged
+from singa_backend.files import staged
 
 from .._core import random
 from .._core.tensor import Tensor
@@ -111,11 +111,8 @@ class Checkpoint:
         }
         extra = {OPTIMIZER + n: t for n, t in updated.items()}
         extra |= {n: Tensor(data=a, requires_grad=False) for n, a in arrays.items()}
-        try:
-            with staged(self.path) as stage:
-                self.model.save_states(stage / self.path.name, extra)
-        except OSError as error:
-            raise InvalidInput(f"{self.path} cannot be written: {error.strerror or error}", code="SX351") from None
+        with staged(self.path) as stage:
+            self.model.save_states(stage / stage.target.name, extra)
 
     def read(self, count: int, batch_size: int) -> Position:
         """Set the states of the model, the optimizer and the random stream to those in the file.

@@ -1,5 +1,5 @@
 """`python -m singa.cli`."""
 
-from ._main import main
+from ._start import start
 
-main()
+start()

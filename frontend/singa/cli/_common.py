@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from fractions import Fraction
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from typing_extensions import override
+
+from ._interrupts import is_interrupt
 
 if TYPE_CHECKING:
     from singa_backend import Limits
@@ -49,6 +53,8 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except SonnxError as error:
+            if is_interrupt(error):
+                raise
             if kwargs.get("as_json"):
                 click.echo(json.dumps(error.to_dict()))
             else:
@@ -71,6 +77,54 @@ def expression(context: click.Context, parameter: click.Parameter, text: str) ->
     return text
 
 
+class Number(click.FloatRange):
+    """A finite number: `float` and FloatRange accept NaN and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        number = super().convert(value, param, context)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, context)
+        return number
+
+
+SECONDS = Number(min=0, min_open=True, max=10**7)
+"""The type of options that are a time."""
+
+TOLERANCE = Number(min=0)
+"""The type of options that are a tolerance."""
+
+MEMORY = click.IntRange(1, 1 << 40)
+"""The type of options that are a number of MiB."""
+
+SEED = click.IntRange(0, (1 << 63) - 1)
+"""The type of options that are a seed."""
+
+
+def pairs_of(pairs: Sequence[str], option: str, form: str) -> dict[str, str]:
+    """Parse NAME=VALUE options.
+
+    Args:
+        pairs: The values of the option.
+        option: The name of the option.
+        form: The form of a value, for messages.
+
+    Returns:
+        The values by name; the first "=" of a pair separates them.
+
+    Raises:
+        click.BadParameter: A pair has no name or no value, or a name occurs twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if not name or not value:
+            raise click.BadParameter(f"must be {form}, got {pair!r}", param_hint=option)
+        if name in found:
+            raise click.BadParameter(f"the name {name!r} occurs twice", param_hint=option)
+        found[name] = value
+    return found
+
+
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -81,11 +135,15 @@ def _limits(context: click.Context, parameter: click.Parameter, pairs: tuple[str
     given: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(KiB|MiB|GiB)?", value)
+        found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(KiB|MiB|GiB)?", value)
         if name not in known or not found:
             raise click.BadParameter(f"must be NAME=NUMBER or NAME=8GiB with a name of {', '.join(sorted(known))}, got {pair!r}")
-        number = float(found[1]) * _UNITS[found[2] or ""]
-        given[name] = number if name == "deadline" else int(number)
+        if name in given:
+            raise click.BadParameter(f"the name {name!r} occurs twice")
+        number = Fraction(found[1]) * _UNITS[found[2] or ""]
+        if name != "deadline" and number.denominator != 1:
+            raise click.BadParameter(f"the limit {name} must be an integer, got {value!r}")
+        given[name] = float(number) if name == "deadline" else int(number)
     try:
         return Limits(**given)
     except SonnxError as error:

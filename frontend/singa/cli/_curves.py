@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import BinaryIO
 
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.proto.save import staged
+from singa_backend.files import check, write_text, writing
 
 Curve = Sequence[tuple[int, float]]
 """Pairs of the number of steps and the loss."""
@@ -23,8 +24,7 @@ def check_plot(plot: Path | None) -> None:
         return
     if plot.suffix not in (".html", ".png"):
         raise InvalidInput(f"a plot must be .html or .png, got {plot.suffix or plot.name!r}", code="SX332")
-    if not plot.parent.is_dir() or plot.is_dir():
-        raise InvalidInput(f"the plot must be a file in an existing folder, got {plot}", code="SX351")
+    check(plot)
     if plot.suffix == ".html":
         return
     try:
@@ -35,17 +35,14 @@ def check_plot(plot: Path | None) -> None:
 
 def write_plot(path: Path, curves: dict[str, Curve], title: str) -> None:
     """Write the curves to a file of either format, completely or not at all; raises InvalidInput if that fails."""
-    try:
-        with staged(path) as stage:
-            if path.suffix == ".html":
-                (stage / path.name).write_text(page(curves, title), encoding="utf-8")
-            else:
-                _picture(stage / path.name, curves, title)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror or error}", code="SX351") from None
+    if path.suffix == ".html":
+        write_text(path, page(curves, title), parents=False)
+    else:
+        with writing(path) as out:
+            _picture(out, curves, title)
 
 
-def _picture(path: Path, curves: dict[str, Curve], title: str) -> None:
+def _picture(out: BinaryIO, curves: dict[str, Curve], title: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -55,7 +52,7 @@ def _picture(path: Path, curves: dict[str, Curve], title: str) -> None:
     axes.set(title=title, xlabel="step", ylabel="loss")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    figure.savefig(out, format="png", dpi=120)
 
 
 def page(curves: dict[str, Curve], title: str) -> str:

@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, numpy_helper
+from onnx import TypeProto
 
 from singa_backend import InvalidInput, Value, limits
+from singa_backend.archives import open_arrays, read_array
 from singa_backend.dtypes import STRING, is_float, onnx_name
+from singa_backend.errors import did_you_mean
+from singa_backend.proto import test_data
+from singa_backend.runtime.feeds import check_header
 
 
-def from_file(path: Path) -> Any:
-    """Read a .npy file, a .npz file of one array, or a .pb file (TensorProto); raises InvalidInput."""
-    try:
-        if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        if path.suffix == ".pb":
-            return numpy_helper.to_array(TensorProto.FromString(path.read_bytes()))
-        if path.suffix == ".npz":
-            arrays = from_npz(path)
-            if len(arrays) == 1:
-                return next(iter(arrays.values()))
-            raise InvalidInput(f"{path} must contain one array, got {len(arrays)}: {', '.join(arrays)}", hint="use --inputs")
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: {error}", code="SX307") from None
-    raise InvalidInput(f"an input file must be .npy, .npz or .pb, got {path}", code="SX307")
+def from_file(path: Path, declared: Value) -> Any:
+    """Read a .npy file, a .npz file of one array, or a .pb file of the declared type; raises InvalidInput."""
+    if path.suffix == ".npy":
+        return read_array(path, "SX307")
+    if path.suffix == ".pb":
+        return test_data.read_value(path, declared.type or TypeProto())
+    if path.suffix != ".npz":
+        raise InvalidInput(f"an input file must be .npy, .npz or .pb, got {path}", code="SX307")
+    with open_arrays(path, "SX307") as arrays:
+        if len(arrays.names) != 1:
+            names = ", ".join(arrays.names)
+            raise InvalidInput(
+                f"{path} must contain one array, got {len(arrays.names)}: {names}", code="SX307", hint="use --inputs"
+            )
+        check_header(declared, *arrays.header(arrays.names[0]))
+        return arrays[arrays.names[0]]
 
 
-def from_npz(path: Path) -> dict[str, Any]:
-    """Read the arrays of a .npz file by name; raises InvalidInput."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: {error}", code="SX307") from None
+def from_npz(path: Path, declared: Mapping[str, Value] | None = None) -> dict[str, Any]:
+    """Read the arrays of a .npz file by name.
+
+    Args:
+        path: The file.
+        declared: The inputs by name; None for any.
+
+    Raises:
+        InvalidInput: The file is damaged, or an array is not a declared input or does not fit its type.
+    """
+    with open_arrays(path, "SX307") as arrays:
+        for name in arrays.names if declared is not None else ():
+            check_header(known(name, declared or {}), *arrays.header(name))
+        return {name: arrays[name] for name in arrays.names}
+
+
+def known(name: str, declared: Mapping[str, Value]) -> Value:
+    """Return the input of a name; raises InvalidInput if the model has none."""
+    if name not in declared:
+        names = ", ".join(map(str, declared.values())) or "none"
+        raise InvalidInput(f"the inputs must be {names}; unknown: {name!r}{did_you_mean(name, declared)}", code="SX301")
+    return declared[name]
 
 
 def random_inputs(values: Sequence[Value], seed: int, sizes: dict[str, int]) -> dict[str, Any]:
@@ -68,13 +89,20 @@ def _random(value: Value, generator: np.random.Generator, sizes: dict[str, int])
     return generator.integers(0, 2, shape).astype(value.dtype)
 
 
-def sizes_of(pairs: Sequence[str]) -> dict[str, int]:
-    """Parse ["batch=4"] to {"batch": 4}; raises InvalidInput."""
-    out = {}
+def sizes_of(pairs: Sequence[str], values: Sequence[Value]) -> dict[str, int]:
+    """Parse ["batch=4"] to {"batch": 4}; raises InvalidInput unless each name is a symbolic size of these inputs."""
+    symbols = dict.fromkeys(d for v in values for d in v.shape or () if isinstance(d, str))
+    out: dict[str, int] = {}
     for pair in pairs:
-        name, _, size = pair.partition("=")
-        if not name or not size.isdigit():
+        name, _, size = pair.rpartition("=")
+        if not name or not re.fullmatch("[0-9]{1,18}", size):
             raise InvalidInput(f"a size must be NAME=SIZE, got {pair!r}", code="SX308")
+        if name not in symbols:
+            names = ", ".join(symbols) or "none"
+            hint = did_you_mean(name, symbols)
+            raise InvalidInput(f"the symbolic sizes of the inputs are: {names}; got {name!r}{hint}", code="SX308")
+        if name in out:
+            raise InvalidInput(f"the size {name!r} occurs twice", code="SX308")
         out[name] = int(size)
     return out
 

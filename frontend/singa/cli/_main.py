@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from typing import Any
 
 import click
+
+from ._interrupts import INTERRUPTED, is_interrupt
 
 COMMANDS = {
     "bisect": ("singa.cli.bisect", "Find the first node of MODEL that diverges and write it as a model."),
@@ -15,7 +19,7 @@ COMMANDS = {
     "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
     "export": ("singa.cli.export", "Write a model that a Python program builds as an ONNX file."),
     "foreign": ("singa.cli.foreign", "Compare every value of exported models with onnxruntime."),
-    "fuzz": ("singa.cli.fuzz", "Draw valid models of one node and judge the results."),
+    "fuzz": ("singa.cli.fuzz", "Draw valid models of one node, or of many, and judge the results."),
     "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
     "inspect": ("singa.cli.inspect", "Show the inputs, outputs, states and operators of MODEL."),
     "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
@@ -42,6 +46,16 @@ class LazyGroup(click.Group):
         assert isinstance(found, click.Command)
         return found
 
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command; Ctrl-C ends it with exit code 130."""
+        try:
+            return super().invoke(context)
+        except BaseException as error:
+            if not is_interrupt(error):
+                raise
+            click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
@@ -52,5 +66,5 @@ class LazyGroup(click.Group):
 def main() -> None:
     """Run, check, train and write ONNX models, and test backends with ONNX's suite.
 
-    Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a model or an input was refused.
+    Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a model or an input was refused, 130 interrupted.
     """

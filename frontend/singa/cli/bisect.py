@@ -50,7 +50,16 @@ def command(
     """
     other = trusted(against, device)
     source = debug.Source.of(model)
-    feeds = gather(source.proto, source.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    feeds = gather(
+        source.proto,
+        source.inputs,
+        files=files,
+        archive=archive,
+        data=data,
+        seed=seed,
+        sizes=sizes,
+        optional=source.optional_inputs,
+    )
     with progress(len(source.calls), "comparing", quiet=as_json) as step:
         found = debug.bisect(
             source,

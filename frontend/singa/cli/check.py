@@ -12,7 +12,7 @@ from rich.table import Table
 from singa_backend.inspection import CheckReport, TrainableReport, trainable_report
 from singa_backend.inspection import check as check_model
 
-from ._common import NO, echo, err, exit_codes, json_option, out
+from ._common import NO, SECONDS, echo, err, exit_codes, json_option, out
 
 STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "function": "dim"}
 
@@ -20,7 +20,9 @@ STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "functi
 @click.command("check")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--strict", is_flag=True, help="Exit with 1 also if only onnx's own checker refuses the model.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's checker and shape inference may take.")
+@click.option(
+    "--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that onnx's checker and shape inference may take."
+)
 @click.option("--train", is_flag=True, help="Also report which parameters get a gradient, and why others do not.")
 @json_option
 @exit_codes

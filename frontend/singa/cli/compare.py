@@ -14,18 +14,20 @@ from rich.table import Table
 from singa_backend import debug
 from singa_backend.engines.oracle import ENGINES
 
-from ._common import NO, device_option, echo, exit_codes, json_option, out, progress
+from ._common import MEMORY, NO, SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, out, pairs_of, progress
 from ._inputs import gather, input_options
 
 _OPTIONS = (
     click.option("--against", metavar="ENGINE|MODEL", help="The trusted side: onnxruntime (the default), reference, sonnx "
                  "(the CPU; the default with --device), or another .onnx file."),
     click.option("--map", "pairs", multiple=True, metavar="A=B", help="Value A of MODEL has the name B in the other model."),
-    click.option("--rtol", type=float, help="Relative tolerance, instead of the dtype's."),
-    click.option("--atol", type=float, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
+    click.option("--rtol", type=TOLERANCE, help="Relative tolerance, instead of the dtype's."),
+    click.option("--atol", type=TOLERANCE, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
     click.option("--local", is_flag=True, help="Feed each node the trusted side's inputs, so that errors do not accumulate."),
-    click.option("--budget", default=256, show_default=True, metavar="MIB", help="Memory for the results of one chunk."),
-    click.option("--timeout", default=60.0, show_default=True, help="Seconds that another engine may take for one chunk."),
+    click.option("--budget", default=256, show_default=True, type=MEMORY, metavar="MIB",
+                 help="Memory for the results of one chunk."),
+    click.option("--timeout", default=60.0, show_default=True, type=SECONDS,
+                 help="Seconds that another engine may take for one chunk."),
 )  # fmt: skip
 
 
@@ -47,10 +49,7 @@ def trusted(against: str | None, device: str) -> str:
 
 def names(pairs: Sequence[str]) -> dict[str, str]:
     """Parse ["A=B"] to {"A": "B"}; raises click.BadParameter."""
-    found = dict(pair.partition("=")[::2] for pair in pairs)
-    if not all(a and b for a, b in found.items()):
-        raise click.BadParameter("must be A=B", param_hint="--map")
-    return found
+    return pairs_of(pairs, "--map", "A=B")
 
 
 @click.command("compare")
@@ -58,7 +57,14 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
 @input_options
 @sides
 @click.option("--optimised", is_flag=True, help="Run onnxruntime with its optimizer; only graph outputs are compared.")
-@click.option("--worst", default=10, show_default=True, metavar="N", help="Show the N values with the largest differences.")
+@click.option(
+    "--worst",
+    default=10,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="Show the N values with the largest differences.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Show every value, in node order.")
 @device_option
 @json_option
@@ -89,7 +95,16 @@ def command(
     """
     other = trusted(against, device)
     source = debug.Source.of(model)
-    feeds = gather(source.proto, source.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    feeds = gather(
+        source.proto,
+        source.inputs,
+        files=files,
+        archive=archive,
+        data=data,
+        seed=seed,
+        sizes=sizes,
+        optional=source.optional_inputs,
+    )
     with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:
         found = debug.compare(
             source,

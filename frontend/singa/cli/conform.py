@@ -14,14 +14,14 @@ from singa_backend import DeviceUnavailable
 from singa_backend.conform import cases, gaps, releases, report, results, worker
 
 from . import _releases
-from ._common import NO, device_option, echo, err, exit_codes, expression, json_option, out, progress
+from ._common import NO, SECONDS, device_option, echo, err, exit_codes, expression, json_option, out, progress
 
 
 @click.command("conform")
 @click.option("--select", "-k", default="", callback=expression, help="Only cases whose name matches this regular expression.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(cases.KINDS), help="Only cases of this kind (repeatable).")
-@click.option("--processes", "-n", type=int, help="Child processes (default: one per core).")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds that one case may take.")
+@click.option("--processes", "-n", type=click.IntRange(1), help="Child processes (default: one per core).")
+@click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that one case may take.")
 @click.option("--backend", default="singa_backend:SingaBackend", show_default=True, help="The backend under test, MODULE:CLASS.")
 @click.option("--results", "target", type=click.Path(path_type=Path), help="Write everything to this JSON file.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML to this file.")

@@ -1,4 +1,4 @@
-"""`sonnx fuzz`: compare generated models of one operator with onnxruntime, function bodies and formulas."""
+"""`sonnx fuzz`: compare generated models of one operator, or of many, with onnxruntime and other witnesses."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ._common import NO, echo, exit_codes, expression, json_option, out, progres
 
 @click.command("fuzz")
 @click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="The number of cases.")
+@click.option("--graphs", type=click.IntRange(1), help="The number of graphs of 5 to 30 nodes, instead of single operators.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Case i of a seed is always the same.")
 @click.option(
     "--select",
@@ -27,28 +28,32 @@ from ._common import NO, echo, exit_codes, expression, json_option, out, progres
     callback=expression,
     help="Only operator versions that match this expression: '^Conv', 'Softmax-13'.",
 )
-@click.option("--only", type=click.IntRange(0), help="Only the case of this index, in detail.")
+@click.option("--only", type=click.IntRange(0), help="Only the case or the graph of this index, in detail.")
 @click.option(
     "--write",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="With --only: write the case as model.onnx and test_data_set_0, with a witness's outputs.",
+    help="With --only: write the case as model.onnx and test_data_set_0, with a witness's outputs; a failing graph is reduced.",
 )
 @click.option("--processes", "-n", type=click.IntRange(1), help="Pairs of child processes (default: one per core).")
 @click.option(
     "--ledger",
     "book",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The ledger of known differences (default: sonnx's own).",
+    help="The ledger of known differences of operators (default: sonnx's own).",
 )
 @click.option("--results", "target", type=click.Path(path_type=Path), help="Write everything to this JSON file.")
 @click.option(
-    "--report", "reports", type=click.Path(file_okay=False, path_type=Path), help="Write fuzz.json and fuzz.md into this folder."
+    "--report",
+    "reports",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write fuzz.json and fuzz.md into this folder; with --graphs, graphs.json and graphs.md.",
 )
 @json_option
 @exit_codes
 def command(
     count: int,
+    graphs: int | None,
     seed: int,
     select: str,
     only: int | None,
@@ -61,12 +66,23 @@ def command(
 ) -> None:
     """Draw valid models of one node and compare the results with independent witnesses.
 
-    Every difference must be in ledger.toml with its class and reason. Otherwise, and if a process of ours dies, hangs or raises
-    a foreign exception, the exit code is 1.
+    With --graphs, draw models of many nodes, and compare each as it is, optimized, converted, exported, as a SONNXModel and as a
+    program, and with onnxruntime.
+
+    Every difference must be in ledger.toml, or of graphs in graphs.toml, with its class and reason. Otherwise, and if a process
+    of ours dies, hangs or raises a foreign exception, the exit code is 1.
     """
     entries = ledger.read(book or data_file("ledger.toml"))
     if folder and only is None:
         raise click.UsageError("--write needs --only")
+    if graphs and select:
+        raise click.UsageError("use only one of --graphs and --select")
+    if graphs:
+        from ._graphs import detail, many
+
+        if only is not None:
+            sys.exit(0 if detail(only, seed, entries, folder, as_json) else NO)
+        sys.exit(0 if many(graphs, seed, entries, processes, target, reports, as_json) else NO)
     if only is not None:
         sys.exit(0 if _one(only, seed, select, entries, folder, as_json) else NO)
     with progress(count, "generated models", quiet=as_json) as step:

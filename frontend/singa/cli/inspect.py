@@ -9,12 +9,13 @@ from typing import Any
 import click
 from rich.table import Table
 
+from singa_backend.files import check, write_text
 from singa_backend.inspection import Inspection, State
 from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
 from singa_backend.proto.values import Value
 
-from ._common import echo, err, exit_codes, json_option, out
+from ._common import SECONDS, echo, err, exit_codes, json_option, out
 
 FEW = 20
 WIDE = 200
@@ -32,17 +33,18 @@ WIDE = 200
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a picture of the graph to this file, as a self-contained page.",
 )
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds that onnx's shape inference may take.")
+@click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that onnx's shape inference may take.")
 @json_option
 @exit_codes
 def command(model: Path, nodes: bool, states: bool, stats: bool, page: Path | None, timeout: float, as_json: bool) -> None:
     """Show the inputs, outputs, states, operators and nodes of MODEL.  Nothing is executed."""
     if not as_json and err.is_terminal:
         err.print(f"reading {model.name} ...", style="dim")
+    if page:
+        check(page, parents=True)
     seen = inspect_model(model, stats=stats, timeout=timeout)
     if page:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(seen.html(), encoding="utf-8")
+        write_text(page, seen.html())
     if as_json:
         click.echo(json.dumps(seen.to_dict()))
         return

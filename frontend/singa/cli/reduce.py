@@ -10,7 +10,7 @@ import click
 from singa_backend import debug
 from singa_backend.engines.oracle import ENGINES
 
-from ._common import device_option, echo, exit_codes, json_option, progress
+from ._common import SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, progress
 from ._inputs import gather, input_options
 
 
@@ -20,10 +20,12 @@ from ._inputs import gather, input_options
 @click.option("--against", type=click.Choice(ENGINES), help="It fails if its outputs differ from this engine's.")
 @click.option("--raises", metavar="CODE", help="It fails if it raises this error: SX404.")
 @click.option("--command", metavar="SHELL", help="It fails if this does not exit with 0; {model} and {data} are replaced.")
-@click.option("--rtol", type=float, help="Relative tolerance, instead of the dtype's.")
-@click.option("--atol", type=float, help="Absolute tolerance, instead of rtol times the value's usual magnitude.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds for another engine's run, or for the command.")
-@click.option("--tries", default=1000, show_default=True, help="The maximum number of candidates to run.")
+@click.option("--rtol", type=TOLERANCE, help="Relative tolerance, instead of the dtype's.")
+@click.option("--atol", type=TOLERANCE, help="Absolute tolerance, instead of rtol times the value's usual magnitude.")
+@click.option(
+    "--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds for another engine's run, or for the command."
+)
+@click.option("--tries", default=1000, show_default=True, type=click.IntRange(1), help="The maximum number of candidates to run.")
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="The folder to write (default: MODEL-reduced).")
 @device_option
 @json_option
@@ -62,7 +64,16 @@ def command(
         against = against or ("onnxruntime" if device.upper() == "CPU" else "sonnx")
         predicate = debug.differs(against, device=device, rtol=rtol, atol=atol, timeout=timeout)
     source = debug.Source.of(model)
-    feeds = gather(source.proto, source.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    feeds = gather(
+        source.proto,
+        source.inputs,
+        files=files,
+        archive=archive,
+        data=data,
+        seed=seed,
+        sizes=sizes,
+        optional=source.optional_inputs,
+    )
     with progress(None, "reducing", quiet=as_json) as step:
         found = debug.reduce(source, feeds, predicate, to=to, tries=tries, progress=step)
     if as_json:

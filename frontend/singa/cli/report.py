@@ -32,7 +32,7 @@ def command(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) ->
     Runs of old releases and of GPUs are kept in runs/ of the report's folder and stay in the report until they are run again;
     fuzz.json there, if it exists, supplies the cells judged with generated models.
     """
-    documents = [json.loads(p.read_text()) for p in runs]
+    documents = [report.read_run(p) for p in runs]
     built = report.build(documents, folder)
     why, written = "", []
     if check:

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from onnx import ModelProto
 from rich.table import Table
 
 from singa_backend import Limits, SingaBackend
 from singa_backend.comparison import verdict
+from singa_backend.files import check, write_npz
+from singa_backend.limits import Budget, spend
 from singa_backend.proto import test_data
 from singa_backend.proto.load import load_model
 from singa_backend.proto.named_arrays import named_arrays
 
 from . import _feeds
-from ._common import NO, device_option, echo, exit_codes, json_option, limit_option, out
+from ._common import NO, TOLERANCE, device_option, echo, exit_codes, json_option, limit_option, out
 from ._inputs import gather, input_options
 
 
@@ -28,8 +29,8 @@ from ._inputs import gather, input_options
 @input_options
 @click.option("--output", "-o", "target", type=click.Path(path_type=Path), help="Write the outputs by name to this .npz file.")
 @click.option("--aux", multiple=True, metavar="NAME", help="Return this intermediate value too (repeatable).")
-@click.option("--rtol", default=1e-3, show_default=True, help="Relative tolerance for --data.")
-@click.option("--atol", default=1e-7, show_default=True, help="Absolute tolerance for --data.")
+@click.option("--rtol", type=TOLERANCE, default=1e-3, show_default=True, help="Relative tolerance for --data.")
+@click.option("--atol", type=TOLERANCE, default=1e-7, show_default=True, help="Absolute tolerance for --data.")
 @device_option
 @limit_option
 @json_option
@@ -50,14 +51,26 @@ def command(
     as_json: bool,
 ) -> None:
     """Run MODEL once and show or save its outputs; with --data, compare them with those in the folder."""
+    if target:
+        check(target)
     rep = SingaBackend.prepare(model, device, limits=limits)
-    proto = load_model(model)[0] if data else ModelProto()
-    feeds = gather(proto, rep.inputs, files=files, archive=archive, data=data, seed=seed, sizes=sizes, draw=False)
-    expected = test_data.data_set(data, proto)[1] if data else None
+    with spend(Budget(limits)):  # the files are read under the limits of the run
+        proto = load_model(model)[0] if data else ModelProto()
+        feeds = gather(
+            proto,
+            rep.inputs,
+            files=files,
+            archive=archive,
+            data=data,
+            seed=seed,
+            sizes=sizes,
+            draw=False,
+            optional=rep.graph.optional_inputs,
+        )
+        expected = test_data.data_set(data, proto)[1] if data else None
     outputs = rep.run(feeds, aux_output=aux)
     if target:
-        arrays: dict[str, Any] = named_arrays(outputs.to_dict())
-        np.savez(target, **arrays)
+        write_npz(target, named_arrays(outputs.to_dict()))
     why = verdict.strict(list(outputs)[: len(expected)], expected, rtol, atol) if expected is not None else ""
     rows = [_feeds.summary(n, v) for n, v in outputs.to_dict().items()]
     if as_json:

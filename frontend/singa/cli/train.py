@@ -19,11 +19,13 @@ from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 from rich.table import Table
 from rich.text import Text
 
+from singa_backend.archives import open_arrays
 from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.files import check, is_regular
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import device_option, echo, err, exit_codes, json_option, out, progress
+from ._common import SEED, Number, device_option, echo, err, exit_codes, json_option, out, progress
 from ._curves import Curve, check_plot, line, write_plot
 
 if TYPE_CHECKING:
@@ -50,13 +52,13 @@ LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_en
 @click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
 @click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
 @click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "rmsprop", "adagrad"]))
-@click.option("--lr", default=0.01, show_default=True, help="Learning rate.")
-@click.option("--momentum", default=0.9, show_default=True, help="The momentum of sgd.")
-@click.option("--weight-decay", default=0.0, show_default=True)
+@click.option("--lr", default=0.01, show_default=True, type=Number(min=0), help="Learning rate.")
+@click.option("--momentum", default=0.9, show_default=True, type=Number(min=0), help="The momentum of sgd.")
+@click.option("--weight-decay", default=0.0, show_default=True, type=Number(min=0))
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
-@click.option("--seed", default=0, show_default=True, help="The seed of the batch order and of dropout.")
+@click.option("--seed", default=0, show_default=True, type=SEED, help="The seed of the batch order and of dropout.")
 @click.option(
     "--output", "-o", "target_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the trained model here."
 )
@@ -249,10 +251,8 @@ def _check_usage(target_file: Path | None, checkpoint: Path | None, every: int |
 
 def _target(path: Path) -> Path:
     """The file that a link points to; raises InvalidInput if no file can be written there."""
-    path = path.resolve()
-    if not path.parent.is_dir() or path.is_dir():
-        raise InvalidInput(f"the target must be a file in an existing folder, got {path}", code="SX351")
-    return path
+    check(path)
+    return path.resolve() if is_regular(path) else path
 
 
 class _Stopped(Exception):
@@ -296,17 +296,27 @@ def _tell_stopped(point: str, checkpoint: Path | None, written: int, target_file
 
 def _arrays(path: Path, model: SONNXModel, target: str) -> tuple[list[np.ndarray], np.ndarray]:
     """Read the inputs, in the model's order, and the targets from an .npz file."""
-    with np.load(path, allow_pickle=False) as stored:
-        arrays = dict(stored)
-    inputs = model.imported.graph.inputs
-    names = [v.name for v in inputs]
-    if len(names) == 1 and names[0] not in arrays and "x" in arrays:
-        arrays[names[0]] = arrays["x"]
-    lacking = [n for n in (*names, target) if n not in arrays]
-    if lacking:
-        what = f"{path} must contain {', '.join(map(repr, lacking))}, got {', '.join(map(repr, arrays)) or 'no arrays'}"
-        raise InvalidInput(what, code="SX331", hint="save the arrays by name: np.savez(path, x=..., y=...)")
-    found = [a if v.dtype is None or a.dtype == v.dtype else a.astype(v.dtype) for v in inputs for a in [arrays[v.name]]]
+    with open_arrays(path, "SX307") as stored:
+        inputs = model.imported.graph.inputs
+        names = [v.name for v in inputs]
+        if len(names) == 1 and names[0] not in stored.names and "x" in stored.names:
+            names = ["x"]
+        lacking = [n for n in (*names, target) if n not in stored.names]
+        if lacking:
+            what = f"{path} must contain {', '.join(map(repr, lacking))}, got {', '.join(map(repr, stored.names)) or 'no arrays'}"
+            raise InvalidInput(what, code="SX331", hint="save the arrays by name: np.savez(path, x=..., y=...)")
+        headers = {n: stored.header(n) for n in (*names, target)}
+        for n, (shape, dtype) in headers.items():
+            if dtype.kind in "SU" or not shape:
+                raise InvalidInput(
+                    f"{path}: {n!r} must be numbers with the samples along axis 0, got {dtype}{list(shape)}", code="SX331"
+                )
+        arrays = {n: stored[n] for n in headers}
+    found = [
+        a if v.dtype is None or a.dtype == v.dtype else a.astype(v.dtype)
+        for n, v in zip(names, inputs, strict=True)
+        for a in [arrays[n]]
+    ]
     return found, arrays[target]
 
 

@@ -14,6 +14,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TypeProto, defs, helper, numpy_helper, shape_inference
 
 from ... import dtypes
+from ...proto import test_data
 from ...proto.schemas import schemas
 from ..cases import ConformanceError
 from . import recipes
@@ -266,14 +267,12 @@ def tensor(value: np.ndarray, name: str) -> onnx.TensorProto:
 
 def write(case: Case, outputs: Sequence[Any], folder: Path) -> None:
     """Write the case as model.onnx with test_data_set_0: its inputs and these outputs."""
-    data = folder / "test_data_set_0"
-    data.mkdir(parents=True, exist_ok=True)
     proto = ModelProto()
     proto.CopyFrom(case.model)
     for info, value in zip(proto.graph.output, outputs, strict=False):  # the value supplies a rank that inference does not know
         if info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape") and isinstance(value, np.ndarray):
             info.type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(value.dtype), [None] * value.ndim))
-    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    parts = {}
     for side, values in (("input", list(case.feeds.values())), ("output", list(outputs))):
         for i, value in enumerate(values):
             proto_value = (
@@ -281,7 +280,8 @@ def write(case: Case, outputs: Sequence[Any], folder: Path) -> None:
                 if isinstance(value, list)
                 else tensor(np.asarray(value), f"{side}_{i}")
             )
-            (data / f"{side}_{i}.pb").write_bytes(proto_value.SerializeToString())
+            parts[f"{side}_{i}.pb"] = proto_value.SerializeToString()
+    test_data.write(folder, proto, parts)
 
 
 # --- special properties of a case -------------------------------------------------------------------------------------

@@ -104,6 +104,10 @@ _FLAG = re.compile(r"(nan|inf|minus_zero|huge|subnormal|int_min|int_max|beyond_f
 def _check(condition: str, where: str) -> None:
     key, found, _ = condition.partition("=")
     known = key in ("kind", "says", "opset") or key.startswith(("dtype.", "attr.")) if found else _FLAG.fullmatch(condition)
+    try:
+        re.compile(found)
+    except re.error:
+        known = False
     if not known:
         raise ConformanceError(f"{where}: {condition!r} is not a condition", code="SX821")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...autodiff.support import DIFFERENTIABLE
 from ...proto.schemas import DOMAINS
-from ..results import environment, load, publish, stale_page
+from ..results import environment, load, publish, stale_page, well_formed
 from . import ledger
 from .row import Row, listed
 
@@ -65,7 +65,11 @@ def stale(folder: Path) -> str:
     path = folder / "gradients.json"
     if not path.exists():
         return f"{path} does not exist"
-    document = read(folder)
+    with well_formed(path):
+        return _stale(read(folder), path)
+
+
+def _stale(document: dict[str, Any], path: Path) -> str:
     there = {(r["domain"], r["operator"], r["version"]): r for r in document["rows"]}
     here = {(DOMAINS.get(r.domain, r.domain), r.operator, r.version): r for r in listed()}
     if there.keys() != here.keys():

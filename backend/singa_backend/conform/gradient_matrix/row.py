@@ -113,8 +113,11 @@ def needs_judging(row: Row) -> bool:
     return row.kind in (DIFFERENTIABLE, "zero", "constant") and (row.domain, row.operator) in recipes.load()
 
 
-def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracle | None = None) -> Row:
-    """Return the row with its verdict: `count` points away from kinks, or as many as could be drawn."""
+def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracle | None = None, second: bool = False) -> Row:
+    """Return the row with its verdict: `count` points away from kinks, or as many as could be drawn.
+
+    second: judge the gradient of the gradient.
+    """
     start = time.perf_counter()
     row = replace(row, witness={}, refusals=[], says=[], explained={}, agreed=0, kinks=0, wrong=0, worst=0.0)
     if row.kind != DIFFERENTIABLE:
@@ -122,7 +125,7 @@ def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracl
     if needs_judging(row):
         drawn = gradients.points(*row.key, seed=seed, count=_DRAWN * count, every=row.kind != DIFFERENTIABLE)
         for i, point in enumerate(drawn, 1):
-            _judge(row, point, np.random.default_rng([seed, i]), oracle)
+            _judge(row, point, np.random.default_rng([seed, i]), oracle, second)
             if row.agreed == count or row.wrong >= count:
                 break
         row.graph = None if not row.agreed else not any("graph" in s for s in row.says)
@@ -134,9 +137,12 @@ def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracl
     return row
 
 
-def _judge(row: Row, point: Point, rng: np.random.Generator, oracle: Oracle | None) -> None:
+def _judge(row: Row, point: Point, rng: np.random.Generator, oracle: Oracle | None, second: bool = False) -> None:
     try:
-        findings = gradients.judge(point, rng)
+        judging = point.second(rng) if second else point
+        if judging is None:
+            return
+        findings = gradients.judge(judging, rng)
         bad = [f for f in findings if f.verdict not in ("agree", "kink")]
     except Exception as error:  # a rule that raises is as wrong as one with wrong values
         text = error.message if isinstance(error, SonnxError) else str(error)

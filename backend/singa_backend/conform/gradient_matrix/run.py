@@ -22,11 +22,15 @@ def run(
     oracle: str | None = "onnxruntime",
     jobs: int | None = None,
     timeout: float = TIMEOUT,
+    second: bool = False,
 ) -> Iterator[Row]:
-    """Yield the rows with their verdicts, as they finish.  timeout: the seconds that one row may take."""
+    """Yield the rows with their verdicts, as they finish.
+
+    timeout: the seconds that one row may take.  second: judge the gradients of the gradients; onnxruntime then does not run.
+    """
     yield from (judged(row) for row in rows if not needs_judging(row))
     todo = [row for row in rows if needs_judging(row)]
-    for i, answer in answers(todo, _serve, count, seed, oracle, jobs=jobs, timeout=timeout):
+    for i, answer in answers(todo, _serve, count, seed, None if second else oracle, second, jobs=jobs, timeout=timeout):
         yield _failed(todo[i], answer, timeout) if isinstance(answer, ChildFailure) else answer
 
 
@@ -35,8 +39,8 @@ def _failed(row: Row, failure: ChildFailure, timeout: float) -> Row:
     return replace(row, verdict=failure.how, says=[why])
 
 
-def _serve(count: int, seed: int, engine: str | None) -> Callable[[Row], Row]:
+def _serve(count: int, seed: int, engine: str | None, second: bool) -> Callable[[Row], Row]:
     """Return, in the child, the function that judges a row."""
     warnings.simplefilter("ignore")
     oracle = Oracle(engine) if engine else None
-    return lambda row: judged(row, count, seed, oracle)
+    return lambda row: judged(row, count, seed, oracle, second)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...opsets.writer import LEAST
 from ...proto.schemas import DOMAINS, newest
-from ..results import environment, load, publish, stale_page
+from ..results import environment, load, publish, stale_page, well_formed
 from .judge import BIG, FEW, TOLERANCE, Judged
 from .problems import Operator, listed, shown
 from .supported import how
@@ -125,7 +125,11 @@ def stale(folder: Path) -> str:
     path = folder / "opsets.json"
     if not path.exists():
         return f"{path} does not exist"
-    document = read(folder)
+    with well_formed(path):
+        return _stale(read(folder), path)
+
+
+def _stale(document: dict[str, Any], path: Path) -> str:
     if document["opsets"] != [LEAST, newest("")]:
         return f"{path} covers the opsets {document['opsets']}; there are {[LEAST, newest('')]}"
     there = {(r["domain"], r["operator"]): r for r in document["rows"]}

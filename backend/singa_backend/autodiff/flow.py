@@ -1,0 +1,300 @@
+"""Where gradients can flow in a graph, by the declarations of its operators, without running it.
+
+`trainable_report` promises gradients by it, and the rules of If, Loop and Scan compute those that it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..errors import Problem
+from ..interpreters.base import LEAST_OPSET, Subgraph
+from ..ir.graph import ABSENT, Graph, Node
+from ..proto.schemas import DOMAINS, schemas
+from .replay import graph_of_subgraph
+from .support import DIFFERENTIABLE, MISSING, gradient_support, unwritable
+
+Key = tuple[int, int]
+"""A value: its scope, and its slot in that scope."""
+
+CODES = {"missing": "SX830", "unwritable": "SX831", "no gradient": "SX832", "not asked": "SX833"}
+"""Codes of problems: training raises for the first two; for the others the gradient ends."""
+SHOWN = 20
+"""Maximum number of nodes that the reason for one parameter names."""
+_SCOPES = 100_000
+
+
+@dataclass
+class Stop:
+    """A node at which a value's gradient ends."""
+
+    key: Key
+    outputs: set[Key]
+    problem: Problem
+
+
+class Flow:
+    """The dependencies between all values of a model, including those of subgraphs and of each call of a function.
+
+    Attributes:
+        edges: the dependencies along which gradients flow.
+        needs: all dependencies.
+        types: the dtypes that are known.
+        stops: the nodes at which gradients end.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.opset = max(LEAST_OPSET, graph.opsets.get("", LEAST_OPSET))
+        self.edges: dict[Key, set[Key]] = {}
+        self.needs: dict[Key, set[Key]] = {}
+        self.types: dict[Key, np.dtype[Any]] = {}
+        self.stops: list[Stop] = []
+        self._scopes = 0
+        self._known: dict[int, int] = {}
+        self._enter(graph, "")
+
+    def floats(self, key: Key) -> bool:
+        """Whether a value may be float."""
+        dtype = self.types.get(key)
+        return dtype is None or dtypes.is_float(dtype)
+
+    def after(self, keys: set[Key]) -> set[Key]:
+        """The values whose gradients flow back to these values."""
+        return _closure(keys, self.edges)
+
+    def before(self, keys: set[Key]) -> set[Key]:
+        """The values that these values depend on."""
+        return _closure(keys, self.needs)
+
+    def reaching(self, keys: set[Key]) -> set[Key]:
+        """The values to which the gradients of these values flow."""
+        return _closure(keys, self._sources)
+
+    def stops_after(self, stops: Sequence[Stop]) -> dict[Key, list[Stop]]:
+        """For each value, the first of these stops, in order, at which a part of its gradient ends: one more than are shown."""
+        found: dict[Key, list[Stop]] = {}
+        for stop in stops:
+            pending = [stop.key]
+            while pending:
+                key = pending.pop()
+                here = found.setdefault(key, [])
+                if len(here) <= SHOWN and (not here or here[-1] is not stop):  # what is full passed them on to all its sources
+                    here.append(stop)
+                    pending += self._sources.get(key, ())
+        return found
+
+    @cached_property
+    def _sources(self) -> dict[Key, set[Key]]:
+        """For each value, those whose gradients it is a part of."""
+        sources: dict[Key, set[Key]] = {}
+        for source, targets in self.edges.items():
+            for target in targets:
+                sources.setdefault(target, set()).add(source)
+        return sources
+
+    def _enter(self, graph: Graph, where: str) -> int:
+        """Create a scope for a graph, one for each call; beyond a maximum, calls of one function share a scope."""
+        if self._scopes >= _SCOPES and id(graph) in self._known:
+            return self._known[id(graph)]
+        scope = self._known[id(graph)] = self._scopes
+        self._scopes += 1
+        for value, slot in zip(graph.inputs, graph.input_slots, strict=True):
+            if value.dtype is not None:
+                self.types[scope, slot] = value.dtype
+        for slot, name in graph.state_slots:
+            self.types[scope, slot] = graph.states[name].dtype
+        for node in graph.nodes:
+            self._node(scope, node, where)
+        return scope
+
+    def link(self, source: Key, target: Key, flows: bool = True) -> None:
+        self.needs.setdefault(target, set()).add(source)
+        if flows and self.floats(source) and self.floats(target):
+            self.edges.setdefault(source, set()).add(target)
+
+    def _node(self, scope: int, node: Node, where: str) -> None:
+        ins = [None if s == ABSENT else (scope, s) for s in node.inputs]
+        outs = [None if s == ABSENT else (scope, s) for s in node.outputs]
+        self._typed(node, ins, outs)
+        title = f"{where}{node.name or node.op_type}"
+        if node.function is not None:
+            self._within(
+                scope,
+                node,
+                node.function,
+                title,
+                list(zip(ins, node.function.input_slots, strict=False)),
+                list(zip(node.function.output_slots, outs, strict=False)),
+            )
+            return
+        captured = [(scope, outer) for g in node.graphs for outer, _ in g.captured]
+        ends = {o for o in outs if o is not None}
+        problem = self._problem(node, title) or self._whole(node, title, outs)
+        through = (
+            problem is None
+            and any(isinstance(g, Graph) for g in node.attributes.values())
+            and self._graphs(scope, node, title, ins, outs)
+        )
+        for i, key in enumerate(ins):
+            if key is None:
+                continue
+            here = problem or self._refused(node, title, i)
+            if here is not None and self.floats(key):
+                self.stops.append(Stop(key, ends, here))
+            for o in ends:
+                self.link(key, o, here is None and not through)
+        for key in captured:
+            if problem is not None and self.floats(key):
+                self.stops.append(Stop(key, ends, problem))
+            for o in ends:
+                self.link(key, o, problem is None and not through)
+
+    def _problem(self, node: Node, title: str) -> Problem | None:
+        """Why no gradient passes this node, for any input."""
+        if node.operator is None or node.forward_graph is not None:
+            return None
+        domain, name, version = node.domain, node.op_type, node.operator.version
+        found = gradient_support(domain, name, version)
+        full = f"{name}-{version}" if domain == "" else f"{DOMAINS.get(domain, domain)}:{name}-{version}"
+        if found.kind == MISSING:
+            text, code = f"{full} has no gradient: {found.why}", CODES["missing"]
+        elif found.kind != DIFFERENTIABLE:
+            text, code = f"{full} has no gradient ({found.kind}): {found.why}", CODES["no gradient"]
+        else:
+            old = unwritable(node.operator.declaration, version, self.opset)
+            if not old:
+                return None
+            text, code = f"the gradient must be written in opset {self.opset}: {old}", CODES["unwritable"]
+        return Problem(text, code, title, name, node.opset, version)
+
+    def _whole(self, node: Node, title: str, outs: Sequence[Key | None]) -> Problem | None:
+        """The problem of a node that could return floats but does not here: a Cast to integers."""
+        if node.operator is None or not outs or any(self.floats(o) for o in outs if o is not None):
+            return None
+        names = ", ".join(dict.fromkeys(dtypes.onnx_name(self.types[o]) for o in outs if o is not None))
+        text = f"{node.op_type}-{node.operator.version} has no gradient here: it returns {names}"
+        return Problem(text, CODES["no gradient"], title, node.op_type, node.opset, node.operator.version)
+
+    def _refused(self, node: Node, title: str, position: int) -> Problem | None:
+        """Why one input of a node with a gradient has none."""
+        if node.operator is None or node.forward_graph is not None:
+            return None
+        domain, name, version = node.domain, node.op_type, node.operator.version
+        formal = schemas[domain, name][version].inputs
+        parameter = formal[min(position, len(formal) - 1)].name
+        if parameter not in node.operator.declaration.settings:
+            return None
+        text = f"the input {parameter!r} of {name}-{version} has no gradient"
+        return Problem(text, CODES["not asked"], title, name, node.opset, version)
+
+    def _typed(self, node: Node, ins: Sequence[Key | None], outs: Sequence[Key | None]) -> None:
+        """Record the dtypes of a node's outputs, as far as its inputs and attributes determine them."""
+        if node.operator is None or node.forward_graph is not None:
+            return
+        given = [None if k is None else self.types.get(k) for k in ins]
+        to = node.attributes.get("to", node.attributes.get("dtype")) if node.op_type != "DequantizeLinear" else None
+        for i, key in enumerate(outs):
+            bound = (
+                node.operator._types.bound[min(i, len(node.operator._types.bound) - 1)] if node.operator._types.bound else None
+            )
+            dtype = next((given[j] for j in bound if j < len(given) and given[j]), None) if isinstance(bound, tuple) else bound
+            if dtype is None and isinstance(to, int) and to and i == 0:
+                dtype = dtypes.numpy_dtype(to)
+            if key is not None and dtype is not None:
+                self.types[key] = dtype
+
+    def _graphs(self, scope: int, node: Node, title: str, ins: list[Key | None], outs: list[Key | None]) -> bool:
+        """Connect the values of a node with those of its subgraphs; False for an unknown operator."""
+        inner = [g for g in node.attributes.values() if isinstance(g, Graph)]
+        if node.op_type == "If":
+            for g in inner:
+                self._within(scope, node, g, title, [], list(zip(g.output_slots, outs, strict=False)))
+            return True
+        body = inner[0]
+        a, b = body.input_slots, body.output_slots
+        if node.op_type == "Loop":
+            n = len(ins) - 2
+            states, back = list(zip(ins[2:], a[2:], strict=False)), list(zip(b[1 : 1 + n], a[2:], strict=False))
+            self._within(scope, node, body, title, states, list(zip(b[1:], outs, strict=False)), back)
+        elif node.op_type == "Scan":
+            first = 1 if node.version == 8 else 0
+            n = len(ins) - first - int(node.attributes["num_scan_inputs"])
+            fed = list(zip(ins[first:], a, strict=False))
+            self._within(scope, node, body, title, fed, list(zip(b, outs, strict=False)), list(zip(b[:n], a[:n], strict=False)))
+        elif node.op_type == "SequenceMap":
+            self._within(scope, node, body, title, list(zip(ins, a, strict=False)), list(zip(b, outs, strict=False)))
+        else:
+            return False
+        return True
+
+    def _within(
+        self,
+        scope: int,
+        node: Node,
+        graph: Graph,
+        title: str,
+        fed: Sequence[tuple[Key | None, int]],
+        made: Sequence[tuple[int, Key | None]],
+        back: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Create the scope of a node's subgraph, and connect it to the outer values."""
+        known = {slot: self.types.get(key) for key, slot in fed if key is not None}
+        inner = self._enter_known(graph, f"{title}/", known, scope)
+        for key, slot in fed:
+            if key is not None:
+                self.link(key, (inner, slot))
+        for outer, slot in graph.captured:
+            self.link((scope, outer), (inner, slot))
+        for source, target in back:
+            self.link((inner, source), (inner, target))
+        for slot, key in made:
+            if key is not None:
+                if (inner, slot) in self.types:
+                    self.types.setdefault(key, self.types[inner, slot])
+                self.link((inner, slot), key)
+
+    def _enter_known(self, graph: Graph, where: str, known: dict[int, np.dtype[Any] | None], scope: int) -> int:
+        following = self._scopes
+        for slot, dtype in known.items():
+            if dtype is not None:
+                self.types[following, slot] = dtype
+        for outer, slot in graph.captured:
+            if (scope, outer) in self.types:
+                self.types[following, slot] = self.types[scope, outer]
+        return self._enter(graph, where)
+
+
+def _closure(start: set[Key], edges: dict[Key, set[Key]]) -> set[Key]:
+    seen, pending = set(start), list(start)
+    while pending:
+        for key in edges.get(pending.pop(), ()):
+            if key not in seen:
+                seen.add(key)
+                pending.append(key)
+    return seen
+
+
+def live_inputs(body: Subgraph, wanted: Sequence[bool], back: Sequence[tuple[int, int]] = ()) -> set[int]:
+    """The inputs and captured values of a subgraph, by index, from which gradients of its outputs flow.
+
+    Args:
+        body: the subgraph.
+        wanted: for each output, whether it has a gradient.
+        back: for each state, the index of the output that the next iteration reads, and that of the input.
+    """
+    graph = graph_of_subgraph(body)
+    flow = Flow(graph)
+    for source, target in back:
+        flow.link((0, graph.output_slots[source]), (0, graph.input_slots[target]))
+    against: dict[Key, set[Key]] = {}
+    for key, targets in flow.edges.items():
+        for reached in targets:
+            against.setdefault(reached, set()).add(key)
+    live = _closure({(0, slot) for slot, w in zip(graph.output_slots, wanted, strict=False) if w}, against)
+    return {i for i, slot in enumerate(graph.input_slots) if (0, slot) in live}

@@ -1,0 +1,71 @@
+"""The ledger of graphs: known differences that the ledger of single operators does not explain; data in conformance/graphs.toml.
+
+[[entry]]
+operator = "If|Loop"                # a regular expression for the operator that differs first; "form" for a whole form
+form = "onnxruntime"                # a regular expression for the form; default: all
+when = ["kind=values", "says=...", "contains=Gather", "opset=1[0-9]"]
+class = "onnxruntime"               # ours, onnxruntime, reference, specification or tolerance
+why = "..."
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...cases import ConformanceError
+from ...ledger import read_entries
+from ..ledger import CLASSES
+from .generate import Case, every_node
+
+_KEYS = {"operator", "form", "when", "class", "why"}
+_CONDITIONS = ("kind", "says", "contains", "opset")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One known difference."""
+
+    operator: str
+    blame: str
+    why: str
+    form: str = ".*"
+    when: tuple[str, ...] = ()
+
+    def covers(self, case: Case, form: str, operator: str, kind: str, says: str) -> bool:
+        """Whether it explains this difference.  operator: "form" for a difference of a whole form."""
+        return (
+            re.fullmatch(self.operator, operator) is not None
+            and re.fullmatch(self.form, form) is not None
+            and all(_holds(c, case, kind, says) for c in self.when)
+        )
+
+
+def _holds(condition: str, case: Case, kind: str, says: str) -> bool:
+    key, _, pattern = condition.partition("=")
+    if key == "kind":
+        return re.fullmatch(pattern, kind) is not None
+    if key == "says":
+        return re.search(pattern, says) is not None
+    if key == "opset":
+        return re.fullmatch(pattern, str(case.opset)) is not None
+    return any(re.fullmatch(pattern, n.op_type) for n in every_node(case.model))
+
+
+def read(path: Path) -> list[Entry]:
+    """Read the entries; raises ConformanceError for one that does not follow the module's docstring."""
+    return [_entry(where, raw) for where, raw in read_entries(path, _KEYS, "class", CLASSES, "SX821")]
+
+
+def _entry(where: str, raw: dict[str, Any]) -> Entry:
+    for condition in raw.get("when", []):
+        if condition.partition("=")[0] not in _CONDITIONS:
+            raise ConformanceError(f"{where}: {condition!r} is not a condition", code="SX821")
+    return Entry(raw["operator"], raw["class"], raw["why"], raw.get("form", ".*"), tuple(raw.get("when", ())))
+
+
+def find(entries: Sequence[Entry], case: Case, form: str, operator: str, kind: str, says: str) -> Entry | None:
+    return next((e for e in entries if e.covers(case, form, operator, kind, says)), None)

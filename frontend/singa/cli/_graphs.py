@@ -1,0 +1,147 @@
+"""`sonnx fuzz --graphs`: generated models of many nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from onnx import ModelProto
+from rich.table import Table
+
+from singa_backend import debug
+from singa_backend.conform import results
+from singa_backend.conform.cases import data_file
+from singa_backend.conform.fuzz import ledger as operators
+from singa_backend.conform.fuzz.graphs import generate, judge, ledger, summary
+from singa_backend.conform.fuzz.graphs.judge import Judge, Judged
+from singa_backend.errors import InvalidInput
+
+from ._common import echo, out, progress
+from ._graph_forms import forms
+
+
+def many(
+    count: int,
+    seed: int,
+    known: Sequence[operators.Entry],
+    processes: int | None,
+    target: Path | None,
+    reports: Path | None,
+    as_json: bool,
+) -> bool:
+    """Judge graphs and show the result; returns whether every difference is explained."""
+    with progress(count, "generated graphs", quiet=as_json) as step:
+        bad = 0
+
+        def note(judged: Judged) -> None:
+            nonlocal bad
+            bad += not judged.good
+            step(note=f"{bad} unexplained or worse")
+
+        entries = ledger.read(data_file("graphs.toml"))
+        found = judge.run(range(count), seed, entries, known, forms=forms, processes=processes, progress=note)
+    document = summary.to_json(found, seed)
+    if target:
+        results.save(document, target)
+    if reports:
+        summary.write(document, reports)
+    if as_json:
+        click.echo(json.dumps({k: document[k] for k in ("count", "seed", "totals", "forms", "ledger", "bad", "environment")}))
+    else:
+        _show(document)
+    return all(r.good for r in found)
+
+
+def _show(document: dict[str, Any]) -> None:
+    t = document["totals"]
+    table = Table("verdict", "graphs", title="generated graphs")
+    for state in summary.STATES:
+        table.add_row(state, f"{t[state]:,}")
+    out.print(table)
+    echo(f"{t['nodes']:,} nodes of {len(document['operators'])} operators; onnxruntime judged {t['nodes_judged']:,} nodes")
+    if document["environment"]["onnxruntime"] == "absent":
+        echo("onnxruntime is not installed, so only the forms were compared: pip install 'sonnx[oracle]'", style="yellow")
+    for b in document["bad"][:30]:
+        echo(f"{b['status']}: graph {b['index']}: {b['graph']}", style="red")
+        for d in b["differences"]:
+            echo(f"    {d['form']}: {d['operator']}: {d['says'].strip().splitlines()[-1][:300]}")
+        if b["says"]:
+            echo("    " + b["says"].strip().splitlines()[-1])
+    if document["bad"]:
+        echo(f"one graph in detail, reduced: sonnx fuzz --graphs 1 --seed {document['seed']} --only INDEX --write FOLDER")
+
+
+def detail(index: int, seed: int, known: Sequence[operators.Entry], folder: Path | None, as_json: bool) -> bool:
+    """Judge one graph, show it, and write it, reduced to what still fails."""
+    with judge.session(seed, ledger.read(data_file("graphs.toml")), known, forms) as session:
+        answer = session.ask(index)
+        judged = session.judge(index, answer)
+        written = None
+        if folder is not None:
+            case = generate.draw(seed, index) if isinstance(answer, str) else answer.case
+            written = _write(case, judged, session, folder)
+    differences = [
+        {
+            "form": d.form,
+            "operator": d.operator,
+            "kind": d.kind,
+            "says": d.says,
+            "class": d.entry.blame if d.entry else None,
+            "why": d.entry.why if d.entry else None,
+        }
+        for d in judged.differences
+    ]
+    if as_json:
+        facts = {"index": index, "seed": seed, "status": judged.status, "graph": judged.describe, "says": judged.says}
+        click.echo(json.dumps(facts | {"differences": differences, "forms": judged.forms, "written": written}))
+        return judged.good
+    echo(f"{judged.status}: {judged.describe}")
+    if judged.says:
+        echo(judged.says)
+    echo(f"forms that agree: {', '.join(judged.forms) or 'none'}")
+    for operator, reason in judged.removed:
+        echo(f"  onnxruntime does not run {operator}: {reason}")
+    for d in differences:
+        echo(f"  {d['form']}, {d['operator']} differs: {d['says']}")
+        echo(f"    {d['class']}: {d['why']}" if d["class"] else "    not in a ledger")
+    if written:
+        echo(f"wrote {written}")
+    return judged.good
+
+
+def _write(case: generate.Case, judged: Judged, session: Judge, folder: Path) -> str:
+    """Write a graph, and if it fails the smallest part that still does; returns what was written."""
+    predicate = _Fails(case, session, _failures(judged))
+    if not judged.good:
+        try:
+            found = debug.reduce(case.model, case.feeds, predicate, to=folder, tries=200)
+            return f"{found.folder}: {found}"
+        except InvalidInput as error:  # the part that fails is the whole graph
+            echo(f"not reduced: {error}", style="yellow")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.onnx").write_bytes(case.model.SerializeToString())
+    return str(folder / "model.onnx")
+
+
+def _failures(judged: Judged) -> set[tuple[str, str]]:
+    """Return what failed: the forms, without opsets, and the kinds of difference."""
+    return {(d.form.partition(" to ")[0], d.kind) for d in judged.differences if d.entry is None} or {(judged.status, "")}
+
+
+class _Fails(debug.Predicate):
+    """A graph fails as the whole one did: in one of the same forms, with the same kind of difference."""
+
+    def __init__(self, case: generate.Case, session: Judge, wanted: set[tuple[str, str]]) -> None:
+        self.case, self.session, self.wanted = case, session, wanted
+
+    def __str__(self) -> str:
+        return "a form of the graph differs"
+
+    def fails(self, model: ModelProto, folder: Path | None, inputs: Any) -> Any:
+        case = replace(self.case, model=model, feeds=dict(inputs))
+        judged = self.session.judge(self.case.index, self.session.ask(case))
+        return {} if not judged.good and _failures(judged) & self.wanted else None
