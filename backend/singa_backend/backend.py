@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import ModelProto, NodeProto, helper
 from onnx.backend.base import Backend, BackendRep
 
 from .devices import device as devices
@@ -252,7 +252,7 @@ def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Grap
             raise InvalidInput(
                 f"last_layers must select 1 to {n} operators, got {last_layers}, which selects {keep}",
                 code="SX304",
-                hint=f"-1 runs all {n}, -2 omits the last, {-n} runs one",
+                hint=f"-1 runs all {n}, -2 omits the last, {-n} runs one; SINGA's code counts one more: its -3 is -2 here",
             )
         nodes = nodes[: layers[keep - 1] + 1]
         outputs = [name for name in nodes[-1].output_names if name] if keep < n else outputs
@@ -263,6 +263,21 @@ def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Grap
             hint = did_you_mean(name, known)
             raise InvalidInput(f"aux_output must name values of the model's main graph, got {name!r}{hint}", code="SX305")
     return graph if last_layers == -1 and not aux_output else graph.select(nodes, [*outputs, *aux_output])
+
+
+def model_of(node: NodeProto, opset: int | None) -> ModelProto:
+    """A model with one node, whose inputs are those of the model, of any type; the newest opset if it is None."""
+    graph = helper.make_graph(
+        [node],
+        node.name or node.op_type,
+        [helper.make_empty_tensor_value_info(n) for n in dict.fromkeys(n for n in node.input if n)],
+        [helper.make_empty_tensor_value_info(n) for n in node.output if n],
+    )
+    domain = plain_domain(node.domain)
+    imports = [helper.make_opsetid(domain, opset or newest(domain) or 1)]
+    if domain:
+        imports.append(helper.make_opsetid("", newest("")))
+    return helper.make_model(graph, opset_imports=imports)
 
 
 def _names(values: Sequence[Value]) -> str:
@@ -406,17 +421,7 @@ class SingaBackend(Backend):
             if len(values) != len(names):
                 raise InvalidInput(f"the node takes {len(names)} inputs ({', '.join(names)}), got {len(values)}", code="SX301")
             given = dict(zip(names, values, strict=True))
-        graph = helper.make_graph(
-            [node],
-            node.name or node.op_type,
-            [helper.make_empty_tensor_value_info(n) for n in names],
-            [helper.make_empty_tensor_value_info(n) for n in node.output if n],
-        )
-        domain = plain_domain(node.domain)
-        imports = [helper.make_opsetid(domain, opset or newest(domain) or 1)]
-        if domain:
-            imports.append(helper.make_opsetid("", newest("")))
-        model = helper.make_model(graph, opset_imports=imports)
+        model = model_of(node, opset)
         outputs = cls.prepare(model, device, **kwargs).run({n: _typed(v) for n, v in given.items()})
         for (dtype, shape), value, name in zip(outputs_info or (), outputs, outputs.names, strict=False):
             have = (value.dtype, value.shape) if isinstance(value, np.ndarray) else (type(value).__name__, ())

@@ -356,6 +356,15 @@ class Optimizer:
         """
         self.apply(param.name, param, grad)
 
+    def device_check(self, *inputs: Tensor) -> None:
+        """Move tensors, in place, to the device of the first.
+
+        Args:
+            *inputs: The tensors.
+        """
+        for t in inputs[1:]:
+            _move(t, inputs[0].device, t._data.dtype)
+
     def backward_and_update(self, loss: Tensor) -> None:
         """Call the optimizer on a loss; deprecated.
 
