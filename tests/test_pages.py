@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-
 from tests.test_arrows import LAYERS
 
 PROJECT = Path(__file__).parents[1]
