@@ -26,6 +26,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from singa import autograd, codegen, opt, sonnx, tensor
 from singa.model import Model
 from singa_backend import SingaBackend
+from singa_backend.files import write_text
 from singa_backend.inspection import check, inspect, trainable_report
 from singa_backend.passes import ModelEditor, optimize
 from singa_backend.passes.change_layout import change_layout
@@ -269,8 +270,8 @@ def main() -> None:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}"
     document = {"machine": machine, "runs": options.runs, "sizes": SIZES, "rows": rows}
     if options.to:
-        (options.to / "benchmark-growth.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (options.to / "benchmark-growth.md").write_text(page(document), encoding="utf-8")
+        write_text(options.to / "benchmark-growth.json", json.dumps(document, indent=1) + "\n")
+        write_text(options.to / "benchmark-growth.md", page(document))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from singa_backend.conform.fuzz import ledger as operators
 from singa_backend.conform.fuzz.graphs import generate, judge, ledger, summary
 from singa_backend.conform.fuzz.graphs.judge import Judge, Judged
 from singa_backend.errors import InvalidInput
+from singa_backend.files import write_bytes
 
 from ._common import echo, out, progress
 from ._graph_forms import forms
@@ -123,7 +124,7 @@ def _write(case: generate.Case, judged: Judged, session: Judge, folder: Path) ->
         except InvalidInput as error:  # the part that fails is the whole graph
             echo(f"not reduced: {error}", style="yellow")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.onnx").write_bytes(case.model.SerializeToString())
+    write_bytes(folder / "model.onnx", case.model.SerializeToString())
     return str(folder / "model.onnx")
 
 
