@@ -505,7 +505,7 @@ def test_a_signal_in_a_destructor_is_raised_after_it(number: int, code: int) -> 
 def test_an_interrupt_at_any_line_of_a_command(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raised at every system call that the writing of a file makes."""
     seen = 0
-    for stop in range(1, 100):
+    for stop in range(1, 1000):
         seen = 0
 
         def count(frame: Any, event: str, argument: Any, stop: int = stop) -> Any:
@@ -514,7 +514,7 @@ def test_an_interrupt_at_any_line_of_a_command(plain: Path, monkeypatch: pytest.
                 return None  # Python reports an exception there and drops it
             if frame.f_code.co_filename == files.__file__:
                 seen += 1
-                if seen == stop * 5:
+                if seen == stop * 13:
                     raise KeyboardInterrupt
                 return count
             return None
@@ -524,7 +524,7 @@ def test_an_interrupt_at_any_line_of_a_command(plain: Path, monkeypatch: pytest.
             done = CliRunner().invoke(main, ["run", str(plain), "--random", "0", "-o", str(plain.parent / "o.npz")])
         finally:
             sys.settrace(None)
-        if seen < stop * 5:
+        if seen < stop * 13:
             break
         assert done.exit_code == 130, (stop, done.output, done.exception)
         if (plain.parent / "o.npz").exists():

@@ -172,7 +172,8 @@ def _recorded(flag: bool) -> Iterator[None]:
 
 def _result(g: Any, x: Tensor, create_graph: bool) -> Tensor:
     if create_graph:
-        return g  # type: ignore[no-any-return]
+        made: Tensor = g
+        return made
     made = Tensor._of(g, x.device, False)
     made._without_graph = True
     return made

@@ -327,9 +327,10 @@ class _Replay:
                 links = {x._origin: s for x, s in zip(xs, shadows, strict=True) if x._origin is not None}
                 self._check_outputs(xs, ys)
                 outputs = self._output_names(ys)
-                self._pin(outputs, ys, dict(zip(names, xs, strict=True)))
+                self._pin(outputs, ys)
                 made = provenance.replay(ys, given, links, self._do)
                 symbols = [trace.value(t) for t in made]
+                self._check_names(outputs, symbols, {n: trace.value(s) for n, s in zip(names, shadows, strict=True)})
         finally:
             tape.set_training(outer)
         self.problems += self.writer.problems
@@ -435,11 +436,14 @@ class _Replay:
             return named
         return [f"output_{i}" if len(ys) > 1 else "output" for i in range(len(ys))]
 
-    def _pin(self, names: Sequence[str], ys: Sequence[Tensor], inputs: Mapping[str, Tensor]) -> None:
-        """Keep the names of the outputs, except those of states, which are bound under their names when they are read."""
-        taken = [n for n, y in zip(names, ys, strict=True) if inputs.get(n, y) is not y]
+    def _check_names(self, names: Sequence[str], symbols: Sequence[Any], inputs: Mapping[str, Any]) -> None:
+        """Refuse the name of an input for an output that is another value."""
+        taken = [n for n, s in zip(names, symbols, strict=True) if inputs.get(n, s) is not s]
         if taken and self.options.output_names is not None:
             raise InvalidInput(f"output_names must not contain the name of an input, got {taken[0]!r}", code="SX355")
+
+    def _pin(self, names: Sequence[str], ys: Sequence[Tensor]) -> None:
+        """Keep the names of the outputs, except those of states, which are bound under their names when they are read."""
         graphs = [y._origin.origin.graph for y in ys if y._origin is not None]
         states = {n for graph in graphs if graph is not None for n in graph.states}
         self.writer.builder.pin(n for n, y in zip(names, ys, strict=True) if y._origin is not None and n not in states)

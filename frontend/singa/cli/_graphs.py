@@ -123,6 +123,7 @@ def _write(case: generate.Case, judged: Judged, session: Judge, folder: Path) ->
             return f"{found.folder}: {found}"
         except InvalidInput as error:  # the part that fails is the whole graph
             echo(f"not reduced: {error}", style="yellow")
+    folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / "model.onnx", case.model.SerializeToString())
     return str(folder / "model.onnx")
 
