@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from types import ModuleType
 
 MODULES = (
@@ -15,6 +14,8 @@ MODULES = (
 
 def __getattr__(name: str) -> ModuleType | str:
     if name == "__version__":
+        from importlib.metadata import version
+
         return version("sonnx")
     if f"singa.{name}" not in MODULES:
         raise AttributeError(f"module 'singa' has no attribute {name!r}")
