@@ -41,6 +41,7 @@ def test_schedules_return_tensors_and_may_define_call():
     rate = opt.Constant(0.25)(step)
     assert isinstance(rate, Tensor) and rate.shape == (1,) and float(rate) == 0.25
     assert float(opt.ExponentialDecay(0.5, 10, 0.9)(step)) == 0.5
+    assert float(opt.Constant(0.25)(3)) == 0.25 and float(opt.ExponentialDecay(0.5, 10, 0.9)(0)) == 0.5
 
     class Halved(opt.DecayScheduler):
         def call(self, step):

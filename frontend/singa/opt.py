@@ -86,12 +86,13 @@ class Constant(DecayScheduler):
         """Return the value.
 
         Args:
-            step: Number of steps so far, a Tensor of shape (1,).
+            step: Number of steps so far, a Tensor of shape (1,) or a number.
 
         Returns:
             A Tensor of shape (1,), of float32, on the device of `step`.
         """
-        return Tensor((1,), step.device, float32, requires_grad=False).set_value(self.init_value)
+        device = step.device if isinstance(step, Tensor) else None
+        return Tensor((1,), device, float32, requires_grad=False).set_value(self.init_value)
 
 
 class ExponentialDecay(DecayScheduler):
