@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -13,6 +14,9 @@ from singa import autograd, sonnx
 from singa._core import ops, tape
 from singa._core.tensor import Tensor
 from singa_backend.engines.oracle import Oracle
+
+# A shell starts a command in the background with Ctrl-C ignored, which the children of the tests would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,9 @@ def test_codes_and_documentation_agree() -> None:
     described = re.findall(r"^\| (SX\d{3}) \|", DOCS.read_text(), re.MULTILINE)
     assert len(described) == len(set(described))
     assert raised - {"SX000"} == set(described)
+    for section in DOCS.read_text().split("\n## "):
+        codes = re.findall(r"^\| (SX\d{3}) \|", section, re.MULTILINE)
+        assert codes == sorted(codes)
 
 
 def test_the_innermost_place_wins() -> None:

@@ -412,3 +412,22 @@ def test_a_misspelt_operator_of_onnx_has_a_suggestion():
     made = model([helper.make_node("Matmul", ["x", "x"], ["y"])], [("x", FLOAT, [2, 2])], [("y", FLOAT, [2, 2])])
     with pytest.raises(singa_backend.UnsupportedModel, match="did you mean MatMul"):
         singa_backend.prepare(made)
+
+
+# --- example inputs ---------------------------------------------------------------------------------------------------------
+
+
+def test_example_inputs_may_be_arrays():
+    from singa import opt
+
+    relu = model([helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, ["n"])], [("y", FLOAT, ["n"])])
+    scaled = model(
+        [helper.make_node("Mul", ["x", "w"], ["y"])], [("x", FLOAT, [2])], [("y", FLOAT, [2])], {"w": np.ones(2, np.float32)}
+    )
+    x = np.ones(2, np.float32)
+    for example in ([x], [x.tolist()], (x,)):
+        assert singa_backend.prepare(sonnx.export(sonnx.SONNXModel(relu), example)).inputs[0].shape == (2,)
+    assert sonnx.to_training_onnx(scaled, "mse_loss", opt.SGD(lr=0.1), inputs=[x]).graph.input
+    for wrong in (x, 3, "x"):
+        with pytest.raises(singa_backend.InvalidInput, match="inputs must be a list"):
+            sonnx.export(sonnx.SONNXModel(relu), wrong)

@@ -526,10 +526,36 @@ def test_an_interrupted_command(number: int, code: int, tmp_path: Path) -> None:
     assert running.returncode == code and "Traceback" not in log and "o.onnx" not in listed(tmp_path)
 
 
+DESTRUCTOR = """
+import signal, time
+from singa.cli._interrupts import Interrupts
+class Dropped:
+    def __del__(self):
+        signal.raise_signal(NUMBER)
+Interrupts().install()
+dropped = Dropped()
+try:
+    del dropped
+    for _ in range(300):
+        time.sleep(0.01)
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
+"""
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_a_destructor_is_raised_after_it(number: int, code: int) -> None:
+    """Python prints an exception of a destructor, or of the hook that it calls then, and continues."""
+    path = os.pathsep.join(str(PROJECT / f) for f in ("backend", "frontend"))
+    done = subprocess.run([sys.executable, "-c", DESTRUCTOR.replace("NUMBER", str(int(number)))], text=True,
+                          capture_output=True, env=os.environ | {"PYTHONPATH": path})  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 def test_an_interrupt_at_any_line_of_a_command(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raised at every system call that the writing of a file makes."""
     seen = 0
-    for stop in range(1, 100):
+    for stop in range(1, 1000):
         seen = 0
 
         def count(frame: Any, event: str, argument: Any, stop: int = stop) -> Any:
@@ -538,7 +564,7 @@ def test_an_interrupt_at_any_line_of_a_command(plain: Path, monkeypatch: pytest.
                 return None  # Python reports an exception there and drops it
             if frame.f_code.co_filename == files.__file__:
                 seen += 1
-                if seen == stop * 5:
+                if seen == stop * 13:
                     raise KeyboardInterrupt
                 return count
             return None
@@ -548,7 +574,7 @@ def test_an_interrupt_at_any_line_of_a_command(plain: Path, monkeypatch: pytest.
             done = CliRunner().invoke(main, ["run", str(plain), "--random", "0", "-o", str(plain.parent / "o.npz")])
         finally:
             sys.settrace(None)
-        if seen < stop * 5:
+        if seen < stop * 13:
             break
         assert done.exit_code == 130, (stop, done.output, done.exception)
         if (plain.parent / "o.npz").exists():

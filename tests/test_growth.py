@@ -52,10 +52,15 @@ def growth_of(make: Callable[[int], Callable[[], Any]], n: int) -> float:
     return (four - two) / (two - one)
 
 
+NODES = {"optimize": 200, "change layout": 200}
+"""Where a scan of all nodes is cheap, it is seen only in larger graphs."""
+
+
 @pytest.mark.parametrize("graph", growth.GRAPHS)
 @pytest.mark.parametrize("operation", [o for o in growth.OPERATIONS if o not in SLOW])
 def test_work_grows_linearly_with_the_nodes(operation: str, graph: str) -> None:
-    assert growth_of(lambda k: growth.OPERATIONS[operation](growth.GRAPHS[graph](k)), 24) < 2.6
+    n = NODES.get(operation, 24)
+    assert growth_of(lambda k: growth.OPERATIONS[operation](growth.GRAPHS[graph](k)), n) < 2.3
 
 
 @pytest.mark.parametrize("domains", [True, False])

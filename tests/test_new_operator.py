@@ -27,7 +27,7 @@ from singa_backend.ir.declaration import declarations, has_trait
 from singa_backend.opsets.convert import convert
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import OpsetWriter
-from singa_backend.proto.schemas import declare_schema, newest, schemas
+from singa_backend.proto.schemas import _newest, declare_schema, newest, schemas
 
 DOMAIN = "test.operators"
 NAMES = ["Hypot", "Noise", "Squareplus"]
@@ -104,6 +104,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         for name in NAMES:
             declarations.pop((DOMAIN, name), None)
             schemas.pop((DOMAIN, name), None)
+        _newest.pop(DOMAIN, None)
         assert newest(DOMAIN) == 0
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from singa import autograd, opt, tensor
 from singa.tensor import Tensor
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, NoGradientWarning
 
 
 def T(values, **kwargs):
@@ -39,6 +41,7 @@ def test_schedules_return_tensors_and_may_define_call():
     rate = opt.Constant(0.25)(step)
     assert isinstance(rate, Tensor) and rate.shape == (1,) and float(rate) == 0.25
     assert float(opt.ExponentialDecay(0.5, 10, 0.9)(step)) == 0.5
+    assert float(opt.Constant(0.25)(3)) == 0.25 and float(opt.ExponentialDecay(0.5, 10, 0.9)(0)) == 0.5
 
     class Halved(opt.DecayScheduler):
         def call(self, step):
@@ -137,3 +140,24 @@ def test_prelu_broadcasts_both_ways(x, slope):
             i + d.ndim - len(t.shape) for i, n in enumerate(t.shape) if n == 1 and d.shape[i + d.ndim - len(t.shape)] != 1
         )
         np.testing.assert_allclose(tensor.to_numpy(grads[id(t)]), d.sum(axes).reshape(t.shape), rtol=1e-5, atol=1e-6)
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
+    """Every block of docs/from-singa.md, in order, in one program; the page has no code outside blocks of Python."""
+    page = (Path(__file__).parents[1] / "docs" / "from-singa.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) > 15 and page.count("```") == 2 * len(blocks)
+    monkeypatch.chdir(tmp_path)
+    scope = {"__name__": "page"}
+    before = autograd.training
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.simplefilter("ignore", NoGradientWarning)
+            for i, block in enumerate(blocks):
+                exec(compile(block, f"docs/from-singa.md, block {i}", "exec"), scope)
+    finally:
+        autograd.training = before

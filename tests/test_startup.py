@@ -39,6 +39,12 @@ def test_help_loads_no_command() -> None:
     }  # fmt: skip
 
 
+def test_signals_are_handled_before_anything_large_is_imported() -> None:
+    """Ctrl-C in an import before `start` would print a traceback."""
+    small = loaded("import signal, importlib.machinery")
+    assert {m for m in loaded("import singa.cli._start") - small if not m.startswith("singa")} <= {"__future__"}
+
+
 def test_every_command_has_a_line_of_help() -> None:
     folder = Path(singa.cli.__file__).parent
     assert set(COMMANDS) == {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")}

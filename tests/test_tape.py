@@ -15,7 +15,7 @@ from singa._core import ops, tape, trace
 from singa._core.ops import op
 from singa._core.tensor import Tensor
 from singa.tape import Operator
-from singa_backend.errors import InvalidInput, SonnxError
+from singa_backend.errors import InvalidInput, NoGradientWarning, SonnxError
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
 from singa_backend.runtime.executor import Executor
@@ -263,11 +263,13 @@ def test_a_loop_that_counts_by_itself_and_carries_its_weight() -> None:
 
 
 def test_an_operator_without_gradient_is_named() -> None:
-    """Nothing flows through Floor: the parameter behind it is not given, and nothing stops."""
+    """Nothing flows through Floor: of the loss alone the gradient is zero; nothing flows through ArgMax: it has none."""
     w = leaf([1.5])
     assert grads(op.Add(op.Floor(w), op.Mul(w, 2.0)))["w"].tolist() == [2.0]
+    with pytest.warns(NoGradientWarning):
+        assert grads(op.Floor(w))["w"].tolist() == [0.0]
     with pytest.raises(SonnxError):
-        list(autograd.backward(op.Floor(w)))
+        list(autograd.backward(op.Cast(op.ArgMax(w), to=1)))
 
 
 # --- what is changed in place, used again, or asked for on the way ------------------------------------------------------

@@ -19,6 +19,7 @@ from .ir.graph import Graph, Node
 from .ir.reader import read
 from .limits import Limits
 from .proto.values import Value
+from .runtime.origins import NonFinite
 
 __all__ = [
     "ConstantTrainsWarning",
@@ -30,6 +31,7 @@ __all__ = [
     "MissingDependency",
     "NoGradientWarning",
     "Node",
+    "NonFinite",
     "OperatorError",
     "Outputs",
     "Problem",

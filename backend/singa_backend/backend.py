@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import ModelProto, NodeProto, helper
 from onnx.backend.base import Backend, BackendRep
 
 from .devices import device as devices
@@ -24,6 +24,7 @@ from .proto.values import Value
 from .rendering import TEXT, printable
 from .runtime.executor import Executor
 from .runtime.feeds import convert_input, owned_copy
+from .runtime.origins import NonFinite, Watch
 
 _QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
 """Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
@@ -141,6 +142,7 @@ class SingaRep(BackendRep):
         aux_output: Sequence[str] = (),
         limits: Limits | None = None,
         cancel: Flag | None = None,
+        validate: bool = False,
         **kwargs: Any,
     ) -> Outputs:
         """Run the model.
@@ -154,6 +156,7 @@ class SingaRep(BackendRep):
             aux_output: the names of intermediate values to return after the outputs.
             limits: the bounds of this run; None for those of `prepare`.
             cancel: a flag, such as a `threading.Event`; if it is set, the run stops at the next node.
+            validate: whether to look for NaN and infinity in every value, also in subgraphs and functions.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
@@ -164,6 +167,8 @@ class SingaRep(BackendRep):
             InvalidInput: the inputs or options do not match the model; nothing has run.
             UnknownKeyword: a keyword is not one of these.
             OperatorError: a node cannot compute with its inputs.
+            NonFinite: an OperatorError (SX409): with `validate`, a node made a NaN, or an infinity from finite inputs, or an
+                operator passed on a NaN of an input or an initializer.  The error names the first, and has the outputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
         check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", *_QUIET))
@@ -177,10 +182,29 @@ class SingaRep(BackendRep):
         budget = Budget(limits or self.limits, cancel, device.memory)
         with device.active():
             overrides = {n: device.put(v) for n, v in overrides.items()}
-            values = self._executor.run(graph, [device.put(v) for v in feeds], overrides, budget)
+            placed = [device.put(v) for v in feeds]
+            watch = self._watch(placed, overrides) if validate else None
+            try:
+                values = self._executor.run(graph, placed, overrides, budget, watch)
+            except SonnxError as error:
+                if watch and watch.origin:
+                    error.hint = "; ".join(filter(None, [error.hint, f"before it, {watch.origin}"]))
+                raise
             taken = set(self._fixed)
             taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
-            return Outputs([owned_copy(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
+            outputs = Outputs([owned_copy(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
+        if watch:
+            watch.finish(outputs)
+            if watch.origin:
+                raise NonFinite.of(watch.origin, outputs)
+        return outputs
+
+    def _watch(self, feeds: Sequence[Any], overrides: Mapping[str, Any]) -> Watch:
+        executor = self._executor
+        named = dict(zip((v.name for v in self.graph.inputs), feeds, strict=True)) | dict(overrides)
+        graphs = {id(g): dict(g.state_slots) for g in executor._keep}
+        states = [(graphs[key][slot], value) for key, held in executor._states.items() for slot, value in held]
+        return Watch(states, named, self.device.get)
 
     # --- inputs
 
@@ -228,7 +252,7 @@ def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Grap
             raise InvalidInput(
                 f"last_layers must select 1 to {n} operators, got {last_layers}, which selects {keep}",
                 code="SX304",
-                hint=f"-1 runs all {n}, -2 omits the last, {-n} runs one",
+                hint=f"-1 runs all {n}, -2 omits the last, {-n} runs one; SINGA's code counts one more: its -3 is -2 here",
             )
         nodes = nodes[: layers[keep - 1] + 1]
         outputs = [name for name in nodes[-1].output_names if name] if keep < n else outputs
@@ -239,6 +263,21 @@ def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Grap
             hint = did_you_mean(name, known)
             raise InvalidInput(f"aux_output must name values of the model's main graph, got {name!r}{hint}", code="SX305")
     return graph if last_layers == -1 and not aux_output else graph.select(nodes, [*outputs, *aux_output])
+
+
+def model_of(node: NodeProto, opset: int | None) -> ModelProto:
+    """A model with one node, whose inputs are those of the model, of any type; the newest opset if it is None."""
+    graph = helper.make_graph(
+        [node],
+        node.name or node.op_type,
+        [helper.make_empty_tensor_value_info(n) for n in dict.fromkeys(n for n in node.input if n)],
+        [helper.make_empty_tensor_value_info(n) for n in node.output if n],
+    )
+    domain = plain_domain(node.domain)
+    imports = [helper.make_opsetid(domain, opset or newest(domain) or 1)]
+    if domain:
+        imports.append(helper.make_opsetid("", newest("")))
+    return helper.make_model(graph, opset_imports=imports)
 
 
 def _names(values: Sequence[Value]) -> str:
@@ -382,17 +421,7 @@ class SingaBackend(Backend):
             if len(values) != len(names):
                 raise InvalidInput(f"the node takes {len(names)} inputs ({', '.join(names)}), got {len(values)}", code="SX301")
             given = dict(zip(names, values, strict=True))
-        graph = helper.make_graph(
-            [node],
-            node.name or node.op_type,
-            [helper.make_empty_tensor_value_info(n) for n in names],
-            [helper.make_empty_tensor_value_info(n) for n in node.output if n],
-        )
-        domain = plain_domain(node.domain)
-        imports = [helper.make_opsetid(domain, opset or newest(domain) or 1)]
-        if domain:
-            imports.append(helper.make_opsetid("", newest("")))
-        model = helper.make_model(graph, opset_imports=imports)
+        model = model_of(node, opset)
         outputs = cls.prepare(model, device, **kwargs).run({n: _typed(v) for n, v in given.items()})
         for (dtype, shape), value, name in zip(outputs_info or (), outputs, outputs.names, strict=False):
             have = (value.dtype, value.shape) if isinstance(value, np.ndarray) else (type(value).__name__, ())

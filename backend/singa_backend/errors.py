@@ -281,7 +281,7 @@ class ConstantTrainsWarning(ParameterWarning):
 
 
 class OperatorError(SonnxError):
-    """A node cannot compute with its inputs, for which ONNX defines no result (SX400 to SX408, SX490).
+    """A node cannot compute with its inputs, for which ONNX defines no result (SX400 to SX409, SX490).
 
     Raised by a run; the error names the node and the dtypes and shapes of its inputs.
     """

@@ -39,7 +39,7 @@ from .errors import InvalidInput
 try:
     import fcntl
 except ImportError:  # Windows: no lock tells whether an owner lives, so nothing is removed
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # Windows does not have it
 
 PREFIX = ".sonnx-"
 """The first characters of the names of temporary folders."""

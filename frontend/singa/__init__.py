@@ -10,5 +10,5 @@ from ._lazy import __getattr__ as __getattr__
 
 __all__ = [
     "autograd", "codegen", "data", "device", "exporting", "image_tool", "initializer", "layer", "model", "opt", "quantization",
-    "snapshot", "sonnx", "tape", "tensor", "utils",
+    "singa_wrap", "snapshot", "sonnx", "tape", "tensor", "utils",
 ]  # fmt: skip

@@ -7,12 +7,16 @@ from types import ModuleType
 
 MODULES = (
     "singa.autograd", "singa.codegen", "singa.data", "singa.device", "singa.exporting", "singa.image_tool", "singa.initializer",
-    "singa.layer", "singa.model", "singa.opt", "singa.quantization", "singa.snapshot", "singa.sonnx", "singa.tape",
-    "singa.tensor", "singa.utils",
+    "singa.layer", "singa.model", "singa.opt", "singa.quantization", "singa.singa_wrap", "singa.snapshot", "singa.sonnx",
+    "singa.tape", "singa.tensor", "singa.utils",
 )  # fmt: skip
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> ModuleType | str:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("sonnx")
     if f"singa.{name}" not in MODULES:
         raise AttributeError(f"module 'singa' has no attribute {name!r}")
     return import_module(f"singa.{name}")

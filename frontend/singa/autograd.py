@@ -13,12 +13,17 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from singa_backend.devices.device import device_of
+
 from . import layer
 from ._autograd import formulas, functions, handles, losses
 from ._autograd.formula import Formula
 from ._autograd.formulas import *  # noqa: F403
 from ._autograd.functions import *  # noqa: F403
 from ._autograd.handles import *  # noqa: F403
+from ._autograd.handles import RNNHandle
 from ._autograd.losses import *  # noqa: F403
 from ._core import tape
 from ._core.backward import backward, gradients, infer_dependency
@@ -54,6 +59,7 @@ __all__ = [
     "axis_helper",
     "back_broadcast",
     "backward",
+    "ctensor2numpy",
     "gradients",
     "infer_dependency",
     *formulas.__all__,
@@ -94,6 +100,53 @@ def back_broadcast(y_shape: Sequence[int], x_shape: Sequence[int], x: Any) -> An
         return x
     axes = axis_helper(y_shape, x_shape)
     return x.sum(axis=axes, keepdims=True).reshape(tuple(x_shape))
+
+
+def ctensor2numpy(x: Any) -> np.ndarray:
+    """Copy the values of a tensor, or of its `.data`, to the host.
+
+    Args:
+        x: Tensor, or an array of NumPy or of a device.
+
+    Returns:
+        A NumPy array of the shape and dtype of x.
+    """
+    return np.array(x.device.backend.get(x.data) if isinstance(x, Tensor) else device_of(x).get(x))
+
+
+class _RNN(Operator):
+    """Recurrent layers over a batch of sequences, with all weights in one vector: the operator of `layer.CudnnRNN`.
+
+    `_RNN(handle)(x, hx, cx, W)` takes the inputs (time, N, features), the initial states (layers * directions, N, hidden) and
+    the weights in the order of `layer.CudnnRNN`, and returns the outputs in a tuple; for modes other than "lstm", cx is not
+    used.
+
+    Args:
+        handle: The attributes.
+        return_sequences: Whether all outputs are returned; otherwise the last one of each sequence.
+        use_mask: Whether the sequences have different lengths.
+        seq_lengths: With `use_mask`, the lengths of the sequences, an integer Tensor of shape (N,).
+    """
+
+    def __init__(
+        self, handle: RNNHandle, return_sequences: bool = True, use_mask: bool = False, seq_lengths: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.handle, self.return_sequences, self.use_mask, self.seq_lengths = handle, return_sequences, use_mask, seq_lengths
+
+    def __call__(self, *xs: Tensor) -> tuple[Tensor, ...]:
+        x, hx, cx, W = xs
+        h = self.handle
+        made = layer.CudnnRNN(
+            h.hidden_size, "tanh", h.num_layers, h.bias, False, h.dropout, h.bidirectional, h.mode, self.use_mask,
+            self.return_sequences,
+        )  # fmt: skip
+        made.input_size = int(x.shape[2])
+        made.W = W
+        start = tape.start_of_call()
+        y = made.forward(x, hx, cx, self.seq_lengths)
+        tape.end_of_call(start, xs, [y])
+        return (y,)
 
 
 _LAYERS = ("Linear", "Conv2d", "SeparableConv2d", "BatchNorm2d", "Pooling2d", "MaxPool2d", "AvgPool2d", "MaxPool1d", "AvgPool1d",

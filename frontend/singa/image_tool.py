@@ -19,7 +19,10 @@ import numpy as np
 from singa_backend.archives import open_file
 from singa_backend.errors import InvalidInput, MissingDependency
 
-__all__ = ["ImageTool", "color_cast", "crop", "crop_and_resize", "enhance", "flip", "flip_down", "load_img", "resize", "scale"]
+__all__ = [
+    "ImageTool", "color_cast", "crop", "crop_and_resize", "enhance", "flip", "flip_down", "get_list_sample", "load_img", "resize",
+    "resize_by_hw", "scale",
+]  # fmt: skip
 
 CORNERS = ("left_top", "left_bottom", "right_top", "right_bottom", "center")
 ACROSS, DOWN = ("left", "center", "right"), ("top", "middle", "bottom")
@@ -133,6 +136,44 @@ def resize(img: Any, small_size: int) -> Any:
 
 
 scale = resize
+
+
+def resize_by_hw(img: Any, size: tuple[int, int]) -> Any:
+    """Resize an image (bilinear) to a height and a width.
+
+    Args:
+        img: Pillow image.
+        size: Height and width of the result, in pixels.
+
+    Returns:
+        A Pillow image.
+
+    Raises:
+        InvalidInput: If the size is not two numbers of at least 1 (SX347).
+    """
+    if len(size) != 2 or min(size) < 1:
+        raise InvalidInput(f"size must be a height and a width of at least 1, got {size}", code="SX347")
+    height, width = size
+    return img.resize((width, height), _pillow().Image.BILINEAR)
+
+
+def get_list_sample(l: Sequence[Any], sample_size: int, rng: Any = random) -> list[Any]:  # noqa: E741
+    """Draw a sample of a list, without repetition and in the order of the list.
+
+    Args:
+        l: The list.
+        sample_size: The number of elements to draw.
+        rng: Source of random numbers with the methods of Python's `random`.
+
+    Returns:
+        A list of the elements.
+
+    Raises:
+        InvalidInput: If `sample_size` is not in [0, number of elements] (SX347).
+    """
+    if not 0 <= sample_size <= len(l):
+        raise InvalidInput(f"sample_size must be in [0, {len(l)}], got {sample_size}", code="SX347")
+    return [l[i] for i in sorted(rng.sample(range(len(l)), sample_size))]
 
 
 def flip(img: Any) -> Any:
@@ -572,8 +613,7 @@ class ImageTool:
 
     def _some(self, cases: Sequence[Any], count: int) -> list[Any]:
         """A random selection of `count` cases, in their order."""
-        chosen = range(len(cases)) if count == len(cases) else sorted(self._rng.sample(range(len(cases)), count))
-        return [cases[i] for i in chosen]
+        return list(cases) if count == len(cases) else get_list_sample(cases, count, self._rng)
 
     def _mirrored(self, mirror: Callable[[Any], Any], num_case: int, inplace: bool) -> Any:
         _check_cases(num_case, 2)

@@ -324,7 +324,7 @@ class Conv2d(Layer):
         self.group, self.bias, self.activation = group, bias, activation
         self.attributes = _window(padding, pad_mode)
         pads = self.attributes.get("pads", (0, 0, 0, 0))
-        self.handle = handles.ConvHandle(self.stride, tuple(pads), self.dilation, group)
+        self.handle = handles.ConvHandle(self.stride, tuple(pads), self.dilation, group, self.kernel_size)
         self.b: Tensor | None = None
 
     def initialize(self, x: Tensor) -> None:

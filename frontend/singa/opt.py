@@ -86,12 +86,13 @@ class Constant(DecayScheduler):
         """Return the value.
 
         Args:
-            step: Number of steps so far, a Tensor of shape (1,).
+            step: Number of steps so far, a Tensor of shape (1,) or a number.
 
         Returns:
             A Tensor of shape (1,), of float32, on the device of `step`.
         """
-        return Tensor((1,), step.device, float32, requires_grad=False).set_value(self.init_value)
+        device = step.device if isinstance(step, Tensor) else None
+        return Tensor((1,), device, float32, requires_grad=False).set_value(self.init_value)
 
 
 class ExponentialDecay(DecayScheduler):
@@ -355,6 +356,15 @@ class Optimizer:
             InvalidInput: If the gradient (SX329) or a loaded state (SX327) has another shape.
         """
         self.apply(param.name, param, grad)
+
+    def device_check(self, *inputs: Tensor) -> None:
+        """Move tensors, in place, to the device of the first.
+
+        Args:
+            *inputs: The tensors.
+        """
+        for t in inputs[1:]:
+            _move(t, inputs[0].device, t._data.dtype)
 
     def backward_and_update(self, loss: Tensor) -> None:
         """Call the optimizer on a loss; deprecated.

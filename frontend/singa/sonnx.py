@@ -7,10 +7,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 from onnx import ModelProto
 from onnx.external_data_helper import convert_model_to_external_data
 
+from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, InvalidModel
 from singa_backend.files import staged
 from singa_backend.proto.load import load_model
@@ -21,9 +23,11 @@ from ._onnx.custom_exporters import exporter
 from ._onnx.export import ExportReport, convert, export, to_onnx
 from ._onnx.frontend import SingaFrontend
 from ._onnx.model import SONNXModel
-from ._onnx.rep import SingaBackend, SingaRep
+from ._onnx.rep import OnnxAttributes, OnnxNode, SingaBackend, SingaRep, get_op
 from ._onnx.training_step import step_pairs, to_training_onnx
 from ._onnx.verify import ExportMismatch, export_and_check
+from .device import Device, create_cuda_gpu, get_num_gpus
+from .device import default_device as cpu_dev
 
 if TYPE_CHECKING:
     from singa_backend.debug import bisect, compare, reduce
@@ -37,6 +41,8 @@ __all__ = [
     "ExportMismatch",
     "ExportReport",
     "ExporterFailure",
+    "OnnxAttributes",
+    "OnnxNode",
     "SONNXModel",
     "SingaBackend",
     "SingaFrontend",
@@ -46,6 +52,7 @@ __all__ = [
     "check",
     "compare",
     "convert",
+    "cpu_dev",
     "export",
     "export_and_check",
     "exporter",
@@ -54,9 +61,12 @@ __all__ = [
     "from_pytorch",
     "from_sklearn",
     "from_tensorflow",
+    "get_op",
+    "gpu_dev",
     "inspect",
     "is_compatible",
     "load",
+    "onnx_type_to_singa_type",
     "optimize",
     "prepare",
     "reduce",
@@ -84,14 +94,20 @@ _LAZY = {
 """Names whose modules are imported on first use, so that `import singa.sonnx` stays fast."""
 
 
+gpu_dev: Device | None
+"""The first GPU, or None; `cpu_dev` is the CPU."""
+
+
 def __getattr__(name: str) -> Any:
+    if name == "gpu_dev":  # not at the import, because it starts CUDA
+        return create_cuda_gpu() if get_num_gpus() else None
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, "gpu_dev"})
 
 
 prepare = SingaBackend.prepare
@@ -165,6 +181,23 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
             copy.CopyFrom(model)  # onnx.save has taken the data out of it
             for spare in write_model(copy, stage.target, folder=stage.folder, check=False)[1:]:
                 stage.remove_later(spare.name)
+
+
+def onnx_type_to_singa_type(onnx_type: int) -> np.dtype[Any]:
+    """Return the dtype of the tensors of an ONNX element type; no dtype is narrowed.
+
+    Args:
+        onnx_type: an element type of ONNX, such as `TensorProto.INT64`.
+
+    Returns:
+        The NumPy dtype.
+
+    Raises:
+        InvalidInput: ONNX does not have the element type (SX316).
+    """
+    if not dtypes.is_known(onnx_type):
+        raise InvalidInput(f"onnx_type must be an element type of ONNX, got {onnx_type!r}", code="SX316")
+    return dtypes.numpy_dtype(onnx_type)
 
 
 def supported_ops(opset: int) -> dict[tuple[str, str], Any]:

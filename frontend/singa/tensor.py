@@ -9,13 +9,15 @@ y = tensor.mult(tensor.from_numpy(array), w)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
 
+from . import device as devices
 from ._core import tape
 from ._core.tensor import (
     DTypeLike,
@@ -44,7 +46,8 @@ from .device import DeviceLike
 __all__ = [
     "PlaceHolder", "Tensor", "abs", "add", "add_column", "add_row", "average", "axpy", "bernoulli", "bool_", "ceil", "char",
     "code_of", "concatenate", "contiguous", "copy_data_to_from", "copy_from_numpy", "div", "double", "dtype_of", "einsum",
-    "eltwise_mult", "eq", "exp", "float16", "float32", "from_dlpack", "from_numpy", "gaussian", "ge", "gt", "int32", "int64",
+    "eltwise_mult", "eq", "exp", "float16", "float32", "from_dlpack", "from_numpy", "from_raw_tensor", "from_raw_tensors",
+    "gaussian", "ge", "gt", "int32", "int64",
     "le", "log", "lt", "mult", "ones", "ones_like", "pow", "product", "random", "repeat", "reshape", "sigmoid", "sign", "sizeof",
     "softmax", "sqrt", "square", "sub", "sum", "sum_columns", "sum_rows", "tanh", "tensordot", "to_host", "to_numpy", "transpose",
     "uchar", "uniform", "zeros", "zeros_like",
@@ -90,6 +93,36 @@ def from_dlpack(x: Any) -> Tensor:
             raise BufferError(f"its memory must be on the host, got the device type {kind!r}")
         array = np.from_dlpack(x)
     return Tensor(data=array)
+
+
+def from_raw_tensor(t: Any) -> Tensor:
+    """Make a tensor that shares the storage of an array, such as the `.data` of a tensor or a result of `creator.backward`.
+
+    Args:
+        t: An array of NumPy or of a device.
+
+    Returns:
+        Tensor of the shape and dtype of t, on its device.
+
+    Raises:
+        InvalidInput: ONNX does not have the dtype of the array.
+    """
+    return Tensor(data=t, device=devices.resolve(device_of(t)))
+
+
+def from_raw_tensors(tt: Iterable[Any]) -> list[Tensor]:
+    """Make tensors that share the storage of arrays.
+
+    Args:
+        tt: The arrays.
+
+    Returns:
+        A list with the Tensor of each, as `from_raw_tensor` makes it.
+
+    Raises:
+        InvalidInput: ONNX does not have the dtype of an array.
+    """
+    return [from_raw_tensor(t) for t in tt]
 
 
 def to_host(t: Tensor) -> Tensor:

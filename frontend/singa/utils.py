@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from singa_backend.devices.device import device_of
@@ -12,6 +13,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.proto.messages import FreshNames
 
 from . import device as devices
+from ._autograd.handles import ConvHandle, PoolingHandle
 from ._core import tape
 from ._core.tape import Dummy, Operator
 from ._core.tensor import Tensor, op
@@ -26,6 +28,8 @@ __all__ = [
     "handle_odd_pad_bwd",
     "handle_odd_pad_fwd",
     "post_order_recursive",
+    "re_new_handle",
+    "same_pad_shape_check",
     "update_progress",
 ]
 
@@ -121,6 +125,56 @@ def get_padding_shape(
         even += [total // 2] * 2
         odd += [0, total % 2] if pad_mode == "SAME_UPPER" else [total % 2, 0]
     return even, odd
+
+
+def same_pad_shape_check(handle: ConvHandle | PoolingHandle, pad_mode: str, x: Any) -> list[int]:
+    """Check that the padding of a handle is that of a mode of equal sizes.
+
+    Args:
+        handle: The handle, with the sizes of its window.
+        pad_mode: "SAME_UPPER" or "SAME_LOWER".
+        x: The input, Tensor of shape (N, C, ...), or its `.data`.
+
+    Returns:
+        The total padding of each spatial axis.
+
+    Raises:
+        InvalidInput: If the handle does not specify its window, `pad_mode` is unknown, or the pads of the handle, before and
+            after each axis, are not half of the total (SX347).
+    """
+    kernel = handle.kernel
+    if kernel is None:
+        raise InvalidInput(
+            "the handle must have the sizes of its window", code="SX347", hint="write ConvHandle(..., kernel=(3, 3))"
+        )
+    even, odd = get_padding_shape(pad_mode, x.shape[2:], kernel, handle.strides)
+    begin = [*even[::2], *even[1::2]]  # as ONNX orders pads
+    if list(handle.pads) != begin:
+        what = f"pads for {pad_mode} of the shape {tuple(x.shape)} must be {begin}, got {list(handle.pads)}"
+        raise InvalidInput(what, code="SX347", hint=f"an odd rest {odd} is an argument of the operator: odd_padding")
+    return [a + b + c + d for a, b, c, d in zip(even[::2], even[1::2], odd[::2], odd[1::2], strict=True)]
+
+
+def re_new_handle(handle: ConvHandle | PoolingHandle, x: Any, is_pool: bool = False) -> ConvHandle | PoolingHandle:
+    """Make a handle with the same attributes for another input; a handle does not depend on the shape of the input.
+
+    Args:
+        handle: The handle.
+        x: The input, Tensor of shape (N, C, ...), or its `.data`.
+        is_pool: Whether it is the handle of a pooling.
+
+    Returns:
+        A copy of the handle.
+
+    Raises:
+        InvalidInput: If the handle is of the other kind, or has another number of spatial axes than x (SX347).
+    """
+    if isinstance(handle, PoolingHandle) is not is_pool:
+        raise InvalidInput(f"is_pool={is_pool} does not match the handle, a {type(handle).__name__}", code="SX347")
+    if len(handle.strides) != len(x.shape) - 2:
+        what = f"x must have {2 + len(handle.strides)} axes for this handle, got the shape {tuple(x.shape)}"
+        raise InvalidInput(what, code="SX347")
+    return replace(handle)
 
 
 def handle_odd_pad_fwd(x: Any, odd_padding: Sequence[int]) -> Any:

@@ -85,7 +85,7 @@ def _watch(rep: Any, result: Result) -> None:
     if result.kind == "node" and len(nodes) == 1 and nodes[0].operator:
         result.under_test = (nodes[0].domain, nodes[0].op_type, nodes[0].operator.version)
 
-    def observe(node: Any, inputs: list[Any], outputs: list[Any]) -> None:
+    def observe(node: Any, inputs: list[Any], outputs: list[Any], path: Any) -> None:
         pairs, attributes = result.executed.setdefault((node.domain, node.op_type, node.operator.version), (set(), set()))
         attributes |= node.given
         for formals, values in ((node.operator.schema.inputs, inputs), (node.operator.schema.outputs, outputs)):

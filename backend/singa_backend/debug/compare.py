@@ -6,9 +6,9 @@ found.agrees, found.first, found.rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..comparison.difference import Difference, Tolerance, difference, same_bits
@@ -18,6 +18,7 @@ from ..engines.oracle import ENGINES
 from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
+from ..runtime.origins import Origin
 from .lockstep import Values, Visit, attempt, walk, walk_models
 from .submodel import Call, Source
 
@@ -138,6 +139,7 @@ class Comparison:
         not_compared: nodes that one side refused, crashed at, did not reach or does not have.
         first: the first diverging node in that order.
         origins: the nodes that diverge although their inputs do not differ.
+        nonfinite: where the first NaN or infinity of this side comes from; None if no node made one.
     """
 
     mine: str
@@ -146,6 +148,12 @@ class Comparison:
     not_compared: list[NotCompared] = field(default_factory=list)
     first: Divergence | None = None
     origins: list[Divergence] = field(default_factory=list)
+    nonfinite: Origin | None = None
+
+    @property
+    def both_nan(self) -> list[Row]:
+        """The values that hold NaN on both sides."""
+        return [r for r in self.rows if min(r.difference.nan) > 0]
 
     @property
     def failed(self) -> list[NotCompared]:
@@ -172,12 +180,13 @@ class Comparison:
         """Return the comparison as plain data, for ``--json``.
 
         Returns:
-            A dict of the attributes, and `agrees`.
+            A dict of the attributes, `agrees`, and the names of the values that hold NaN on both sides.
         """
         return {
             "mine": self.mine, "theirs": self.theirs, "agrees": self.agrees,
             "first": self.first.to_dict() if self.first else None, "origins": [d.to_dict() for d in self.origins],
             "rows": [r.to_dict() for r in self.rows], "not_compared": [n.to_dict() for n in self.not_compared],
+            "nonfinite": self.nonfinite.to_dict() if self.nonfinite else None, "both_nan": [r.value for r in self.both_nan],
         }  # fmt: skip
 
 
@@ -212,7 +221,8 @@ class Setting(AbstractContextManager["Setting"]):
         self.tolerance = Tolerance(rtol, atol)
         self.budget = budget
         self.optimised = optimised
-        self.mine: Engine = Ours(device)
+        self.mine = Ours(device, validate=True)
+        self.alone = Ours(device)
         self.theirs: Engine
         if isinstance(against, str) and against in ENGINES:
             if optimised and against != "onnxruntime":
@@ -228,7 +238,17 @@ class Setting(AbstractContextManager["Setting"]):
 
     def __exit__(self, *_: object) -> None:
         self.mine.close()
+        self.alone.close()
         self.theirs.close()
+
+    def nonfinite(self, rows: Sequence[Row]) -> Origin | None:
+        """Where the first NaN or infinity of this side comes from."""
+        reached = any(r.difference.nan[0] for r in rows if r.value in self.source.outputs)
+        origin = self.mine.origin or (self.mine.of_infinity if reached else None)
+        if origin is None or origin.kind != "input":
+            return origin
+        taken = {v.name for v in (*self.source.inputs, *self.source.optional_inputs)}
+        return origin if origin.name in taken else replace(origin, kind="value")  # of the trusted side, where this side failed
 
     def visits(self) -> Iterator[Visit]:
         """Visit every node on both sides; with `optimised` only those that produce graph outputs."""
@@ -299,7 +319,7 @@ class Judge:
         if all(same_bits(visit.my_inputs[n], v) for n, v in visit.their_inputs.items() if n in visit.my_inputs):
             return None
         return attempt(
-            self.setting.mine, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs, visit.call.outputs
+            self.setting.alone, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs, visit.call.outputs
         )
 
     def _fails(self, call: Call, side: str, failure: Failure, also: bool = False) -> Divergence | None:
@@ -406,4 +426,5 @@ def compare(
             judge.judge(visit)
             if progress:
                 progress(note=visit.call.name)
+        judge.result.nonfinite = setting.nonfinite(judge.result.rows)
         return judge.result

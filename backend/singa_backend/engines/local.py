@@ -13,6 +13,7 @@ from ..backend import SingaRep
 from ..devices import device as devices
 from ..errors import SonnxError
 from ..ir.reader import read
+from ..runtime.origins import NonFinite, Origin
 from .oracle import EngineFailure, Oracle
 
 
@@ -33,14 +34,28 @@ class Ours:
 
     Args:
         device: "CPU", "CUDA", "CUDA:1", "STRICT"; raises DeviceUnavailable.
+        validate: whether to keep the origin of the first NaN or infinity of all runs in `origin`, and the first node that made a
+            NaN of infinities in `of_infinity`.
     """
 
-    def __init__(self, device: devices.DeviceLike = "CPU") -> None:
+    def __init__(self, device: devices.DeviceLike = "CPU", *, validate: bool = False) -> None:
+        self.validate = validate
+        self.origin: Origin | None = None
+        self.of_infinity: Origin | None = None
         self.device = devices.resolve(device)
         self.name = "sonnx" if str(self.device) == "CPU" else f"sonnx on {self.device}"
 
     def run(self, model: ModelProto, folder: Path | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return SingaRep(read(model, folder), self.device).run(inputs).to_dict()
+        rep = SingaRep(read(model, folder), self.device)
+        try:
+            return rep.run(inputs, validate=self.validate and self.origin is None).to_dict()
+        except NonFinite as error:
+            if error.origin.of_infinity:
+                self.of_infinity = self.of_infinity or error.origin
+            elif error.origin.kind == "node" or self.of_infinity is None:
+                self.origin = error.origin
+            found: dict[str, Any] = error.outputs.to_dict()
+            return found
 
     def close(self) -> None:
         pass

@@ -10,12 +10,15 @@ from typing import Any
 from onnx import defs
 
 from .. import dtypes
+from ..comparison import finite
 from ..errors import Problem, SonnxError
+from ..ir.graph import Graph
 from ..ir.reader import read
 from ..limits import SHORTEST, Budget, Limits, check_number, spend
 from ..proto.checker import CheckerResult, check_and_infer
 from ..proto.load import ModelSource, load_model
 from ..proto.schemas import plain_domain, schemas, type_strings
+from ..rendering import printable
 from .table import Call, Table
 from .tables import Inspection, readable, tables
 
@@ -60,12 +63,14 @@ class CheckReport:
         problems: all problems, with their codes (docs/errors.md).
         operators: the operators that the model uses, unsupported ones first.
         warnings: what is read in another way than the file states it, one sentence each.
+        nonfinite: the initializers and constants that hold NaN or infinity, one sentence each, those with NaN first.
     """
 
     inspection: Inspection
     problems: list[Problem]
     operators: list[OperatorUse]
     warnings: tuple[str, ...] = ()
+    nonfinite: tuple[str, ...] = ()
 
     @property
     def opinion(self) -> CheckerResult:
@@ -98,6 +103,7 @@ class CheckReport:
             "file": seen.file, "good": self.good, "valid": self.valid, "ir_version": seen.ir_version, "opsets": seen.opsets,
             "producer": seen.producer, "parameters": seen.parameters, "dtypes": self.dtypes,
             "problems": [vars(p) for p in self.problems], "warnings": list(self.warnings),
+            "nonfinite": list(self.nonfinite),
             "operators": [use.to_dict() for use in self.operators],
             "second_opinion": self.opinion.to_dict(),
         }  # fmt: skip
@@ -126,9 +132,11 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
     path = Path(model) if isinstance(model, (str, os.PathLike)) else None
     problems: list[Problem] = []
     warnings: tuple[str, ...] = ()
+    nonfinite: tuple[str, ...] = ()
     try:
         with spend(Budget(Limits(deadline=timeout))):
-            warnings = read(proto, folder).warnings
+            graph = read(proto, folder)
+        warnings, nonfinite = graph.warnings, _nonfinite(graph)
     except SonnxError as error:
         alone = Problem(error.message, error.code, error.node, error.operator, error.opset, error.version)
         problems = list(error.problems) or [alone]
@@ -143,7 +151,25 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
         problems += _mistyped(table, call)
     order = {"unsupported": 0, "deprecated": 1, "supported": 2, "function": 3}
     operators = sorted(uses.values(), key=lambda u: (order[u.status], u.domain, u.operator, u.version or 0))
-    return CheckReport(seen, problems, operators, warnings)
+    return CheckReport(seen, problems, operators, warnings, nonfinite)
+
+
+def _nonfinite(graph: Graph) -> tuple[str, ...]:
+    """The initializers and attributes, also of inner graphs, that hold NaN or infinity; those with NaN first."""
+    graphs = [graph, *(g for node in graph.all_nodes() for g in node.graphs)]
+    held = [(f"initializer '{printable(n)}'", a) for g in {id(g): g for g in graphs}.values() for n, a in g.states.items()]
+    for node in graph.all_nodes():
+        given = {n: v for n, v in node.attributes.items() if n in node.given or not node.inputs}
+        owner = f"{printable(node.op_type)} '{printable(node.name)}'"
+        held += [(f"attribute '{n}' of {owner}", v) for n, v in given.items() if not isinstance(v, Graph)]
+    found = []
+    for what, value in held:
+        nan, inf = finite.counts(value)
+        if nan or inf:
+            words = " and ".join([f"{nan} NaN"] * bool(nan) + [f"{inf} infinite value{'s' * (inf != 1)}"] * bool(inf))
+            size = sum(a.size for _, a in finite.leaves(value))
+            found.append((nan == 0, f"the {what} holds {words} ({size} in all)"))
+    return tuple(text for _, text in sorted(found, key=lambda pair: pair[0]))
 
 
 def _dtype(table: Table, name: str) -> str:

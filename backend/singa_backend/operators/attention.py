@@ -162,7 +162,7 @@ def attention_23_decomposition(
     return list(op.call("Attention", values, attributes, len(wanted)))
 
 
-@operator("Attention", 24, 25, widen=False)
+@operator("Attention", 24, 25, widen=False, traits=("masks",))
 def attention(
     xp: Xp,
     q: Array,

@@ -80,8 +80,9 @@ def loop(
     going = cond is None or cond
     go: Any = xp.asarray(going, np.bool_)
 
-    def step(i: int) -> list[Any]:
-        return run(body, *(x.reshape(s) for x, s in zip((xp.asarray(i, np.int64), go), shapes, strict=True)), *state)
+    def step(i: int, dry: bool = False) -> list[Any]:
+        first = (x.reshape(s) for x, s in zip((xp.asarray(i, np.int64), go), shapes, strict=True))
+        return run(body, *first, *state, dry=dry)
 
     with limits.holding(gather.values):
         for i in limits.rounds(_trips(M, going, cond is None, body)):
@@ -92,7 +93,7 @@ def loop(
             gather.take(values[len(state) :])
             if cond is not None:
                 going = _truth(xp, go)
-    return (*state, *gather.outputs(lambda: step(0)))
+    return (*state, *gather.outputs(lambda: step(0, dry=True)))
 
 
 def _shapes(body: Graph) -> list[tuple[int, ...]]:

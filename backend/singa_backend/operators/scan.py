@@ -112,7 +112,8 @@ def scan(
             gather.take(results[n:])
 
     def dry() -> list[Any]:
-        return run(body, *state, *(zeros_of(xp, x.shape[:a] + x.shape[a + 1 :], x.dtype) for x, a in zip(xs, axes, strict=True)))
+        elements = (zeros_of(xp, x.shape[:a] + x.shape[a + 1 :], x.dtype) for x, a in zip(xs, axes, strict=True))
+        return run(body, *state, *elements, dry=True)
 
     return (*state, *gather.outputs(dry, out_axes, out_directions))
 
@@ -250,7 +251,7 @@ def scan_8(
         raise OperatorError(f"sequence_lens must have {batch} lengths in [0, {longest}], got {list(lengths)}", code="SX404")
 
     def body_of(state: Sequence[Array]) -> Callable[[], list[Any]]:
-        return lambda: run(body, *state, *(zeros_of(xp, x.shape[2:], x.dtype) for x in xs))
+        return lambda: run(body, *state, *(zeros_of(xp, x.shape[2:], x.dtype) for x in xs), dry=True)
 
     finals: list[list[Array]] = [[] for _ in states]
     scans: list[list[Array]] = [[] for _ in body.outputs[n:]]

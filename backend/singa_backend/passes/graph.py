@@ -209,7 +209,7 @@ class Names(MutableSequence[str]):
         """Compare with a list of names."""
         return self._names == (other._names if isinstance(other, Names) else other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # names of a node compare as a list does
 
 
 class _Order:

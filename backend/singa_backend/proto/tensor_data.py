@@ -109,7 +109,7 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) ->
                 array = maps.array(file, size, dtype)
                 if array is not None:
                     return array.reshape(dims)
-        return _unpack(read_external(proto, folder, size), dtype, dims)
+            return _unpack(_read(file, proto, size), dtype, dims)
     if proto.HasField("raw_data"):
         need = byte_size(dtype, dims)
         if dtype == dtypes.STRING or len(proto.raw_data) != need:
@@ -195,10 +195,14 @@ def owned(array: Any) -> Any:
 def read_external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
     """The bytes of external data; see `opened`."""
     with opened(proto, folder, size) as file:
-        try:
-            data = file.read(size)
-        except OSError as error:
-            raise InvalidModel(f"the external data of tensor {proto.name!r}: {error.strerror}", code="SX105") from None
+        return _read(file, proto, size)
+
+
+def _read(file: BinaryIO, proto: TensorProto, size: int) -> bytes:
+    try:
+        data = file.read(size)
+    except OSError as error:
+        raise InvalidModel(f"the external data of tensor {proto.name!r}: {error.strerror}", code="SX105") from None
     if len(data) != size:
         raise InvalidModel(f"the external data of tensor {proto.name!r} shrank while they were read", code="SX105")
     return data

@@ -19,6 +19,12 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (IndexError, "SX401"), (ZeroDivisionError, "SX403"), (OverflowError, "SX405"), (TypeError, "SX406"), (ValueError, "SX404"),
 )  # fmt: skip
 
+Path = Sequence[tuple[Node, int]]
+"""The nodes whose graphs contain a node, outermost first, each with the number of the run of its graph, from 0."""
+
+Observer = Callable[[Node, list[Any], list[Any], Path], None]
+"""Called after each operator with its inputs, its outputs and its path, also in subgraphs and functions."""
+
 
 class Executor:
     """Computes a graph on a device, which holds the initializers.  Re-entrant: runs share no values that change."""
@@ -26,8 +32,7 @@ class Executor:
     def __init__(self, graph: Graph, device: Device) -> None:
         self.graph = graph
         self.device = device
-        self.observer: Callable[[Node, list[Any], list[Any]], None] | None = None
-        """Called after each operator with its inputs and outputs, also in subgraphs and functions."""
+        self.observer: Observer | None = None
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         with device.active():
@@ -52,7 +57,12 @@ class Executor:
         return made
 
     def run(
-        self, graph: Graph, inputs: Sequence[Any], overrides: dict[str, Any] | None = None, budget: limits.Budget | None = None
+        self,
+        graph: Graph,
+        inputs: Sequence[Any],
+        overrides: dict[str, Any] | None = None,
+        budget: limits.Budget | None = None,
+        observer: Observer | None = None,
     ) -> list[Any]:
         """Run a graph; every error that it raises is a SonnxError.
 
@@ -61,17 +71,20 @@ class Executor:
             inputs: device values in the order of the graph's inputs.
             overrides: values by name that replace initializers.
             budget: the budget of this run; None for one with the default limits.
+            observer: the observer of this run; None for that of the executor.
 
         Returns:
             The outputs in order.
         """
+        observer = observer or self.observer
+        budget = budget or limits.Budget(limits.Limits(), memory=self.device.memory)
+        visitor = _Run(self, budget) if observer is None else _ObservedRun(self, budget, observer)
         frame = _frame(graph, self._states[id(self.graph)], inputs)
         for name, value in (overrides or {}).items():
             frame[graph.slots[name]] = value
-        budget = budget or limits.Budget(limits.Limits(), memory=self.device.memory)
         budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
         with limits.spend(budget), self.device.active(), np.errstate(all="ignore"):
-            graph.walk(frame, _Run(self, budget).visit)
+            graph.walk(frame, visitor.visit)
         return [frame[s] for s in graph.output_slots]
 
 
@@ -91,7 +104,6 @@ class _Run:
         self.states = executor._states
         self.device = executor.device
         self.host = executor.device.is_host
-        self.observer = executor.observer
         self.budget = budget
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
@@ -101,8 +113,6 @@ class _Run:
                 return self._inner(node.function, inputs, frame)
             outputs = self._compute(node, inputs, frame)
             self.budget.account(outputs)
-            if self.observer is not None:
-                self.observer(node, inputs, outputs)
             return outputs
         except SonnxError as error:
             raise _located(error, node, inputs) from error.__cause__
@@ -133,7 +143,7 @@ class _Run:
         operator = node.operator
         assert operator is not None
         services = {
-            "run": lambda graph, *values: self._body(graph, values, frame),
+            "run": lambda graph, *values, dry=False: self._body(graph, values, frame, dry),
             "wanted": tuple(slot >= 0 for slot in node.outputs),
             "version": operator.version,
             "derived": operator.derived,
@@ -141,8 +151,11 @@ class _Run:
         }
         return {**node.attributes, **{name: services[kind] for name, kind in operator.declaration.services.items()}}
 
-    def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
-        """The `run` service of an operator's body: the number of inputs must be that of the subgraph."""
+    def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any], dry: bool) -> list[Any]:
+        """The `run` service of an operator's body: the number of inputs must be that of the subgraph.
+
+        With `dry`, the inputs are not values of the model, and only the types of the outputs are used.
+        """
         if len(inputs) != len(graph.inputs):
             raise OperatorError(f"the graph {graph.name!r} takes {len(graph.inputs)} inputs, got {len(inputs)}", code="SX407")
         return self._inner(graph, inputs, outer)
@@ -156,6 +169,40 @@ class _Run:
         with self.budget.holding(frame, inputs):
             graph.walk(frame, self.visit)
         return [frame[s] for s in graph.output_slots]
+
+
+class _ObservedRun(_Run):
+    """A run whose operators are shown to an observer."""
+
+    def __init__(self, executor: Executor, budget: limits.Budget, observer: Observer) -> None:
+        super().__init__(executor, budget)
+        self.observer = observer
+        self.path: list[tuple[Node, int]] = []
+        self.dry = 0
+
+    def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        depth = len(self.path)
+        if node.graphs:
+            self.path.append((node, -1))
+        try:
+            outputs = super().visit(node, inputs, frame)
+        finally:
+            del self.path[depth:]
+        if node.function is None and not self.dry:
+            self.observer(node, inputs, outputs, self.path)
+        return outputs
+
+    def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any], dry: bool) -> list[Any]:
+        self.dry += dry
+        try:
+            return super()._body(graph, inputs, outer, dry)
+        finally:
+            self.dry -= dry
+
+    def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
+        node, number = self.path[-1]
+        self.path[-1] = (node, number + 1)
+        return super()._inner(graph, inputs, outer)
 
 
 def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError:

@@ -346,6 +346,8 @@ def fused_bias_add_scale_mask_softmax_dropout(
     """
     if not 0 <= p < 1:
         raise InvalidInput(f"p must be in [0, 1), got {p}", code="SX333")
-    op = recorder
+    op, start = recorder, tape.start_of_call()
     y = op.Softmax(op.Where(true(op, mask), op.Mul(op.Add(x, bias), scale), fill), axis=-1)
-    return random.dropout(y, p)[0] if tape.training and p else y
+    made = random.dropout(y, p)[0] if tape.training and p else y
+    tape.end_of_call(start, (x, bias, mask), (made,))
+    return made

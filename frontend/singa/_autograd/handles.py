@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .._core import tape, trace
-from .._core.tensor import Tensor, op
+from .._core.tensor import Tensor
+from .._core.tensor import op as recorder
+from .formula import TensorOp, formula
 
-__all__ = ["BatchNormHandle", "ConvHandle", "PoolingHandle", "batchnorm_2d", "conv2d", "pooling_2d"]
+__all__ = ["BatchNormHandle", "ConvHandle", "PoolingHandle", "RNNHandle"]
 
 
 @dataclass
@@ -20,12 +23,14 @@ class ConvHandle:
         pads: The zeros before each spatial axis, then those after each.
         dilations: The distance between the elements of a filter along each spatial axis.
         group: The number of groups that the channels are divided into.
+        kernel: The size of the window along each spatial axis; None if only the filters specify it.
     """
 
     strides: tuple[int, ...] = (1, 1)
     pads: tuple[int, ...] = (0, 0, 0, 0)
     dilations: tuple[int, ...] = (1, 1)
     group: int = 1
+    kernel: tuple[int, ...] | None = None
 
 
 @dataclass
@@ -60,8 +65,30 @@ class PoolingHandle:
     is_max: bool = True
 
 
+@dataclass
+class RNNHandle:
+    """The attributes of the recurrent layers of `_RNN`, which are those of `layer.CudnnRNN`.
+
+    Args:
+        hidden_size: The number of features of the hidden state.
+        mode: "vanilla" or "tanh", "relu", "lstm", or "gru".
+        num_layers: The number of layers, each of which takes the outputs of the one before.
+        dropout: The probability that an element of the inputs of the second and later layers is set to 0 in training.
+        bidirectional: Whether a second direction runs from the last time step to the first.
+        bias: Whether biases are added.
+    """
+
+    hidden_size: int
+    mode: str = "lstm"
+    num_layers: int = 1
+    dropout: float = 0.0
+    bidirectional: bool = False
+    bias: bool = True
+
+
+@formula("_Conv2d", "handle", "x", "W", "b", "odd_padding")
 def conv2d(
-    handle: ConvHandle, x: Tensor, W: Tensor, b: Tensor | None = None, odd_padding: Sequence[int] = (0, 0, 0, 0)
+    op: TensorOp, x: Any, W: Any, b: Any = None, *, handle: ConvHandle, odd_padding: Sequence[int] = (0, 0, 0, 0)
 ) -> Tensor:
     """Convolve x with filters.
 
@@ -85,7 +112,8 @@ def conv2d(
     return op.Conv(x, W, b, strides=handle.strides, pads=pads, dilations=handle.dilations, group=handle.group)
 
 
-def pooling_2d(handle: PoolingHandle, x: Tensor, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Tensor:
+@formula("_Pooling2d", "handle", "x", "odd_padding")
+def pooling_2d(op: TensorOp, x: Any, *, handle: PoolingHandle, odd_padding: Sequence[int] = (0, 0, 0, 0)) -> Tensor:
     """The maximum or the mean of windows of x.
 
     Padding is never the maximum and does not count in the mean.  Source: ONNX MaxPool, or AveragePool with count_include_pad 0.
@@ -110,8 +138,9 @@ def _odd(pads: Sequence[int], odd: Sequence[int]) -> list[int]:
     return [p + o for p, o in zip(pads, (top, left, bottom, right), strict=True)]
 
 
+@formula("_BatchNorm2d", "handle", "x", "scale", "bias", "running_mean", "running_var")
 def batchnorm_2d(
-    handle: BatchNormHandle, x: Tensor, scale: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor
+    op: TensorOp, x: Any, scale: Any, bias: Any, *, handle: BatchNormHandle, running_mean: Tensor, running_var: Tensor
 ) -> Tensor:
     """Normalize x by channel: in training with the statistics of the batch, in inference with the running ones.
 
@@ -133,15 +162,24 @@ def batchnorm_2d(
         InvalidInput: The inputs are on different devices.
         OperatorError: The shapes do not fit.
     """
-    values = (x, scale, bias, running_mean, running_var)
+    means = (running_mean, running_var) if isinstance(x, Tensor) else (running_mean.data, running_var.data)
     if not tape.training:
-        return op.BatchNormalization(*values, epsilon=handle.epsilon)
-    y, mean, variance = op.BatchNormalization(*values, epsilon=handle.epsilon, momentum=0.0, training_mode=1, outputs=3)
+        return op.BatchNormalization(x, scale, bias, *means, epsilon=handle.epsilon)
+    y, *batch = op.BatchNormalization(x, scale, bias, *means, epsilon=handle.epsilon, momentum=0.0, training_mode=1, outputs=3)
     with tape.no_tape():
-        if handle.unbiased:
-            n = op.cast(op.Div(op.Size(x), op.Size(mean)), mean)
-            variance = op.Mul(variance, op.Div(n, op.Max(op.Sub(n, 1), 1)))
-        for running, batch in ((running_mean, mean), (running_var, variance)):
-            new = op.Add(op.Mul(running, 1 - handle.factor), op.Mul(batch, handle.factor))
-            trace.assign(running, op.cast(new, running).raw, invalidates_tape=False)
+        _update(handle, op.Size(x), running_mean, running_var, batch)
     return y
+
+
+def _update(handle: BatchNormHandle, size: Any, running_mean: Tensor, running_var: Tensor, batch: Sequence[Any]) -> None:
+    """Move the running statistics, in place, towards those of a batch with this number of elements."""
+    op = recorder
+    count, mean, variance = (
+        v if isinstance(v, Tensor) else Tensor._of(v.raw, running_mean.device, False) for v in (size, *batch)
+    )
+    if handle.unbiased:
+        n = op.cast(op.Div(count, op.Size(mean)), mean)
+        variance = op.Mul(variance, op.Div(n, op.Max(op.Sub(n, 1), 1)))
+    for running, found in ((running_mean, mean), (running_var, variance)):
+        new = op.Add(op.Mul(running, 1 - handle.factor), op.Mul(found, handle.factor))
+        trace.assign(running, op.cast(new, running).raw, invalidates_tape=False)

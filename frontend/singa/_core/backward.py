@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
@@ -11,7 +12,7 @@ from typing import Any
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 
-from . import coverage, tape, trace
+from . import coverage, tape, trace, zeros
 from .coverage import nothing_trains
 from .tape import Dummy, Operator, vocabulary
 from .tensor import Tensor, op
@@ -46,7 +47,8 @@ def backward(y: Tensor, dy: Any = None, create_graph: bool = False) -> Iterator[
     """Backpropagation: compute the gradients of a loss with respect to the tensors that store their gradients.
 
     Walks the tape from `y` in reverse order of the calls. A tensor is yielded as soon as its gradient is complete; the order is
-    deterministic.
+    deterministic. If only operators whose gradient is zero, such as sign or floor, are between `y` and the parameters, their
+    gradients are zero, with a NoGradientWarning.
 
     Args:
         y: The loss, a Tensor of one element.
@@ -72,16 +74,19 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
     covered = coverage.current() if asked is None and not create_graph else None
     if covered is not None:
         covered.backward_ran = True
+    flat: list[Tensor] = []
     if required(y)._without_graph:
         raise _dropped("the loss")
     if not y.requires_grad or isinstance(y.creator, Dummy):
-        if tape.training:
+        flat = zeros.flat_parameters(y) if tape.training and asked is None else []
+        if tape.training and not flat:
             raise nothing_trains(covered)
-        raise InvalidInput(
-            "this tensor was not recorded: training mode was off during the forward pass",
-            code="SX313",
-            hint="call model.train(), or set autograd.training = True, before the forward pass",
-        )
+        if not tape.training:
+            raise InvalidInput(
+                "this tensor was not recorded: training mode was off during the forward pass",
+                code="SX313",
+                hint="call model.train(), or set autograd.training = True, before the forward pass",
+            )
     shape = op.shape(y)
     if (shape is None or not all(isinstance(d, int) for d in shape)) and (example := op.example(y)) is not None:
         shape = example.shape  # of a step that is recorded, and runs only after the tape has computed it
@@ -93,11 +98,17 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
             code="SX314",
             hint="reduce the loss, for example by its mean",
         )
+    if flat:
+        yield from _zeros(flat, covered)
+        return
     device = y.device
     values: Interpreter[Any] = op if create_graph else vocabulary(device)
     with _recorded(create_graph):
         start = values.full_like(y if create_graph else trace.value(y), 1) if dy is None else _start(values, y, dy, create_graph)
     uses, storing = _wanted(y.creator, asked)
+    if not storing and asked is None and (flat := zeros.flat_parameters(y)):  # only inputs require a gradient
+        yield from _zeros(flat, covered)
+        return
     found: dict[Operator, list[Any]] = {y.creator: [None] * y.creator.output_count}
     found[y.creator][y.creator.place(y)] = start
     ready = [(-y.creator.serial, y.creator)]
@@ -139,6 +150,14 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
                 found.pop(creator, None)
 
 
+def _zeros(parameters: list[Tensor], covered: coverage.Coverage | None) -> Iterator[tuple[Tensor, Tensor]]:
+    warnings.warn(zeros.zero_warning(parameters), stacklevel=4)
+    for p in parameters:
+        if covered is not None:
+            covered.found.add(id(p))
+        yield p, Tensor._of(vocabulary(p.device).full_like(trace.value(p), 0), p.device, False)
+
+
 @contextlib.contextmanager
 def _recorded(flag: bool) -> Iterator[None]:
     """The context in which operators are recorded on the tape, whatever the mode is."""
@@ -153,7 +172,8 @@ def _recorded(flag: bool) -> Iterator[None]:
 
 def _result(g: Any, x: Tensor, create_graph: bool) -> Tensor:
     if create_graph:
-        return g  # type: ignore[no-any-return]
+        made: Tensor = g
+        return made
     made = Tensor._of(g, x.device, False)
     made._without_graph = True
     return made

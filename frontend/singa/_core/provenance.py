@@ -12,7 +12,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ class Origin:
         operator: The custom operator, written in Python; None for ONNX operators.
         types: For a custom operator, (dtype, shape) of each result.
         graph: The graph of the file if the operator is a whole ONNX model; None otherwise.
+        parameters: The parameters of that model by name.
         serial: The number of the call: a file has the nodes in the order of the program, and draws random numbers in that order.
     """
 
@@ -57,6 +58,7 @@ class Origin:
     operator: Any = None
     types: tuple[Any, ...] = ()
     graph: Graph | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     serial: int = field(default_factory=itertools.count().__next__)
 
 
@@ -140,6 +142,7 @@ def record(
     operator: Any = None,
     types: tuple[Any, ...] = (),
     graph: Graph | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> None:
     """Attach an origin to the results of a call."""
     if suspended:
@@ -155,7 +158,7 @@ def record(
             found.append(_leaf(x))
     if depth >= LONGEST:
         return
-    origin = Origin(name, replay, tuple(found), depth + 1, operator, types, graph)
+    origin = Origin(name, replay, tuple(found), depth + 1, operator, types, graph, parameters or {})
     for i, y in enumerate(results):
         if y is not None:
             y._origin = Link(origin, i)

@@ -12,9 +12,10 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from onnx import helper
@@ -391,6 +392,21 @@ class Dummy(Operator):
     def output_name(self, idx: int) -> str:
         return self.name
 
+    def backward(self, *dys: Any) -> NoReturn:
+        """Refuse: a leaf was not computed.
+
+        Args:
+            *dys: Not used.
+
+        Raises:
+            InvalidInput: Always (SX313).
+        """
+        raise InvalidInput(
+            f"{self.name} was not recorded: it is a leaf, it has no gradient, or training mode was off during its computation",
+            code="SX313",
+            hint="set autograd.training = True before the computation",
+        )
+
 
 def creator_of(tensor: Variable) -> Operator:
     """The operator whose output a tensor is; a Dummy for a leaf."""
@@ -413,6 +429,15 @@ class Node(Operator):
         opset: The opset of the domain.
         version: The schema version of the call; None for the last one of the declaration.
     """
+
+    _span: Span | None = None
+    """The call of a function that ends with this node; None if the function is this node only."""
+
+    _dtypes: Sequence[Any] = ()
+    """The dtype of each input; None for one that is not a Tensor."""
+
+    _results: Sequence[tuple[Any, Any]] = ()
+    """(dtype, shape) of each output."""
 
     def __init__(
         self,
@@ -441,6 +466,8 @@ class Node(Operator):
             tensors: The tensors of the inputs, then those of the outputs. They must not change until the gradient is computed.
         """
         self._choose(values, outputs)
+        self._dtypes = [None if t is None else getattr(v, "dtype", None) for t, v in zip(tensors, values, strict=False)]
+        self._results = [(getattr(v, "dtype", None), getattr(v, "shape", ())) for v in outputs] if tensors else []
         kept = zip(tensors, (*self._values, *self._outputs), strict=False)
         self._read = [None if t is None or v is None or v is _Dropped else (weakref.ref(t), t._version) for t, v in kept]
 
@@ -458,6 +485,33 @@ class Node(Operator):
         ]
         keeps = bool({"y", "ys"} & names) or len(outputs) > 1 or trace.current() is not None
         self._outputs = list(outputs) if keeps else [None] * len(outputs)
+
+    def backward(self, *dys: Any) -> Any:
+        """Compute the gradients of the inputs of the call on arrays.
+
+        If a function of `autograd` ends with this node, they are those of the tensors passed to the function.
+
+        Args:
+            *dys: The gradient of each result: an array or a Tensor of its shape, or a number for all elements; 1 if there are
+                none.
+
+        Returns:
+            An array; a tuple of arrays if there are several inputs, with None for one without a gradient and without the last
+            ones that have none; None if none has one.
+
+        Raises:
+            InvalidInput: There are more gradients than results or a shape differs (SX373), a gradient is on another device
+                (SX344), or a tensor that the gradient needs was changed (SX370).
+            UnsupportedModel: The operator has no gradient for these inputs or attributes.
+        """
+        if trace.current() is not None:
+            raise trace.NotTraceable(f"the backward of {self.name} on arrays cannot become part of a graph")
+        if self._span is not None:
+            return _unpacked(_span_gradients(self, self._span, dys))
+        device = _device_of(self)
+        given = _given([(self, i) for i in range(len(self._results))], dys, device).get(self, [])
+        needs = [t is not None and dtypes.is_float(t) for t in self._dtypes]
+        return _unpacked(self._backward(given, needs, device) if any(d is not None for d in given) else [])
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         self._refuse_changed(dys, needs)
@@ -539,6 +593,112 @@ class Node(Operator):
 
 
 _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the rule does not name"})()
+
+
+# --- the gradients of one call, for `creator.backward(dy)`
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The nodes that one call of a function recorded.
+
+    Attributes:
+        start: The serial number before the call.
+        inputs: The id of each tensor passed to the function; None for an absent one.
+        results: For each result its creator and its index among the outputs of that; None if it has no gradient.
+    """
+
+    start: int
+    inputs: tuple[int | None, ...]
+    results: tuple[tuple[weakref.ref[Node], int] | None, ...]
+
+
+def start_of_call() -> int:
+    """The serial number before a call of a function, for `end_of_call`."""
+    return next(_serial)
+
+
+def end_of_call(start: int, xs: Sequence[Any], ys: Sequence[Any]) -> None:
+    """Make `creator.backward` of the results of a function compute the gradients of the function.
+
+    Args:
+        start: The number from `start_of_call`.
+        xs: The tensors passed to the function; None for an absent one.
+        ys: The results.
+    """
+    made = [y._creator if y is not None and isinstance(y._creator, Node) and y._creator.serial > start else None for y in ys]
+    nodes = {n for n in made if n is not None}
+    results = tuple(None if n is None else (weakref.ref(n), n.place(y)) for n, y in zip(made, ys, strict=True))
+    ids = tuple(None if x is None else id(x) for x in xs)
+    for node in nodes:
+        same = [r[1] for r in results if r is not None] == list(range(len(results))) and len(nodes) == 1
+        direct = same and [i for _, i, _, _ in node.src] == [i for i in ids if i is not None]
+        node._span = None if direct else Span(start, ids, results)
+
+
+def _span_gradients(node: Node, span: Span, dys: Sequence[Any]) -> list[Any]:
+    """The gradients of the inputs of a function, from those of its results."""
+    device = _device_of(node)
+    ends = [None if r is None else (node if r[0]() is node else r[0](), r[1]) for r in span.results]
+    found: dict[Any, list[Any]] = dict(_given(ends, dys, device))
+    totals: dict[int, Any] = {}
+    while found:
+        here = max(found, key=lambda o: o.serial)  # every reader of its outputs has a larger number, and is done
+        given = found.pop(here)
+        needs = [
+            x is not None and (id(x) in span.inputs or (c is not None and not isinstance(c, Dummy) and c.serial > span.start))
+            for x, c in zip(here.inputs, here.creators, strict=True)
+        ]
+        if not any(needs) or all(d is None for d in given):
+            continue
+        for x, creator, g in zip(here.inputs, here.creators, here._backward(given, needs, device), strict=True):
+            if g is None or x is None:
+                continue
+            if id(x) in span.inputs:
+                totals[id(x)] = _eager(device).add(totals.get(id(x)), g)
+            elif creator is not None:
+                count = len(creator._results) if isinstance(creator, Node) else len(creator.y_id2idx)
+                slots = found.setdefault(creator, [None] * count)
+                slots[creator.place(x)] = _eager(device).add(slots[creator.place(x)], g)
+    return [None if i is None else totals.pop(i, None) for i in span.inputs]
+
+
+def _given(ends: Sequence[tuple[Any, int] | None], dys: Sequence[Any], device: Device) -> dict[Any, list[Any]]:
+    """The gradients that a caller passed, as arrays by creator: one for each of its outputs."""
+    if len(dys) > len(ends):
+        raise InvalidInput(f"backward takes the gradient of each of the {len(ends)} results, got {len(dys)}", code="SX373")
+    found: dict[Any, list[Any]] = {}
+    for i, (end, dy) in enumerate(zip(ends, dys or (1.0,), strict=False)):
+        if dy is None or end is None:
+            continue
+        creator, index = end
+        if creator is None:
+            raise InvalidInput(f"result {i} of the function no longer exists", code="SX373", hint="keep all its results")
+        dtype, shape = creator._results[index]
+        if _is_tensor(dy):
+            _same_device(device, dy.device, f"the backward of {creator.name}")
+            value = dy._data
+        else:
+            xp = device.backend.xp
+            value = dy if xp.isarray(dy) else device.backend.put(np.asarray(dy))
+        if value.shape != shape and value.size != 1:
+            text = f"the gradient of result {i} of {creator.name} must have its shape {tuple(shape)}, got {tuple(value.shape)}"
+            raise InvalidInput(text, code="SX373")
+        value = value.astype(dtype)
+        if value.shape != shape:
+            value = _eager(device).call("Expand", (value.reshape(()), np.asarray(shape, np.int64)), {}, 1)[0]
+        found.setdefault(creator, [None] * len(creator._results))[index] = value
+    return found
+
+
+def _device_of(node: Node) -> Device:
+    return next((x.device for x in node.inputs if x is not None), default_device)
+
+
+def _unpacked(grads: Sequence[Any]) -> Any:
+    """One gradient, or a tuple, without the last ones that are None."""
+    last = max((i for i, g in enumerate(grads) if g is not None), default=-1)
+    return tuple(grads[: last + 1]) if last > 0 else grads[0] if last == 0 else None
 
 
 # --- gradients without a graph: constants, whose use in another loss would drop a gradient

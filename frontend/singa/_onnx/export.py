@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,7 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
 
 def export(
     model: Model,
-    inputs: Sequence[Tensor] | None = None,
+    inputs: Sequence[Any] | None = None,
     path: str | os.PathLike[str] | None = None,
     *,
     model_name: str | None = None,
@@ -204,7 +204,7 @@ def export(
 
     Args:
         model: a Model whose parameters exist.
-        inputs: example Tensors, with the shapes and dtypes of the inputs.  None for a model that came from a file: it keeps the
+        inputs: example Tensors or arrays, with the shapes and dtypes of the inputs.  None for a model from a file: it keeps the
             inputs of the file, with their open sizes.
         path: the file to write; it is moved into place when it is complete.  None to write no file.
         model_name: the name of the graph; by default the name of the class of the model.
@@ -226,6 +226,7 @@ def export(
         >>> proto = sonnx.export(net, [x], "net.onnx", opset=13, dynamic_axes={"x": {0: "batch"}})
     """
     chosen = _options("export", options)
+    inputs = example_tensors(model, inputs)
     takes = {n: _overridden(n, t, chosen) for n, t in declared(model, inputs)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(model._in_mode(chosen.training))
@@ -326,9 +327,10 @@ class _Replay:
                 links = {x._origin: s for x, s in zip(xs, shadows, strict=True) if x._origin is not None}
                 self._check_outputs(xs, ys)
                 outputs = self._output_names(ys)
-                self._pin(outputs, ys, dict(zip(names, xs, strict=True)))
+                self._pin(outputs, ys)
                 made = provenance.replay(ys, given, links, self._do)
                 symbols = [trace.value(t) for t in made]
+                self._check_names(outputs, symbols, {n: trace.value(s) for n, s in zip(names, shadows, strict=True)})
         finally:
             tape.set_training(outer)
         self.problems += self.writer.problems
@@ -434,11 +436,14 @@ class _Replay:
             return named
         return [f"output_{i}" if len(ys) > 1 else "output" for i in range(len(ys))]
 
-    def _pin(self, names: Sequence[str], ys: Sequence[Tensor], inputs: Mapping[str, Tensor]) -> None:
-        """Keep the names of the outputs, except those of states, which are bound under their names when they are read."""
-        taken = [n for n, y in zip(names, ys, strict=True) if inputs.get(n, y) is not y]
+    def _check_names(self, names: Sequence[str], symbols: Sequence[Any], inputs: Mapping[str, Any]) -> None:
+        """Refuse the name of an input for an output that is another value."""
+        taken = [n for n, s in zip(names, symbols, strict=True) if inputs.get(n, s) is not s]
         if taken and self.options.output_names is not None:
             raise InvalidInput(f"output_names must not contain the name of an input, got {taken[0]!r}", code="SX355")
+
+    def _pin(self, names: Sequence[str], ys: Sequence[Tensor]) -> None:
+        """Keep the names of the outputs, except those of states, which are bound under their names when they are read."""
         graphs = [y._origin.origin.graph for y in ys if y._origin is not None]
         states = {n for graph in graphs if graph is not None for n in graph.states}
         self.writer.builder.pin(n for n, y in zip(names, ys, strict=True) if y._origin is not None and n not in states)
@@ -718,6 +723,17 @@ def _opened(name: str, type: TypeProto, options: Options) -> TypeProto:
 def model_device(model: Model) -> Device:
     """The device of a model's parameters."""
     return next((t.device for t in model.get_states().values()), None) or default_device
+
+
+def example_tensors(model: Model, inputs: Sequence[Any] | None) -> list[Tensor] | None:
+    """Example inputs as Tensors: arrays and numbers are put on the device of the model; raises InvalidInput (SX315)."""
+    if inputs is None:
+        return None
+    if isinstance(inputs, (Tensor, str)) or not isinstance(inputs, Iterable) or hasattr(inputs, "dtype"):
+        text = f"inputs must be a list with one example for each input, got {type(inputs).__name__}"
+        raise InvalidInput(text, code="SX324", hint="write inputs=[x]")
+    device = model_device(model)
+    return [x if isinstance(x, Tensor) else Tensor(data=x, device=device, requires_grad=False) for x in inputs]
 
 
 def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, TypeProto]]:

@@ -105,7 +105,7 @@ class Imported:
         def replay(xs: list[Any], train: bool) -> Sequence[Any]:
             return self.forward(xs, aux_output, last_layers, train)
 
-        provenance.record(made, "an ONNX model", replay, list(inputs), graph=self.graph)
+        provenance.record(made, "an ONNX model", replay, list(inputs), graph=self.graph, parameters=self.parameters)
         return made
 
     def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from onnx import NodeProto
+from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 import singa_backend
-from singa_backend.backend import Outputs
-from singa_backend.errors import check_keywords
+from singa_backend.autodiff.replay import visit
+from singa_backend.backend import Outputs, model_of
+from singa_backend.errors import InvalidInput, check_keywords
+from singa_backend.interpreters.base import Interpreter
+from singa_backend.interpreters.builder import attribute_proto
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
+from singa_backend.proto import tensor_data
 from singa_backend.proto.load import ModelSource
 
 from .._core.tensor import Tensor, op
@@ -21,22 +25,114 @@ from ..device import resolve as resolve_device
 from .imported import Imported
 
 
-class OnnxNode:
-    """A node with the fields of SINGA's documentation: name, op_type, attrs, inputs, outputs."""
+class OnnxAttributes(dict[str, Any]):
+    """The attributes of a node by name: numbers, texts, arrays, lists of them, and graphs."""
 
-    def __init__(self, node: Node) -> None:
-        self.name = node.name
-        self.op_type = node.op_type
-        self.attrs: dict[str, Any] = {n: v for n, v in node.attributes.items() if not isinstance(v, Graph)}
-        self.inputs = list(node.input_names)
-        self.outputs = list(node.output_names)
+    @staticmethod
+    def from_onnx(args: Iterable[AttributeProto]) -> OnnxAttributes:
+        """Read the attributes of a NodeProto.
+
+        Args:
+            args: the attributes, `node.attribute`.
+
+        Returns:
+            Their values by name: bytes as text, a TensorProto as an array.
+        """
+        return OnnxAttributes({a.name: _plain(helper.get_attribute_value(a)) for a in args})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, TensorProto):
+        return tensor_data.tensor(value, None)
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+class OnnxNode:
+    """A node with the fields of SINGA's documentation.
+
+    Args:
+        node: a NodeProto, or a node of a prepared model.
+
+    Attributes:
+        name: the name of the node.
+        op_type: the name of the operator.
+        attrs: the attributes by name, an OnnxAttributes.
+        inputs: the names of the inputs; "" for an absent one.
+        outputs: the names of the outputs.
+    """
+
+    def __init__(self, node: NodeProto | Node) -> None:
+        self._node = node
+        self.name = str(node.name)
+        self.op_type = str(node.op_type)
+        if isinstance(node, NodeProto):
+            self.attrs = OnnxAttributes.from_onnx(node.attribute)
+            self.inputs, self.outputs = list(node.input), list(node.output)
+        else:
+            self.attrs = OnnxAttributes({n: v for n, v in node.attributes.items() if not isinstance(v, Graph)})
+            self.inputs, self.outputs = list(node.input_names), list(node.output_names)
 
     def getattr(self, key: str, default: Any = None) -> Any:
-        """Return an attribute, or the default if the node does not have it."""
+        """Return an attribute.
+
+        Args:
+            key: the name of the attribute.
+            default: the value if the node does not have it.
+
+        Returns:
+            The value of the attribute, or the default.
+        """
         return self.attrs.get(key, default)
 
     def __repr__(self) -> str:
         return f"<OnnxNode {self.op_type} {self.name!r}>"
+
+
+def _proto(node: NodeProto | OnnxNode) -> NodeProto:
+    if isinstance(node, NodeProto):
+        return node
+    if not isinstance(node, OnnxNode):
+        raise InvalidInput(f"the node must be a NodeProto or an OnnxNode, got a {type(node).__name__}", code="SX300")
+    if isinstance(node._node, NodeProto):
+        return node._node
+    if node._node.graphs:
+        raise InvalidInput(
+            f"{node} contains graphs, which belong to the prepared model", code="SX300", hint="pass the NodeProto of the file"
+        )
+    made = helper.make_node(node.op_type, node.inputs, node.outputs, node.name, domain=node._node.domain)
+    given = {n: v for n, v in node.attrs.items() if n in node._node.given}
+    made.attribute.extend(attribute_proto(made.domain, made.op_type, node._node.opset, n, v) for n, v in given.items())
+    return made
+
+
+class _NodeOperator:
+    """A node as a function of Tensors, as ONNX defines it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __call__(self, *xs: Tensor | None) -> tuple[Tensor, ...]:
+        names = self._node.input_names
+        present = [n for n in names if n]
+        if len(xs) not in (len(names), len(present)):
+            what = f"{self._node.op_type} takes {len(present)} inputs ({', '.join(present)}), got {len(xs)}"
+            raise InvalidInput(what, code="SX301")
+        for x in xs:
+            if x is not None and not isinstance(x, Tensor):
+                what = f"the inputs of {self._node.op_type} must be tensors, got a {type(x).__name__}"
+                raise InvalidInput(what, code="SX311")
+        given = iter(xs)
+        values = list(xs) if len(xs) == len(names) else [next(given) if n else None for n in names]
+        return tuple(_visit(op, self._node, values, []))
+
+    def __repr__(self) -> str:
+        return f"<{self._node}>"
+
+
+def _visit(op: Interpreter[Any], node: Node, values: list[Any], frame: list[Any]) -> list[Any]:
+    return visit(op, node, values, frame, _visit)
 
 
 class SingaOps(NamedTuple):
@@ -119,6 +215,8 @@ class SingaRep(singa_backend.SingaRep):
         values = inputs if isinstance(inputs, (list, tuple)) else [inputs]
         if not self.is_graph and not any(isinstance(x, Tensor) for x in values):
             return super().run(inputs, **kwargs)
+        if kwargs.get("validate"):
+            raise InvalidInput("validate needs inputs that are arrays, got Tensors", hint="pass tensor.to_numpy(x)")
         check_keywords("run", kwargs, ("last_layers", "aux_output"))
         if isinstance(inputs, dict):
             values = [inputs.get(v.name) for v in self.inputs]
@@ -129,6 +227,9 @@ class SingaBackend(singa_backend.SingaBackend):
     """ONNX's backend interface; it also accepts the devices and tensors of `singa`."""
 
     _rename_operators: ClassVar[dict[str, str]]
+
+    _opset_version = 11
+    """The opset in which a node without a model is read, if its inputs are Tensors: that of SINGA's documentation."""
 
     @classmethod
     def prepare(cls, model: ModelSource, device: DeviceLike | None = "CPU", **kwargs: Any) -> SingaRep:
@@ -165,14 +266,14 @@ class SingaBackend(singa_backend.SingaBackend):
 
     @classmethod
     def run_node(
-        cls, node: NodeProto, inputs: Any, device: DeviceLike | None = "CPU", outputs_info: Any = None, **kwargs: Any
+        cls, node: NodeProto | OnnxNode, inputs: Any, device: DeviceLike | None = "CPU", outputs_info: Any = None, **kwargs: Any
     ) -> Outputs:
         """Run one node on arrays, or on Tensors.
 
         Args:
-            node: the node.
-            inputs: a list in the order of the node's inputs (absent ones omitted), or one value; for arrays also a dict by name.
-                If a value is a Tensor, the node runs on the device of the first Tensor.
+            node: the node, a NodeProto or an OnnxNode.
+            inputs: a list in the order of the node's inputs (absent ones omitted), a dict by name, or one value. If
+                a value is a Tensor, the node runs on the device of the first Tensor.
             device: the device for arrays, as for `prepare`.
             outputs_info: a (dtype, shape) pair for each output, which the results must have; None for no check.
             **kwargs: `opset_version`, the opset of the node's domain (by default the newest for arrays, 11 for Tensors), and
@@ -189,15 +290,48 @@ class SingaBackend(singa_backend.SingaBackend):
             OperatorError: the node cannot compute with its inputs.
             ResourceExhausted: a limit was reached.
         """
-        if not any(isinstance(x, Tensor) for x in (inputs if isinstance(inputs, (list, tuple)) else [inputs])):
-            place = resolve_device(device).backend
-            return super().run_node(node, inputs, place, outputs_info, **kwargs)
-        values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-        kwargs.setdefault("opset_version", 11)
-        arrays = [x._data if isinstance(x, Tensor) else x for x in values]
+        node = _proto(node)
+        named = isinstance(inputs, Mapping)
+        values = list(inputs.values() if named else inputs if isinstance(inputs, (list, tuple)) else [inputs])
+        if not any(isinstance(x, Tensor) for x in values):
+            return super().run_node(node, inputs, resolve_device(device).backend, outputs_info, **kwargs)
+        kwargs.setdefault("opset_version", cls._opset_version)
         dev = next(x.device for x in values if isinstance(x, Tensor))
-        made = super().run_node(node, [dev.backend.get(a) for a in arrays], dev.backend, outputs_info, **kwargs)
+        arrays: Any = [dev.backend.get(x._data if isinstance(x, Tensor) else x) for x in values]
+        if named:
+            arrays = dict(zip(inputs, arrays, strict=True))
+        made = super().run_node(node, arrays, dev.backend, outputs_info, **kwargs)
         return Outputs([Tensor(data=v, device=dev) for v in made], made.names)
+
+    @classmethod
+    def _onnx_node_to_singa_op(cls, onnx_node: NodeProto | OnnxNode, opset_version: int = _opset_version) -> Any:
+        """Make an operator of a node, which is checked as a model is; see `get_op`."""
+        return _NodeOperator(singa_backend.SingaBackend.prepare(model_of(_proto(onnx_node), opset_version)).graph.nodes[0])
+
+
+def get_op(onnx_node: NodeProto | OnnxNode, opset_version: int = SingaBackend._opset_version) -> Any:
+    """Make an operator of a node.
+
+    The operator takes the Tensors of the node's inputs in order, absent ones omitted or None, and returns a tuple of its outputs.
+    It computes what ONNX defines for the opset, in the dtypes of the inputs, and is recorded on the tape in training mode.
+
+    Args:
+        onnx_node: the node, a NodeProto or an OnnxNode.
+        opset_version: the opset of the node's domain.
+
+    Returns:
+        The operator, a function of Tensors.
+
+    Raises:
+        InvalidModel: the node violates its schema.
+        UnsupportedModel: the operator version is not implemented.
+        InvalidInput: the argument is not a node.
+
+    Example:
+        >>> relu = sonnx.get_op(onnx.helper.make_node("Relu", ["x"], ["y"]))
+        >>> y = relu(x)[0]
+    """
+    return SingaBackend._onnx_node_to_singa_op(onnx_node, opset_version)
 
 
 def _rename_operators() -> dict[str, str]:

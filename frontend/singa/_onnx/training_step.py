@@ -32,7 +32,7 @@ from .._core.tensor import Tensor, dtype_of, op
 from .._core.trace import Trace
 from ..model import Model
 from ..opt import SGD
-from .export import declared, model_device
+from .export import declared, example_tensors, model_device
 from .imported import Imported
 from .model import SONNXModel
 
@@ -49,7 +49,7 @@ def to_training_onnx(
     loss: str | Callable[..., Tensor] = "softmax_cross_entropy",
     optimizer: Any = None,
     *,
-    inputs: Sequence[Tensor] | None = None,
+    inputs: Sequence[Any] | None = None,
     target: Tensor | tuple[Any, Sequence[Any]] | None = None,
     opset: int | None = None,
     output: int = 0,
@@ -64,7 +64,7 @@ def to_training_onnx(
         loss: the name of a loss ("softmax_cross_entropy", "mse_loss", "cross_entropy" or "binary_cross_entropy"), or a function
             of (output, target) that returns a Tensor of one element.
         optimizer: an optimizer of `singa.opt`; None for SGD(lr=0.1).  Its states start at their current values, or at zero.
-        inputs: example Tensors, with the shapes and dtypes of the inputs; None for a model that came from a file.
+        inputs: example Tensors or arrays, with the shapes and dtypes of the inputs; None for a model that came from a file.
         target: an example Tensor, or (dtype, shape) with names for open sizes.  None for int64 class numbers of the batch size
             if the loss is "softmax_cross_entropy", otherwise for the dtype and shape of the output.
         opset: the opset of the file, 18 or later.  None for the newest that a released onnxruntime supports, raised if an
@@ -104,7 +104,7 @@ def _recorded(
     loss: str | Callable[..., Tensor],
     compute: Callable[..., Tensor],
     optimizer: Any,
-    inputs: Sequence[Tensor] | None,
+    inputs: Sequence[Any] | None,
     target: Tensor | tuple[Any, Sequence[Any]] | None,
     opset: int,
     output: int,
@@ -118,6 +118,7 @@ def _recorded(
                 if p.stores_grad:
                     optimizer.make_states(name, p)
         with trace.recording(record):
+            inputs = example_tensors(model, inputs)
             examples = _examples(model, inputs)
             xs = [
                 Tensor._of(record.input(n, t, e), model_device(model), False)

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from singa_backend import SingaBackend, dtypes
+from singa_backend import SingaBackend, SingaRep, dtypes
+from singa_backend.comparison import finite
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import SonnxError
+from singa_backend.runtime.origins import NonFinite, Origin
 
 from .._core.tensor import Tensor
 from ..model import Model
@@ -51,6 +53,7 @@ class Comparison:
         error: the largest absolute difference; infinite if shapes, dtypes or exact values differ.
         agrees: whether the output is within the tolerances.
         where: the index of the largest difference that exceeds them, with both values.
+        both_nan: the number of elements that are NaN in both.
     """
 
     output: str
@@ -60,11 +63,13 @@ class Comparison:
     error: float
     agrees: bool
     where: str = ""
+    both_nan: int = 0
 
     def __str__(self) -> str:
         size = "" if self.batch is None else f", batch {self.batch}"
         verdict = "agrees" if self.agrees else f"DIFFERS {self.where}"
-        return f"{self.output} in {self.engine}{size}, seed {self.seed}: {self.error:.2e} {verdict}"
+        nan = f", NaN in both: {self.both_nan}" if self.both_nan else ""
+        return f"{self.output} in {self.engine}{size}, seed {self.seed}: {self.error:.2e} {verdict}{nan}"
 
 
 @dataclass
@@ -73,9 +78,11 @@ class Check:
 
     Attributes:
         comparisons: one for each output, engine, batch size and seed.
+        nonfinite: where the first NaN or infinity comes from, if any output is NaN in both or differs; otherwise None.
     """
 
     comparisons: list[Comparison] = field(default_factory=list)
+    nonfinite: Origin | None = None
 
     @property
     def errors(self) -> dict[str, float]:
@@ -86,12 +93,13 @@ class Check:
         return worst
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.comparisons))
+        origin = [f"first NaN or infinity: {self.nonfinite}"] if self.nonfinite else []
+        return "\n".join([*map(str, self.comparisons), *origin])
 
 
 def export_and_check(
     model: Model,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Any],
     path: str | os.PathLike[str] | None = None,
     *,
     seeds: Sequence[int] = (0, 1),
@@ -111,7 +119,7 @@ def export_and_check(
 
     Args:
         model: a Model whose parameters exist; it runs in inference mode.
-        inputs: example Tensors, with the shapes and dtypes of the inputs.
+        inputs: example Tensors or arrays, with the shapes and dtypes of the inputs.
         path: the file to write, as for `export`; None to write no file.
         seeds: the seeds of the random inputs; one comparison for each.
         batch_sizes: the sizes of axis 0 to run, if `dynamic_axes` opens it; None for the size n of the example and n + 1.
@@ -142,6 +150,7 @@ def export_and_check(
     """
     if options.get("training"):
         raise SonnxError("export_and_check cannot check the training form: it draws random numbers", code="SX358")
+    inputs = export.example_tensors(model, inputs) or []
     proto = export.export(model, inputs, path, **{"run": False, **options})  # it runs below
     names = [v.name for v in proto.graph.input][: len(inputs)]
     outputs = [v.name for v in proto.graph.output]
@@ -170,18 +179,37 @@ def export_and_check(
                 for engine, got in answers.items():
                     for name, a, b in zip(outputs, wanted, got, strict=True):
                         check.comparisons.append(_compare(name, engine, batch, seed, a, np.asarray(b), rtol, atol))
+                        one = check.comparisons[-1]
+                        if (
+                            check.nonfinite is None
+                            and (one.both_nan or not one.agrees)
+                            and any(finite.counts([a, np.asarray(b)]))
+                        ):
+                            rep = rep or SingaBackend.prepare(proto if path is None else os.fspath(path))
+                            check.nonfinite = _origin(rep, arrays)
     finally:
         if peer is not None and peer is not oracle:
             peer.close()
     wrong = [c for c in check.comparisons if not c.agrees]
     if wrong:
+        origin = f"; first NaN or infinity: {check.nonfinite}" if check.nonfinite else ""
         error = ExportMismatch(
-            f"{len(wrong)} of {len(check.comparisons)} comparisons differ: {wrong[0]}",
+            f"{len(wrong)} of {len(check.comparisons)} comparisons differ: {wrong[0]}{origin}",
             hint="find the first node that differs with sonnx.compare(...)",
         )
         error.check = check
         raise error
     return proto, check
+
+
+def _origin(rep: SingaRep, arrays: Sequence[Any]) -> Origin | None:
+    try:
+        rep.run(list(arrays), validate=True)
+    except NonFinite as error:
+        return error.origin
+    except SonnxError:  # reported where the engine is compared
+        pass
+    return None
 
 
 def _open(axes: Mapping[str, Any] | None, names: Sequence[str]) -> set[str]:
@@ -228,7 +256,7 @@ def _compare(
     off = np.where(np.isnan(off), np.inf, off)
     fails = ~alike & ~(off <= absolute + relative * np.abs(x))
     if not fails.any():
-        return Comparison(name, engine, batch, seed, float(off.max(initial=0.0)), True)
+        return Comparison(name, engine, batch, seed, float(off.max(initial=0.0)), True, "", finite.shared_nan(a, b))
     at = np.unravel_index(int(np.argmax(np.where(fails, off, -1))), off.shape)
     where = f"at {tuple(map(int, at))}: {a[at]} against {b[at]}, {int(fails.sum())} of {a.size}"
     return Comparison(name, engine, batch, seed, float(off.max()), False, where)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from singa_backend import dtypes
+from singa_backend.comparison import finite
 from singa_backend.devices.device import device_of
 from singa_backend.errors import InvalidInput
 
@@ -73,5 +71,4 @@ def _has_nan(t: Tensor) -> bool:
 
 
 def _is_nan(value: Any) -> bool:
-    array = np.asarray(device_of(value).get(value))
-    return dtypes.is_float(array.dtype) and bool(np.isnan(array).any())
+    return finite.has_nan(device_of(value).get(value))

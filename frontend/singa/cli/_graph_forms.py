@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,15 @@ from .._core.tensor import Tensor
 def forms(case: Case) -> Iterator[tuple[str, Make]]:
     """Yield each form's name, and the function that returns its results or its file."""
     for opset in case.others:
-        yield f"convert to {opset}", lambda opset=opset: (None, sonnx.convert(case.model, opset))  # type: ignore[misc]
+        yield f"convert to {opset}", partial(_converted, case, opset)
     yield "SONNXModel", lambda: (_values(sonnx.SONNXModel(case.model).forward(*_tensors(case))), None)
     yield "export", lambda: (None, sonnx.export(_model(case)))
     yield "export by example", lambda: (None, _by_example(case))
     yield "codegen", lambda: (_program(case), None)
+
+
+def _converted(case: Case, opset: int) -> tuple[None, ModelProto]:
+    return None, sonnx.convert(case.model, opset)
 
 
 def _model(case: Case) -> Any:

@@ -27,23 +27,31 @@ class Interrupts:
     """What happens at a signal.
 
     An interrupt is raised as KeyboardInterrupt in the main thread.  It waits while an extension module is imported: many print a
-    traceback and continue when an import in them is interrupted.  An interrupt that Python ignores, in a destructor, is raised
-    again.
+    traceback and continue when an import in them is interrupted.  A signal whose exception Python ignores, in a destructor, is
+    raised again by a timer: in the hook itself its exception would be ignored too.
     """
 
     def __init__(self) -> None:
         self.first: float | None = None
+        self.terminated = False
 
     def install(self) -> None:
         signal.signal(signal.SIGTERM, self._terminate)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise ignored, as in the background of a shell
             signal.signal(signal.SIGINT, self._interrupt)
-            if hasattr(signal, "SIGALRM"):
-                signal.signal(signal.SIGALRM, self._raise)
-            sys.unraisablehook = self._unraisable
+        if hasattr(signal, "SIGALRM"):
+            signal.signal(signal.SIGALRM, self._again)
+        sys.unraisablehook = self._unraisable
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self.terminated = True
         sys.exit(TERMINATED)
+
+    def _again(self, number: int, frame: FrameType | None) -> None:
+        if self.terminated:
+            sys.exit(TERMINATED)
+        if self.first is not None:
+            self._raise(number, frame)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -61,11 +69,9 @@ class Interrupts:
         raise KeyboardInterrupt
 
     def _unraisable(self, error: sys.UnraisableHookArgs) -> None:
-        if isinstance(error.exc_value, SystemExit):
-            signal.raise_signal(signal.SIGTERM)
-        elif isinstance(error.exc_value, KeyboardInterrupt):
-            self.first = None
-            signal.raise_signal(signal.SIGINT)
+        ignored = isinstance(error.exc_value, (KeyboardInterrupt, SystemExit)) and (self.terminated or self.first is not None)
+        if ignored and hasattr(signal, "SIGALRM"):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
         elif self.first is None:  # otherwise a destructor of what was interrupted
             sys.__unraisablehook__(error)
 

@@ -50,6 +50,8 @@ def start() -> None:
     finally:  # the command has ended, and its exit code is known
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if hasattr(signal, "SIGALRM"):
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
 
 def __getattr__(name: str) -> object:

@@ -63,6 +63,10 @@ def _show(report: CheckReport) -> None:
         echo(f"hint: {hint}", style="yellow")
     for text in report.warnings:
         echo(f"warning: {text}", style="yellow")
+    for text in report.nonfinite[:10]:
+        echo(text, style="yellow" if "NaN" in text else "dim")
+    if len(report.nonfinite) > 10:
+        echo(f"... and {len(report.nonfinite) - 10} more hold NaN or infinity (--json lists all)")
     opinion = report.opinion
     words = {True: "accepts the model", False: "refuses the model", None: "did not answer"}[opinion.valid]
     echo(

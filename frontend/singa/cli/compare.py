@@ -13,6 +13,7 @@ from rich.table import Table
 
 from singa_backend import debug
 from singa_backend.engines.oracle import ENGINES
+from singa_backend.rendering import printable
 
 from ._common import MEMORY, NO, SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, out, pairs_of, progress
 from ._inputs import gather, input_options
@@ -141,6 +142,10 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
         echo(f"{absent} nodes produce values that the other model does not have")
     wrong = sum(not r.agrees for r in found.rows)
     echo(f"{len(found.rows)} values compared, {wrong} differ")
+    if found.both_nan:
+        echo(f"NaN on both sides: {_names([r.value for r in found.both_nan])}", style="yellow")
+    if found.nonfinite:
+        echo(f"first NaN or infinity of {found.mine}: {found.nonfinite}", style="yellow")
     if found.first:
         echo(f"first diverging node: {found.first}", style="red")
         for note in found.first.notes:
@@ -152,6 +157,11 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
         echo(f"{found.mine} and {found.theirs} agree", style="green")
     elif not found.rows:
         echo("nothing could be compared", style="red")
+
+
+def _names(names: Sequence[str]) -> str:
+    rest = len(names) - 8
+    return ", ".join(f"'{printable(n)}'" for n in names[:8]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _table(found: debug.Comparison, rows: list[debug.Row]) -> Table:

@@ -12,12 +12,13 @@ from onnx import ModelProto
 from rich.table import Table
 
 from singa_backend import Limits, SingaBackend
-from singa_backend.comparison import verdict
+from singa_backend.comparison import finite, verdict
 from singa_backend.files import check, write_npz
 from singa_backend.limits import Budget, spend
 from singa_backend.proto import test_data
 from singa_backend.proto.load import load_model
 from singa_backend.proto.named_arrays import named_arrays
+from singa_backend.runtime.origins import NonFinite
 
 from . import _feeds
 from ._common import NO, TOLERANCE, device_option, echo, exit_codes, json_option, limit_option, out
@@ -31,6 +32,9 @@ from ._inputs import gather, input_options
 @click.option("--aux", multiple=True, metavar="NAME", help="Return this intermediate value too (repeatable).")
 @click.option("--rtol", type=TOLERANCE, default=1e-3, show_default=True, help="Relative tolerance for --data.")
 @click.option("--atol", type=TOLERANCE, default=1e-7, show_default=True, help="Absolute tolerance for --data.")
+@click.option(
+    "--validate", is_flag=True, help="Name the first node that makes NaN or infinity; the exit code is 1 if there is one."
+)
 @device_option
 @limit_option
 @json_option
@@ -46,6 +50,7 @@ def command(
     aux: tuple[str, ...],
     rtol: float,
     atol: float,
+    validate: bool,
     device: str,
     limits: Limits,
     as_json: bool,
@@ -68,18 +73,34 @@ def command(
             optional=rep.graph.optional_inputs,
         )
         expected = test_data.data_set(data, proto)[1] if data else None
-    outputs = rep.run(feeds, aux_output=aux)
+    origin = None
+    try:
+        outputs = rep.run(feeds, aux_output=aux, validate=validate or expected is not None)
+    except NonFinite as error:
+        outputs, origin = error.outputs, error.origin
     if target:
         write_npz(target, named_arrays(outputs.to_dict()))
     why = verdict.strict(list(outputs)[: len(expected)], expected, rtol, atol) if expected is not None else ""
+    both = 0 if why else finite.shared_nan(list(outputs), expected)
     rows = [_feeds.summary(n, v) for n, v in outputs.to_dict().items()]
     if as_json:
-        click.echo(json.dumps({"outputs": rows, "compared": expected is not None, "difference": why}))
+        told = {"outputs": rows, "compared": expected is not None, "difference": why}
+        if validate or expected is not None:
+            told |= {"both_nan": both, "nonfinite": origin.to_dict() if origin else None}
+        click.echo(json.dumps(told))
     else:
         _show_outputs(rows)
         if expected is not None:
             echo(f"differs: {why}" if why else "equal to the expected outputs", style="red" if why else "green")
-    if why:
+        if both:
+            echo(f"NaN in the outputs and in the expected outputs: {both} value{'s' * (both != 1)}", style="yellow")
+        if origin and (validate or why or both):
+            echo(f"first NaN or infinity: {origin}", style="red" if validate else "yellow")
+        elif validate:
+            given = any(map(any, map(finite.counts, outputs)))
+            rest = "; those of the outputs come from inputs or constants" if given else ""
+            echo(f"no node makes NaN or infinity{rest}", style="green")
+    if why or (validate and origin):
         sys.exit(NO)
 
 

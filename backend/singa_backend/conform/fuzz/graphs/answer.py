@@ -97,7 +97,7 @@ def calls(model: ModelProto, feeds: dict[str, Any]) -> list[single.Case]:
     """Return the calls of operators in a run, those in inner graphs and functions included, as cases of a single operator."""
     found: dict[tuple[Any, ...], single.Case] = {}
 
-    def observe(node: Node, inputs: list[Any], outputs: list[Any]) -> None:
+    def observe(node: Node, inputs: list[Any], outputs: list[Any], _: Any) -> None:
         if node.operator is not None and not node.graphs:
             given = {n: v for n, v in node.attributes.items() if n in node.given and v is not None}
             proto = helper.make_node(node.op_type, [f"x{i}" for i in range(len(inputs))], ["y"], domain=node.domain)

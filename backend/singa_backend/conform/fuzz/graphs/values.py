@@ -8,7 +8,6 @@ much.  The spread of the perturbed runs then bounds what rounding may do to an o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from ....comparison import verdict
 from ....devices.device import resolve
 from ....ir.graph import Node
 from ....ir.reader import read
-from ....runtime.executor import Executor
+from ....runtime.executor import Executor, Observer
 from ..compare import Tolerance, limits, magnitude, tolerance
 
 PERTURBED = 4
@@ -120,10 +119,10 @@ def compute(model: ModelProto, feeds: list[list[Any]], rng: np.random.Generator)
     return [[run[i] for run in found] for i in range(len(model.graph.output))]
 
 
-def perturber(rng: np.random.Generator) -> Callable[[Node, list[Any], list[Any]], None]:
+def perturber(rng: np.random.Generator) -> Observer:
     """Return an observer of an executor that changes float results within the tolerance of their operator."""
 
-    def observe(node: Node, inputs: list[Any], outputs: list[Any]) -> None:
+    def observe(node: Node, inputs: list[Any], outputs: list[Any], _: Any) -> None:
         rule = tolerance(node.op_type)
         if rule.ulps or rule.norm:
             scale = magnitude(inputs, rule.power)
