@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -10,10 +9,6 @@ import sys
 from ._interrupts import INTERRUPTED, Interrupts
 
 UNWRITTEN = 3
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""The errors of standard output, but for a closed pipe, which click handles; those of files are SonnxErrors."""
-
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -42,7 +37,9 @@ def start() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        if error.errno not in _FULL or error.filename is not None:
+        from errno import EDQUOT, EFBIG, EIO, ENOSPC  # click handles a closed pipe; errors of files are SonnxErrors
+
+        if error.errno not in (EDQUOT, EFBIG, EIO, ENOSPC) or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest of its buffer when it exits
         print(f"cannot write: {error.strerror}", file=sys.stderr)
