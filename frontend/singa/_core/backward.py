@@ -95,7 +95,8 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
         )
     device = y.device
     values: Interpreter[Any] = op if create_graph else vocabulary(device)
-    with _recorded(create_graph):
+    recorded = _recorded if create_graph else contextlib.nullcontext
+    with recorded():
         start = values.full_like(y if create_graph else trace.value(y), 1) if dy is None else _start(values, y, dy, create_graph)
     uses, storing = _wanted(y.creator, asked)
     found: dict[Operator, list[Any]] = {y.creator: [None] * y.creator.output_count}
@@ -110,7 +111,7 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
             if here.drops_gradient:
                 raise _dropped(here.name)
             if any(needs):
-                with _recorded(create_graph):
+                with recorded():
                     grads = (
                         here._backward_recorded(op, dys, needs, device) if create_graph else here._backward(dys, needs, device)
                     )
@@ -121,7 +122,7 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
             if g is not None:
                 slots = found.setdefault(creator, [None] * creator.output_count)
                 i = creator.place(x)
-                with _recorded(create_graph):
+                with recorded():
                     slots[i] = values.add(slots[i], g)
             uses[creator] -= 1
             if uses[creator] == 0:
@@ -140,11 +141,10 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
 
 
 @contextlib.contextmanager
-def _recorded(flag: bool) -> Iterator[None]:
+def _recorded() -> Iterator[None]:
     """The context in which operators are recorded on the tape, whatever the mode is."""
     before = tape.training
-    if flag:
-        tape.set_training(True)
+    tape.set_training(True)
     try:
         yield
     finally:
