@@ -509,6 +509,7 @@ class Step:
         self._reads = [t for t, _ in record.inputs]
         outputs = [*made, *(record.value(t) for t in self._writes)]
         self.onnx = to_model(record.writer, "step", outputs)
+        record.writer.builder.forget_examples()  # the results keep the builder
         self.graph = read(self.onnx)
         self._executor = Executor(self.graph, self.device.backend)
         self._limits = limits.Limits()
