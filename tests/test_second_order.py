@@ -349,9 +349,21 @@ def test_the_inputs_of_gradients() -> None:
     found = autograd.gradients(total(op.Mul(h, h)), inputs=[x, h])
     np.testing.assert_allclose(found[id(h)].data, 2 * h.data)
     np.testing.assert_allclose(found[id(x)].data, 2 * h.data * w.data)
-    with pytest.raises(InvalidInput, match="got none of other") as error:
+    with pytest.raises(InvalidInput, match="does not depend on other") as error:
         autograd.gradients(total(h), inputs=[other])
     assert error.value.code == "SX379"
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_the_loss_may_be_among_the_inputs(create_graph: bool) -> None:
+    x = Tensor(data=np.array([1.0, 2.0], np.float32), requires_grad=True)
+    autograd.training = True
+    try:
+        y = op.ReduceSum(x * x, None, keepdims=0)
+        found = autograd.gradients(y, 3.0, create_graph=create_graph, inputs=[y, x])
+    finally:
+        autograd.training = False
+    assert (found[id(y)].data.tolist(), found[id(x)].data.tolist()) == (3.0, [6.0, 12.0])
 
 
 def test_a_changed_parameter_is_refused() -> None:

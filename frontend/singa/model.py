@@ -30,7 +30,7 @@ from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
 from ._core.tensor import Tensor, code_of, dtype_of, op
 from ._core.trace import NotTraceable, Trace
-from ._core.variable import Variable
+from ._core.variable import Variable, tensor_list
 from ._layers.base import Layer
 from .device import default_device
 
@@ -106,11 +106,7 @@ class Model(Layer):
         Raises:
             InvalidInput: An input is not a Tensor (SX317).
         """
-        if not isinstance(inputs, (list, tuple)):
-            raise InvalidInput(f"inputs must be a list of tensors, got a {type(inputs).__name__}", code="SX317")
-        for x in inputs:
-            if not isinstance(x, Tensor):
-                raise InvalidInput(f"inputs must be a list of tensors, got a {type(x).__name__} in it", code="SX317")
+        tensor_list("inputs", inputs)
         with self._in_mode(False):
             self.forward(*inputs)
         self.train(is_train)

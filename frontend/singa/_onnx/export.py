@@ -37,6 +37,7 @@ from .._core import provenance, tape, trace
 from .._core.provenance import CHANGED, Origin
 from .._core.tensor import Tensor, op
 from .._core.trace import Trace
+from .._core.variable import tensor_list
 from ..device import Device, default_device
 from ..model import Model
 from . import custom_exporters
@@ -141,14 +142,21 @@ class Options:
     doc: str = ""
 
     def __post_init__(self) -> None:
-        top = newest("")
-        if self.opset is not None and not LEAST <= self.opset <= top:
-            raise InvalidInput(f"opset must be in [{LEAST}, {top}], got {self.opset}", code="SX323")
+        if self.opset is not None:
+            check_opset("opset", self.opset, LEAST)
         pairs = self.extra_opsets
         if not isinstance(pairs, (list, tuple)) or not all(
             isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], int) for p in pairs
         ):
             raise InvalidInput(f"extra_opsets must be a list of (domain, version) pairs, got {pairs!r}", code="SX323")
+
+
+def check_opset(what: str, opset: Any, lowest: int) -> int:
+    """The opset; raises InvalidInput (SX323) unless it is an integer from `lowest` to the newest opset."""
+    top = newest("")
+    if isinstance(opset, bool) or not isinstance(opset, (int, np.integer)) or not lowest <= opset <= top:
+        raise InvalidInput(f"{what} must be an integer in [{lowest}, {top}], got {opset!r}", code="SX323")
+    return int(opset)
 
 
 def _options(call: str, options: Mapping[str, Any]) -> Options:
@@ -724,6 +732,7 @@ def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, T
     """The names and types of a model's inputs: those of the file that it came from, or of example tensors."""
     graph = getattr(getattr(model, "imported", None), "graph", None)
     if inputs is not None:
+        tensor_list("inputs", inputs)
         own = [v.name for v in graph.inputs] if graph is not None and len(graph.inputs) == len(inputs) else _names(inputs)
         return list(zip(own, map(trace.type_of, inputs), strict=True))
     if graph is None:
