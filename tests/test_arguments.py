@@ -100,6 +100,19 @@ def test_arguments_of_a_training_step(name: str, values: list[Any]) -> None:
         assert caught.value.code == "SX322"
 
 
+@pytest.mark.parametrize("option", ["input_names", "output_names"])
+def test_names_are_a_list_of_names_that_no_parameter_has(option: str) -> None:
+    net, x = Net(), Tensor(data=X)
+    net.compile([x])
+    for names in ("x", [3], [None], {"x": 1}):
+        with pytest.raises(InvalidInput, match=f"{option} must be a list of names") as caught:
+            sonnx.export(net, [x], **{option: names})
+        assert caught.value.code == "SX355"
+    with pytest.raises(InvalidInput, match=f"{option} must not contain the name of a parameter, got 'last.W'") as caught:
+        sonnx.export(net, [x], **{option: ["last.W"]})
+    assert caught.value.code == "SX355"
+
+
 @pytest.mark.parametrize("value", ["x", 1.0, None])
 def test_last_layers_is_an_integer(value: Any) -> None:
     x = Tensor(data=X)

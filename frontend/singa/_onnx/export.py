@@ -144,6 +144,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.opset is not None:
             check_opset("opset", self.opset, LEAST)
+        for option in ("input_names", "output_names"):
+            names = getattr(self, option)
+            if names is not None and not (isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)):
+                raise InvalidInput(f"{option} must be a list of names, got {names!r}", code="SX355")
         pairs = self.extra_opsets
         if not isinstance(pairs, (list, tuple)) or not all(
             isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], int) for p in pairs
@@ -346,9 +350,10 @@ class _Replay:
             self._set_rank(symbol, y, n)
         self.proto = to_model(self.writer, name, symbols, outputs, deferred=True)
         self.arrays = self.writer.builder.arrays
-        for t, s in record.inputs:
-            if t.name != s.name and t.name in (self.options.output_names or ()):
-                raise InvalidInput(f"output_names must not contain the name of a parameter, got {t.name!r}", code="SX355")
+        for option in ("input_names", "output_names"):
+            for t, s in record.inputs:
+                if t.name != s.name and t.name in (getattr(self.options, option) or ()):
+                    raise InvalidInput(f"{option} must not contain the name of a parameter, got {t.name!r}", code="SX355")
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
         for s in held:
