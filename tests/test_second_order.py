@@ -321,6 +321,40 @@ def test_a_recorded_step_refuses_it_too() -> None:
         net(x)
 
 
+class Weighted(Model):
+    """The step takes a gradient as an argument, and returns one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = layer.Linear(2)
+        self.optimizer = opt.SGD(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)  # type: ignore[no-any-return]
+
+    def train_one_batch(self, x: Tensor, by: Tensor) -> Tensor:
+        loss = total(op.Mul(self.forward(x), self.forward(x)))
+        found = autograd.gradients(loss)
+        self.optimizer(loss + total(op.Mul(by, self.fc.W)))
+        return found[id(self.fc.W)]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_gradients_that_steps_take_and_return_have_no_graph(graph: bool) -> None:
+    net = Weighted()
+    x, ones = (Tensor(data=np.ones(s, np.float32), requires_grad=False) for s in ((2, 3), (3, 2)))
+    net.compile([x], is_train=True, use_graph=graph)
+    for _ in range(3):
+        g = net(x, ones)
+    assert any(net._steps.values()) == graph
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="SX383"):
+            net(x, g)
+    net(x, g.detach())
+    with pytest.raises(InvalidInput, match="SX383"):
+        autograd.backward(total(op.Mul(net.fc.W, g))).__next__()
+
+
 class Cube(autograd.Operator):
     def forward(self, x: Any) -> Any:
         self.x = x

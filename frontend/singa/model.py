@@ -451,14 +451,15 @@ def _states(stored: Arrays, described: dict[str, _Described]) -> dict[str, Any]:
 
 
 def _form(x: Any, seen: dict[int, int]) -> Any:
-    """The key of an argument that selects the graph: dtype and shape of a tensor, the value of anything else.
+    """The key of an argument that selects the graph: dtype, shape and kind of a tensor, the value of anything else.
 
     Args:
         x: The argument.
         seen: The tensors so far: a step whose target is its input differs from a step with two tensors.
     """
     if isinstance(x, Tensor):
-        return (Tensor, x._data.dtype, x._data.shape, seen.setdefault(id(x), len(seen)))
+        kind = (x.requires_grad, x.stores_grad, x._without_graph)
+        return (Tensor, x._data.dtype, x._data.shape, kind, seen.setdefault(id(x), len(seen)))
     if isinstance(x, (list, tuple)):
         return (type(x), tuple(_form(v, seen) for v in x))
     if isinstance(x, dict):
@@ -493,7 +494,7 @@ class Step:
         for i, t in enumerate(tensors):
             symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
             shadow = Tensor._of(symbol, t.device, t.requires_grad)
-            shadow.stores_grad = t.stores_grad
+            shadow.stores_grad, shadow._without_graph = t.stores_grad, t._without_graph
             shadows[id(t)] = shadow
         with trace.recording(record):
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
@@ -543,7 +544,10 @@ class Step:
             n = len(made) - len(self._writes)
             for t, new in zip(self._writes, made[n:], strict=True):
                 trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
-        results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
+        results: dict[int, Tensor] = {}
+        for t, v in zip(_tensors(self._result), made, strict=False):
+            results[id(t)] = Tensor._of(v, self.device, t.requires_grad)
+            results[id(t)]._without_graph = t._without_graph
         provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
 
