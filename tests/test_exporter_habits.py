@@ -429,5 +429,5 @@ def test_example_inputs_may_be_arrays():
         assert singa_backend.prepare(sonnx.export(sonnx.SONNXModel(relu), example)).inputs[0].shape == (2,)
     assert sonnx.to_training_onnx(scaled, "mse_loss", opt.SGD(lr=0.1), inputs=[x]).graph.input
     for wrong in (x, 3, "x"):
-        with pytest.raises(singa_backend.InvalidInput, match="inputs must be a list"):
+        with pytest.raises(singa_backend.InvalidInput, match="inputs must be a list of tensors or arrays"):
             sonnx.export(sonnx.SONNXModel(relu), wrong)

@@ -6,7 +6,9 @@ import copy
 import gc
 import json
 import sys
+import weakref
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from onnx import ModelProto, checker, helper, numpy_helper, parser
 
 from singa import autograd, layer, opt, sonnx, tensor
+from singa._core import provenance
 from singa._core.tensor import Tensor
 from singa.model import Model
 from singa.tape import Operator
@@ -68,6 +71,32 @@ def made(drop: float = 0.0, graph: bool = False) -> Net:
 
 def states(net: Model) -> dict[str, Any]:
     return {n: t.data.copy() for n, t in net.get_states().items()}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_step_keeps_no_batch(graph: bool) -> None:
+    net, old = made(graph=graph), []
+    for seed in range(4):
+        x, t = batch(seed=seed)
+        old += [weakref.ref(x), weakref.ref(x.data), weakref.ref(t)]
+        net(x, t)
+    del x, t
+    provenance._recent.leaves.clear()
+    gc.collect()
+    assert [r() for r in old] == [None] * len(old)
+
+
+def test_a_step_on_the_tape_costs_few_calls() -> None:
+    """Checks that only some operands need, and bookkeeping that only some gradients need, must not slow down every operator."""
+    net, (x, t) = made(), batch()
+    net(x, t)
+    counts = Counter[str]()
+    sys.setprofile(lambda frame, event, arg: counts.update([event]))
+    try:
+        net(x, t)
+    finally:
+        sys.setprofile(None)
+    assert counts["call"] < 9_500
 
 
 def test_names_are_paths() -> None:

@@ -132,6 +132,18 @@ def test_a_scheduler_of_ones_own() -> None:
     assert seen == [[0.125], [0.25], [0.375], [0.5], [0.5]]
 
 
+def test_a_subclass_of_constant_computes_its_values() -> None:
+    class Doubling(opt.Constant):
+        def call(self, step: Tensor) -> Any:
+            return super().call(step) * op.Pow(2.0, op.Cast(step, to=1))
+
+    sgd, seen = opt.SGD(Doubling(0.25), momentum=Doubling(0.0)), []
+    for _ in range(3):
+        seen.append(sgd.lr_value.data.tolist())
+        sgd.step()
+    assert seen == [[0.25], [0.5], [1.0]] and sgd.kinds == ("moments",)
+
+
 def test_the_rate_can_be_set() -> None:
     sgd, p = opt.SGD(0.5), Tensor(data=np.ones(1), name="p")
     assert sgd.lr_value.shape == sgd.step_counter.shape == (1,)

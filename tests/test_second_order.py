@@ -321,6 +321,40 @@ def test_a_recorded_step_refuses_it_too() -> None:
         net(x)
 
 
+class Weighted(Model):
+    """The step takes a gradient as an argument, and returns one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = layer.Linear(2)
+        self.optimizer = opt.SGD(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)  # type: ignore[no-any-return]
+
+    def train_one_batch(self, x: Tensor, by: Tensor) -> Tensor:
+        loss = total(op.Mul(self.forward(x), self.forward(x)))
+        found = autograd.gradients(loss)
+        self.optimizer(loss + total(op.Mul(by, self.fc.W)))
+        return found[id(self.fc.W)]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_gradients_that_steps_take_and_return_have_no_graph(graph: bool) -> None:
+    net = Weighted()
+    x, ones = (Tensor(data=np.ones(s, np.float32), requires_grad=False) for s in ((2, 3), (3, 2)))
+    net.compile([x], is_train=True, use_graph=graph)
+    for _ in range(3):
+        g = net(x, ones)
+    assert any(net._steps.values()) == graph
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="SX383"):
+            net(x, g)
+    net(x, g.detach())
+    with pytest.raises(InvalidInput, match="SX383"):
+        autograd.backward(total(op.Mul(net.fc.W, g))).__next__()
+
+
 class Cube(autograd.Operator):
     def forward(self, x: Any) -> Any:
         self.x = x
@@ -349,9 +383,21 @@ def test_the_inputs_of_gradients() -> None:
     found = autograd.gradients(total(op.Mul(h, h)), inputs=[x, h])
     np.testing.assert_allclose(found[id(h)].data, 2 * h.data)
     np.testing.assert_allclose(found[id(x)].data, 2 * h.data * w.data)
-    with pytest.raises(InvalidInput, match="got none of other") as error:
+    with pytest.raises(InvalidInput, match="does not depend on other") as error:
         autograd.gradients(total(h), inputs=[other])
     assert error.value.code == "SX379"
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_the_loss_may_be_among_the_inputs(create_graph: bool) -> None:
+    x = Tensor(data=np.array([1.0, 2.0], np.float32), requires_grad=True)
+    autograd.training = True
+    try:
+        y = op.ReduceSum(x * x, None, keepdims=0)
+        found = autograd.gradients(y, 3.0, create_graph=create_graph, inputs=[y, x])
+    finally:
+        autograd.training = False
+    assert (found[id(y)].data.tolist(), found[id(x)].data.tolist()) == (3.0, [6.0, 12.0])
 
 
 def test_a_changed_parameter_is_refused() -> None:

@@ -113,6 +113,32 @@ def test_a_value_that_the_step_reads_in_python_and_changes_stays_on_the_tape() -
     assert made[False] == made[True]
 
 
+def test_a_value_that_the_step_reads_in_python_may_change_between_steps() -> None:
+    """It is a constant of the graph, which is recorded again."""
+    changes: list[Callable[[Any], Any]] = [
+        lambda net: None,
+        lambda net: None,
+        lambda net: net.other.set_value(2.0),
+        lambda net: net.other.copy_from(np.full((3, 4), 3, F)),
+        lambda net: setattr(net.other, "data", np.full((3, 4), 4, F)),
+        lambda net: net.other.__iadd__(1.0),
+        lambda net: None,
+    ]
+    made = {}
+    for graph in (False, True):
+        device.default_device.SetRandSeed(0)
+        net = Net(lambda net, h: net.state.copy_from(h * float(to_numpy(net.other)[0, 0]) + net.other.clone()))
+        x, t = Tensor(data=np.ones((3, 5), F), requires_grad=False), Tensor(data=np.ones((3, 2), F), requires_grad=False)
+        net.compile([x], is_train=True, use_graph=graph)
+        made[graph] = []
+        for change in changes:
+            change(net)
+            net(x, t)
+            made[graph].append(to_numpy(net.state).tobytes())
+        assert not net.not_traceable and any(net._steps.values()) == graph
+    assert made[False] == made[True] and len(set(made[True])) > 4
+
+
 def test_a_recurrent_state_in_training_mode_has_no_gradient_into_earlier_steps() -> None:
     w = Tensor(data=np.full((1,), 0.5, F), stores_grad=True, name="w")
     h = Tensor(data=np.ones(1, F), requires_grad=False, name="h")

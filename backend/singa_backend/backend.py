@@ -172,8 +172,7 @@ class SingaRep(BackendRep):
             ResourceExhausted: a limit was reached, or the flag was set.
         """
         check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", *_QUIET))
-        if not isinstance(last_layers, (int, np.integer)):
-            raise InvalidInput(f"last_layers must be an integer, got {last_layers!r}", code="SX304")
+        check_last_layers(last_layers)
         if not isinstance(aux_output, (str, list, tuple)) or not all(isinstance(n, str) for n in aux_output):
             raise InvalidInput(f"aux_output must be a list of names, got {aux_output!r}", code="SX305")
         graph = self._selection(int(last_layers), (aux_output,) if isinstance(aux_output, str) else tuple(aux_output))
@@ -238,6 +237,12 @@ class SingaRep(BackendRep):
         sizes: dict[str, tuple[int, str]] = {}
         feeds = [convert_input(v, given.get(v.name), sizes) for v in graph.inputs]
         return feeds, {v.name: convert_input(v, given[v.name], sizes) for v in graph.optional_inputs if v.name in given}
+
+
+def check_last_layers(last_layers: Any) -> None:
+    """Raise InvalidInput (SX304) unless the number of operators to run is an integer."""
+    if not isinstance(last_layers, (int, np.integer)):
+        raise InvalidInput(f"last_layers must be an integer, got {last_layers!r}", code="SX304")
 
 
 def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Graph:

@@ -30,7 +30,7 @@ from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
 from ._core.tensor import Tensor, code_of, dtype_of, op
 from ._core.trace import NotTraceable, Trace
-from ._core.variable import Variable
+from ._core.variable import Variable, tensor_list
 from ._layers.base import Layer
 from .device import default_device
 
@@ -106,11 +106,7 @@ class Model(Layer):
         Raises:
             InvalidInput: An input is not a Tensor (SX317).
         """
-        if not isinstance(inputs, (list, tuple)):
-            raise InvalidInput(f"inputs must be a list of tensors, got a {type(inputs).__name__}", code="SX317")
-        for x in inputs:
-            if not isinstance(x, Tensor):
-                raise InvalidInput(f"inputs must be a list of tensors, got a {type(x).__name__} in it", code="SX317")
+        tensor_list("inputs", inputs)
         with self._in_mode(False):
             self.forward(*inputs)
         self.train(is_train)
@@ -455,14 +451,15 @@ def _states(stored: Arrays, described: dict[str, _Described]) -> dict[str, Any]:
 
 
 def _form(x: Any, seen: dict[int, int]) -> Any:
-    """The key of an argument that selects the graph: dtype and shape of a tensor, the value of anything else.
+    """The key of an argument that selects the graph: dtype, shape and kind of a tensor, the value of anything else.
 
     Args:
         x: The argument.
         seen: The tensors so far: a step whose target is its input differs from a step with two tensors.
     """
     if isinstance(x, Tensor):
-        return (Tensor, x._data.dtype, x._data.shape, seen.setdefault(id(x), len(seen)))
+        kind = (x.requires_grad, x.stores_grad, x._without_graph)
+        return (Tensor, x._data.dtype, x._data.shape, kind, seen.setdefault(id(x), len(seen)))
     if isinstance(x, (list, tuple)):
         return (type(x), tuple(_form(v, seen) for v in x))
     if isinstance(x, dict):
@@ -497,7 +494,7 @@ class Step:
         for i, t in enumerate(tensors):
             symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
             shadow = Tensor._of(symbol, t.device, t.requires_grad)
-            shadow.stores_grad = t.stores_grad
+            shadow.stores_grad, shadow._without_graph = t.stores_grad, t._without_graph
             shadows[id(t)] = shadow
         with trace.recording(record):
             result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
@@ -509,6 +506,7 @@ class Step:
         self._reads = [t for t, _ in record.inputs]
         outputs = [*made, *(record.value(t) for t in self._writes)]
         self.onnx = to_model(record.writer, "step", outputs)
+        record.writer.builder.forget_examples()  # the results keep the builder
         self.graph = read(self.onnx)
         self._executor = Executor(self.graph, self.device.backend)
         self._limits = limits.Limits()
@@ -546,7 +544,10 @@ class Step:
             n = len(made) - len(self._writes)
             for t, new in zip(self._writes, made[n:], strict=True):
                 trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
-        results = {id(t): Tensor._of(v, self.device, t.requires_grad) for t, v in zip(_tensors(self._result), made, strict=False)}
+        results: dict[int, Tensor] = {}
+        for t, v in zip(_tensors(self._result), made, strict=False):
+            results[id(t)] = Tensor._of(v, self.device, t.requires_grad)
+            results[id(t)]._without_graph = t._without_graph
         provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
 

@@ -188,7 +188,7 @@ class Optimizer:
     def _set_hyperparameter(self, name: str, value: Any) -> DecayScheduler:
         """Register a hyperparameter; one that changes has its value in a Tensor `<name>_value` of shape (1,)."""
         schedule = self._schedules[name] = _schedule(name, value)
-        if not isinstance(schedule, Constant) and name not in self._values:
+        if not _is_constant(schedule) and name not in self._values:
             device = self.step_counter.device
             self._values[name] = Tensor((1,), device, self.dtype, requires_grad=False, name=f"{name}_value")
         if name in self._values:
@@ -211,12 +211,12 @@ class Optimizer:
         """Raises ValueError for invalid hyperparameters."""
         for name in {"momentum", "weight_decay"} & set(self._schedules):
             schedule = self._schedules[name]
-            if isinstance(schedule, Constant) and schedule.init_value < 0:
+            if _is_constant(schedule) and schedule.init_value < 0:
                 raise ValueError(f"{name} must be at least 0, got {schedule.init_value}")
 
     def _settings(self) -> tuple[Any, ...]:
         """The hyperparameters that a recorded step contains as constants: numbers but the rate, and the formulas of schedules."""
-        return tuple((n, type(s), None if isinstance(s, Constant) and n in self._values else repr(vars(s)))
+        return tuple((n, type(s), None if _is_constant(s) and n in self._values else repr(vars(s)))
                      for n, s in self._schedules.items())  # fmt: skip
 
     def _refresh(self, names: Any) -> None:
@@ -224,7 +224,7 @@ class Optimizer:
         with tape.no_tape():
             for name in names:
                 schedule, target = self._schedules[name], self._values[name]
-                value = schedule.init_value if isinstance(schedule, Constant) else schedule(self.step_counter)
+                value = schedule.init_value if _is_constant(schedule) else schedule(self.step_counter)
                 if isinstance(value, Tensor):
                     trace.assign(target, op.Reshape(op.cast(value, target), [1]).raw)
                 else:
@@ -247,7 +247,7 @@ class Optimizer:
 
     def _is(self, name: str, number: float) -> bool:
         schedule = self._schedules[name]
-        return isinstance(schedule, Constant) and schedule.init_value == number
+        return _is_constant(schedule) and schedule.init_value == number
 
     def _one_minus(self, name: str, like: Tensor) -> Any:
         """One minus a hyperparameter."""
@@ -343,7 +343,7 @@ class Optimizer:
         trace.depends(self, self._settings)
         with tape.no_tape():
             trace.assign(self.step_counter, op.Add(self.step_counter, 1).raw)
-        self._refresh([n for n in self._values if not isinstance(self._schedules[n], Constant)])
+        self._refresh([n for n in self._values if not _is_constant(self._schedules[n])])
 
     def update(self, param: Tensor, grad: Tensor) -> None:
         """Call `apply` with the parameter's own name; deprecated.
@@ -457,7 +457,7 @@ class Optimizer:
                     mine._data[...] = mine.device.backend.put(array.astype(mine._data.dtype))
         if counter is not None:
             self.step_counter._data[...] = int(counter.reshape(-1)[0])
-            self._refresh([n for n in self._values if not isinstance(self._schedules[n], Constant)])
+            self._refresh([n for n in self._values if not _is_constant(self._schedules[n])])
 
     def _comparable(self, kind: str, given: dict[str, Any]) -> None:
         mine = self._states[kind]
@@ -541,7 +541,8 @@ class SGD(Optimizer):
         dtype: DTypeLike = float32,
         check_nan: bool = False,
     ) -> None:
-        plain = isinstance(_schedule("momentum", momentum), Constant) and _schedule("momentum", momentum).init_value == 0
+        schedule = _schedule("momentum", momentum)
+        plain = _is_constant(schedule) and schedule.init_value == 0
         self.kinds = () if plain else ("moments",)
         super().__init__(lr, dtype, check_nan)
         self.momentum = self._set_hyperparameter("momentum", momentum)
@@ -723,6 +724,11 @@ def _schedule(name: str, value: Any) -> DecayScheduler:
     if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
         return Constant(float(value))
     raise TypeError(f"{name} must be a number or a DecayScheduler, got {type(value).__name__}")
+
+
+def _is_constant(schedule: DecayScheduler) -> bool:
+    """Whether a schedule is a number; a subclass of Constant may define `call`."""
+    return type(schedule) is Constant
 
 
 def _double(t: Tensor) -> Tensor:

@@ -292,9 +292,5 @@ def live_inputs(body: Subgraph, wanted: Sequence[bool], back: Sequence[tuple[int
     flow = Flow(graph)
     for source, target in back:
         flow.link((0, graph.output_slots[source]), (0, graph.input_slots[target]))
-    against: dict[Key, set[Key]] = {}
-    for key, targets in flow.edges.items():
-        for reached in targets:
-            against.setdefault(reached, set()).add(key)
-    live = _closure({(0, slot) for slot, w in zip(graph.output_slots, wanted, strict=False) if w}, against)
+    live = flow.reaching({(0, slot) for slot, w in zip(graph.output_slots, wanted, strict=False) if w})
     return {i for i, slot in enumerate(graph.input_slots) if (0, slot) in live}

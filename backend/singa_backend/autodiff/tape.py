@@ -64,8 +64,9 @@ def gradients(
         reason = no_gradient_reason(declaration)
         text = REASONS.get(reason.partition(":")[0], "none is declared")
         raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
-    for dy, y in zip(dys, outputs, strict=False):
-        _like(op, dy, y)
+    if op.is_symbolic:
+        for dy, y in zip(dys, outputs, strict=False):
+            _like(op, dy, y)
     try:
         found = _widened_rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
     except UnsupportedModel as error:
@@ -79,8 +80,9 @@ def gradients(
             operator=declaration.name,
             version=version or declaration.versions[-1],
         ) from error
-    for g, x in zip(found, inputs, strict=True):
-        _like(op, g, x)
+    if op.is_symbolic:
+        for g, x in zip(found, inputs, strict=True):
+            _like(op, g, x)
     return found
 
 
@@ -107,7 +109,7 @@ def _widened_rule(
 
 def _like(op: Interpreter[Any], gradient: Any, value: Any) -> None:
     """A gradient has the rank of its value, which inference may not know."""
-    if not op.is_symbolic or gradient is None or value is None or not op.is_value(value):
+    if gradient is None or value is None or not op.is_value(value):
         return
     if op.shape(gradient) is None and not op.is_sequence(value) and op.shape(value) is not None:
         op.with_type(gradient, op.type(value))

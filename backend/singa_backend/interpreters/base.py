@@ -318,9 +318,13 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
 
     Raises InvalidInput (SX372) if integers or booleans are required and cannot represent the number.
     """
-    if any(x is None for x in inputs):
-        _check_absent(domain, op_type, op.opset, inputs)
-    if all(x is None or op.is_value(x) for x in inputs):
+    ready = True
+    for x in inputs:
+        if x is None:
+            _check_absent(domain, op_type, op.opset, inputs)
+        elif not op.is_value(x):
+            ready = False
+    if ready:
         return list(inputs)
     strings, kinds = formal(domain, op_type, op.opset)
 
@@ -337,7 +341,8 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
         if x is None or op.is_value(x) or (isinstance(x, list) and not x and None in kinds[which]):
             values.append(x)  # an empty list is a sequence if the schema allows one
             continue
-        _check_value(x, op_type)
+        if not isinstance(x, (int, float)):
+            _check_value(x, op_type)
         if which in bound:
             dtype: Any = op.dtype(bound[which])
         else:
@@ -381,6 +386,8 @@ def _check_value(x: Any, op_type: str) -> None:
 
 def _representable(x: Any, dtype: np.dtype[Any], op_type: str) -> Any:
     """`x`; raises InvalidInput if an integer or boolean dtype cannot represent it: a fraction, NaN, or out of range."""
+    if isinstance(x, float) and dtype.kind == "f":  # most calls
+        return x
     given = np.asarray(x)
     strings = given.dtype.kind in "US" or (given.dtype.kind == "O" and any(isinstance(v, str) for v in given.flat))
     if strings != (dtype == dtypes.STRING):

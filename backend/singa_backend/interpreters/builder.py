@@ -325,6 +325,11 @@ class GraphBuilder(Interpreter[Symbol]):
         self._made = {n: i + (i > at) for n, i in self._made.items()} | {raw: at, name: at + 1}
         self._readers[raw] = [check]
 
+    def forget_examples(self) -> None:
+        """Release the examples, which hold the values of a run."""
+        self.examples.clear()
+        self._values.clear()
+
     # --- calls
 
     def forget_calls(self) -> None:

@@ -193,6 +193,8 @@ class Declaration:
 
         Raises InvalidInput (SX378) for a value that float32 cannot represent.
         """
+        if not (attributes and self.floats):
+            return attributes
         floats = {n: several for n, several in self.floats.items() if attributes.get(n) is not None}
         return {**attributes, **{n: single(attributes[n], n, self.name, s) for n, s in floats.items()}} if floats else attributes
 

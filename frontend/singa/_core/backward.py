@@ -16,7 +16,7 @@ from . import coverage, tape, trace, zeros
 from .coverage import nothing_trains
 from .tape import Dummy, Operator, vocabulary
 from .tensor import Tensor, op
-from .variable import required
+from .variable import required, tensor_list
 
 
 def infer_dependency(y_op: Operator) -> tuple[Counter[Operator], Counter[int]]:
@@ -103,8 +103,11 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
         return
     device = y.device
     values: Interpreter[Any] = op if create_graph else vocabulary(device)
-    with _recorded(create_graph):
+    recorded = _recorded if create_graph else contextlib.nullcontext
+    with recorded():
         start = values.full_like(y if create_graph else trace.value(y), 1) if dy is None else _start(values, y, dy, create_graph)
+    if asked is not None and id(y) in asked:
+        yield y, _result(start, y, create_graph)
     uses, storing = _wanted(y.creator, asked)
     if not storing and asked is None and (flat := zeros.flat_parameters(y)):  # only inputs require a gradient
         yield from _zeros(flat, covered)
@@ -121,7 +124,7 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
             if here.drops_gradient:
                 raise _dropped(here.name)
             if any(needs):
-                with _recorded(create_graph):
+                with recorded():
                     grads = (
                         here._backward_recorded(op, dys, needs, device) if create_graph else here._backward(dys, needs, device)
                     )
@@ -132,7 +135,7 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
             if g is not None:
                 slots = found.setdefault(creator, [None] * creator.output_count)
                 i = creator.place(x)
-                with _recorded(create_graph):
+                with recorded():
                     slots[i] = values.add(slots[i], g)
             uses[creator] -= 1
             if uses[creator] == 0:
@@ -159,11 +162,10 @@ def _zeros(parameters: list[Tensor], covered: coverage.Coverage | None) -> Itera
 
 
 @contextlib.contextmanager
-def _recorded(flag: bool) -> Iterator[None]:
+def _recorded() -> Iterator[None]:
     """The context in which operators are recorded on the tape, whatever the mode is."""
     before = tape.training
-    if flag:
-        tape.set_training(True)
+    tape.set_training(True)
     try:
         yield
     finally:
@@ -244,7 +246,8 @@ def gradients(y: Tensor, dy: Any = None, create_graph: bool = False, inputs: Seq
         The gradients by the `id` of the Tensor.
 
     Raises:
-        InvalidInput: As `backward` raises it; `y` does not depend on one of `inputs` (SX379).
+        InvalidInput: As `backward` raises it; `inputs` is not a list of Tensors (SX317), or `y` does not depend on one of them
+            (SX379).
         UnsupportedModel: An operator on the tape has no gradient for these inputs or attributes.
 
     Example:
@@ -252,11 +255,13 @@ def gradients(y: Tensor, dy: Any = None, create_graph: bool = False, inputs: Seq
         >>> dx = autograd.gradients(critic, create_graph=True, inputs=[x])[id(x)]
         >>> loss = loss + autograd.reduce_sum(dx * dx)
     """
+    if inputs is not None:
+        tensor_list("inputs", inputs)
     found = {id(p): g for p, g in _walk(y, dy, create_graph, None if inputs is None else {id(x) for x in inputs})}
     for i, x in enumerate(inputs or ()):
         if id(x) not in found:
             raise InvalidInput(
-                f"the loss must depend on every Tensor of inputs, got none of {x.name or f'number {i}'}",
+                f"the loss must depend on every Tensor of inputs, but does not depend on {x.name or f'number {i}'}",
                 code="SX379",
                 hint="set x.requires_grad = True before the forward pass, and pass that Tensor",
             )

@@ -46,9 +46,10 @@ class TensorInterpreter(Interpreter[T]):
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = op.call(op_type, raw, below, outputs, domain)
         values = [*raw, *(_value_on(device, v) for v in captured)]
-        if not tape.training or not any(x is not None and x.requires_grad for x in every):
+        training = tape.training
+        if not training or not any(x is not None and x.requires_grad for x in every):
             ys = _wrapped(made, device, every)
-            if tape.without_graph(every):
+            if training and tape.without_graph(every):
                 tape.mark_without_graph(ys, not no_gradient_reason(_declaration(domain, op_type, self.opset)))
         else:
             node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)

@@ -154,6 +154,7 @@ class Tensor(Variable):
             raise trace.NotTraceable("the values of a tensor are unknown while its step is recorded as a graph")
         if current is not None:
             current.known[id(self)] = self
+            trace.depends(self, lambda: (self._version, id(self._data)))
 
     def is_dummy(self) -> bool:
         """Whether this tensor is a leaf.
@@ -176,8 +177,14 @@ class Tensor(Variable):
 
         Returns:
             The product of the sizes; 1 for a scalar.
+
+        Raises:
+            NotTraceable: A step is being recorded with dynamic sizes.
         """
-        return int(np.prod(self.shape, dtype=np.int64))
+        count = _count(self.shape)
+        if count is None:
+            raise trace.NotTraceable(f"the number of elements of a tensor of shape {self.shape} is dynamic")
+        return count
 
     def is_empty(self) -> bool:
         """Whether the tensor has no elements.

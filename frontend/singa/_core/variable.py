@@ -74,6 +74,15 @@ def required(x: Any) -> Any:
     return x
 
 
+def tensor_list(what: str, xs: Any) -> None:
+    """Raise InvalidInput (SX317) unless an argument is a list or tuple of tensors."""
+    if not isinstance(xs, (list, tuple)):
+        raise InvalidInput(f"{what} must be a list of tensors, got a {type(xs).__name__}", code="SX317")
+    for x in xs:
+        if not isinstance(x, Variable):
+            raise InvalidInput(f"{what} must be a list of tensors, got a {type(x).__name__} in it", code="SX317")
+
+
 _class: type[Variable] = Variable
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from .._core import provenance, tape, trace
 from .._core.provenance import CHANGED, Origin
 from .._core.tensor import Tensor, op
 from .._core.trace import Trace
+from .._core.variable import tensor_list
 from ..device import Device, default_device
 from ..model import Model
 from . import custom_exporters
@@ -141,14 +142,25 @@ class Options:
     doc: str = ""
 
     def __post_init__(self) -> None:
-        top = newest("")
-        if self.opset is not None and not LEAST <= self.opset <= top:
-            raise InvalidInput(f"opset must be in [{LEAST}, {top}], got {self.opset}", code="SX323")
+        if self.opset is not None:
+            check_opset("opset", self.opset, LEAST)
+        for option in ("input_names", "output_names"):
+            names = getattr(self, option)
+            if names is not None and not (isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)):
+                raise InvalidInput(f"{option} must be a list of names, got {names!r}", code="SX355")
         pairs = self.extra_opsets
         if not isinstance(pairs, (list, tuple)) or not all(
             isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], int) for p in pairs
         ):
             raise InvalidInput(f"extra_opsets must be a list of (domain, version) pairs, got {pairs!r}", code="SX323")
+
+
+def check_opset(what: str, opset: Any, lowest: int) -> int:
+    """The opset; raises InvalidInput (SX323) unless it is an integer from `lowest` to the newest opset."""
+    top = newest("")
+    if isinstance(opset, bool) or not isinstance(opset, (int, np.integer)) or not lowest <= opset <= top:
+        raise InvalidInput(f"{what} must be an integer in [{lowest}, {top}], got {opset!r}", code="SX323")
+    return int(opset)
 
 
 def _options(call: str, options: Mapping[str, Any]) -> Options:
@@ -340,9 +352,10 @@ class _Replay:
             self._set_rank(symbol, y, n)
         self.proto = to_model(self.writer, name, symbols, outputs, deferred=True)
         self.arrays = self.writer.builder.arrays
-        for t, s in record.inputs:
-            if t.name != s.name and t.name in (self.options.output_names or ()):
-                raise InvalidInput(f"output_names must not contain the name of a parameter, got {t.name!r}", code="SX355")
+        for option in ("input_names", "output_names"):
+            for t, s in record.inputs:
+                if t.name != s.name and t.name in (getattr(self.options, option) or ()):
+                    raise InvalidInput(f"{option} must not contain the name of a parameter, got {t.name!r}", code="SX355")
         read = {n for node in self.proto.graph.node for n in reads(node)} | {o.name for o in self.proto.graph.output}
         arrays = {s.name: t.device.backend.get(t._data) for t, s in record.inputs}
         for s in held:
@@ -726,12 +739,14 @@ def model_device(model: Model) -> Device:
 
 
 def example_tensors(model: Model, inputs: Sequence[Any] | None) -> list[Tensor] | None:
-    """Example inputs as Tensors: arrays and numbers are put on the device of the model; raises InvalidInput (SX315)."""
+    """Example inputs as Tensors: arrays and numbers are put on the device of the model; raises InvalidInput (SX315, SX317)."""
     if inputs is None:
         return None
-    if isinstance(inputs, (Tensor, str)) or not isinstance(inputs, Iterable) or hasattr(inputs, "dtype"):
-        text = f"inputs must be a list with one example for each input, got {type(inputs).__name__}"
-        raise InvalidInput(text, code="SX324", hint="write inputs=[x]")
+    listed = isinstance(inputs, (list, tuple))
+    if not listed or any(x is None for x in inputs):
+        got = "None in it" if listed else type(inputs).__name__
+        text = f"inputs must be a list of tensors or arrays, got a {got}"
+        raise InvalidInput(text, code="SX317", hint="pass one example for each input: inputs=[x]")
     device = model_device(model)
     return [x if isinstance(x, Tensor) else Tensor(data=x, device=device, requires_grad=False) for x in inputs]
 
@@ -740,6 +755,7 @@ def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, T
     """The names and types of a model's inputs: those of the file that it came from, or of example tensors."""
     graph = getattr(getattr(model, "imported", None), "graph", None)
     if inputs is not None:
+        tensor_list("inputs", inputs)
         own = [v.name for v in graph.inputs] if graph is not None and len(graph.inputs) == len(inputs) else _names(inputs)
         return list(zip(own, map(trace.type_of, inputs), strict=True))
     if graph is None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from singa_backend import SingaBackend, dtypes
 from singa_backend.autodiff.replay import visit
-from singa_backend.backend import SingaRep, _select
+from singa_backend.backend import SingaRep, _select, check_last_layers
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.ir.graph import Graph, Node
@@ -110,6 +110,7 @@ class Imported:
 
     def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:
         names = (aux_output,) if isinstance(aux_output, str) else tuple(aux_output)
+        check_last_layers(last_layers)
         graph = self.graph if last_layers == -1 and not names else _select(self.graph, int(last_layers), names)
         fed = self._fed(inputs)
         if trace.current() is None:

@@ -31,8 +31,8 @@ from .._core.coverage import watch_gradients
 from .._core.tensor import Tensor, dtype_of, op
 from .._core.trace import Trace
 from ..model import Model
-from ..opt import SGD
-from .export import declared, example_tensors, model_device
+from ..opt import SGD, Optimizer
+from .export import check_opset, declared, example_tensors, model_device
 from .imported import Imported
 from .model import SONNXModel
 
@@ -75,8 +75,9 @@ def to_training_onnx(
         The ModelProto of the step; `step_pairs` lists the values that it updates.
 
     Raises:
-        InvalidInput: the loss is unknown (SX322), the opset is not supported (SX323), the inputs are not known (SX324), or no
-            parameter gets a gradient (SX345).
+        InvalidInput: the loss is unknown, or the optimizer, target or output is not usable (SX322); the opset is not supported
+            (SX323); `inputs` is not a list of Tensors (SX317), or the inputs are not known (SX324); or no parameter gets a
+            gradient (SX345).
         InvalidModel: the model violates ONNX's rules.
         UnsupportedModel: an operator has no gradient (SX205) or is not implemented.
         NotTraceable: the step reads a value in Python, or runs an operator that is written in Python (SX330).
@@ -87,9 +88,12 @@ def to_training_onnx(
     if not isinstance(model, Model):
         model = SONNXModel(model)
     optimizer = optimizer if optimizer is not None else SGD(lr=0.1)
+    if not isinstance(optimizer, Optimizer):
+        text = f"optimizer must be an Optimizer, got a {type(optimizer).__name__}"
+        raise InvalidInput(text, code="SX322", hint="for example opt.SGD(lr=0.1)")
     compute = _loss(loss)
     constants = model._constants()
-    target_opset = newest_taken("") if opset is None else _checked(opset)
+    target_opset = newest_taken("") if opset is None else check_opset("the opset of a training step", opset, 18)
     while True:
         try:
             return _recorded(model, loss, compute, optimizer, inputs, target, target_opset, output, constants)
@@ -119,10 +123,10 @@ def _recorded(
                     optimizer.make_states(name, p)
         with trace.recording(record):
             inputs = example_tensors(model, inputs)
-            examples = _examples(model, inputs)
+            takes = declared(model, inputs)
             xs = [
                 Tensor._of(record.input(n, t, e), model_device(model), False)
-                for (n, t), e in zip(declared(model, inputs), examples, strict=True)
+                for (n, t), e in zip(takes, _examples(model, inputs), strict=True)
             ]
             for name, t in model.get_states().items():
                 record.bind(t, name)
@@ -132,7 +136,11 @@ def _recorded(
                     record.bind(t, name)
             tape.training = True
             made = model.forward(*xs)
-            y = made[output] if isinstance(made, (list, tuple)) else made
+            outputs = list(made) if isinstance(made, (list, tuple)) else [made]
+            if isinstance(output, bool) or not isinstance(output, int) or not -len(outputs) <= output < len(outputs):
+                text = f"output must be the index of one of the model's {len(outputs)} outputs, got {output!r}"
+                raise InvalidInput(text, code="SX322")
+            y = outputs[output]
             kind = _target(y, target, loss)
             goal = Tensor._of(record.input("target", kind, _example_target(y, target, kind)), y.device, False)
             value = compute(y, goal)
@@ -175,12 +183,6 @@ def _loss(loss: str | Callable[..., Tensor]) -> Callable[..., Tensor]:
     return function
 
 
-def _checked(opset: int) -> int:
-    if not 18 <= opset <= op.opset:
-        raise InvalidInput(f"the opset of a training step must be in [18, {op.opset}], got {opset}", code="SX323")
-    return opset
-
-
 def _examples(model: Model, inputs: Sequence[Tensor] | None) -> list[Example | None]:
     """The example inputs, or those of the last run of a model that came from a file, for the ranks that depend on values."""
     if inputs is not None:
@@ -210,6 +212,9 @@ def _target(y: Tensor, target: Any, loss: Any) -> TypeProto:
     if isinstance(target, Tensor):
         return trace.type_of(target)
     if target is not None:
+        if not isinstance(target, (list, tuple)) or len(target) != 2 or not isinstance(target[1], (list, tuple)):
+            text = f"target must be a Tensor or (dtype, shape), got {str(target)[:80]}"
+            raise InvalidInput(text, code="SX322", hint="for example (np.float32, ('batch', 10))")
         dtype, shape = target
         return helper.make_tensor_type_proto(dtypes.onnx_code(dtype_of(dtype)), shape)
     if loss in LABELS:
