@@ -159,6 +159,8 @@ def attention_23_decomposition(
                   "qk_matmul_output_mode": qk_matmul_output_mode, "softcap": softcap, "left_window_size": -1,
                   "right_window_size": -1, "softmax_precision": softmax_precision}  # fmt: skip
     values = [q, k, v, attn_mask, past_key, past_value]
+    if op.opset < 25:  # where Attention has no windows
+        return attention.decompose(op, 25, values, attributes, len(wanted))
     return list(op.call("Attention", values, attributes, len(wanted)))
 
 
