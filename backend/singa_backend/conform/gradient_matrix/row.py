@@ -42,7 +42,8 @@ class Row:
         agreed: The number of points that agree; `kinks` and `wrong` count the others.
         worst: The largest relative error.
         graph: Whether the graph form agreed everywhere.
-        witness: Points by their result in onnxruntime: agree, refused, differs, died, timeout.
+        witness: Points by their result in onnxruntime: agree, refused, differs, died, timeout; overflow if the gradient is
+            beyond float32.
         says: The first few messages about what went wrong.
         explained: The ledger's reasons for them.
     """
@@ -187,6 +188,9 @@ def _witness(row: Row, point: Point, oracle: Oracle) -> None:
             row.refusals.append(reason)
         return
     grads = [g for g in point.eager() if g is not None]
+    if any(np.abs(g[np.isfinite(g)]).max(initial=0) > np.finfo(np.float32).max for g in grads):
+        _count(row, "overflow")  # the gradient is a number that float32 does not have
+        return
     if not all(_close(g, theirs[o.name]) for g, o in zip(grads, model.graph.output, strict=True)):
         graph = read(model)
         ours = Executor(graph, resolve("CPU")).run(graph, values)
