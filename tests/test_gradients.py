@@ -201,7 +201,10 @@ def test_conventions(name: str, inputs: Any, attributes: dict[str, Any], expecte
 # --- every operator, a little
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if (r.latest or r.operator == "Attention") and needs_judging(r)], ids=lambda r: r.name)
+SAMPLED = [r for r in ROWS if (r.latest or r.operator == "Attention") and needs_judging(r)]
+
+
+@pytest.mark.parametrize("row", SAMPLED, ids=lambda r: r.name)
 def test_a_sample(row: Row) -> None:
     """Two points of the newest version; `sonnx gradients` takes 20 of every version."""
     found = gradient_matrix.judged(row, count=2)
