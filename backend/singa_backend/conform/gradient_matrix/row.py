@@ -188,7 +188,8 @@ def _witness(row: Row, point: Point, oracle: Oracle) -> None:
             row.refusals.append(reason)
         return
     grads = [g for g in point.eager() if g is not None]
-    if any(np.abs(g[np.isfinite(g)]).max(initial=0) > np.finfo(np.float32).max for g in grads):
+    arrays = [a for g in grads for a in (g if isinstance(g, list) else [g])]
+    if any(np.abs(a[np.isfinite(a)]).max(initial=0) > np.finfo(np.float32).max for a in arrays):
         _count(row, "overflow")  # the gradient is a number that float32 does not have
         return
     if not all(_close(g, theirs[o.name]) for g, o in zip(grads, model.graph.output, strict=True)):
