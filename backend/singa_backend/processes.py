@@ -29,8 +29,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 START = 120.0
 """Seconds that a child may take to start; the time limit of a request begins when the child is ready."""
@@ -212,6 +216,67 @@ def share_cores(requested: int | None, work: int) -> int:
     """The number of children: as requested or one per core, at most one per item of work; each computes on one core."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return max(1, min(requested or os.cpu_count() or 1, work))
+
+
+def share_work(
+    items: Sequence[T],
+    session: Callable[[], AbstractContextManager[Callable[[T], R]]],
+    *,
+    processes: int | None = None,
+    progress: Callable[[R], None] | None = None,
+    patience: float,
+) -> list[R]:
+    """Call a function for each item, in one thread for each core; each thread has a session of its own.
+
+    Args:
+        items: the items.
+        session: starts a session, such as child processes, and yields the function.
+        processes: the number of threads; None for one per core.
+        progress: called with each result as it arrives.
+        patience: seconds that a thread may take to end its session after an interrupt.
+
+    Returns:
+        The results in the order of the items.
+
+    Raises:
+        BaseException: what a session raises first, or an interrupt.
+    """
+    todo: Iterator[tuple[int, T]] = iter(enumerate(items))
+    results: dict[int, R] = {}
+    lock, failures = threading.Lock(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            with session() as call:
+                while not failures:
+                    with lock:
+                        entry = next(todo, None)
+                    if entry is None:
+                        return
+                    at, item = entry
+                    found = call(item)
+                    with lock:
+                        results[at] = found
+                        if progress:
+                            progress(found)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(share_cores(processes, len(items)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.5)
+    except BaseException as error:  # an interrupt: the threads end their sessions
+        failures.append(error)
+        for thread in threads:
+            thread.join(patience)
+        raise
+    if failures:
+        raise failures[0]
+    return [results[i] for i in range(len(items))]
 
 
 def ask_all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from onnx import ModelProto
@@ -14,6 +14,9 @@ from singa_backend.proto import test_data
 
 from . import _feeds
 from ._common import SEED, pairs_of
+
+if TYPE_CHECKING:
+    from singa_backend.debug import Source
 
 _OPTIONS = (
     click.option("--input", "-i", "files", multiple=True, metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file."),
@@ -73,3 +76,8 @@ def gather(
     for name, file in pairs_of(files, "--input", "NAME=FILE").items():
         feeds[name] = _feeds.from_file(Path(file), named[name])
     return feeds
+
+
+def gather_of(source: Source, **given: Any) -> dict[str, Any]:
+    """Return the inputs of a model that is debugged; the arguments are the options of `gather`."""
+    return gather(source.proto, source.inputs, optional=source.optional_inputs, **given)

@@ -11,7 +11,7 @@ import click
 from singa_backend import debug
 
 from ._common import NO, device_option, echo, exit_codes, json_option, progress
-from ._inputs import gather, input_options
+from ._inputs import gather_of, input_options
 from .compare import names, sides, trusted
 
 
@@ -50,16 +50,7 @@ def command(
     """
     other = trusted(against, device)
     source = debug.Source.of(model)
-    feeds = gather(
-        source.proto,
-        source.inputs,
-        files=files,
-        archive=archive,
-        data=data,
-        seed=seed,
-        sizes=sizes,
-        optional=source.optional_inputs,
-    )
+    feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(len(source.calls), "comparing", quiet=as_json) as step:
         found = debug.bisect(
             source,

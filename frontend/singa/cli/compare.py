@@ -16,7 +16,7 @@ from singa_backend.engines.oracle import ENGINES
 from singa_backend.rendering import printable
 
 from ._common import MEMORY, NO, SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, out, pairs_of, progress
-from ._inputs import gather, input_options
+from ._inputs import gather_of, input_options
 
 _OPTIONS = (
     click.option("--against", metavar="ENGINE|MODEL", help="The trusted side: onnxruntime (the default), reference, sonnx "
@@ -96,16 +96,7 @@ def command(
     """
     other = trusted(against, device)
     source = debug.Source.of(model)
-    feeds = gather(
-        source.proto,
-        source.inputs,
-        files=files,
-        archive=archive,
-        data=data,
-        seed=seed,
-        sizes=sizes,
-        optional=source.optional_inputs,
-    )
+    feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:
         found = debug.compare(
             source,

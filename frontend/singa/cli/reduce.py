@@ -11,7 +11,7 @@ from singa_backend import debug
 from singa_backend.engines.oracle import ENGINES
 
 from ._common import SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, progress
-from ._inputs import gather, input_options
+from ._inputs import gather_of, input_options
 
 
 @click.command("reduce")
@@ -64,16 +64,7 @@ def command(
         against = against or ("onnxruntime" if device.upper() == "CPU" else "sonnx")
         predicate = debug.differs(against, device=device, rtol=rtol, atol=atol, timeout=timeout)
     source = debug.Source.of(model)
-    feeds = gather(
-        source.proto,
-        source.inputs,
-        files=files,
-        archive=archive,
-        data=data,
-        seed=seed,
-        sizes=sizes,
-        optional=source.optional_inputs,
-    )
+    feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(None, "reducing", quiet=as_json) as step:
         found = debug.reduce(source, feeds, predicate, to=to, tries=tries, progress=step)
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from ...comparison import verdict
 from ...engines.oracle import EngineFailure, Oracle
 from ...errors import MissingDependency, SonnxError
 from ...ir.declaration import has_trait
-from ...processes import Child, ChildFailure, share_cores
+from ...processes import Child, ChildFailure, share_work
 from ...proto.schemas import is_custom, schemas
 from . import formulas, generate, ledger, witnesses
 from .compare import Finding, compare, magnitude, tolerance
@@ -318,41 +317,14 @@ def run(
         The verdicts in the order of `indices`.
     """
     generate.cells(select)  # a wrong selection is refused before anything starts
-    todo: Iterator[int] = iter(indices)
-    results: dict[int, Judged] = {}
-    lock, lacking, failures = threading.Lock(), dict[Any, str](), list[BaseException]()
+    lacking: dict[Any, str] = {}
 
-    def work() -> None:
-        try:
-            with _pair(seed, select, entries, lacking) as (ours, judge):
-                while not failures:
-                    with lock:
-                        index = next(todo, None)
-                    if index is None:
-                        return
-                    found = judge.judge(index, _ask(ours, index))
-                    with lock:
-                        results[index] = found
-                        if progress:
-                            progress(found)
-        except BaseException as error:
-            failures.append(error)
+    @contextmanager
+    def judging() -> Iterator[Callable[[int], Judged]]:
+        with _pair(seed, select, entries, lacking) as (ours, judge):
+            yield lambda index: judge.judge(index, _ask(ours, index))
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(share_cores(processes, len(indices)))]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.5)
-    except BaseException as error:  # an interrupt: the threads end their children
-        failures.append(error)
-        for thread in threads:
-            thread.join(TIMEOUT + 5)
-        raise
-    if failures:
-        raise failures[0]
-    return [results[i] for i in indices]
+    return share_work(indices, judging, processes=processes, progress=progress, patience=TIMEOUT + 5)
 
 
 def one(

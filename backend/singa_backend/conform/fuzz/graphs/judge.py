@@ -15,7 +15,6 @@ the graph that onnxruntime runs; its outputs are then inputs with our values, so
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from ....engines.oracle import EngineFailure, Oracle
 from ....errors import MissingDependency
-from ....processes import Child, ChildFailure, share_cores
+from ....processes import Child, ChildFailure, share_work
 from ....proto.messages import graphs, imported, reads
 from ....proto.schemas import schemas
 from .. import generate as single
@@ -412,41 +411,13 @@ def run(
     Returns:
         The verdicts in the order of `indices`.
     """
-    todo: Iterator[int] = iter(indices)
-    results: dict[int, Judged] = {}
-    lock, failures = threading.Lock(), list[BaseException]()
 
-    def work() -> None:
-        try:
-            with session(seed, entries, known, forms) as judge:
-                while not failures:
-                    with lock:
-                        index = next(todo, None)
-                    if index is None:
-                        return
-                    found = judge.judge(index, judge.ask(index))
-                    with lock:
-                        results[index] = found
-                        if progress:
-                            progress(found)
-        except BaseException as error:
-            failures.append(error)
+    @contextmanager
+    def judging() -> Iterator[Callable[[int], Judged]]:
+        with session(seed, entries, known, forms) as judge:
+            yield lambda index: judge.judge(index, judge.ask(index))
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(share_cores(processes, len(indices)))]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.5)
-    except BaseException as error:  # an interrupt: the threads end their children
-        failures.append(error)
-        for thread in threads:
-            thread.join(TIMEOUT + 5)
-        raise
-    if failures:
-        raise failures[0]
-    return [results[i] for i in indices]
+    return share_work(indices, judging, processes=processes, progress=progress, patience=TIMEOUT + 5)
 
 
 @contextmanager
