@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from onnx import numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from singa import opt, sonnx
 from singa._core import tape
@@ -23,7 +23,9 @@ from singa_backend.autodiff.replay import replay
 from singa_backend.conform import gradients
 from singa_backend.conform.gradient_matrix.row import _narrow, listed, needs_judging
 from singa_backend.errors import OperatorError, UnsupportedModel
-from singa_backend.interpreters.base import Interpreter
+from singa_backend.interpreters import type_inference
+from singa_backend.interpreters.base import BOOL, INT, Interpreter
+from singa_backend.interpreters.builder import GraphBuilder
 
 
 @cache
@@ -206,3 +208,27 @@ def test_a_step_that_cannot_be_recorded_stays_on_the_tape() -> None:
             nets[1](*xs)
     assert "only a run knows" in nets[1].not_traceable
     np.testing.assert_array_equal(nets[0].get_params()["w"].data, nets[1].get_params()["w"].data)
+
+
+@pytest.mark.parametrize(("name", "opset"), [("Loop", 7), ("Loop", 21), ("Scan", 9), ("Scan", 21)])
+def test_the_last_states_have_the_types_of_the_first(name: str, opset: int) -> None:
+    """Also if ONNX's inference does not know the body: an operator after the loop may need the element type."""
+    made = GraphBuilder(opset)
+    state = made.input("s", helper.make_tensor_type_proto(TensorProto.DOUBLE, [2]))
+    row = made.input("x", helper.make_tensor_type_proto(TensorProto.FLOAT, [3, 2]))
+    with patch.object(type_inference, "infer_node", lambda *_: {}):
+        if name == "Loop":
+            body = made.graph(lambda op, i, go, s: [go, s], [INT, BOOL, made.type_of(state)])
+            (last,) = made.call("Loop", [made.constant(3), made.constant(True), state], {"body": body}, 1)
+        else:
+            body = made.graph(lambda op, s, x: [s, x], [made.type_of(state), made.type_of(row)])
+            last, _ = made.call("Scan", [state, row], {"body": body, "num_scan_inputs": 1}, 2)
+    assert made.dtype(last) == np.float64
+
+
+def test_an_unknown_element_type_is_a_typed_error() -> None:
+    made = GraphBuilder(21)
+    value = made.input("v", None)
+    with pytest.raises(UnsupportedModel, match="element type of 'v' is not known") as refused:
+        made.dtype(value)
+    assert refused.value.code == "SX209" and isinstance(refused.value, ValueError)

@@ -221,6 +221,12 @@ class UnsupportedModel(SonnxError):
     default_code = "SX200"
 
 
+class UnknownType(UnsupportedModel, ValueError):
+    """The element type or rank of a value is required to write a model, and is not known (SX209)."""
+
+    default_code = "SX209"
+
+
 class InvalidInput(SonnxError):
     """Inputs or options do not match what a model or a function accepts (SX300 to SX383)."""
 

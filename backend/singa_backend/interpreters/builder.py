@@ -15,7 +15,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from .. import dtypes
-from ..errors import SonnxError, UnsupportedModel
+from ..errors import SonnxError, UnknownType, UnsupportedModel
 from ..ir.declaration import has_trait, single
 from ..ir.reader import read
 from ..proto import save
@@ -218,7 +218,8 @@ class GraphBuilder(Interpreter[Symbol]):
             self.learn(x)
             tensor = _tensor(self.type_of(x))
         if tensor is None or not tensor.elem_type:
-            raise ValueError(f"the element type of {self._symbol(x).name!r} is not known")
+            text = f"the element type of {self._symbol(x).name!r} is not known"
+            raise UnknownType(text, hint="declare the type of this value in the model, or pass example inputs")
         return dtypes.numpy_dtype(tensor.elem_type)
 
     def is_sequence(self, x: Symbol) -> bool:

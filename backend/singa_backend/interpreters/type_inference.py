@@ -46,12 +46,24 @@ class Scope(Protocol):
 
 def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The known types of a node's outputs by name; symbols: its inputs."""
-    types = _bound(scope, node, symbols) | _inferred(scope, node, symbols)
+    types = _bound(scope, node, symbols) | _of_states(scope, node, symbols) | _inferred(scope, node, symbols)
     declaration = newest_declaration(node.domain, node.op_type)
     if declaration is not None:
         types |= _shape_of_first(scope, node, symbols, declaration)
         _complete_rank(scope, node, symbols, types, declaration)
     return types
+
+
+def _of_states(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
+    """The element types of the last states of a Loop or Scan, which are those of the first ones."""
+    if node.domain or node.op_type not in ("Loop", "Scan"):
+        return {}
+    scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+    first = 2 if node.op_type == "Loop" else 1 if scope.opset < 9 else 0  # after M and cond, or the lengths of Scan-8
+    states = symbols[first : len(symbols) - scanned]
+    types = {n: s.type for n, s in zip(node.output, states, strict=False) if n and s is not None and s.type is not None}
+    tensors = {n: t.tensor_type.elem_type for n, t in types.items() if t.WhichOneof("value") == "tensor_type"}
+    return {n: helper.make_tensor_type_proto(code, None) for n, code in tensors.items() if code}
 
 
 def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
