@@ -9,6 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
+
+import singa_backend
+from singa import sonnx
 
 Check = Callable[..., Any]
 INF, NAN = math.inf, math.nan
@@ -228,3 +232,14 @@ def test_hardmax_takes_the_first(check: Check) -> None:
     check("Hardmax", [x], [y], opset=13)
     check("Hardmax", [x.T.copy()], [y.T], opset=13, axis=0)
     check("Hardmax", [x.reshape(1, 9)], [np.eye(1, 9, dtype=np.float32)], opset=11)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_a_written_gelu_keeps_the_digits_of_doubles(approximate):
+    """ONNX's function body has constants of float32."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.DOUBLE, [64]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Gelu", ["x"], ["y"], approximate=approximate)], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    values = np.linspace(-4, 4, 64)
+    old = singa_backend.prepare(sonnx.convert(model, 12)).run([values])[0]
+    np.testing.assert_allclose(old, singa_backend.prepare(model).run([values])[0], rtol=1e-11, atol=1e-15)

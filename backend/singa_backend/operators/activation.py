@@ -344,6 +344,15 @@ def gelu_gradient(op: Op, dy: V, x: V, approximate: str) -> V:
     return op.Mul(dy, op.Add(s, op.Mul(op.Mul(x, du), op.Mul(s, op.Sub(1, s)))))
 
 
+@gelu.decomposition
+def gelu_decomposition(op: Op, x: V, approximate: str) -> V:
+    """ONNX's function body has constants of float32, also for doubles."""
+    if approximate == "none":
+        return op.Mul(op.Mul(x, 0.5), op.Add(op.Erf(op.Mul(x, math.sqrt(0.5))), 1))
+    u = op.Add(x, op.Mul(op.Mul(op.Mul(x, 0.044715), x), x))
+    return op.Mul(x, op.Sigmoid(op.Mul(u, math.sqrt(8 / math.pi))))
+
+
 @operator("Swish", 24, traits=("unary", "cannot_fail"))
 def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return x * sigmoid(xp, alpha * x)
