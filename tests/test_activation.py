@@ -234,11 +234,13 @@ def test_hardmax_takes_the_first(check: Check) -> None:
     check("Hardmax", [x.reshape(1, 9)], [np.eye(1, 9, dtype=np.float32)], opset=11)
 
 
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_a_written_gelu_keeps_the_digits_of_doubles(approximate):
-    """ONNX's function body has constants of float32."""
+@pytest.mark.parametrize(
+    ("name", "attributes"), [("Gelu", {"approximate": "none"}), ("Gelu", {"approximate": "tanh"}), ("HardSwish", {})]
+)
+def test_a_written_activation_keeps_the_digits_of_doubles(name, attributes):
+    """ONNX's function bodies have constants of float32."""
     x, y = (helper.make_tensor_value_info(n, TensorProto.DOUBLE, [64]) for n in "xy")
-    graph = helper.make_graph([helper.make_node("Gelu", ["x"], ["y"], approximate=approximate)], "g", [x], [y])
+    graph = helper.make_graph([helper.make_node(name, ["x"], ["y"], **attributes)], "g", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     values = np.linspace(-4, 4, 64)
     old = singa_backend.prepare(sonnx.convert(model, 12)).run([values])[0]

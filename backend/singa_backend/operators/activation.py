@@ -217,6 +217,12 @@ def hard_swish_gradient(op: Op, dy: V, x: V) -> V:
     return op.Where(op.LessOrEqual(x, -3), 0, op.Where(op.GreaterOrEqual(x, 3), dy, inside))
 
 
+@hard_swish.decomposition
+def hard_swish_decomposition(op: Op, x: V) -> V:
+    """ONNX's function body has 1/6 as a float32 attribute, also for doubles."""
+    return op.Mul(x, op.Min(op.Max(op.Add(op.Mul(x, 1 / 6), 0.5), 0), 1))
+
+
 # --- exponential below zero -------------------------------------------------------------------------------------------
 
 
