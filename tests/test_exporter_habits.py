@@ -296,7 +296,7 @@ def test_optional_outputs_may_be_omitted_by_an_empty_name(name, version):
             np.testing.assert_array_equal(a, b)
 
 
-# --- outputs that are no tensors ------------------------------------------------------------------------------------------
+# --- outputs that are not tensors -----------------------------------------------------------------------------------------
 
 
 def with_every_kind():

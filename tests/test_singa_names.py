@@ -1,4 +1,4 @@
-"""The names of SINGA that its own tests and programs use beside the documented ones; `creator.backward` of every operator."""
+"""The names of SINGA that its tests and programs use in addition to the documented ones; `creator.backward` of every operator."""
 
 from __future__ import annotations
 

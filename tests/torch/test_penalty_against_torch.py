@@ -1,4 +1,4 @@
-"""Gradients of a gradient penalty beside PyTorch's double backward: a step of WGAN-GP, for several nets as ONNX files."""
+"""Gradients of a gradient penalty, compared with PyTorch's double backward: a step of WGAN-GP, for several nets as ONNX files."""
 
 from __future__ import annotations
 

@@ -74,3 +74,14 @@ def read_entries(
         if raw.get(kind) not in kinds or not raw.get("why") or not raw.get("operator"):
             raise ConformanceError(f"{where} needs an operator, a {kind} of {', '.join(kinds)}, and a why", code=code)
         yield where, raw
+
+
+def difference_holds(key: str, pattern: str, kind: str, says: str, opset: int) -> bool | None:
+    """Whether a condition on the difference itself holds; None for a condition of another key."""
+    if key == "kind":
+        return re.fullmatch(pattern, kind) is not None
+    if key == "says":
+        return re.search(pattern, says) is not None
+    if key == "opset":
+        return re.fullmatch(pattern, str(opset)) is not None
+    return None

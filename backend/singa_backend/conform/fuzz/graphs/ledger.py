@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cases import ConformanceError
-from ...ledger import read_entries
+from ...ledger import difference_holds, read_entries
 from ..ledger import CLASSES
 from .generate import Case, every_node
 
@@ -46,12 +46,9 @@ class Entry:
 
 def _holds(condition: str, case: Case, kind: str, says: str) -> bool:
     key, _, pattern = condition.partition("=")
-    if key == "kind":
-        return re.fullmatch(pattern, kind) is not None
-    if key == "says":
-        return re.search(pattern, says) is not None
-    if key == "opset":
-        return re.fullmatch(pattern, str(case.opset)) is not None
+    known = difference_holds(key, pattern, kind, says, case.opset)
+    if known is not None:
+        return known
     return any(re.fullmatch(pattern, n.op_type) for n in every_node(case.model))
 
 
