@@ -288,8 +288,8 @@ def test_an_input_that_is_absent_keeps_its_default_where_the_attribute_has_anoth
 def test_what_an_older_opset_cannot_express_is_a_typed_error() -> None:
     """Also if a rule needs an element type or a rank that inference does not know, or the operator needs more inputs there."""
     grid = model("g (float[n, r, s] theta, int64[k] size) => (float[a, b, c, d] y) { y = AffineGrid(theta, size) }")
-    scan = model("""g (float[2, 3] x) => (float[2, 3] y) { y = Scan <num_scan_inputs = 1, body = b (float[3] r) => (float[3] s)
-        { s = Neg(r) }> (x) }""")
+    scan = model("""g (float[2, 3] x) => (float[3, 2] y) { y = Scan <num_scan_inputs = 1, scan_output_axes = [1],
+        body = b (float[3] r) => (float[3] s) { s = Neg(r) }> (x) }""")
     top = model("g (float[3] x) => (float[0] v, int64[0] i) { v, i = TopK(x, k) }", k=np.array([0], np.int64))
     sample = model(
         'g (string[1, 1, 2, 2] x, float[1, 2, 2, 2] at) => (string[a, b, c, d] y) { y = GridSample <mode = "nearest"> (x, at) }'

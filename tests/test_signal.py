@@ -5,6 +5,10 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import helper
+
+from singa_backend import prepare, read
+from singa_backend.opsets.convert import convert
 
 
 def transform(x, n, axis, sign=-1):
@@ -111,6 +115,22 @@ def test_windows(check, op, periodic, size):
         expected = (np.trunc(np.round(y, 12)) if whole else np.array(y)).astype(dtype)
         for kind in (np.int32, np.int64):
             check(op, [np.array(size, kind)], [expected], opset=17, periodic=periodic, output_datatype=code)
+
+
+@pytest.mark.parametrize("op", WINDOWS)
+@pytest.mark.parametrize("target", [7, 8, 9, 11, 16])
+def test_windows_as_graphs_of_old_opsets(op, target):
+    for code, dtype in {1: np.float32, 11: np.float64, 10: np.float16, 7: np.int64}.items():
+        for periodic in (0, 1):
+            node = helper.make_node(op, ["n"], ["y"], periodic=periodic, output_datatype=code)
+            types = helper.make_tensor_value_info("n", 7, []), helper.make_tensor_value_info("y", code, [None])
+            graph = helper.make_graph([node], "g", [types[0]], [types[1]])
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+            written = convert(read(model), target)
+            for size in (0, 1, 2, 9):
+                expected, got = (prepare(m).run([np.array(size)])[0] for m in (model, written))
+                assert got.dtype == expected.dtype == dtype
+                np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=0, atol=2e-3 if code == 10 else 1e-6)
 
 
 def test_window_refusals(fails):

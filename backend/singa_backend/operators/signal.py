@@ -213,13 +213,14 @@ def _as_graph(declared: Declaration, a0: float, a1: float, a2: float) -> None:
     @declared.decomposition
     def declared_decomposition(op: Op, size: V, output_datatype: int, periodic: int) -> V:
         count = op.Cast(op.Reshape(size, op.constant([], np.int64)), to=int(TensorProto.INT64))
-        last = op.Cast(count, to=int(TensorProto.DOUBLE)) if periodic else op.Cast(op.Sub(count, 1), to=int(TensorProto.DOUBLE))
-        turn = op.Div(op.Mul(op.Cast(op.Range(0, count, 1), to=int(TensorProto.DOUBLE)), 2 * np.pi), last)
+        last = op.Cast(count if periodic else op.Sub(count, 1), to=int(TensorProto.DOUBLE))
+        angle = op.Mul(op.Cast(op.Range(0, count, 1), to=int(TensorProto.DOUBLE)), 2 * np.pi)
+        turn = op.Div(angle, op.Max(last, 1.0))
         y = op.Sub(a0, op.Mul(op.Cos(turn), a1))
         if a2:
             y = op.Add(y, op.Mul(op.Cos(op.Mul(turn, 2.0)), a2))
-        if not periodic:
-            y = op.Where(op.Equal(last, 0.0), op.constant(1.0, np.float64), y)
+        if not periodic:  # a window of one value is 1; Where came with opset 9
+            y = op.Add(y, op.Mul(op.Cast(op.Equal(count, 1), to=int(TensorProto.DOUBLE)), 1.0 - (a0 - a1 + a2)))
         if dtypes.numpy_dtype(output_datatype).kind in "iu":
             y = op.Add(y, 1e-12)
         return op.Cast(y, to=output_datatype)

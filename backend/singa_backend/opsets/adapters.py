@@ -512,6 +512,27 @@ def dropout_10(op: OpsetWriter, x: V, ratio: V, training_mode: V, outputs: int) 
 # --- graphs over sequences --------------------------------------------------------------------------------------------
 
 
+@adapter("Scan", 8)
+def scan_8(
+    op: OpsetWriter,
+    values: list[V],
+    body: Subgraph,
+    num_scan_inputs: int,
+    scan_input_axes: Any,
+    scan_input_directions: Any,
+    scan_output_axes: Any,
+    scan_output_directions: Any,
+    outputs: int,
+) -> Any:
+    """Version 8 scans axis 1 of each sample of a batch: here of a batch of one; outputs are stacked along axis 1, forward."""
+    if any(scan_input_axes or ()) or any(scan_output_axes or ()) or any(scan_output_directions or ()):
+        raise Unwritable("Scan-8 scans along the first axis of a sample, and stacks its outputs forward")
+    batched = [op.Unsqueeze(v, [0]) for v in values]
+    given = {"body": body, "num_scan_inputs": num_scan_inputs, "directions": scan_input_directions or None}
+    made = op.at_target("Scan", [None, *batched], given, outputs=outputs)
+    return [op.Squeeze(y, [0]) for y in made]
+
+
 @adapter("Scan", 9)
 def scan_9(
     op: OpsetWriter,
