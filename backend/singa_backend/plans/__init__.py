@@ -1,0 +1,1 @@
+"""Plans: a graph compiled for fixed shapes on one device."""

@@ -1,0 +1,218 @@
+"""A region: the calls of a graph in a flat list, functions inlined, that passes rewrite and the planner compiles.
+
+Values are numbered.  Unlike the graph, a region may be edited: a fused operator is a call of a standard ONNX operator at its newest
+version, whatever opset the model has, so the region still runs by the definitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..ir.declaration import REQUIRED, declarations
+from ..ir.graph import ABSENT, Graph, Node
+from ..ir.versioned import VersionedOperator
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        node: the operator, its version and attributes; its slots refer to the graph that it was read from.
+        inputs: the ids of the inputs; ABSENT (-1) for an omitted one.
+        outputs: the ids of the outputs; ABSENT (-1) for an omitted one.
+        scope: the id of each slot of the graph that contains the node, which its subgraphs refer to.
+        origins: the nodes that this call replaces, for reports.
+    """
+
+    node: Node
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    scope: Sequence[int] = ()
+    origins: tuple[Node, ...] = ()
+
+    def is_(self, *names: str) -> bool:
+        """Whether it calls one of these operators of ONNX's domain."""
+        return self.node.domain == "" and self.node.op_type in names
+
+    @property
+    def name(self) -> str:
+        """The operator type."""
+        return self.node.op_type
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes, defaults included."""
+        return self.node.attributes
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The ids of all values that it reads: its inputs, and those that its subgraphs capture."""
+        inner = [self.scope[outer] for g in self.node.graphs for outer, _ in g.captured]
+        return tuple(i for i in (*self.inputs, *inner) if i != ABSENT)
+
+
+@dataclass(eq=False)
+class Region:
+    """Calls in an executable order.
+
+    Attributes:
+        calls: the calls.
+        inputs: the ids of the inputs.
+        outputs: the ids of the outputs, in order; an id may occur twice.
+        constants: the values of initializers and Constant nodes by id.
+        names: the name of each value in its graph, by id.
+        size: the number of ids.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    constants: dict[int, Any] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    size: int = 0
+
+    def new(self, name: str = "") -> int:
+        """A new id."""
+        self.size += 1
+        if name:
+            self.names[self.size - 1] = name
+        return self.size - 1
+
+    def constant(self, value: np.ndarray, name: str = "") -> int:
+        """The id of a new constant."""
+        made = self.new(name)
+        self.constants[made] = value
+        return made
+
+    def producers(self) -> dict[int, Call]:
+        """The call that returns each value."""
+        return {o: call for call in self.calls for o in call.outputs if o != ABSENT}
+
+    def uses(self) -> dict[int, list[Call]]:
+        """The calls that read each value, once for each place; an output of the region counts as a use by no call."""
+        found: dict[int, list[Call]] = {}
+        for call in self.calls:
+            for i in call.reads:
+                found.setdefault(i, []).append(call)
+        return found
+
+    def number(self, value: int, most: int = 1) -> np.ndarray | None:
+        """A constant of at most `most` elements; None for other values."""
+        array = self.constants.get(value)
+        return array if isinstance(array, np.ndarray) and array.size <= most else None
+
+    def replace(self, old: Iterable[Call], new: Sequence[Call]) -> None:
+        """Replace calls by others, which take the place of the last of them."""
+        gone = set(map(id, old))
+        last = max(i for i, call in enumerate(self.calls) if id(call) in gone)
+        self.calls[last + 1 : last + 1] = new
+        self.calls = [call for call in self.calls if id(call) not in gone]
+
+    def remove_dead(self) -> int:
+        """Remove calls whose results are not used; return their number."""
+        used, kept = set(self.outputs), []
+        for call in reversed(self.calls):
+            if used & set(call.outputs):
+                used.update(call.reads)
+                kept.append(call)
+        count = len(self.calls) - len(kept)
+        self.calls = kept[::-1]
+        return count
+
+
+@cache
+def versioned(domain: str, op_type: str, version: int | None = None) -> VersionedOperator:
+    """An operator at a version; the newest by default."""
+    known = declarations[domain, op_type]
+    version = max(known) if version is None else version
+    return VersionedOperator(known[version], version)
+
+
+def call_of(
+    op_type: str, inputs: Sequence[int], outputs: Sequence[int], origins: Sequence[Call], domain: str = "", **attributes: Any
+) -> Call:
+    """A call of an operator's newest version in place of others.
+
+    Args:
+        op_type: the operator.
+        inputs: the ids of the inputs.
+        outputs: the ids of the outputs.
+        origins: the calls that it replaces; errors name the last of them.
+        domain: of the operator.
+        **attributes: those that differ from the defaults.
+    """
+    operator = versioned(domain, op_type)
+    known = {n: (None if v is REQUIRED else v) for n, v in operator.declaration.attributes.items()}
+    nodes = tuple(n for call in origins for n in (call.origins or (call.node,)))
+    last = origins[-1].node
+    node = Node(
+        name=last.name,
+        op_type=op_type,
+        domain=domain,
+        opset=last.opset,
+        inputs=tuple(range(len(inputs))),
+        outputs=tuple(ABSENT if o == ABSENT else len(inputs) + i for i, o in enumerate(outputs)),
+        input_names=("",) * len(inputs),
+        output_names=("",) * len(outputs),
+        attributes={**known, **attributes},
+        given=frozenset(attributes),
+        operator=operator,
+    )
+    return Call(node, tuple(inputs), tuple(outputs), (), nodes)
+
+
+def region_of(graph: Graph, states: dict[str, Any] | None = None) -> Region:
+    """The calls of a graph, with the bodies of functions in place of their calls.
+
+    Args:
+        graph: the graph.
+        states: values that replace its initializers, by name.
+    """
+    region = Region()
+    ids = [ABSENT] * graph.size
+    for value, slot in zip(graph.inputs, graph.input_slots, strict=True):
+        ids[slot] = region.new(value.name)
+    region.inputs = tuple(ids[s] for s in graph.input_slots)
+    _inline(region, graph, ids, states or {})
+    region.outputs = tuple(ids[s] for s in graph.output_slots)
+    return region
+
+
+def branch_of(region: Region, graph: Graph, scope: Sequence[int]) -> tuple[int, ...]:
+    """Append the calls of a subgraph without inputs, a branch of an If, to a region; return the ids of its outputs."""
+    ids = [ABSENT] * graph.size
+    for outer, inner in graph.captured:
+        ids[inner] = scope[outer]
+    _inline(region, graph, ids, {})
+    return tuple(ids[s] for s in graph.output_slots)
+
+
+def _inline(region: Region, graph: Graph, ids: list[int], states: dict[str, Any]) -> None:
+    for slot, name in graph.state_slots:
+        ids[slot] = region.constant(states.get(name, graph.states[name]), name)
+    for node in graph.nodes:
+        inputs = tuple(ABSENT if s < 0 else ids[s] for s in node.inputs)
+        if node.function is not None:
+            inner = [ABSENT] * node.function.size
+            for slot, i in zip(node.function.input_slots, inputs, strict=False):
+                inner[slot] = i
+            _inline(region, node.function, inner, {})
+            for slot, made in zip(node.outputs, node.function.output_slots, strict=False):
+                if slot >= 0:
+                    ids[slot] = inner[made]
+            continue
+        for slot, name in zip(node.outputs, node.output_names, strict=True):
+            if slot >= 0:
+                ids[slot] = region.new(name)
+        outputs = tuple(ABSENT if s < 0 else ids[s] for s in node.outputs)
+        value = node.attributes.get("value") if (node.domain, node.op_type) == ("", "Constant") else None
+        if isinstance(value, np.ndarray):
+            region.constants[outputs[0]] = value
+            continue
+        region.calls.append(Call(node, inputs, outputs, ids))
