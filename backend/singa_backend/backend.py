@@ -18,6 +18,8 @@ from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError, c
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .limits import Budget, Flag, Limits, spend
+from .kernels.table import Options
+from .plans.planner import Planner
 from .proto.load import ModelSource, load_model
 from .proto.schemas import newest, plain_domain
 from .proto.values import Value
@@ -83,7 +85,9 @@ class SingaRep(BackendRep):
         limits: the bounds of a run that does not set its own.
     """
 
-    def __init__(self, graph: Graph, device: devices.Device, limits: Limits | None = None) -> None:
+    def __init__(
+        self, graph: Graph, device: devices.Device, limits: Limits | None = None, options: Options = Options()
+    ) -> None:
         """Place a graph's initializers on a device.
 
         Args:
@@ -95,6 +99,7 @@ class SingaRep(BackendRep):
         self.device = device
         self.limits = limits or Limits()
         self._executor = Executor(graph, device)
+        self._planner = Planner(graph, self._executor, options) if options.level and device.type == "CPU" else None
         self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a cached method would keep `self` alive
         # Arrays that the model owns and a run may return unchanged: initializers and constants, those of subgraphs included.
         self._fixed = {id(a) for states in self._executor._states.values() for _, a in states}
@@ -184,6 +189,11 @@ class SingaRep(BackendRep):
             placed = [device.put(v) for v in feeds]
             watch = self._watch(placed, overrides) if validate else None
             try:
+                values = None
+                if self._planner is not None and graph is self.graph and not overrides and watch is None:
+                    values = self._planner.run(placed, budget)
+                    if values is not None:
+                        return Outputs(values, [v.name for v in graph.outputs])
                 values = self._executor.run(graph, placed, overrides, budget, watch)
             except SonnxError as error:
                 if watch and watch.origin:

@@ -39,6 +39,16 @@ class Executor:
             self._place(graph)
         self._resident = limits.size_of([a for states in self._states.values() for _, a in states])
 
+    @property
+    def states(self) -> dict[int, list[tuple[int, Any]]]:
+        """(slot, device value) of each initializer, by the id of its graph."""
+        return self._states
+
+    @property
+    def resident(self) -> int:
+        """The bytes of all initializers."""
+        return self._resident
+
     def _place(self, graph: Graph) -> None:
         if id(graph) not in self._states:
             self._keep.append(graph)
@@ -78,7 +88,7 @@ class Executor:
         """
         observer = observer or self.observer
         budget = budget or limits.Budget(limits.Limits(), memory=self.device.memory)
-        visitor = _Run(self, budget) if observer is None else _ObservedRun(self, budget, observer)
+        visitor = Visitor(self, budget) if observer is None else ObservedVisitor(self, budget, observer)
         frame = _frame(graph, self._states[id(self.graph)], inputs)
         for name, value in (overrides or {}).items():
             frame[graph.slots[name]] = value
@@ -97,7 +107,7 @@ def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -
     return frame
 
 
-class _Run:
+class Visitor:
     """One run of an executor, with its budget."""
 
     def __init__(self, executor: Executor, budget: limits.Budget) -> None:
@@ -171,7 +181,7 @@ class _Run:
         return [frame[s] for s in graph.output_slots]
 
 
-class _ObservedRun(_Run):
+class ObservedVisitor(Visitor):
     """A run whose operators are shown to an observer."""
 
     def __init__(self, executor: Executor, budget: limits.Budget, observer: Observer) -> None:

@@ -1,0 +1,1 @@
+"""Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""

@@ -1,0 +1,220 @@
+"""The table of kernels: by operator and version, each with a predicate in its body.
+
+    @kernel("Conv", 1, 11, 22, on="onednn")
+    def conv(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
+        site.require(x.dtype == np.float32, "only float32")
+        y = site.new(shape, x.dtype, order=last_order(x.ndim))
+        site.emit(lambda: [(execute, arguments)], reads=(x, w), writes=(y,), kernel="brgconv")
+        return y
+
+A kernel that does not apply calls `site.refuse(reason)`; the next one of the table is asked, and at last the definition runs.  The
+reasons are part of the profile.  A kernel refuses whatever is not valid: the definition then reports the error.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .values import FINITE, Bound, Buffer, Step, Value
+
+
+class Refused(Exception):
+    """A kernel does not apply; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a plan may compute.
+
+    Attributes:
+        threads: the number of threads of a parallel kernel.
+        precision: "float32", or "bf16" if products of float32 may be computed in bfloat16.
+        level: 0 for the definitions only, 1 for kernels of single operators, 2 for fused ones too.
+        deterministic: whether equal inputs must return equal bits at any number of threads.
+    """
+
+    threads: int = 1
+    precision: str = "float32"
+    level: int = 2
+    deterministic: bool = False
+
+
+@dataclass(eq=False)
+class Follower:
+    """A call that is the only reader of the preceding result, and may be computed in the same step.
+
+    Attributes:
+        name: the operator.
+        attributes: its attributes.
+        inputs: its inputs; None for an absent one, and for the preceding result.
+        place: the position of the preceding result in the inputs.
+        reusable: the positions of the inputs whose memory may be overwritten.
+        version: the schema version.
+    """
+
+    name: str
+    attributes: dict[str, Any]
+    inputs: list[Value | None]
+    place: int
+    version: int
+    reusable: frozenset[int] = frozenset()
+
+    @property
+    def other(self) -> Value | None:
+        """The other input of a binary operator."""
+        rest = [v for i, v in enumerate(self.inputs) if i != self.place]
+        return rest[0] if len(rest) == 1 else None
+
+
+class Site(ABC):
+    """What a kernel sees of the place where it is to be used.
+
+    Attributes:
+        name: the operator.
+        version: the schema version.
+        attributes: its attributes, defaults included.
+        outputs: for each output, whether it is used.
+        options: how the plan may compute.
+        followers: the calls that the kernel may compute too, in order, with `absorb`.
+        steps: what the kernel has emitted.
+        shared: what belongs to the graph and is shared by its plans: packed weights.
+    """
+
+    name: str
+    version: int
+    attributes: dict[str, Any]
+    outputs: tuple[bool, ...]
+    options: Options
+    followers: Sequence[Follower]
+    shared: dict[Any, Any]
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.absorbed = 0
+        self.notes: list[str] = []
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Decline: another kernel or the definition is used."""
+        raise Refused(reason)
+
+    def require(self, condition: object, reason: str) -> None:
+        """Decline unless the condition holds."""
+        if not condition:
+            raise Refused(reason)
+
+    def absorb(self, count: int) -> None:
+        """Compute this many of the followers too: the returned value is that of the last of them."""
+        self.absorbed = count
+
+    def note(self, text: str) -> None:
+        """Add a remark to the profile of the next step."""
+        self.notes.append(text)
+
+    @abstractmethod
+    def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, hazard: int | None = None) -> Value:
+        """A new value; `order` lists the axes from the outermost in memory to the innermost, C order by default.
+
+        hazard: FINITE, INFINITE or NAN; by default the highest of the inputs of the call.
+        """
+
+    @abstractmethod
+    def scratch(self, nbytes: int) -> Buffer:
+        """Memory for the next step only."""
+
+    @abstractmethod
+    def reusable(self, place: int) -> bool:
+        """Whether the memory of an input may be overwritten: nothing reads it later."""
+
+    @abstractmethod
+    def constant(self, array: np.ndarray, key: Any = None) -> Value:
+        """A value that is the same in every run."""
+
+    def emit(
+        self,
+        bind: Callable[[], Bound],
+        *,
+        reads: Sequence[Value | None],
+        writes: Sequence[Value],
+        kernel: str,
+        scratch: Buffer | None = None,
+        keeps: Sequence[Any] = (),
+    ) -> None:
+        """Add a step."""
+        given = tuple(v for v in reads if v is not None)
+        notes, self.notes = tuple(self.notes), []
+        self.steps.append(Step(bind, given, tuple(writes), kernel, (), notes, scratch, list(keeps)))
+
+    def derived(self, value: Value, what: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returns for a constant of the graph, computed once for all plans; for other values once for this plan."""
+        if value.key is None:
+            return make()
+        key = (value.key, what)
+        if key not in self.shared:
+            self.shared[key] = make()
+        return self.shared[key]
+
+
+Body = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of the table.
+
+    Attributes:
+        body: called with the site and the inputs; returns the outputs, a value or a tuple of values.
+        on: the library that computes: "view", "onednn", "numpy".
+        rank: kernels of lower rank are asked first.
+        versions: the schema versions.
+    """
+
+    body: Body
+    on: str
+    rank: int
+    versions: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        """The library and the function."""
+        return f"{self.on}.{self.body.__name__}"
+
+
+table: dict[tuple[str, str], list[Kernel]] = {}
+"""(domain, operator) -> its kernels, in the order in which they are asked."""
+
+_RANKS = {"view": 0, "onednn": 2, "numpy": 4}
+
+
+def kernel(name: str, *versions: int, on: str, domain: str = "", rank: int | None = None) -> Callable[[Body], Body]:
+    """Add a function to the table.
+
+    Args:
+        name: the operator.
+        *versions: the schema versions, each of which is listed.
+        on: "view", "onednn" or "numpy"; in this order they are asked.
+        domain: of the operator.
+        rank: the place in the order, if it differs from that of `on`.
+    """
+
+    def add(body: Body) -> Body:
+        found = table.setdefault((domain, name), [])
+        found.append(Kernel(body, on, _RANKS[on] if rank is None else rank, frozenset(versions)))
+        found.sort(key=lambda k: k.rank)
+        return body
+
+    return add
+
+
+def kernels_of(domain: str, name: str, version: int) -> list[Kernel]:
+    """The kernels of an operator at a version, in the order in which they are asked."""
+    return [k for k in table.get((domain, name), ()) if version in k.versions]
+
+
+def worst(*values: Value | None) -> int:
+    """The highest hazard of some values."""
+    return max((v.hazard for v in values if v is not None), default=FINITE)

@@ -1,0 +1,206 @@
+"""The values of a plan: arrays of known dtype, shape and strides in buffers whose place in memory is decided later.
+
+While a plan is traced each buffer has memory of its own, which is released after the last use.  When the trace is complete, the
+arena assigns every buffer its place, and the steps are bound again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64
+
+FINITE, INFINITE, NAN = 0, 1, 2
+"""What the elements of a value may be if no input of the run is a NaN or an infinity, and nothing overflows."""
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """New memory that begins at a multiple of 64 bytes."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Bytes of a plan.
+
+    Attributes:
+        nbytes: their number.
+        memory: where they are now; None before the trace and after the last use.
+        pinned: whether the memory is not the arena's: constants, inputs of a continued plan.
+        first: the index of the first step that uses it.
+        last: the index of the last step that uses it.
+        offset: the place in the arena.
+        users: the number of live values in it.
+    """
+
+    nbytes: int
+    memory: np.ndarray | None = None
+    pinned: bool = False
+    first: int = -1
+    last: int = -1
+    offset: int = 0
+    users: int = 0
+
+    def touch(self, step: int) -> None:
+        """Note that a step uses it."""
+        if self.first < 0:
+            self.first = step
+        self.last = max(self.last, step)
+
+
+@dataclass(eq=False)
+class Value:
+    """An array in a buffer.
+
+    Attributes:
+        buffer: the buffer.
+        shape: its shape.
+        strides: its strides in bytes.
+        dtype: its dtype.
+        offset: its first byte in the buffer.
+        constant: whether its contents are the same in every run of the plan.
+        hazard: FINITE, INFINITE or NAN.
+        key: identifies a constant of the graph, for what is derived from it; None for other values.
+    """
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int = 0
+    constant: bool = False
+    hazard: int = FINITE
+    key: Any = None
+
+    @classmethod
+    def of(cls, array: np.ndarray, key: Any = None) -> Value:
+        """A constant."""
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        memory = array.reshape(-1).view(np.uint8) if array.size else np.empty(ALIGNMENT, np.uint8)
+        hazard = FINITE
+        if array.dtype.kind not in "biu" and array.size:
+            with np.errstate(all="ignore"):
+                total = np.dot(array.reshape(-1), array.reshape(-1)) if array.dtype.kind == "f" else np.float32(np.nan)
+                if not np.isfinite(total):
+                    plain = array.astype(np.float64) if array.dtype.kind not in "fc" else array
+                    hazard = NAN if np.isnan(plain).any() else INFINITE if np.isinf(plain).any() else FINITE
+        return cls(Buffer(memory.nbytes, memory, pinned=True), array.shape, array.strides, array.dtype, 0, True, hazard, key)
+
+    @property
+    def array(self) -> np.ndarray:
+        """The array, in the buffer's present memory."""
+        return np.ndarray(self.shape, self.dtype, self.buffer.memory, self.offset, self.strides)
+
+    @property
+    def known(self) -> np.ndarray | None:
+        """The contents of a constant; None for other values."""
+        return self.array if self.constant else None
+
+    @property
+    def address(self) -> int:
+        """The address of the first element in the buffer's present memory."""
+        assert self.buffer.memory is not None
+        return int(self.buffer.memory.ctypes.data) + self.offset
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements are in C order without gaps."""
+        return dense(self.shape, self.strides, self.dtype.itemsize, range(self.ndim))
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether axis 1 is innermost: N, D1, ..., Dn, C in memory."""
+        return self.ndim > 2 and dense(self.shape, self.strides, self.dtype.itemsize, last_order(self.ndim))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The strides in elements."""
+        size = self.dtype.itemsize
+        return tuple(s // size for s in self.strides)
+
+    def view(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Value:
+        """A value of other shape and strides (bytes) in the same memory, `offset` bytes after this one's first element."""
+        place = self.offset + offset
+        return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, self.constant, self.hazard)
+
+    def like(self, array: np.ndarray) -> Value:
+        """The value that is this view of `self.array`, whose memory exists while the plan is traced."""
+        offset = array.__array_interface__["data"][0] - self.address if array.size else 0
+        return self.view(array.shape, array.strides, offset)
+
+
+def dense(shape: Sequence[int], strides: Sequence[int], itemsize: int, order: Sequence[int] | range) -> bool:
+    """Whether the axes in this order, outermost first, have the strides of an array without gaps."""
+    expected = itemsize
+    for axis in reversed(order):
+        if shape[axis] != 1:
+            if strides[axis] != expected:
+                return False
+            expected *= shape[axis]
+    return True
+
+
+def strides_of(shape: Sequence[int], itemsize: int, order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The strides in bytes of an array whose axes are in this order in memory, outermost first; C order by default."""
+    strides = [0] * len(shape)
+    step = itemsize
+    for axis in reversed(range(len(shape)) if order is None else list(order)):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
+
+
+def last_order(ndim: int) -> list[int]:
+    """The order of axes in memory with the channels last."""
+    return [0, *range(2, ndim), 1]
+
+
+Bound = Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]
+"""Functions and arguments that a run calls in order."""
+
+
+@dataclass(eq=False)
+class Step:
+    """A piece of work of a plan.
+
+    Attributes:
+        bind: returns the calls that do the work, on the present memory of the values.
+        reads: the values that it reads.
+        writes: the values that it writes.
+        kernel: the name of the kernel, for reports.
+        origins: the nodes that it computes.
+        notes: for reports: the reason for a slower kernel, layouts.
+        scratch: memory that is used within the step only.
+        keeps: objects that the calls need.
+    """
+
+    bind: Callable[[], Bound]
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    kernel: str
+    origins: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
+    scratch: Buffer | None = None
+    keeps: list[Any] = field(default_factory=list)

@@ -1,0 +1,44 @@
+"""Chains of calls that one kernel may compute: a call, and elementwise calls that are the only readers of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir.graph import ABSENT
+from ..kernels.table import table
+from .region import Call
+
+UNARY = frozenset(
+    "Relu LeakyRelu Clip Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round PRelu".split()
+)
+BINARY = frozenset("Add Sub Mul Div Max Min Sum".split())
+LONGEST = 8
+
+
+def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ...]]:
+    """Group the calls: each group takes the place of its last call, so that all its inputs are known there.
+
+    A call with two single-use operands joins the chain of the operand that is computed last.
+    """
+    uses: dict[int, int] = dict.fromkeys(outputs, 2)
+    maker: dict[int, int] = {}
+    for index, call in enumerate(calls):
+        for i in call.reads:
+            uses[i] = uses.get(i, 0) + 1
+        for o in call.outputs:
+            maker[o] = index
+    chain_of: dict[int, list[int]] = {}  # index of a call -> the chain that ends with it
+    for index, call in enumerate(calls):
+        chain_of[index] = [index]
+        name = call.name
+        if call.node.domain or name not in UNARY | BINARY or sum(o != ABSENT for o in call.outputs) != 1:
+            continue
+        places = [i for i in call.inputs if i in maker and uses[i] == 1] if name in BINARY else list(call.inputs[:1])
+        places = [i for i in places if i in maker and uses[i] == 1 and len(calls[maker[i]].outputs) == 1]
+        for i in sorted(places, key=lambda i: maker[i], reverse=True):
+            chain = chain_of.get(maker[i])
+            if chain is not None and len(chain) < LONGEST and (calls[chain[0]].node.domain, calls[chain[0]].name) in table:
+                del chain_of[maker[i]]
+                chain_of[index] = [*chain, index]
+                break
+    return [tuple(calls[i] for i in chain) for _, chain in sorted(chain_of.items())]

@@ -1,0 +1,205 @@
+"""Plans of a model: one for each combination of input shapes and dtypes, made at the first run with them and kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes, limits
+from ..errors import ResourceExhausted
+from ..ir.graph import Graph
+from ..kernels.table import Options
+from ..kernels.values import Value
+from ..runtime.executor import Executor, Visitor
+from .region import Region, region_of
+from .trace import Facts, Loose, Mismatch, Segment, State, Tracer
+
+PLANS = 16
+"""The number of plans of a model that are kept."""
+
+BRANCHES = 16
+"""The number of continuations of a segment that are kept."""
+
+
+class Plan:
+    """A model at fixed input shapes: segments of bound calls.
+
+    Attributes:
+        first: the first segment.
+        facts: what the trace found.
+        inputs: the arrays that a run copies its inputs into; a Loose for an input that is not an array of numbers.
+    """
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self.state = State()
+        self.facts = Facts()
+        self.first = Segment()
+        self.inputs: list[Any] = []
+        self.lock = threading.Lock()
+
+    def trace(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any]:
+        """Make the plan by a run on these inputs; return the outputs."""
+        tracer = self._tracer(budget)
+        self.first = tracer.start(inputs)
+        self.inputs = [e.array if isinstance(e, Value) else e for e in tracer.entries]
+        return _outputs(tracer.segment)
+
+    def _tracer(self, budget: limits.Budget) -> Tracer:
+        planner = self.planner
+        self.state.visitor = Visitor(planner.executor, budget)
+        made = Tracer(planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget)
+        budget.begin(planner.executor.resident, made.live, planner.executor.states)
+        return made
+
+    def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any]:
+        """Run the plan on inputs of its shapes and dtypes; return new arrays."""
+        with self.lock:
+            self.state.visitor = Visitor(self.planner.executor, budget)
+            for target, x in zip(self.inputs, inputs, strict=True):
+                if isinstance(target, Loose):
+                    target.value = x
+                else:
+                    np.copyto(target, x)
+            segment = self.first
+            while True:
+                if budget.watched:
+                    for function, arguments in segment.flat:
+                        budget.watch()
+                        function(*arguments)
+                else:
+                    for function, arguments in segment.flat:
+                        function(*arguments)
+                if segment.check is None:
+                    return _outputs(segment)
+                key = segment.check()
+                following = segment.next.get(key)
+                if following is None:
+                    return self._continue(segment, key, budget)
+                segment = following
+
+    def _continue(self, segment: Segment, key: Any, budget: limits.Budget) -> list[Any]:
+        """Trace a continuation of a segment."""
+        assert segment.point is not None
+        while len(segment.next) >= BRANCHES:
+            del segment.next[next(iter(segment.next))]
+        tracer = self._tracer(budget)
+        segment.next[key] = tracer.resume(segment.point)
+        return _outputs(tracer.segment)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All segments, each before those that follow it."""
+        found, pending = [], [self.first]
+        while pending:
+            found.append(pending.pop())
+            pending += found[-1].next.values()
+        return found
+
+    @property
+    def arena_bytes(self) -> int:
+        """The bytes of all arenas."""
+        return sum(s.arena_bytes for s in self.segments)
+
+
+def _outputs(segment: Segment) -> list[Any]:
+    return [e.array.copy() if isinstance(e, Value) else _copied(e.value) for e in segment.outputs]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(v) for v in value]
+    return value.copy() if isinstance(value, (np.ndarray, dict)) else value
+
+
+class Planner:
+    """The plans of a model on the CPU.
+
+    Attributes:
+        region: the calls of the model.
+        options: how the plans compute.
+        shared: packed weights and folded constants, which all plans share.
+        dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
+    """
+
+    def __init__(self, graph: Graph, executor: Executor, options: Options) -> None:
+        names = dict(graph.state_slots)
+        states = {names[slot]: value for slot, value in executor.states[id(graph)]}
+        self.executor = executor
+        self.options = options
+        self.region: Region = region_of(graph, states)
+        self.shared: dict[Any, Any] = {}
+        self.dynamic: set[int] = set()
+        self.plans: OrderedDict[Any, Plan] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
+        """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
+
+        Args:
+            inputs: the converted inputs in the order of the graph's.
+            budget: of this run.
+
+        Returns:
+            The outputs, which belong to the caller.
+        """
+        key = tuple((x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
+        with limits.spend(budget), np.errstate(all="ignore"):
+            for _ in range(8):
+                plan = self.plans.get(key)
+                try:
+                    if plan is None:
+                        if not all(map(_finite, inputs)):
+                            return None
+                        plan = Plan(self)
+                        outputs = plan.trace(inputs, budget)
+                        self._keep(key, plan)
+                        return outputs
+                    if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):
+                        return None
+                    return plan.run(inputs, budget)
+                except Mismatch as found:
+                    self.dynamic.add(id(found.call.node))
+                    self.plans.pop(key, None)
+                except ResourceExhausted as error:
+                    if plan is not None and plan.first.flat:
+                        raise
+                    if error.code in ("SX603", "SX604"):
+                        return None  # the definitions may need less
+                    raise
+        return None
+
+    def _keep(self, key: Any, plan: Plan) -> None:
+        with self.lock:
+            self.plans[key] = plan
+            while len(self.plans) > PLANS:
+                self.plans.popitem(last=False)
+
+    def _fits(self, plan: Plan, budget: limits.Budget) -> bool:
+        bounds, facts = budget.limits, plan.facts
+        return (
+            facts.largest <= budget.tensor_bytes
+            and facts.executions <= bounds.executions
+            and facts.rank <= bounds.rank
+            and plan.first.arena_bytes + self.executor.resident <= budget.live_bytes
+        )
+
+
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype != dtypes.STRING
+
+
+def _finite(x: Any) -> bool:
+    """Whether an input holds no NaN and no infinity."""
+    if not isinstance(x, np.ndarray) or x.dtype.kind in "biuOSU":
+        return True
+    if x.dtype == np.float32 or x.dtype == np.float64:
+        flat = x.reshape(-1) if x.flags.c_contiguous else x.ravel()
+        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(x).all())
+    if x.dtype.kind == "c" or x.dtype == np.float16:
+        return bool(np.isfinite(x).all())
+    return bool(np.isfinite(x.astype(np.float32)).all())

@@ -1,0 +1,667 @@
+"""The tracer: runs the calls of a region once, chooses a kernel for each, and records the steps as a plan.
+
+The first run of a plan is its trace: every value exists, so shapes, dtypes and host inputs are those of this run.  What depends on
+shapes only is a constant of the plan.  A value whose shape depends on data ends a segment of the plan; a later run with another
+shape continues with another segment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes, limits
+from ..ir.declaration import has_trait
+from ..ir.graph import ABSENT, Graph, Node
+from ..kernels.onednn import OneDnnError
+from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
+from ..kernels.values import FINITE, INFINITE, NAN, Buffer, Step, Value, aligned, strides_of
+from ..runtime.executor import Visitor
+from . import arena as arenas
+from .chains import chains
+from .region import Call, Region, branch_of
+
+GENERATORS = frozenset(
+    "Div Log Sqrt Pow Reciprocal Acos Asin Acosh Atanh Mod LpNormalization ReduceLogSum ReduceLogSumExp ReduceMean LogSoftmax "
+    "Softmax Tan Det Gemm MatMul Loop Scan If SequenceMap Where CastLike BitCast Cast DequantizeLinear Dropout".split()
+)
+"""Operators that may return a NaN or an infinity for finite inputs without an overflow, or whose contents are not examined."""
+
+QUIET = frozenset("Gemm MatMul ReduceMean Softmax Where Cast CastLike Dropout DequantizeLinear".split())
+"""Those among them that return finite values for finite inputs that are not empty, unless a sum overflows."""
+
+KEEPS = frozenset(
+    "Reshape Transpose Concat Slice Gather GatherElements GatherND Squeeze Unsqueeze Flatten Split Identity Expand Tile Pad Where "
+    "ScatterElements ScatterND DepthToSpace SpaceToDepth Cast Relu Max Min Clip Abs Neg ReduceMax ReduceMin".split()
+)
+"""Operators that make no NaN of infinities."""
+
+DATA_DEPENDENT = frozenset("NonZero Unique Compress NonMaxSuppression".split())
+"""Operators of ONNX whose output shape depends on the values of their inputs in every model."""
+
+
+class Mismatch(Exception):
+    """A run has returned a value of another shape or kind than the trace: the call must end a segment."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call.name)
+        self.call = call
+
+
+@dataclass(eq=False)
+class Loose:
+    """A value that is not an array of numbers: strings, a sequence, a map, an empty optional.  It is kept as it is."""
+
+    value: Any = None
+
+
+Entry = Value | Loose
+
+
+@dataclass(eq=False)
+class Select:
+    """An If whose branch is chosen when it is reached.
+
+    Attributes:
+        call: the If.
+        chosen: whether the segment begins with it: its condition is the key of the segment.
+    """
+
+    call: Call
+    chosen: bool = False
+
+
+@dataclass(eq=False)
+class Adopt:
+    """Copies arrays whose shapes are the key of the segment into its arena."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Bind:
+    """Gives values other ids: the outputs of a branch become those of its If."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+Item = tuple[Call, ...] | Select | Bind | Adopt
+
+
+def items_of(region: Region) -> list[Item]:
+    """The work of a region in order."""
+    made: list[Item] = []
+    for group in chains(region.calls, region.outputs):
+        if group[0].is_("If"):
+            made.append(Select(group[0]))
+        else:
+            made.append(group)
+    return made
+
+
+@dataclass(eq=False)
+class Point:
+    """Where a segment ended: what a continuation needs.
+
+    Attributes:
+        env: the live values by id.
+        items: the work that is left.
+        uses: the number of uses that are left, by id.
+    """
+
+    env: dict[int, Entry]
+    items: list[Item]
+    uses: Counter[int]
+
+
+@dataclass(eq=False)
+class Segment:
+    """Steps that always run together.
+
+    Attributes:
+        steps: what was recorded.
+        flat: the bound calls, in order.
+        arena: their memory.
+        arena_bytes: its size.
+        live_bytes: the lower bound of that size.
+        check: returns the key of the next segment, after the steps; None for the last one.
+        next: the segments that follow, by key, the least recently used first.
+        point: what a new continuation starts from.
+        outputs: the outputs of the plan, for the last segment.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    flat: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
+    arena: np.ndarray | None = None
+    arena_bytes: int = 0
+    live_bytes: int = 0
+    check: Callable[[], Any] | None = None
+    next: dict[Any, Segment] = field(default_factory=dict)
+    point: Point | None = None
+    outputs: tuple[Entry, ...] = ()
+
+
+class State:
+    """What the steps of a plan share during a run: the visitor of the definitions."""
+
+    visitor: Visitor
+
+
+@dataclass(eq=False)
+class Facts:
+    """What is known of a plan when its trace is complete.
+
+    Attributes:
+        finite: whether a kernel needs finite inputs to agree with the definitions.
+        executions: the nodes that the definitions would execute.
+        largest: bytes of the largest tensor.
+        rank: the highest rank.
+        folded: the number of calls whose results depend on shapes only.
+    """
+
+    finite: bool = False
+    executions: int = 0
+    largest: int = 0
+    rank: int = 0
+    folded: int = 0
+
+
+class Tracer:
+    """Traces a segment of a plan, and those that follow it."""
+
+    def __init__(
+        self,
+        region: Region,
+        options: Options,
+        shared: dict[Any, Any],
+        state: State,
+        dynamic: set[int],
+        facts: Facts,
+        budget: limits.Budget,
+    ) -> None:
+        self.region = region
+        self.options = options
+        self.shared = shared
+        self.state = state
+        self.dynamic = dynamic
+        self.facts = facts
+        self.budget = budget
+        self.env: dict[int, Entry] = {}
+        self.uses: Counter[int] = Counter()
+        self.segment = Segment()
+        self.buffers: list[Buffer] = []
+        self.live: dict[int, np.ndarray] = {}
+        self.entries: list[Entry] = []
+
+    # --- the walk
+
+    def start(self, inputs: Sequence[Any]) -> Segment:
+        """Trace the region on these inputs; return the first segment."""
+        for i, x in zip(self.region.inputs, inputs, strict=True):
+            entry = self.env[i] = self._entry(x)
+            self.entries.append(entry)
+            if isinstance(entry, Value):
+                entry.buffer.users += 1
+                entry.buffer.touch(0)
+        self.uses = Counter(i for call in self.region.calls for i in call.reads)
+        self.uses.update(self.region.outputs)
+        self.uses.update(self.region.inputs)  # the buffers of inputs are written before each run
+        return self._walk(items_of(self.region))
+
+    def resume(self, point: Point) -> Segment:
+        """Trace what follows a segment."""
+        self.env, self.uses = dict(point.env), Counter(point.uses)
+        for entry in self.env.values():
+            if isinstance(entry, Value):
+                entry.buffer.users += 1
+        return self._walk(list(point.items))
+
+    def _walk(self, items: list[Item]) -> Segment:
+        first = self.segment
+        pending = items[::-1]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, Bind):
+                for source, target in zip(item.sources, item.targets, strict=True):
+                    self._set(target, self._get(source))
+                self._used(item.sources)
+            elif isinstance(item, Adopt):
+                self._adopt(item.ids)
+            elif isinstance(item, Select):
+                pending += self._select(item, pending)[::-1]
+            else:
+                self._group(item)
+                if id(item[-1].node) in self.dynamic:
+                    ids = item[-1].outputs
+                    cells = [self.env[i] for i in ids if i in self.env]
+                    self._split(pending, Adopt(ids), lambda cells=cells: tuple(map(_kind, cells)))
+        self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
+        self._finish()
+        return first
+
+    def _split(self, pending: list[Item], then: Item, key: Callable[[], Any]) -> None:
+        """End the segment here; the next one begins with `then`."""
+        done = self.segment
+        for entry in self.env.values():
+            if isinstance(entry, Value) and not entry.buffer.pinned:
+                entry.buffer.touch(len(done.steps))
+        self._finish()
+        pending.append(then)
+        following = Segment()
+        done.point = Point(dict(self.env), pending[::-1], Counter(self.uses))
+        done.check, done.next[key()] = key, following
+        self.segment, self.buffers = following, []
+
+    def _adopt(self, ids: Sequence[int]) -> None:
+        for i in ids:
+            cell = self.env.get(i)
+            if isinstance(cell, Loose) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
+                made = self.allocate(cell.value.shape, cell.value.dtype, None, NAN)
+                np.copyto(made.array, cell.value)
+
+                def bind(cell: Loose = cell, made: Value = made) -> Any:
+                    target = made.array
+                    return [(lambda: np.copyto(target, cell.value), ())]
+
+                self._record(Step(bind, (), (made,), "copy"))
+                self.env[i] = made
+                made.buffer.users += 1
+
+    def _select(self, item: Select, pending: list[Item]) -> list[Item]:
+        """The work of the branch that an If takes."""
+        call = item.call
+        condition = self._get(call.inputs[0])
+        array = condition.array if isinstance(condition, Value) else None
+        if array is None or array.size != 1 or array.dtype != np.bool_:
+            return [(call,)]  # the definition reports the error
+        if not item.chosen and not condition.constant:
+            self._split(pending, Select(call, True), lambda: bool(condition.array.reshape(-1)[0]))
+            return []
+        return self._branch(call, bool(array.reshape(-1)[0]))
+
+    def _branch(self, call: Call, taken: bool) -> list[Item]:
+        key = ("branch", call, taken)
+        if key not in self.shared:
+            graph: Graph = call.attributes["then_branch" if taken else "else_branch"]
+            region = self.region
+            before, region.calls = region.calls, []
+            outputs = branch_of(region, graph, call.scope)
+            made, region.calls = region.calls, before
+            self.shared[key] = Region(made, (), outputs, region.constants, region.names, region.size)
+        inner: Region = self.shared[key]
+        for c in inner.calls:
+            self.uses.update(c.reads)
+        self.uses.update(inner.outputs)
+        self._used(call.reads)
+        pairs = [(s, o) for s, o in zip(inner.outputs, call.outputs, strict=False)]
+        return [*items_of(inner), Bind(tuple(s for s, _ in pairs), tuple(o for _, o in pairs))]
+
+    # --- values
+
+    def _get(self, i: int) -> Entry:
+        entry = self.env.get(i)
+        if entry is None:
+            value = self.region.constants[i]
+            entry = self._constant(value, i)
+            self.env[i] = entry
+        return entry
+
+    def _constant(self, value: Any, key: Any = None) -> Entry:
+        if not isinstance(value, np.ndarray) or value.dtype == dtypes.STRING:
+            return Loose(value)
+        held = self.shared.get(("constant", key)) if key is not None else None
+        if held is None or held[0] is not value:
+            held = (value, Value.of(value, key))
+            if key is not None:
+                self.shared["constant", key] = held
+        made: Value = held[1]
+        made.buffer.users += 1
+        return made
+
+    def _entry(self, x: Any) -> Entry:
+        """A new value that holds this one."""
+        if not isinstance(x, np.ndarray) or x.dtype == dtypes.STRING:
+            return Loose(x)
+        made = self.allocate(x.shape, x.dtype, None, FINITE)
+        np.copyto(made.array, x)
+        return made
+
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], order: Sequence[int] | None, hazard: int) -> Value:
+        """A value in a new buffer."""
+        shape = tuple(int(d) for d in shape)
+        self.budget.admit(shape, dtype.itemsize)
+        strides = strides_of(shape, dtype.itemsize, order)
+        nbytes = max(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, 1)
+        self.facts.largest = max(self.facts.largest, nbytes)
+        self.facts.rank = max(self.facts.rank, len(shape))
+        return Value(self.buffer(nbytes), shape, strides, dtype, 0, False, hazard)
+
+    def buffer(self, nbytes: int) -> Buffer:
+        """A new buffer with memory of its own until the segment is complete."""
+        made = Buffer(nbytes, aligned(nbytes))
+        assert made.memory is not None
+        self.live[id(made)] = made.memory
+        self.buffers.append(made)
+        return made
+
+    def _set(self, i: int, entry: Entry) -> None:
+        if i == ABSENT:
+            return
+        self.env[i] = entry
+        if isinstance(entry, Value):
+            entry.buffer.users += 1
+        if not self.uses[i]:
+            self._drop(i)
+
+    def _used(self, ids: Sequence[int]) -> None:
+        """Count uses; release what is not read again."""
+        for i in ids:
+            if i != ABSENT:
+                self.uses[i] -= 1
+        for i in set(ids):
+            if i != ABSENT and self.uses[i] <= 0 and i in self.env:
+                self._drop(i)
+
+    def _drop(self, i: int) -> None:
+        entry = self.env.pop(i)
+        if isinstance(entry, Value):
+            entry.buffer.users -= 1
+            if entry.buffer.users <= 0 and not entry.buffer.pinned:
+                self.live.pop(id(entry.buffer), None)
+                entry.buffer.memory = None
+
+    # --- calls
+
+    def _group(self, group: tuple[Call, ...]) -> None:
+        """Compute a chain of calls, with as few kernels as possible."""
+        while group:
+            taken = self._with_kernel(group) or self._by_definition(group[0])
+            group = group[taken:]
+
+    def _values(self, call: Call) -> list[Entry | None]:
+        return [None if i == ABSENT else self._get(i) for i in call.inputs]
+
+    def _with_kernel(self, group: tuple[Call, ...]) -> int:
+        """Compute a prefix of the chain with the first kernel that accepts it; return its length, 0 if there is none."""
+        call = group[0]
+        found = self._values(call)
+        self._reasons: list[str] = []
+        if self.options.level == 0 or call.node.operator is None or any(isinstance(v, Loose) for v in found):
+            return 0
+        inputs: list[Value | None] = [v if isinstance(v, Value) else None for v in found]
+        if self._is_folded(call, inputs):
+            return self._fold(call)
+        for one in kernels_of(call.node.domain, call.name, call.node.operator.version):
+            site = TraceSite(self, call, inputs, self._followers(group))
+            first_buffer = len(self.buffers)
+            try:
+                with np.errstate(all="ignore"):
+                    result = one.body(site, *inputs)
+                    taken = site.absorbed + 1
+                    self._run_steps(site, one, group[:taken])
+            except (Refused, OneDnnError) as refusal:
+                self._reasons.append(f"{one.name}: {refusal}")
+                self._forget(first_buffer)
+                continue
+            made = result if isinstance(result, tuple) else (result,)
+            self._accept(group[:taken], made)
+            return taken
+        return 0
+
+    def _forget(self, first: int) -> None:
+        """Release the buffers of a kernel that has declined."""
+        for b in self.buffers[first:]:
+            self.live.pop(id(b), None)
+        del self.buffers[first:]
+
+    def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[Call]) -> None:
+        origins = tuple(n for c in calls for n in (c.origins or (c.node,)))
+        bound = [step.bind() for step in site.steps]  # before any runs: a kernel may still decline
+        for step, pieces in zip(site.steps, bound, strict=True):
+            step.origins = origins
+            step.kernel = step.kernel or one.name
+            step.notes = (*step.notes, *self._reasons)
+            for function, arguments in pieces:
+                function(*arguments)
+            self._record(step)
+        if site.finite:
+            self.facts.finite = True
+
+    def _record(self, step: Step) -> None:
+        index = len(self.segment.steps)
+        for v in (*step.reads, *step.writes):
+            v.buffer.touch(index)
+        if step.scratch is not None:
+            step.scratch.touch(index)
+        self.segment.steps.append(step)
+
+    def _accept(self, calls: Sequence[Call], made: Sequence[Value | None]) -> None:
+        """Set the outputs of the last call, and count the uses of all."""
+        for v in made:
+            if v is not None:
+                v.buffer.touch(max(len(self.segment.steps) - 1, 0))
+        for i, v in zip(calls[-1].outputs, made, strict=False):
+            if v is not None:
+                self._set(i, v)
+        inner = {o for c in calls[:-1] for o in c.outputs}
+        for c in calls:
+            self._used([i for i in c.reads if i not in inner])
+            self.facts.executions += 1
+            self.budget.account(())
+
+    def _followers(self, group: tuple[Call, ...]) -> list[Follower]:
+        made: list[Follower] = []
+        if self.options.level < 2:
+            return made
+        for before, call in zip(group, group[1:], strict=False):
+            operator = call.node.operator
+            inputs: list[Value | None] = []
+            place = -1
+            for p, i in enumerate(call.inputs):
+                if i in before.outputs and i != ABSENT:
+                    place = p
+                    inputs.append(None)
+                    continue
+                entry = None if i == ABSENT else self._get(i)
+                if isinstance(entry, Loose):
+                    return made
+                inputs.append(entry)
+            assert operator is not None
+            free = frozenset(p for p, i in enumerate(call.inputs) if p != place and self.reusable(i, 1))
+            made.append(Follower(call.name, call.attributes, inputs, place, operator.version, free))
+        return made
+
+    def reusable(self, i: int, uses: int) -> bool:
+        """Whether nothing reads the memory of a value after these uses of it."""
+        entry = self.env.get(i)
+        return (
+            isinstance(entry, Value)
+            and not entry.constant
+            and not entry.buffer.pinned
+            and self.uses[i] == uses
+            and entry.buffer.users == 1
+        )
+
+    # --- what depends on shapes only
+
+    def _is_folded(self, call: Call, inputs: Sequence[Value | None]) -> bool:
+        if call.node.graphs or _draws(call.node):
+            return False
+        if call.is_("Shape", "Size"):
+            return True
+        return all(v is None or v.constant for v in inputs)
+
+    def _fold(self, call: Call) -> int:
+        operator = call.node.operator
+        assert operator is not None
+        key = call if all(i == ABSENT or i in self.region.constants for i in call.inputs) else None
+        outputs = self.shared.get(("folded", key)) if key is not None else None
+        if outputs is None:
+            arrays = [v.array if isinstance(v, Value) else v for v in self._values(call)]
+            outputs = self.state.visitor.visit(call.node, arrays, [])
+            if any(not isinstance(o, np.ndarray) for o in outputs if o is not None):
+                return self._loose(call, outputs)
+            if key is not None:
+                self.shared["folded", key] = outputs
+        for n, (i, o) in enumerate(zip(call.outputs, outputs, strict=False)):
+            if i != ABSENT and o is not None:
+                self._set(i, self._constant(o, None if key is None else (id(call), n)))
+        self._used(call.reads)
+        self.facts.executions += 1
+        self.facts.folded += 1
+        return 1
+
+    def _loose(self, call: Call, outputs: Sequence[Any]) -> int:
+        for i, o in zip(call.outputs, outputs, strict=False):
+            if i != ABSENT:
+                self._set(i, self._constant(o))
+        self._used(call.reads)
+        return 1
+
+    # --- definitions
+
+    def _by_definition(self, call: Call) -> int:
+        """Compute a call with its definition, now and in every run."""
+        entries = self._values(call)
+        inner = [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
+        frame: list[Any] = [None] * len(call.scope)
+
+        def gathered() -> list[Any]:
+            for outer, entry in inner:
+                frame[outer] = _content(entry)
+            return [None if e is None else _content(e) for e in entries]
+
+        outputs = self.state.visitor.visit(call.node, gathered(), frame)
+        made: list[Entry | None] = []
+        dynamic = id(call.node) in self.dynamic
+        for i, o in zip(call.outputs, outputs, strict=False):
+            if i == ABSENT:
+                made.append(None)
+            elif not dynamic and isinstance(o, np.ndarray) and o.dtype != dtypes.STRING:
+                value = self.allocate(o.shape, o.dtype, None, self._hazard(call, entries))
+                np.copyto(value.array, o)
+                made.append(value)
+            else:
+                made.append(Loose(_owned(o)))
+        state, node = self.state, call.node
+
+        def bind() -> Any:
+            targets = [None if m is None else m if isinstance(m, Loose) else m.array for m in made]
+
+            def run() -> None:
+                results = state.visitor.visit(node, gathered(), frame)
+                for target, result in zip(targets, results, strict=False):
+                    if target is None:
+                        continue
+                    if isinstance(target, Loose):
+                        target.value = _owned(result)
+                    elif (
+                        not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype
+                    ):
+                        raise Mismatch(call)
+                    else:
+                        np.copyto(target, result)
+
+            return [(run, ())]
+
+        reads = tuple(e for e in (*entries, *(e for _, e in inner)) if isinstance(e, Value))
+        writes = tuple(m for m in made if isinstance(m, Value))
+        step = Step(bind, reads, writes, "definition", call.origins or (node,), tuple(self._reasons))
+        self._record(step)
+        for i, m in zip(call.outputs, made, strict=False):
+            if m is not None:
+                self._set(i, m)
+        self._used(call.reads)
+        self.facts.executions += 1
+        return 1
+
+    def _hazard(self, call: Call, entries: Sequence[Entry | None]) -> int:
+        known = worst(*(e for e in entries if isinstance(e, Value)))
+        if call.is_(*KEEPS):
+            return known
+        if known != FINITE or call.node.domain or (call.name in GENERATORS and call.name not in QUIET):
+            return NAN
+        return FINITE
+
+    # --- the end of a segment
+
+    def _finish(self) -> None:
+        """Give every buffer of the segment its place in an arena, and bind the steps to it."""
+        segment = self.segment
+        for entry in segment.outputs:
+            if isinstance(entry, Value):
+                entry.buffer.touch(len(segment.steps))
+        used = [b for b in self.buffers if b.first >= 0 and not b.pinned]
+        segment.arena_bytes = arenas.place(used)
+        segment.live_bytes = arenas.live_bytes(used)
+        segment.arena = aligned(segment.arena_bytes)
+        for b in used:
+            place = segment.arena[b.offset : b.offset + b.nbytes]
+            if b.memory is not None and b.users > 0:
+                np.copyto(place, b.memory)
+            b.memory, b.pinned = place, True
+            self.live.pop(id(b), None)
+        for step in segment.steps:
+            segment.flat += step.bind()
+
+
+class TraceSite(Site):
+    """The place of a call in a trace."""
+
+    def __init__(self, tracer: Tracer, call: Call, inputs: Sequence[Value | None], followers: Sequence[Follower]) -> None:
+        super().__init__()
+        assert call.node.operator is not None
+        self.tracer, self.call, self.inputs = tracer, call, inputs
+        self.name, self.version = call.name, call.node.operator.version
+        self.attributes = call.attributes
+        self.outputs = tuple(o != ABSENT for o in call.outputs)
+        self.options, self.shared = tracer.options, tracer.shared
+        self.followers = followers
+        self.finite = False
+
+    def needs_finite(self) -> None:
+        """Note that the kernel agrees with the definition for finite inputs only."""
+        self.finite = True
+
+    def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, hazard: int | None = None) -> Value:
+        known = worst(*self.inputs, *(v for f in self.followers[: self.absorbed] for v in f.inputs))
+        return self.tracer.allocate(shape, np.dtype(dtype), order, known if hazard is None else hazard)
+
+    def scratch(self, nbytes: int) -> Buffer:
+        return self.tracer.buffer(nbytes)
+
+    def reusable(self, place: int) -> bool:
+        i = self.call.inputs[place]
+        return self.tracer.reusable(i, self.call.inputs.count(i))
+
+    def constant(self, array: np.ndarray, key: Any = None) -> Value:
+        made = Value.of(array, key)
+        return made
+
+
+def _kind(entry: Entry) -> Any:
+    value = entry.value if isinstance(entry, Loose) else entry
+    return (value.shape, value.dtype) if isinstance(value, (Value, np.ndarray)) else type(value)
+
+
+def _content(entry: Entry) -> Any:
+    return entry.value if isinstance(entry, Loose) else entry.array
+
+
+def _owned(value: Any) -> Any:
+    """A sequence whose arrays are not memory of the plan."""
+    if isinstance(value, list):
+        return [_owned(v) for v in value]
+    return value.copy() if isinstance(value, np.ndarray) and value.dtype != dtypes.STRING else value
+
+
+def _draws(node: Node) -> bool:
+    return has_trait(node.domain, node.op_type, "random") or has_trait(node.domain, node.op_type, "random_in_training")
+
+
+__all__ = ["INFINITE", "Facts", "Loose", "Mismatch", "Point", "Segment", "State", "Tracer"]
