@@ -1,0 +1,1 @@
+"""Fast implementations of operators: libraries, and which nodes they compute."""
