@@ -1,0 +1,455 @@
+"""Descriptions of tensors in memory, memories, and the attributes of primitives."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Sequence
+from ctypes import c_int, c_int64, c_void_p
+from typing import Any, Self, SupportsIndex
+
+import numpy as np
+
+from ...dtypes import DTypeLike
+from .constants import (
+    BINARY,
+    BLOCKED,
+    DTYPE_OF,
+    DTYPES,
+    ELTWISE,
+    FORMAT_ANY,
+    FPMATH,
+    QUERY_DIMS,
+    QUERY_DTYPE,
+    QUERY_FORMAT_KIND,
+    QUERY_INNER_BLOCKS,
+    QUERY_NDIMS,
+    QUERY_STRIDES,
+    RUNTIME_DIM,
+    SCRATCHPAD_USER,
+)
+from .loading import OneDnnError, Unimplemented, needed
+
+_NAMED_TAGS = {
+    "nwc": "acb", "ncw": "abc", "nhwc": "acdb", "nchw": "abcd", "ndhwc": "acdeb", "ncdhw": "abcde",
+    "oihw": "abcd", "hwio": "cdba", "goihw": "abcde", "hwigo": "decab", "ldigo": "abcde", "ldgoi": "abdec",
+    "tnc": "abc", "ntc": "bac",
+    "nCw16c": "aBc16b", "nChw16c": "aBcd16b", "nCdhw16c": "aBcde16b", "nCw8c": "aBc8b", "nChw8c": "aBcd8b", "nCdhw8c": "aBcde8b",
+}  # fmt: skip
+
+
+def supported(dtype: DTypeLike) -> bool:
+    """Whether oneDNN has this element type; an operator may still not accept it.
+
+    Args:
+        dtype: the element type.
+
+    Returns:
+        True if descriptors can have it.
+    """
+    return np.dtype(dtype) in DTYPES
+
+
+def number(dtype: DTypeLike) -> int:
+    """OneDNN's number of an element type; raises Unimplemented if it has none."""
+    try:
+        return DTYPES[np.dtype(dtype)]
+    except KeyError:
+        raise Unimplemented(3, f"element type {np.dtype(dtype)}") from None
+
+
+def code(table: dict[str, int], name: str, what: str) -> int:
+    """The number of a name; raises OneDnnError if the table does not have it."""
+    try:
+        return table[name]
+    except KeyError:
+        raise OneDnnError(2, f"{what} must be one of {', '.join(table)}, got {name!r}") from None
+
+
+def dims(values: Sequence[SupportsIndex], length: int | None = None) -> ctypes.Array[c_int64]:
+    """An array of sizes for a call; raises OneDnnError if it does not have the length that the call reads."""
+    if length is not None and len(values) != length:
+        raise OneDnnError(2, f"{length} sizes are needed, got {list(map(int, values))}")
+    return (c_int64 * max(len(values), 1))(*[int(v) for v in values])
+
+
+def handle(owner: Owner | None) -> int | None:
+    """The handle of an object; None, a null pointer, for None."""
+    return None if owner is None else owner.handle
+
+
+class Owner:
+    """An object of oneDNN, destroyed with its last reference.  It cannot be copied, and belongs to its process.
+
+    Attributes:
+        handle: the address of the C object.
+    """
+
+    __slots__ = ("__weakref__", "_destroy", "handle")
+
+    def __init__(self, handle: int, destroy: Callable[[int], Any]) -> None:
+        self.handle = handle
+        self._destroy = destroy
+
+    def __del__(self) -> None:
+        destroy = getattr(self, "_destroy", None)  # None if the constructor failed
+        if destroy is not None:
+            destroy(self.handle)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{type(self).__name__} belongs to this process: it cannot be copied or pickled")
+
+
+class MemoryDesc(Owner):
+    """Element type, shape and layout of a tensor.  Immutable, and a key of dictionaries: equal content, equal descriptors.
+
+    Build one with `of`, `any` or `tagged`, or query one from a primitive.
+
+    Attributes:
+        dtype: the element type.
+        shape: the sizes; of a scalar (1,).
+    """
+
+    __slots__ = ("_nbytes", "dtype", "shape")
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __init__(self, handle: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        super().__init__(handle, needed().functions["memory_desc_destroy"])
+        self.dtype = dtype
+        self.shape = shape
+        self._nbytes = int(needed().functions["memory_desc_get_size"](handle))
+
+    @classmethod
+    def of(cls, dtype: DTypeLike, shape: Sequence[int], strides: Sequence[int] | None = None) -> Self:
+        """Describe a tensor by its strides.
+
+        Args:
+            dtype: the element type.
+            shape: the sizes; () is described as (1,).
+            strides: the distance of neighbours along each axis, in elements; None for C order.
+
+        Returns:
+            The description.
+
+        Raises:
+            Unimplemented: oneDNN does not have the element type, or not so many axes.
+        """
+        shape, kind = tuple(map(int, shape)) or (1,), number(dtype)
+        if strides is None:
+            strides = _dense(shape, range(len(shape)))
+        elif not strides and len(shape) == 1:
+            strides = (1,)
+        n = len(shape)
+        made = needed().create("memory_desc_create_with_strides", n, dims(shape), kind, dims(strides, n))
+        return cls(made, np.dtype(dtype), shape)
+
+    @classmethod
+    def any(cls, dtype: DTypeLike, shape: Sequence[int]) -> Self:
+        """Describe a tensor whose layout a primitive shall choose.
+
+        Args:
+            dtype: the element type.
+            shape: the sizes; () is described as (1,).
+
+        Returns:
+            The description.  Memories need the one that `Primitive.query` returns.
+
+        Raises:
+            Unimplemented: oneDNN does not have the element type, or not so many axes.
+        """
+        shape = tuple(map(int, shape)) or (1,)
+        made = needed().create("memory_desc_create_with_tag", len(shape), dims(shape), number(dtype), FORMAT_ANY)
+        return cls(made, np.dtype(dtype), shape)
+
+    @classmethod
+    def tagged(cls, dtype: DTypeLike, shape: Sequence[int], tag: str) -> Self:
+        """Describe a tensor by the name of its layout.
+
+        Args:
+            dtype: the element type.
+            shape: the sizes.
+            tag: the axes as letters, outermost first ("acdb"), a blocked layout ("aBcd16b"), or a usual name ("nhwc", "nChw16c").
+
+        Returns:
+            The description.
+
+        Raises:
+            OneDnnError: the tag does not fit the number of axes.
+            Unimplemented: the library does not have the layout.
+        """
+        shape = tuple(map(int, shape))
+        tag = _NAMED_TAGS.get(tag, tag)
+        order = [ord(letter) - ord("a") for letter in tag]
+        if sorted(order) == list(range(len(shape))):
+            return cls.of(dtype, shape, _dense(shape, order))
+        if not re.fullmatch(r"[a-lA-L]+(\d+[a-l])+", tag):
+            raise OneDnnError(2, f"a layout of {len(shape)} axes is needed, got {tag!r}")
+        text = tag.encode()
+        made = needed().create("memory_desc_create_with_string_tag", len(shape), dims(shape), number(dtype), text)
+        return cls(made, np.dtype(dtype), shape)
+
+    @classmethod
+    def clone(cls, handle: int) -> Self:
+        """A copy of a description that another object owns.
+
+        Args:
+            handle: the handle of that description.
+
+        Returns:
+            The copy.
+        """
+        lib = needed()
+        rank, kind, sizes = c_int(), c_int(), c_void_p()
+        for what, out in (QUERY_NDIMS, rank), (QUERY_DTYPE, kind), (QUERY_DIMS, sizes):
+            lib.call("memory_desc_query", handle, what, ctypes.byref(out))
+        shape = tuple((c_int64 * rank.value).from_address(sizes.value or 0)) if rank.value else ()
+        return cls(lib.create("memory_desc_clone", handle), DTYPE_OF.get(kind.value, np.dtype(np.void)), shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that a buffer needs; layouts in blocks need more than the elements.  0 for `any`.
+
+        Raises:
+            OneDnnError: a size is known only at run time.
+        """
+        if self._nbytes >= 2**63:
+            raise OneDnnError(2, f"the bytes of sizes that are known at run time {self.shape}")
+        return self._nbytes
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """The distance of neighbours along each axis, in elements; None for `any` and layouts in blocks."""
+        lib, kind, blocks, address = needed(), c_int(), c_int(), c_void_p()
+        lib.call("memory_desc_query", self.handle, QUERY_FORMAT_KIND, ctypes.byref(kind))
+        if kind.value != BLOCKED:
+            return None
+        lib.call("memory_desc_query", self.handle, QUERY_INNER_BLOCKS, ctypes.byref(blocks))
+        if blocks.value:
+            return None
+        lib.call("memory_desc_query", self.handle, QUERY_STRIDES, ctypes.byref(address))
+        return tuple((c_int64 * len(self.shape)).from_address(address.value or 0))
+
+    def reshaped(self, shape: Sequence[int]) -> MemoryDesc:
+        """Describe the same buffer with other sizes.
+
+        Args:
+            shape: the sizes, of the same number of elements.
+
+        Returns:
+            The description.
+
+        Raises:
+            Unimplemented: the layout does not permit it without a copy.
+        """
+        made = needed().create("memory_desc_reshape", self.handle, len(shape), dims(shape))
+        return MemoryDesc(made, self.dtype, tuple(map(int, shape)))
+
+    def transposed(self, axes: Sequence[int]) -> MemoryDesc:
+        """Describe the same buffer with its axes in another order.
+
+        Args:
+            axes: for each axis of the result, the axis of this description, as in `numpy.transpose`.
+
+        Returns:
+            The description.
+
+        Raises:
+            Unimplemented: the layout does not permit it.
+        """
+        if sorted(axes) != list(range(len(self.shape))):
+            raise OneDnnError(2, f"axes must be an order of {len(self.shape)} axes, got {list(axes)}")
+        places = (c_int * len(axes))(*[axes.index(i) for i in range(len(axes))])  # oneDNN: where each axis goes
+        made = needed().create("memory_desc_permute_axes", self.handle, places)
+        return MemoryDesc(made, self.dtype, tuple(self.shape[a] for a in axes))
+
+    def submemory(self, shape: Sequence[int], offsets: Sequence[int]) -> MemoryDesc:
+        """Describe a box within the same buffer; the memory keeps the address of the whole.
+
+        Args:
+            shape: the sizes of the box.
+            offsets: its first element.
+
+        Returns:
+            The description.
+
+        Raises:
+            Unimplemented: the box does not fit the blocks of the layout.
+        """
+        n = len(self.shape)
+        made = needed().create("memory_desc_create_submemory", self.handle, dims(shape, n), dims(offsets, n))
+        return MemoryDesc(made, self.dtype, tuple(map(int, shape)))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, MemoryDesc):
+            return NotImplemented
+        if (self.shape, self.dtype, self._nbytes) != (other.shape, other.dtype, other._nbytes):
+            return False
+        return bool(needed().functions["memory_desc_equal"](self.handle, other.handle))
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape, self._nbytes))
+
+    def __repr__(self) -> str:
+        return f"MemoryDesc({self.dtype}, {self.shape}, strides={self.strides}, nbytes={self._nbytes})"
+
+
+def _dense(shape: Sequence[int], order: Sequence[int]) -> list[int]:
+    """The strides of a tensor without gaps, its axes given from the outermost to the innermost."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step = RUNTIME_DIM if RUNTIME_DIM in (step, shape[axis]) else step * max(shape[axis], 1)
+    return strides
+
+
+class Memory(Owner):
+    """A buffer with its description.  The buffer belongs to the caller, who keeps it alive.
+
+    Args:
+        md: the description.
+        address: the address of the buffer; best a multiple of 64.
+
+    Attributes:
+        md: the description.
+    """
+
+    __slots__ = ("md",)
+
+    def __init__(self, md: MemoryDesc, address: int) -> None:
+        lib = needed()
+        super().__init__(lib.create("memory_create", md.handle, lib.engine, address), lib.functions["memory_destroy"])
+        self.md = md
+
+    @property
+    def address(self) -> int:
+        """The address of the buffer; 0 for none."""
+        out = c_void_p()
+        needed().call("memory_get_data_handle", self.handle, ctypes.byref(out))
+        return out.value or 0
+
+    def move(self, address: int) -> None:
+        """Use another buffer.
+
+        Args:
+            address: its address.
+        """
+        needed().call("memory_set_data_handle", self.handle, address)
+
+
+class Attributes(Owner):
+    """What a primitive does besides its operation: post-ops in their order, scales, zero points, and the mode of arithmetic.
+
+    The scratchpad always belongs to the caller (`Primitive.scratchpad_nbytes`): primitives can then run on any thread.  A
+    primitive copies the attributes; later changes do not affect it.  The `append_` and `set_` methods return the attributes.
+
+    Args:
+        fpmath: "strict", or the type to which a convolution or product may round float32: "bf16", "f16", "tf32", "any".
+
+    Attributes:
+        fpmath: the mode of arithmetic.
+    """
+
+    __slots__ = ("_post_ops", "fpmath")
+
+    def __init__(self, *, fpmath: str = "strict") -> None:
+        lib = needed()
+        super().__init__(lib.create("primitive_attr_create"), lib.functions["primitive_attr_destroy"])
+        lib.call("primitive_attr_set_scratchpad_mode", self.handle, SCRATCHPAD_USER)
+        self.fpmath = fpmath
+        if fpmath != "strict":
+            lib.call("primitive_attr_set_fpmath_mode", self.handle, code(FPMATH, fpmath, "fpmath"))
+        self._post_ops: Owner | None = None
+
+    def _append(self, name: str, *arguments: Any) -> Self:
+        lib = needed()
+        if self._post_ops is None:
+            self._post_ops = Owner(lib.create("post_ops_create"), lib.functions["post_ops_destroy"])
+        lib.call(f"post_ops_append_{name}", self._post_ops.handle, *arguments)
+        lib.call("primitive_attr_set_post_ops", self.handle, self._post_ops.handle)
+        return self
+
+    def __len__(self) -> int:
+        """The number of post-ops."""
+        return 0 if self._post_ops is None else int(needed().functions["post_ops_len"](self._post_ops.handle))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def append_sum(self, scale: float = 1.0, zero_point: int = 0, dtype: DTypeLike | None = None) -> Self:
+        """Add the previous content of the destination: result + scale * (dst - zero_point).
+
+        Args:
+            scale: the factor.
+            zero_point: the zero point of the previous content.
+            dtype: the type as which the previous content is read, of the same size; None for that of the destination.
+
+        Returns:
+            These attributes.
+        """
+        return self._append("sum", scale, zero_point, 0 if dtype is None else number(dtype))
+
+    def append_eltwise(self, algorithm: str, alpha: float = 0.0, beta: float = 0.0) -> Self:
+        """Apply a function to each element.
+
+        Args:
+            algorithm: the name of the function, a key of `constants.ELTWISE`.
+            alpha: its first parameter.
+            beta: its second parameter.
+
+        Returns:
+            These attributes.
+        """
+        return self._append("eltwise", code(ELTWISE, algorithm, "algorithm"), alpha, beta)
+
+    def append_binary(self, algorithm: str, md: MemoryDesc) -> Self:
+        """Combine each element with one of another tensor, given at execution as `post_op_arg(i)`.
+
+        Args:
+            algorithm: the name of the function, a key of `constants.BINARY`.
+            md: the other tensor, of the rank of the destination; axes of size 1 are broadcast.
+
+        Returns:
+            These attributes.
+        """
+        return self._append("binary", code(BINARY, algorithm, "algorithm"), md.handle)
+
+    def append_prelu(self, mask: int) -> Self:
+        """Multiply negative elements with weights, given at execution as `post_op_arg(i, WEIGHTS)`.
+
+        Args:
+            mask: bit k is set if the weights vary along axis k.
+
+        Returns:
+            These attributes.
+        """
+        return self._append("prelu", mask)
+
+    def set_scales(self, arg: int, mask: int) -> Self:
+        """Scale an argument; the scales, float32, are given at execution as `scales_arg(arg)`.
+
+        Args:
+            arg: SRC, WEIGHTS or DST.
+            mask: bit k is set if the scales vary along axis k.
+
+        Returns:
+            These attributes.
+        """
+        needed().call("primitive_attr_set_scales_mask", self.handle, arg, mask)
+        return self
+
+    def set_zero_points(self, arg: int, mask: int) -> Self:
+        """Subtract a zero point from an argument, given at execution, int32, as `zero_points_arg(arg)`.
+
+        Args:
+            arg: SRC, WEIGHTS or DST.
+            mask: bit k is set if the zero points vary along axis k.
+
+        Returns:
+            These attributes.
+        """
+        needed().call("primitive_attr_set_zero_points_mask", self.handle, arg, mask)
+        return self

@@ -1,0 +1,472 @@
+"""Primitives of oneDNN: one function creates each kind, `bind` makes a call of one.
+
+Numbers are oneDNN's: a dilation of 0 is a dense window (ONNX's dilation minus 1); paddings are of the spatial axes, in elements;
+the weights of a convolution with groups have the shape (groups, outputs / groups, inputs / groups, *window).
+
+Every function has the parameters `attributes` (None for none) and `allow_reference`, and raises `Unimplemented` if oneDNN refuses
+the descriptors, if it has only its slow reference code for them (unless `allow_reference`), or if it would compute a product of int8
+values without the instructions that make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import c_char_p, c_int, c_void_p
+from typing import Any
+
+import numpy as np
+
+from .constants import (
+    BINARY,
+    CONVOLUTION,
+    ELTWISE,
+    POOLING,
+    PROP,
+    QUERY,
+    QUERY_IMPLEMENTATION,
+    SCRATCHPAD,
+    SOFTMAX,
+    WORKSPACE,
+)
+from .loading import OneDnnError, Unimplemented, needed, threads
+from .memory import Attributes, Memory, MemoryDesc, Owner, code, dims
+
+_PRODUCTS = ("convolution", "deconvolution", "matmul", "inner_product", "vanilla_rnn", "lstm", "gru", "lbr_gru")
+_INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
+_EXACT_INT8 = ("vnni", "amx")
+
+
+class Primitive(Owner):
+    """A compiled operation for fixed descriptors.
+
+    Args:
+        kind: the operation.
+        pd: the handle of its descriptor, which the primitive takes over.
+
+    Attributes:
+        kind: the operation, "convolution_forward".
+        implementation: the name of the chosen code, "brgconv:avx512_core".
+        scratchpad_nbytes: the bytes that each run needs as argument SCRATCHPAD.
+        workspace_nbytes: the bytes that a forward primitive passes to its backward one as argument WORKSPACE.
+        threads: the number of threads at the creation; runs with another number are slow.
+        executable: the handle for `Library.execute`.
+    """
+
+    __slots__ = (
+        "_destroy_executable",
+        "executable",
+        "implementation",
+        "kind",
+        "scratchpad_nbytes",
+        "threads",
+        "workspace_nbytes",
+    )
+
+    def __init__(self, kind: str, pd: int) -> None:
+        lib = needed()
+        super().__init__(pd, lib.functions["primitive_desc_destroy"])
+        self.kind = kind
+        name = c_char_p()
+        lib.call("primitive_desc_query", pd, QUERY_IMPLEMENTATION, 0, ctypes.byref(name))
+        self.implementation = (name.value or b"").decode()
+        self.scratchpad_nbytes = self._nbytes("scratchpad")
+        self.workspace_nbytes = self._nbytes("workspace")
+        self.threads = threads()
+        self.executable = 0  # see `_compile`
+
+    def _nbytes(self, what: str) -> int:
+        functions = needed().functions
+        md = functions["primitive_desc_query_md"](self.handle, QUERY[what], 0)
+        return int(functions["memory_desc_get_size"](md)) if md else 0
+
+    def _compile(self) -> None:
+        lib = needed()
+        self.executable = lib.create("primitive_create", self.handle)
+        self._destroy_executable = lib.functions["primitive_destroy"]
+
+    def __del__(self) -> None:
+        if getattr(self, "executable", 0):
+            self._destroy_executable(self.executable)
+        super().__del__()
+
+    def query(self, what: str, index: int = 0) -> MemoryDesc:
+        """The descriptor of an argument, with the layout that the primitive chose.
+
+        Args:
+            what: "src", "weights", "dst", "workspace", "scratchpad", "diff_src", "diff_weights", "diff_dst", or "argument".
+            index: which of several; the bias is weights 1.  Of "argument", the number of the argument.
+
+        Returns:
+            The descriptor.
+
+        Raises:
+            OneDnnError: the primitive does not have the argument.
+        """
+        lib = needed()
+        md = lib.functions["primitive_desc_query_md"](self.handle, code(QUERY, what, "what"), index)
+        found = MemoryDesc.clone(md) if md else None
+        if found is None or not found.shape:
+            raise OneDnnError(2, f"{self.kind} has no {what} {index}")
+        return found
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.implementation}>"
+
+
+class Bound:
+    """A primitive with its memories, ready to run.  It keeps everything alive but the buffers.
+
+    Args:
+        primitive: the primitive.
+        memories: the memory of each argument.
+
+    Attributes:
+        primitive: the primitive.
+        memories: the memory of each argument.
+        args: the arguments for `Library.execute`.
+    """
+
+    __slots__ = ("args", "memories", "primitive")
+
+    def __init__(self, primitive: Primitive, memories: Mapping[int, Memory]) -> None:
+        self.primitive = primitive
+        self.memories = dict(memories)
+        array = (_Argument * len(self.memories))(*[_Argument(arg, memory.handle) for arg, memory in self.memories.items()])
+        self.args = (c_void_p(primitive.executable), needed().stream, c_int(len(self.memories)), array)
+
+    def run(self) -> None:
+        """Run the primitive once, in this thread, and wait for the result.
+
+        Raises:
+            OneDnnError: the library reported a failure.
+        """
+        lib = needed()
+        status = lib.execute(*self.args)
+        if status:
+            raise OneDnnError(status, f"execute {self.primitive.kind}")
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [("arg", c_int), ("memory", c_void_p)]
+
+
+def bind(primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | Memory]) -> Bound:
+    """Give a primitive its memories.
+
+    Args:
+        primitive: the primitive.
+        arguments: for each argument (SRC, WEIGHTS, ...) its descriptor and the address of its buffer, or a memory.  The
+            descriptors must be those of the primitive.
+
+    Returns:
+        The call; keep it, and the buffers, as long as it may run.
+
+    Raises:
+        OneDnnError: the scratchpad or the workspace that the primitive needs is absent.
+    """
+    for arg, nbytes in (SCRATCHPAD, primitive.scratchpad_nbytes), (WORKSPACE, primitive.workspace_nbytes):
+        if nbytes and arg not in arguments:
+            raise OneDnnError(2, f"bind {primitive.kind} without argument {arg} of {nbytes} bytes")
+    return Bound(primitive, {arg: m if isinstance(m, Memory) else Memory(*m) for arg, m in arguments.items()})
+
+
+def _create(
+    kind: str, *arguments: Any, attributes: Attributes | None, allow_reference: bool, inputs: Sequence[MemoryDesc | None] = ()
+) -> Primitive:
+    """Create a primitive, unless its code is slow or not exact.  `inputs` are the factors of a product."""
+    lib = needed()
+    attributes = attributes or Attributes()
+    pd = lib.create(f"{kind}_primitive_desc_create", *[_plain(a) for a in arguments], attributes.handle)
+    made = Primitive(kind, pd)
+    if made.implementation.startswith("ref") and not allow_reference:
+        raise Unimplemented(3, f"{kind} only as slow reference code ({made.implementation})")
+    exact = any(text in made.implementation for text in _EXACT_INT8)
+    if kind.startswith(_PRODUCTS) and not exact and any(md is not None and md.dtype in _INT8 for md in inputs):
+        raise Unimplemented(3, f"{kind} of int8 values exactly ({made.implementation}, on {lib.isa})")
+    made._compile()
+    return made
+
+
+def _plain(value: Any) -> Any:
+    return value.handle if isinstance(value, Owner) else value
+
+
+def _mds(descriptors: Sequence[MemoryDesc]) -> ctypes.Array[c_void_p]:
+    return (c_void_p * len(descriptors))(*[d.handle for d in descriptors])
+
+
+def _window(src: MemoryDesc, *sizes: Sequence[int]) -> list[Any]:
+    """The sizes of a window, one for each spatial axis."""
+    return [dims(s, len(src.shape) - 2) for s in sizes]
+
+
+def convolution(
+    src: MemoryDesc,
+    weights: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst: MemoryDesc,
+    *,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    algorithm: str = "direct",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A convolution (ONNX's Conv).
+
+    Args:
+        src: (batch, channels, *sizes).
+        weights: (outputs, channels, *window), or with groups (groups, outputs / groups, channels / groups, *window).
+        bias: (outputs,), or None.
+        dst: (batch, outputs, *sizes).
+        strides: the steps of the window.
+        dilations: the gaps within the window; 0 for a dense one.
+        pads_begin: the padding before each axis.
+        pads_end: the padding after each axis.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        algorithm: "direct", "winograd" or "auto".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast and exact code for it.
+    """
+    return _create(
+        "convolution_forward", needed().engine, code(PROP, prop, "prop"), code(CONVOLUTION, algorithm, "algorithm"),
+        src, weights, bias, dst, *_window(src, strides, dilations, pads_begin, pads_end),
+        attributes=attributes, allow_reference=allow_reference, inputs=(src, weights),
+    )  # fmt: skip
+
+
+def matmul(
+    src: MemoryDesc,
+    weights: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst: MemoryDesc,
+    attributes: Attributes | None = None,
+    *,
+    allow_reference: bool = False,
+) -> Primitive:
+    """A product of matrices, or of batches of them (ONNX's MatMul).
+
+    Args:
+        src: (*batch, m, k).
+        weights: (*batch, k, n); axes of the batch have size 1 where they are broadcast.
+        bias: of the rank of dst, (1, n), or None.
+        dst: (*batch, m, n).
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast and exact code for it.
+    """
+    return _create(
+        "matmul", needed().engine, src, weights, bias, dst,
+        attributes=attributes, allow_reference=allow_reference, inputs=(src, weights),
+    )  # fmt: skip
+
+
+def pooling(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    algorithm: str,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A pooling.  The maximum skips NaN, where NumPy propagates it.
+
+    Args:
+        src: (batch, channels, *sizes).
+        dst: (batch, channels, *sizes).
+        algorithm: "max", "avg_include_padding" or "avg_exclude_padding".
+        kernel: the sizes of the window.
+        strides: the steps of the window.
+        dilations: the gaps within the window; 0 for a dense one.
+        pads_begin: the padding before each axis.
+        pads_end: the padding after each axis.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return _create(
+        "pooling_forward", needed().engine, code(PROP, prop, "prop"), code(POOLING, algorithm, "algorithm"), src, dst,
+        *_window(src, strides, kernel, dilations, pads_begin, pads_end), attributes=attributes, allow_reference=allow_reference,
+    )  # fmt: skip
+
+
+def layer_normalization(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    epsilon: float,
+    flags: int = 0,
+    stat: MemoryDesc | None = None,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A normalization over the last axis.
+
+    Args:
+        src: (*batch, features).
+        dst: (*batch, features).
+        epsilon: is added to the variance.
+        flags: USE_SCALE, USE_SHIFT, USE_GLOBAL_STATS.
+        stat: (*batch), mean and variance; None for C order.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training"; the latter writes mean and variance.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return _create(
+        "layer_normalization_forward", needed().engine, code(PROP, prop, "prop"), src, dst, stat, epsilon, flags,
+        attributes=attributes, allow_reference=allow_reference,
+    )  # fmt: skip
+
+
+def softmax(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    axis: int,
+    log: bool = False,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A softmax along one axis, which should be the innermost in memory.
+
+    Args:
+        src: the logits.
+        dst: the probabilities, of the same shape.
+        axis: the axis.
+        log: return the logarithm.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return _create(
+        "softmax_forward", needed().engine, code(PROP, prop, "prop"), SOFTMAX["log" if log else "accurate"], src, dst, axis,
+        attributes=attributes, allow_reference=allow_reference,
+    )  # fmt: skip
+
+
+def eltwise(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    algorithm: str,
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A function of each element.  "relu" turns NaN into 0.
+
+    Args:
+        src: the input.
+        dst: the output, of the same shape; it may be the same memory.
+        algorithm: the name of the function, a key of `constants.ELTWISE`.
+        alpha: its first parameter.
+        beta: its second parameter.
+        attributes: post-ops, scales and mode; a binary post-op makes it slow: begin such a chain with `binary`.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return _create(
+        "eltwise_forward", needed().engine, code(PROP, prop, "prop"), code(ELTWISE, algorithm, "algorithm"),
+        src, dst, alpha, beta, attributes=attributes, allow_reference=allow_reference,
+    )  # fmt: skip
+
+
+def binary(
+    a: MemoryDesc,
+    b: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    algorithm: str,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """A function of two tensors.
+
+    Args:
+        a: the first tensor.
+        b: the second tensor, of the same rank; axes of size 1 are broadcast.
+        dst: the output.
+        algorithm: the name of the function, a key of `constants.BINARY`.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return _create(
+        "binary", needed().engine, code(BINARY, algorithm, "algorithm"), a, b, dst,
+        attributes=attributes, allow_reference=allow_reference,
+    )  # fmt: skip
+
+
+def reorder(
+    src: MemoryDesc, dst: MemoryDesc, *, attributes: Attributes | None = None, allow_reference: bool = False
+) -> Primitive:
+    """A copy into another layout or element type.
+
+    Args:
+        src: the source, argument FROM.
+        dst: the destination, argument TO.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    engine = needed().engine
+    return _create("reorder", src, engine, dst, engine, attributes=attributes, allow_reference=allow_reference)
