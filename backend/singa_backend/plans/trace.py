@@ -277,7 +277,9 @@ class Tracer:
         call = item.call
         condition = self._get(call.inputs[0])
         array = condition.array if isinstance(condition, Value) else None
-        if array is None or array.size != 1 or array.dtype != np.bool_:
+        branches = [call.attributes[name] for name in ("then_branch", "else_branch")]
+        same = len({len(g.outputs) for g in branches}) == 1
+        if array is None or array.size != 1 or array.dtype != np.bool_ or not same:
             return [(call,)]  # the definition reports the error
         if not item.chosen and not condition.constant:
             self._split(pending, Select(call, True), lambda: bool(condition.array.reshape(-1)[0]))
@@ -504,7 +506,7 @@ class Tracer:
         if outputs is None:
             arrays = [v.array if isinstance(v, Value) else v for v in self._values(call)]
             outputs = self.state.visitor.visit(call.node, arrays, [])
-            if any(not isinstance(o, np.ndarray) for o in outputs if o is not None):
+            if any(not isinstance(o, np.ndarray) for i, o in zip(call.outputs, outputs, strict=False) if i != ABSENT):
                 return self._loose(call, outputs)
             if key is not None:
                 self.shared["folded", key] = outputs

@@ -1,0 +1,118 @@
+"""Kernels that compute nothing: the result is another view of the input's memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..ir.declaration import Ints
+from .table import Site, kernel
+from .values import Value, strides_of
+
+
+def ints(site: Site, value: Value | None, name: str) -> tuple[int, ...]:
+    """The integers of an input that is the same in every run."""
+    if value is None:
+        return ()
+    site.require(value.constant and value.dtype.kind in "iu", f"{name} depends on the data")
+    return tuple(int(v) for v in value.array.reshape(-1).tolist())
+
+
+def axes_in(site: Site, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Axes counted from the front; refuses if one is out of range or repeated."""
+    site.require(all(-rank <= a < rank for a in axes), "an axis is out of range")
+    found = tuple(a % rank for a in axes)
+    site.require(len(set(found)) == len(found), "an axis is repeated")
+    return found
+
+
+def reshaped(x: Value, shape: Sequence[int]) -> Value | None:
+    """A view of other shape; None if a copy is needed."""
+    if math.prod(shape) != x.size or not x.size:
+        return None
+    array = x.array.view()
+    try:
+        array.shape = tuple(shape)
+    except AttributeError:
+        return None
+    return x.like(array)
+
+
+def copied(site: Site, x: Value, shape: Sequence[int]) -> Value:
+    """A contiguous copy of another shape."""
+    y = site.new(shape, x.dtype)
+    whole = y.view(x.shape, strides_of(x.shape, x.dtype.itemsize))
+    site.emit(lambda: [(np.copyto, (whole.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+    return y
+
+
+def as_shape(site: Site, x: Value, shape: Sequence[int]) -> Value:
+    """A view of other shape, or a copy if the memory order does not permit one."""
+    site.require(x.size and math.prod(shape) == x.size, "the shape does not match or is empty")
+    return reshaped(x, shape) or copied(site, x, shape)
+
+
+@kernel("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, on="view")
+def reshape(site: Site, x: Value, shape: Value) -> Value:
+    wanted = list(ints(site, shape, "the shape"))
+    site.require(wanted.count(-1) <= 1 and all(d >= -1 for d in wanted) and shape.ndim == 1, "not a valid shape")
+    for i, d in enumerate(wanted):
+        if d == 0:
+            site.require(not site.attributes.get("allowzero", 0) and i < x.ndim, "a size of 0")
+            wanted[i] = x.shape[i]
+    if -1 in wanted:
+        rest = math.prod(d for d in wanted if d != -1)
+        site.require(rest and x.size % rest == 0, "the sizes do not divide the input")
+        wanted[wanted.index(-1)] = x.size // rest
+    return as_shape(site, x, wanted)
+
+
+@kernel("Flatten", 1, 9, 11, 13, 21, 23, 24, 25, on="view")
+def flatten(site: Site, x: Value) -> Value:
+    axis = site.attributes["axis"]
+    site.require(-x.ndim <= axis <= x.ndim, "the axis is out of range")
+    axis = axis + x.ndim if axis < 0 else axis
+    return as_shape(site, x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+
+
+@kernel("Squeeze", 1, 11, 13, 21, 23, 24, 25, on="view")
+def squeeze(site: Site, x: Value, axes: Value | None = None) -> Value:
+    given: Ints | None = site.attributes.get("axes") if axes is None else ints(site, axes, "axes")
+    which = axes_in(site, given, x.ndim) if given is not None else tuple(i for i, d in enumerate(x.shape) if d == 1)
+    site.require(all(x.shape[a] == 1 for a in which), "an axis is not of size 1")
+    kept = [i for i in range(x.ndim) if i not in which]
+    return x.view([x.shape[i] for i in kept], [x.strides[i] for i in kept])
+
+
+@kernel("Unsqueeze", 1, 11, 13, 21, 23, 24, 25, on="view")
+def unsqueeze(site: Site, x: Value, axes: Value | None = None) -> Value:
+    given = site.attributes.get("axes") if axes is None else ints(site, axes, "axes")
+    site.require(given is not None, "there are no axes")
+    which = axes_in(site, given or (), x.ndim + len(given or ()))
+    shape, strides = list(x.shape), list(x.strides)
+    for a in sorted(which):
+        shape.insert(a, 1)
+        strides.insert(a, x.dtype.itemsize)
+    return x.view(shape, strides)
+
+
+@kernel("Transpose", 1, 13, 21, 23, 24, 25, on="view")
+def transpose(site: Site, x: Value) -> Value:
+    perm = site.attributes.get("perm")
+    perm = tuple(reversed(range(x.ndim))) if perm is None else tuple(perm)
+    site.require(sorted(perm) == list(range(x.ndim)), "perm is not a permutation")
+    return x.view([x.shape[p] for p in perm], [x.strides[p] for p in perm])
+
+
+@kernel("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25, on="view")
+def identity(site: Site, x: Value) -> Value:
+    return x.view(x.shape, x.strides)
+
+
+@kernel("Dropout", 7, 10, 12, 13, 22, on="view")
+def dropout(site: Site, x: Value, ratio: Value | None = None, training_mode: Value | None = None) -> Value:
+    site.require(training_mode is None or (training_mode.constant and not training_mode.array.any()), "it is training")
+    site.require(not any(site.outputs[1:]), "the mask is used")
+    return x.view(x.shape, x.strides)
