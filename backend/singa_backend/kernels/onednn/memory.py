@@ -73,11 +73,6 @@ def dims(values: Sequence[SupportsIndex], length: int | None = None) -> ctypes.A
     return (c_int64 * max(len(values), 1))(*[int(v) for v in values])
 
 
-def handle(owner: Owner | None) -> int | None:
-    """The handle of an object; None, a null pointer, for None."""
-    return None if owner is None else owner.handle
-
-
 class Owner:
     """An object of oneDNN, destroyed with its last reference.  It cannot be copied, and belongs to its process.
 
