@@ -107,7 +107,9 @@ def convolved(x: np.ndarray, w: np.ndarray, strides: Any, dilations: Any, begin:
     for g in range(groups):
         part = x[:, g * w.shape[1] : (g + 1) * w.shape[1]]
         for place in np.ndindex(*window):
-            at = tuple(slice(p * d, p * d + (s - 1) * t + 1, t) for p, d, s, t in zip(place, dilations, sizes, strides, strict=True))
+            at = tuple(
+                slice(p * d, p * d + (s - 1) * t + 1, t) for p, d, s, t in zip(place, dilations, sizes, strides, strict=True)
+            )
             factor = w[(slice(g * n, (g + 1) * n), slice(None), *place)].astype(work)
             y[:, g * n : (g + 1) * n] += np.einsum("bc...,oc->bo...", part[(slice(None), slice(None), *at)], factor)
     return y
@@ -408,14 +410,14 @@ def test_lstm(opaque: bool) -> None:
     c0 = values(1, 1, *SIZES[1::2], seed=5)
     weights = like if opaque else of
     state, layer = of(*h0.shape), of(SIZES[0], SIZES[1], SIZES[3])
-    primitive = dnn.lstm(
-        of(*x.shape), state, state, weights(*w.shape), weights(*r.shape), of(*bias.shape), layer, state, state, allow_reference=True
-    )
+    primitive = dnn.lstm(of(*x.shape), state, state, weights(*w.shape), weights(*r.shape), of(*bias.shape), layer, state, state)
     inputs = {1: x, 2: h0, 3: c0, 33: w, 34: r, 41: bias}
     y, hn, cn = run(primitive, inputs, {17: np.zeros(layer.shape, f32), 18: np.zeros_like(h0), 19: np.zeros_like(c0)})
     h, c = h0[0, 0], c0[0, 0]
     for t in range(SIZES[0]):
-        i, f, g, o = np.moveaxis(np.einsum("bi,igh->bgh", x[t], w[0, 0]) + np.einsum("bj,jgh->bgh", h, r[0, 0]) + bias[0, 0], 1, 0)
+        i, f, g, o = np.moveaxis(
+            np.einsum("bi,igh->bgh", x[t], w[0, 0]) + np.einsum("bj,jgh->bgh", h, r[0, 0]) + bias[0, 0], 1, 0
+        )
         c = special.expit(f) * c + special.expit(i) * np.tanh(g)
         h = special.expit(o) * np.tanh(c)
         close(y[t], h)
@@ -430,7 +432,7 @@ def test_gru(linear: bool) -> None:
     state, layer = of(*h0.shape), of(SIZES[0], SIZES[1], SIZES[3])
     primitive = dnn.gru(
         of(*x.shape), state, of(*w.shape), of(*r.shape), of(*bias.shape), layer, state,
-        linear_before_reset=linear, allow_reference=True,
+        linear_before_reset=linear,
     )  # fmt: skip
     outputs = {17: np.zeros(layer.shape, f32), 18: np.zeros_like(h0)}
     y, hn = run(primitive, {1: x, 2: h0, 33: w, 34: r, 41: bias}, outputs)
@@ -450,7 +452,7 @@ def test_rnn_of_both_directions() -> None:
     x, w, r, bias = values(t, b, i), values(1, 2, i, 1, h), values(1, 2, h, 1, h), values(1, 2, 1, h)
     primitive = dnn.rnn(
         of(t, b, i), None, of(*w.shape), of(*r.shape), of(*bias.shape), of(t, b, 2 * h), None,
-        activation="tanh", direction="bidirectional_concat", allow_reference=True,
+        activation="tanh", direction="bidirectional_concat",
     )  # fmt: skip
     y = compute(primitive, {1: x, 33: w, 34: r, 41: bias}, t, b, 2 * h)
     for d, steps in enumerate((range(t), reversed(range(t)))):
@@ -466,9 +468,11 @@ def test_rnn_of_both_directions() -> None:
 @needs_library
 def test_post_ops_are_applied_in_their_order() -> None:
     a, b, factor, before = values(8, 16), values(16, 32), values(1, 32), values(8, 32)
-    attributes = dnn.Attributes().append_binary("mul", of(1, 32)).append_sum(0.5).append_eltwise("relu").append_binary("add", of(8, 32))
+    attributes = (
+        dnn.Attributes().append_binary("mul", of(1, 32)).append_sum(0.5).append_eltwise("relu").append_binary("add", of(8, 32))
+    )
     assert len(attributes) == 4
-    primitive = dnn.matmul(of(8, 16), like(16, 32), None, of(8, 32), attributes)
+    primitive = dnn.matmul(of(8, 16), like(16, 32), None, of(8, 32), attributes, allow_reference=True)  # it is slow with AVX2
     inputs = {dnn.SRC: a, dnn.WEIGHTS: b, dnn.post_op_arg(0): factor, dnn.post_op_arg(3): before}
     [y] = run(primitive, inputs, {dnn.DST: before.copy()})
     close(y, np.maximum((a @ b) * factor + 0.5 * before, 0) + before)
@@ -950,7 +954,9 @@ call = dnn.bind(conv, arguments)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_a_forked_child_runs(where: str) -> None:
-    code = CONVOLVE + f"""
+    code = (
+        CONVOLVE
+        + f"""
 import os, signal, threading
 call.run()
 def fork():
@@ -973,6 +979,7 @@ else:
     thread.start()
     thread.join()
 """
+    )
     assert child(code).split() == ["0", "True"]
 
 
@@ -981,7 +988,14 @@ def test_primitives_run_on_any_thread() -> None:
     x, w = values(1, 16, 12, 12), values(16, 16, 3, 3)
     expected = convolved(x, w, (1, 1), (1, 1), (0, 0), (0, 0))
     primitive = dnn.convolution(
-        of(*x.shape), of(*w.shape), None, of(*expected.shape), strides=(1, 1), dilations=(0, 0), pads_begin=(0, 0), pads_end=(0, 0)
+        of(*x.shape),
+        of(*w.shape),
+        None,
+        of(*expected.shape),
+        strides=(1, 1),
+        dilations=(0, 0),
+        pads_begin=(0, 0),
+        pads_end=(0, 0),
     )
     results: list[np.ndarray] = []
     started = [
@@ -1028,6 +1042,7 @@ def test_handles_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(lib, "create", counting)
     for k in kinds:
+
         def destroy(handle: int, k: str = k, real: Any = lib.functions[f"{k}_destroy"]) -> int:
             live[k] -= 1
             return real(handle)

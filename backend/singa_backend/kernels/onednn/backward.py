@@ -489,7 +489,7 @@ def layer_normalization_backward(
     attributes: Attributes | None = None,
     allow_reference: bool = False,
 ) -> Primitive:
-    """The gradients of a layer normalization.
+    """The gradients of a layer normalization.  With USE_SHIFT, oneDNN 3.2 wants the argument SHIFT too.
 
     Args:
         diff_src: the gradient of the input.

@@ -206,6 +206,8 @@ class MemoryDesc(Owner):
     def nbytes(self) -> int:
         """The bytes that a buffer needs; layouts in blocks need more than the elements.  0 for `any`.
 
+        With given strides it is the largest product of a size and its stride: a view into a larger buffer uses less.
+
         Raises:
             OneDnnError: a size is known only at run time.
         """

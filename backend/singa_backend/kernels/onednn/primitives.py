@@ -5,7 +5,8 @@ the weights of a convolution with groups have the shape (groups, outputs / group
 
 Every function has the parameters `attributes` (None for none) and `allow_reference`, and raises `Unimplemented` if oneDNN refuses
 the descriptors, if it has only its slow reference code for them (unless `allow_reference`), or if it would compute a product of
-int8 values without the instructions that make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.
+int8 values without the instructions that make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.  The recurrent
+primitives have no `allow_reference`: what oneDNN 3.2 names "ref" there are its fast products and generated gates.
 """
 
 from __future__ import annotations
@@ -963,7 +964,6 @@ def lstm(
     projection: MemoryDesc | None = None,
     attributes: Attributes | None = None,
     prop: str = "inference",
-    allow_reference: bool = False,
 ) -> Primitive:
     """An LSTM; its gates have the order input, forget, cell, output (ONNX's: input, output, forget, cell).
 
@@ -982,7 +982,6 @@ def lstm(
         projection: (1, directions, hidden, outputs), or None.
         attributes: post-ops, scales and mode.
         prop: "inference" or "training".
-        allow_reference: accept slow reference code.
 
     Returns:
         The primitive.
@@ -1008,7 +1007,7 @@ def lstm(
         dst_iter_c,
         0,
         attributes=attributes,
-        allow_reference=allow_reference,
+        allow_reference=True,
         inputs=(src_layer, weights_layer),
     )
 
@@ -1026,7 +1025,6 @@ def gru(
     direction: str = "left2right",
     attributes: Attributes | None = None,
     prop: str = "inference",
-    allow_reference: bool = False,
 ) -> Primitive:
     """A GRU; its gates have the order update, reset, output (ONNX's z, r, h).
 
@@ -1042,7 +1040,6 @@ def gru(
         direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
         attributes: post-ops, scales and mode.
         prop: "inference" or "training".
-        allow_reference: accept slow reference code.
 
     Returns:
         The primitive.
@@ -1064,7 +1061,7 @@ def gru(
         dst_iter,
         0,
         attributes=attributes,
-        allow_reference=allow_reference,
+        allow_reference=True,
         inputs=(src_layer, weights_layer),
     )
 
@@ -1084,7 +1081,6 @@ def rnn(
     beta: float = 0.0,
     attributes: Attributes | None = None,
     prop: str = "inference",
-    allow_reference: bool = False,
 ) -> Primitive:
     """A simple recurrent network.
 
@@ -1102,7 +1098,6 @@ def rnn(
         beta: the second parameter of the activation.
         attributes: post-ops, scales and mode.
         prop: "inference" or "training".
-        allow_reference: accept slow reference code.
 
     Returns:
         The primitive.
@@ -1127,6 +1122,6 @@ def rnn(
         alpha,
         beta,
         attributes=attributes,
-        allow_reference=allow_reference,
+        allow_reference=True,
         inputs=(src_layer, weights_layer),
     )
