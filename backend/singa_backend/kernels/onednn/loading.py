@@ -1,7 +1,8 @@
 """Find, load and check oneDNN's shared library.
 
-The library is looked for once, at the first call of `library`: the file named by the environment variable SONNX_ONEDNN, or else the
-one of the wheel `onednn-cpu-gomp`, then the system's.  SONNX_ONEDNN=off hides it.  A process without it computes everything in NumPy; `missing` tells the reason.
+The library is looked for once, at the first call of `library`: the file named by the environment variable SONNX_ONEDNN, or else
+the one of the wheel `onednn-cpu-gomp`, then the system's.  SONNX_ONEDNN=off hides it.  A process without the library computes
+everything in NumPy; `missing` tells the reason.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
 from .constants import ISA, RUNTIMES, STATUS
@@ -271,10 +273,10 @@ def _candidates() -> Iterator[str]:
         yield named
         return
     try:
-        files = metadata.files(WHEEL) or []
+        files = metadata.files(WHEEL) or []  # the library is outside of site-packages: only the wheel's record knows where
     except metadata.PackageNotFoundError:
         files = []
-    yield from (str(f.locate()) for f in files if f.name == FILE)  # outside of site-packages: only the wheel's record knows where
+    yield from (str(Path(str(f.locate())).resolve()) for f in files if f.name == FILE)
     yield FILE
 
 
@@ -354,8 +356,8 @@ def threads() -> int:
 def set_threads(n: int) -> None:
     """Set the number of threads for primitives that this thread creates or runs.
 
-    OpenMP keeps the number for each calling thread.  A primitive keeps the number of its creation: it is fast only if it runs with
-    the same.  No effect without OpenMP.
+    OpenMP keeps the number for each calling thread.  A primitive keeps the number of its creation: it is fast only if it runs
+    with the same.  No effect without OpenMP.
 
     Args:
         n: the number.

@@ -73,11 +73,6 @@ def dims(values: Sequence[SupportsIndex], length: int | None = None) -> ctypes.A
     return (c_int64 * max(len(values), 1))(*[int(v) for v in values])
 
 
-def handle(owner: Owner | None) -> int | None:
-    """The handle of an object; None, a null pointer, for None."""
-    return None if owner is None else owner.handle
-
-
 class Owner:
     """An object of oneDNN, destroyed with its last reference.  It cannot be copied, and belongs to its process.
 
@@ -210,6 +205,8 @@ class MemoryDesc(Owner):
     @property
     def nbytes(self) -> int:
         """The bytes that a buffer needs; layouts in blocks need more than the elements.  0 for `any`.
+
+        With given strides it is the largest product of a size and its stride: a view into a larger buffer uses less.
 
         Raises:
             OneDnnError: a size is known only at run time.

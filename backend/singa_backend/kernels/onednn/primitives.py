@@ -4,15 +4,16 @@ Numbers are oneDNN's: a dilation of 0 is a dense window (ONNX's dilation minus 1
 the weights of a convolution with groups have the shape (groups, outputs / groups, inputs / groups, *window).
 
 Every function has the parameters `attributes` (None for none) and `allow_reference`, and raises `Unimplemented` if oneDNN refuses
-the descriptors, if it has only its slow reference code for them (unless `allow_reference`), or if it would compute a product of int8
-values without the instructions that make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.
+the descriptors, if it has only its slow reference code for them (unless `allow_reference`), or if it would compute a product of
+int8 values without the instructions that make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.  The recurrent
+primitives have no `allow_reference`: what oneDNN 3.2 names "ref" there are its fast products and generated gates.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import c_char_p, c_int, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_void_p
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,16 @@ import numpy as np
 from .constants import (
     BINARY,
     CONVOLUTION,
+    DECONVOLUTION,
+    DIRECTION,
     ELTWISE,
+    LRN,
     POOLING,
     PROP,
     QUERY,
     QUERY_IMPLEMENTATION,
+    REDUCTION,
+    RESAMPLING,
     SCRATCHPAD,
     SOFTMAX,
     WORKSPACE,
@@ -32,7 +38,6 @@ from .constants import (
 from .loading import OneDnnError, Unimplemented, needed, threads
 from .memory import Attributes, Memory, MemoryDesc, Owner, code, dims
 
-_PRODUCTS = ("convolution", "deconvolution", "matmul", "inner_product", "vanilla_rnn", "lstm", "gru", "lbr_gru")
 _INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
 _EXACT_INT8 = ("vnni", "amx")
 
@@ -171,8 +176,8 @@ def bind(primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | 
     return Bound(primitive, {arg: m if isinstance(m, Memory) else Memory(*m) for arg, m in arguments.items()})
 
 
-def _create(
-    kind: str, *arguments: Any, attributes: Attributes | None, allow_reference: bool, inputs: Sequence[MemoryDesc | None] = ()
+def create(
+    kind: str, *arguments: Any, attributes: Attributes | None, allow_reference: bool, inputs: Sequence[MemoryDesc] = ()
 ) -> Primitive:
     """Create a primitive, unless its code is slow or not exact.  `inputs` are the factors of a product."""
     lib = needed()
@@ -182,7 +187,7 @@ def _create(
     if made.implementation.startswith("ref") and not allow_reference:
         raise Unimplemented(3, f"{kind} only as slow reference code ({made.implementation})")
     exact = any(text in made.implementation for text in _EXACT_INT8)
-    if kind.startswith(_PRODUCTS) and not exact and any(md is not None and md.dtype in _INT8 for md in inputs):
+    if inputs and not exact and any(md.dtype in _INT8 for md in inputs):
         raise Unimplemented(3, f"{kind} of int8 values exactly ({made.implementation}, on {lib.isa})")
     made._compile()
     return made
@@ -196,7 +201,16 @@ def _mds(descriptors: Sequence[MemoryDesc]) -> ctypes.Array[c_void_p]:
     return (c_void_p * len(descriptors))(*[d.handle for d in descriptors])
 
 
-def _window(src: MemoryDesc, *sizes: Sequence[int]) -> list[Any]:
+def _floats(values: Sequence[float] | None, length: int) -> ctypes.Array[c_float] | None:
+    """An array of numbers for a call; raises OneDnnError if it does not have the length that the call reads."""
+    if values is None:
+        return None
+    if len(values) != length:
+        raise OneDnnError(2, f"{length} numbers are needed, got {list(values)}")
+    return (c_float * length)(*values)
+
+
+def window(src: MemoryDesc, *sizes: Sequence[int]) -> list[Any]:
     """The sizes of a window, one for each spatial axis."""
     return [dims(s, len(src.shape) - 2) for s in sizes]
 
@@ -238,11 +252,20 @@ def convolution(
     Raises:
         Unimplemented: oneDNN has no fast and exact code for it.
     """
-    return _create(
-        "convolution_forward", needed().engine, code(PROP, prop, "prop"), code(CONVOLUTION, algorithm, "algorithm"),
-        src, weights, bias, dst, *_window(src, strides, dilations, pads_begin, pads_end),
-        attributes=attributes, allow_reference=allow_reference, inputs=(src, weights),
-    )  # fmt: skip
+    return create(
+        "convolution_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        code(CONVOLUTION, algorithm, "algorithm"),
+        src,
+        weights,
+        bias,
+        dst,
+        *window(src, strides, dilations, pads_begin, pads_end),
+        attributes=attributes,
+        allow_reference=allow_reference,
+        inputs=(src, weights),
+    )
 
 
 def matmul(
@@ -270,10 +293,17 @@ def matmul(
     Raises:
         Unimplemented: oneDNN has no fast and exact code for it.
     """
-    return _create(
-        "matmul", needed().engine, src, weights, bias, dst,
-        attributes=attributes, allow_reference=allow_reference, inputs=(src, weights),
-    )  # fmt: skip
+    return create(
+        "matmul",
+        needed().engine,
+        src,
+        weights,
+        bias,
+        dst,
+        attributes=attributes,
+        allow_reference=allow_reference,
+        inputs=(src, weights),
+    )
 
 
 def pooling(
@@ -311,10 +341,17 @@ def pooling(
     Raises:
         Unimplemented: oneDNN has no fast code for it.
     """
-    return _create(
-        "pooling_forward", needed().engine, code(PROP, prop, "prop"), code(POOLING, algorithm, "algorithm"), src, dst,
-        *_window(src, strides, kernel, dilations, pads_begin, pads_end), attributes=attributes, allow_reference=allow_reference,
-    )  # fmt: skip
+    return create(
+        "pooling_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        code(POOLING, algorithm, "algorithm"),
+        src,
+        dst,
+        *window(src, strides, kernel, dilations, pads_begin, pads_end),
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
 
 
 def layer_normalization(
@@ -346,10 +383,18 @@ def layer_normalization(
     Raises:
         Unimplemented: oneDNN has no fast code for it.
     """
-    return _create(
-        "layer_normalization_forward", needed().engine, code(PROP, prop, "prop"), src, dst, stat, epsilon, flags,
-        attributes=attributes, allow_reference=allow_reference,
-    )  # fmt: skip
+    return create(
+        "layer_normalization_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        src,
+        dst,
+        stat,
+        epsilon,
+        flags,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
 
 
 def softmax(
@@ -379,10 +424,17 @@ def softmax(
     Raises:
         Unimplemented: oneDNN has no fast code for it.
     """
-    return _create(
-        "softmax_forward", needed().engine, code(PROP, prop, "prop"), SOFTMAX["log" if log else "accurate"], src, dst, axis,
-        attributes=attributes, allow_reference=allow_reference,
-    )  # fmt: skip
+    return create(
+        "softmax_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        SOFTMAX["log" if log else "accurate"],
+        src,
+        dst,
+        axis,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
 
 
 def eltwise(
@@ -414,10 +466,18 @@ def eltwise(
     Raises:
         Unimplemented: oneDNN has no fast code for it.
     """
-    return _create(
-        "eltwise_forward", needed().engine, code(PROP, prop, "prop"), code(ELTWISE, algorithm, "algorithm"),
-        src, dst, alpha, beta, attributes=attributes, allow_reference=allow_reference,
-    )  # fmt: skip
+    return create(
+        "eltwise_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        code(ELTWISE, algorithm, "algorithm"),
+        src,
+        dst,
+        alpha,
+        beta,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
 
 
 def binary(
@@ -445,10 +505,16 @@ def binary(
     Raises:
         Unimplemented: oneDNN has no fast code for it.
     """
-    return _create(
-        "binary", needed().engine, code(BINARY, algorithm, "algorithm"), a, b, dst,
-        attributes=attributes, allow_reference=allow_reference,
-    )  # fmt: skip
+    return create(
+        "binary",
+        needed().engine,
+        code(BINARY, algorithm, "algorithm"),
+        a,
+        b,
+        dst,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
 
 
 def reorder(
@@ -469,4 +535,593 @@ def reorder(
         Unimplemented: oneDNN has no fast code for it.
     """
     engine = needed().engine
-    return _create("reorder", src, engine, dst, engine, attributes=attributes, allow_reference=allow_reference)
+    return create("reorder", src, engine, dst, engine, attributes=attributes, allow_reference=allow_reference)
+
+
+def deconvolution(
+    src: MemoryDesc,
+    weights: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst: MemoryDesc,
+    *,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    algorithm: str = "direct",
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A transposed convolution (ONNX's ConvTranspose, whose weights have their first two axes exchanged).
+
+    Args:
+        src: (batch, channels, *sizes).
+        weights: (outputs, channels, *window), or with groups (groups, outputs / groups, channels / groups, *window).
+        bias: (outputs,), or None.
+        dst: (batch, outputs, *sizes).
+        strides: the steps of the window.
+        dilations: the gaps within the window; 0 for a dense one.
+        pads_begin: the padding before each axis.
+        pads_end: the padding after each axis.
+        algorithm: "direct" or "winograd".
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast and exact code for it.
+    """
+    return create(
+        "deconvolution_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        code(DECONVOLUTION, algorithm, "algorithm"),
+        src,
+        weights,
+        bias,
+        dst,
+        *window(src, strides, dilations, pads_begin, pads_end),
+        attributes=attributes,
+        allow_reference=allow_reference,
+        inputs=(src, weights),
+    )
+
+
+def inner_product(
+    src: MemoryDesc,
+    weights: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst: MemoryDesc,
+    *,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A product with transposed weights (ONNX's Gemm with transB).
+
+    Args:
+        src: (batch, *features).
+        weights: (outputs, *features).
+        bias: (outputs,), or None.
+        dst: (batch, outputs).
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast and exact code for it.
+    """
+    return create(
+        "inner_product_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        src,
+        weights,
+        bias,
+        dst,
+        attributes=attributes,
+        allow_reference=allow_reference,
+        inputs=(src, weights),
+    )
+
+
+def batch_normalization(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    epsilon: float,
+    flags: int = 0,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A normalization of each channel, over all other axes.
+
+    Args:
+        src: (batch, channels, *sizes).
+        dst: (batch, channels, *sizes).
+        epsilon: is added to the variance.
+        flags: USE_GLOBAL_STATS (mean and variance are inputs), USE_SCALE, USE_SHIFT, FUSE_NORM_RELU, FUSE_NORM_ADD_RELU.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "batch_normalization_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        src,
+        dst,
+        epsilon,
+        flags,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def lrn(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    size: int,
+    alpha: float,
+    beta: float,
+    k: float,
+    algorithm: str = "across_channels",
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A local response normalization, with ONNX's alpha.
+
+    Args:
+        src: (batch, channels, *sizes).
+        dst: (batch, channels, *sizes).
+        size: the number of elements that are summed.
+        alpha: the factor of the sum of squares.
+        beta: the exponent.
+        k: is added to the sum.
+        algorithm: "across_channels" or "within_channel".
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "lrn_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        code(LRN, algorithm, "algorithm"),
+        src,
+        dst,
+        size,
+        alpha,
+        beta,
+        k,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def reduction(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    algorithm: str,
+    p: float = 0.0,
+    epsilon: float = 0.0,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """A reduction of some axes.
+
+    Args:
+        src: the input.
+        dst: the output, of the same rank; reduced axes have size 1.
+        algorithm: the name of the function, a key of `constants.REDUCTION`.
+        p: the order of a norm.
+        epsilon: the term or the bound of a norm.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "reduction",
+        needed().engine,
+        code(REDUCTION, algorithm, "algorithm"),
+        src,
+        dst,
+        p,
+        epsilon,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def resampling(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    algorithm: str,
+    factors: Sequence[float] | None = None,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """A resize with half pixels.
+
+    Args:
+        src: (batch, channels, *sizes).
+        dst: (batch, channels, *sizes).
+        algorithm: "nearest" or "linear".
+        factors: the ratio of the sizes for each spatial axis; None to compute it from the sizes.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "resampling_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        code(RESAMPLING, algorithm, "algorithm"),
+        _floats(factors, len(src.shape) - 2),
+        src,
+        dst,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def prelu(
+    src: MemoryDesc,
+    weights: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """Negative elements multiplied with weights (ONNX's PRelu).
+
+    Args:
+        src: the input.
+        weights: the slopes, of the same rank; axes of size 1 are broadcast.
+        dst: the output.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "prelu_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        src,
+        weights,
+        dst,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def concat(
+    dst: MemoryDesc | None,
+    axis: int,
+    srcs: Sequence[MemoryDesc],
+    *,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """Tensors joined along an axis; source i is argument MULTIPLE_SRC + i.
+
+    Args:
+        dst: the output; None to choose its layout (`query`).
+        axis: the axis.
+        srcs: the inputs.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "concat",
+        needed().engine,
+        dst,
+        len(srcs),
+        axis,
+        _mds(srcs),
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def sum_(
+    dst: MemoryDesc | None,
+    scales: Sequence[float],
+    srcs: Sequence[MemoryDesc],
+    *,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """A weighted sum of tensors of one shape; source i is argument MULTIPLE_SRC + i.
+
+    Args:
+        dst: the output, which may be the memory of source 0; None to choose its layout (`query`).
+        scales: the factor of each input.
+        srcs: the inputs.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "sum",
+        needed().engine,
+        dst,
+        len(srcs),
+        _floats(scales, len(srcs)),
+        _mds(srcs),
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def shuffle(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    axis: int,
+    group_size: int,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+    allow_reference: bool = False,
+) -> Primitive:
+    """An axis split into (group_size, rest) and transposed: a shuffle of channels.
+
+    Args:
+        src: the input.
+        dst: the output, of the same shape.
+        axis: the axis.
+        group_size: the size of the first part; it divides that of the axis.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "shuffle_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        src,
+        dst,
+        axis,
+        group_size,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def lstm(
+    src_layer: MemoryDesc,
+    src_iter: MemoryDesc | None,
+    src_iter_c: MemoryDesc | None,
+    weights_layer: MemoryDesc,
+    weights_iter: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst_layer: MemoryDesc,
+    dst_iter: MemoryDesc | None,
+    dst_iter_c: MemoryDesc | None,
+    *,
+    direction: str = "left2right",
+    peephole: MemoryDesc | None = None,
+    projection: MemoryDesc | None = None,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+) -> Primitive:
+    """An LSTM; its gates have the order input, forget, cell, output (ONNX's: input, output, forget, cell).
+
+    Args:
+        src_layer: (time, batch, inputs).
+        src_iter: the first state, (1, directions, batch, hidden), or None for 0.
+        src_iter_c: the first cells, (1, directions, batch, hidden), or None for 0.
+        weights_layer: (1, directions, inputs, 4, hidden).
+        weights_iter: (1, directions, hidden, 4, hidden).
+        bias: (1, directions, 4, hidden), or None.
+        dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
+        dst_iter: the last state, or None.
+        dst_iter_c: the last cells, or None.
+        direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
+        peephole: (1, directions, 3, hidden), or None.
+        projection: (1, directions, hidden, outputs), or None.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast and exact code for it.
+    """
+    return create(
+        "lstm_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        code(DIRECTION, direction, "direction"),
+        src_layer,
+        src_iter,
+        src_iter_c,
+        weights_layer,
+        weights_iter,
+        peephole,
+        projection,
+        bias,
+        dst_layer,
+        dst_iter,
+        dst_iter_c,
+        0,
+        attributes=attributes,
+        allow_reference=True,
+        inputs=(src_layer, weights_layer),
+    )
+
+
+def gru(
+    src_layer: MemoryDesc,
+    src_iter: MemoryDesc | None,
+    weights_layer: MemoryDesc,
+    weights_iter: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst_layer: MemoryDesc,
+    dst_iter: MemoryDesc | None,
+    *,
+    linear_before_reset: bool = False,
+    direction: str = "left2right",
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+) -> Primitive:
+    """A GRU; its gates have the order update, reset, output (ONNX's z, r, h).
+
+    Args:
+        src_layer: (time, batch, inputs).
+        src_iter: the first state, (1, directions, batch, hidden), or None for 0.
+        weights_layer: (1, directions, inputs, 3, hidden).
+        weights_iter: (1, directions, hidden, 3, hidden).
+        bias: (1, directions, 3, hidden), with `linear_before_reset` 4 (the last is that of the recurrent output gate), or None.
+        dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
+        dst_iter: the last state, or None.
+        linear_before_reset: apply the reset gate after the product, as in ONNX.
+        direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast and exact code for it.
+    """
+    return create(
+        "lbr_gru_forward" if linear_before_reset else "gru_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        code(DIRECTION, direction, "direction"),
+        src_layer,
+        src_iter,
+        weights_layer,
+        weights_iter,
+        bias,
+        dst_layer,
+        dst_iter,
+        0,
+        attributes=attributes,
+        allow_reference=True,
+        inputs=(src_layer, weights_layer),
+    )
+
+
+def rnn(
+    src_layer: MemoryDesc,
+    src_iter: MemoryDesc | None,
+    weights_layer: MemoryDesc,
+    weights_iter: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst_layer: MemoryDesc,
+    dst_iter: MemoryDesc | None,
+    *,
+    activation: str,
+    direction: str = "left2right",
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    attributes: Attributes | None = None,
+    prop: str = "inference",
+) -> Primitive:
+    """A simple recurrent network.
+
+    Args:
+        src_layer: (time, batch, inputs).
+        src_iter: the first state, (1, directions, batch, hidden), or None for 0.
+        weights_layer: (1, directions, inputs, 1, hidden).
+        weights_iter: (1, directions, hidden, 1, hidden).
+        bias: (1, directions, 1, hidden), or None.
+        dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
+        dst_iter: the last state, or None.
+        activation: "relu", "tanh" or "logistic".
+        direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
+        alpha: the slope of relu for negative values.
+        beta: the second parameter of the activation.
+        attributes: post-ops, scales and mode.
+        prop: "inference" or "training".
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast and exact code for it.
+    """
+    return create(
+        "vanilla_rnn_forward",
+        needed().engine,
+        code(PROP, prop, "prop"),
+        code(ELTWISE, activation, "activation"),
+        code(DIRECTION, direction, "direction"),
+        src_layer,
+        src_iter,
+        weights_layer,
+        weights_iter,
+        bias,
+        dst_layer,
+        dst_iter,
+        0,
+        alpha,
+        beta,
+        attributes=attributes,
+        allow_reference=True,
+        inputs=(src_layer, weights_layer),
+    )

@@ -1,0 +1,525 @@
+"""The backward primitives: gradients of those of `primitives`.
+
+Each needs its forward primitive, created with prop "training", as a hint.  Paddings, dilations and refusals are those of
+`primitives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .constants import CONVOLUTION, DECONVOLUTION, ELTWISE, POOLING, PROP, SOFTMAX
+from .loading import needed
+from .memory import Attributes, MemoryDesc, code
+from .primitives import Primitive, create, window
+
+
+def convolution_backward_data(
+    diff_src: MemoryDesc,
+    weights: MemoryDesc,
+    diff_dst: MemoryDesc,
+    *,
+    hint: Primitive,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    algorithm: str = "direct",
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradient of a convolution for its input.
+
+    Args:
+        diff_src: the gradient of the input.
+        weights: the weights.
+        diff_dst: the gradient of the output.
+        hint: the forward primitive.
+        strides: the steps of the window.
+        dilations: the gaps within the window; 0 for a dense one.
+        pads_begin: the padding before each axis.
+        pads_end: the padding after each axis.
+        algorithm: that of the forward primitive.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "convolution_backward_data",
+        needed().engine,
+        code(CONVOLUTION, algorithm, "algorithm"),
+        diff_src,
+        weights,
+        diff_dst,
+        *window(diff_src, strides, dilations, pads_begin, pads_end),
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def convolution_backward_weights(
+    src: MemoryDesc,
+    diff_weights: MemoryDesc,
+    diff_bias: MemoryDesc | None,
+    diff_dst: MemoryDesc,
+    *,
+    hint: Primitive,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    algorithm: str = "direct",
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradients of a convolution for its weights and its bias.
+
+    Args:
+        src: the input.
+        diff_weights: the gradient of the weights.
+        diff_bias: the gradient of the bias, or None.
+        diff_dst: the gradient of the output.
+        hint: the forward primitive.
+        strides: the steps of the window.
+        dilations: the gaps within the window; 0 for a dense one.
+        pads_begin: the padding before each axis.
+        pads_end: the padding after each axis.
+        algorithm: that of the forward primitive.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "convolution_backward_weights",
+        needed().engine,
+        code(CONVOLUTION, algorithm, "algorithm"),
+        src,
+        diff_weights,
+        diff_bias,
+        diff_dst,
+        *window(src, strides, dilations, pads_begin, pads_end),
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def deconvolution_backward_data(
+    diff_src: MemoryDesc,
+    weights: MemoryDesc,
+    diff_dst: MemoryDesc,
+    *,
+    hint: Primitive,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    algorithm: str = "direct",
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradient of a deconvolution for its input.
+
+    Args:
+        diff_src: the gradient of the input.
+        weights: the weights.
+        diff_dst: the gradient of the output.
+        hint: the forward primitive.
+        strides: the steps of the window.
+        dilations: the gaps within the window; 0 for a dense one.
+        pads_begin: the padding before each axis.
+        pads_end: the padding after each axis.
+        algorithm: that of the forward primitive.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "deconvolution_backward_data",
+        needed().engine,
+        code(DECONVOLUTION, algorithm, "algorithm"),
+        diff_src,
+        weights,
+        diff_dst,
+        *window(diff_src, strides, dilations, pads_begin, pads_end),
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def deconvolution_backward_weights(
+    src: MemoryDesc,
+    diff_weights: MemoryDesc,
+    diff_bias: MemoryDesc | None,
+    diff_dst: MemoryDesc,
+    *,
+    hint: Primitive,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    algorithm: str = "direct",
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradients of a deconvolution for its weights and its bias.
+
+    Args:
+        src: the input.
+        diff_weights: the gradient of the weights.
+        diff_bias: the gradient of the bias, or None.
+        diff_dst: the gradient of the output.
+        hint: the forward primitive.
+        strides: the steps of the window.
+        dilations: the gaps within the window; 0 for a dense one.
+        pads_begin: the padding before each axis.
+        pads_end: the padding after each axis.
+        algorithm: that of the forward primitive.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "deconvolution_backward_weights",
+        needed().engine,
+        code(DECONVOLUTION, algorithm, "algorithm"),
+        src,
+        diff_weights,
+        diff_bias,
+        diff_dst,
+        *window(src, strides, dilations, pads_begin, pads_end),
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def inner_product_backward_data(
+    diff_src: MemoryDesc,
+    weights: MemoryDesc,
+    diff_dst: MemoryDesc,
+    *,
+    hint: Primitive,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradient of an inner product for its input.
+
+    Args:
+        diff_src: the gradient of the input.
+        weights: the weights.
+        diff_dst: the gradient of the output.
+        hint: the forward primitive.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "inner_product_backward_data",
+        needed().engine,
+        diff_src,
+        weights,
+        diff_dst,
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def inner_product_backward_weights(
+    src: MemoryDesc,
+    diff_weights: MemoryDesc,
+    diff_bias: MemoryDesc | None,
+    diff_dst: MemoryDesc,
+    *,
+    hint: Primitive,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradients of an inner product for its weights and its bias.
+
+    Args:
+        src: the input.
+        diff_weights: the gradient of the weights.
+        diff_bias: the gradient of the bias, or None.
+        diff_dst: the gradient of the output.
+        hint: the forward primitive.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "inner_product_backward_weights",
+        needed().engine,
+        src,
+        diff_weights,
+        diff_bias,
+        diff_dst,
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def pooling_backward(
+    diff_src: MemoryDesc,
+    diff_dst: MemoryDesc,
+    *,
+    hint: Primitive,
+    algorithm: str,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradient of a pooling.  That of the maximum needs the forward workspace.
+
+    Args:
+        diff_src: the gradient of the input.
+        diff_dst: the gradient of the output.
+        hint: the forward primitive.
+        algorithm: that of the forward primitive.
+        kernel: the sizes of the window.
+        strides: the steps of the window.
+        dilations: the gaps within the window; 0 for a dense one.
+        pads_begin: the padding before each axis.
+        pads_end: the padding after each axis.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "pooling_backward",
+        needed().engine,
+        code(POOLING, algorithm, "algorithm"),
+        diff_src,
+        diff_dst,
+        *window(diff_src, strides, kernel, dilations, pads_begin, pads_end),
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def eltwise_backward(
+    diff_src: MemoryDesc,
+    diff_dst: MemoryDesc,
+    data: MemoryDesc,
+    *,
+    hint: Primitive,
+    algorithm: str,
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradient of a function of each element.
+
+    Args:
+        diff_src: the gradient of the input.
+        diff_dst: the gradient of the output.
+        data: the input, or the output for algorithms `..._use_dst_for_bwd`.
+        hint: the forward primitive.
+        algorithm: that of the forward primitive.
+        alpha: its first parameter.
+        beta: its second parameter.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "eltwise_backward",
+        needed().engine,
+        code(ELTWISE, algorithm, "algorithm"),
+        diff_src,
+        diff_dst,
+        data,
+        alpha,
+        beta,
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def softmax_backward(
+    diff_src: MemoryDesc,
+    diff_dst: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    hint: Primitive,
+    axis: int,
+    log: bool = False,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradient of a softmax.
+
+    Args:
+        diff_src: the gradient of the input.
+        diff_dst: the gradient of the output.
+        dst: the output.
+        hint: the forward primitive.
+        axis: the axis.
+        log: whether the output is the logarithm.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "softmax_backward",
+        needed().engine,
+        SOFTMAX["log" if log else "accurate"],
+        diff_src,
+        diff_dst,
+        dst,
+        axis,
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def batch_normalization_backward(
+    diff_src: MemoryDesc,
+    diff_dst: MemoryDesc,
+    src: MemoryDesc,
+    *,
+    hint: Primitive,
+    epsilon: float,
+    flags: int = 0,
+    parameters: bool = True,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradients of a batch normalization.
+
+    Args:
+        diff_src: the gradient of the input.
+        diff_dst: the gradient of the output.
+        src: the input.
+        hint: the forward primitive.
+        epsilon: that of the forward primitive.
+        flags: those of the forward primitive.
+        parameters: compute the gradients of scale and shift too.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "batch_normalization_backward",
+        needed().engine,
+        PROP["backward" if parameters else "backward_data"],
+        diff_src,
+        diff_dst,
+        src,
+        epsilon,
+        flags,
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
+
+
+def layer_normalization_backward(
+    diff_src: MemoryDesc,
+    diff_dst: MemoryDesc,
+    src: MemoryDesc,
+    *,
+    hint: Primitive,
+    epsilon: float,
+    flags: int = 0,
+    stat: MemoryDesc | None = None,
+    parameters: bool = True,
+    attributes: Attributes | None = None,
+    allow_reference: bool = False,
+) -> Primitive:
+    """The gradients of a layer normalization.  With USE_SHIFT, oneDNN 3.2 wants the argument SHIFT too.
+
+    Args:
+        diff_src: the gradient of the input.
+        diff_dst: the gradient of the output.
+        src: the input.
+        hint: the forward primitive.
+        epsilon: that of the forward primitive.
+        flags: those of the forward primitive.
+        stat: (*batch), mean and variance; None for C order.
+        parameters: compute the gradients of scale and shift too.
+        attributes: post-ops, scales and mode.
+        allow_reference: accept slow reference code.
+
+    Returns:
+        The primitive.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code for it.
+    """
+    return create(
+        "layer_normalization_backward",
+        needed().engine,
+        PROP["backward" if parameters else "backward_data"],
+        diff_src,
+        diff_dst,
+        src,
+        stat,
+        epsilon,
+        flags,
+        hint,
+        attributes=attributes,
+        allow_reference=allow_reference,
+    )
