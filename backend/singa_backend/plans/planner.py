@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import dtypes, limits
 from ..errors import ResourceExhausted
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Node
 from ..kernels.table import Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
@@ -52,6 +53,8 @@ class Plan:
     def _tracer(self, budget: limits.Budget) -> Tracer:
         planner = self.planner
         self.state.visitor = Visitor(planner.executor, budget)
+        self.state.bodies = planner.bodies
+        self.state.visit_body = partial(BodyVisitor, planner.executor)
         made = Tracer(planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget)
         budget.begin(planner.executor.resident, made.live, planner.executor.states)
         return made
@@ -116,8 +119,31 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, (np.ndarray, dict)) else value
 
 
+class BodyVisitor(Visitor):
+    """Computes a Loop, a Scan or another operator with subgraphs, whose bodies run as plans of their own.
+
+    Attributes:
+        bodies: for each body, its plans and the slots in the enclosing graph of the values that are its further inputs.
+    """
+
+    def __init__(self, executor: Executor, budget: limits.Budget, bodies: dict[int, tuple[Planner, tuple[int, ...]]]) -> None:
+        super().__init__(executor, budget)
+        self.bodies = bodies
+
+    def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
+        found = self.bodies.get(id(graph))
+        if found is not None:
+            planner, slots = found
+            self.budget.step()
+            with self.budget.holding(inputs):
+                outputs = planner.run([*inputs, *(outer[s] for s in slots)], self.budget)
+            if outputs is not None:
+                return outputs
+        return super()._inner(graph, inputs, outer)
+
+
 class Planner:
-    """The plans of a model on the CPU.
+    """The plans of a model on the CPU, or of a body of a Loop or Scan.
 
     Attributes:
         region: the calls of the model.
@@ -126,16 +152,24 @@ class Planner:
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
     """
 
-    def __init__(self, graph: Graph, executor: Executor, options: Options) -> None:
+    def __init__(self, graph: Graph, executor: Executor, options: Options, captured: dict[int, Any] | None = None) -> None:
         names = dict(graph.state_slots)
         states = {names[slot]: value for slot, value in executor.states[id(graph)]}
         self.executor = executor
         self.options = options
-        self.region: Region = region_of(graph, states)
+        self.region: Region = region_of(graph, states, captured)
         self.shared: dict[Any, Any] = {}
         self.dynamic: set[int] = set()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.lock = threading.Lock()
+
+    def bodies(self, node: Node, constants: dict[int, Any]) -> dict[int, tuple[Planner, tuple[int, ...]]]:
+        """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
+        made = {}
+        for graph in node.graphs:
+            slots = tuple(outer for outer, _ in graph.captured if outer not in constants)
+            made[id(graph)] = (Planner(graph, self.executor, self.options, constants), slots)
+        return made
 
     def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.

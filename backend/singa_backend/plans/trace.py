@@ -147,9 +147,22 @@ class Segment:
 
 
 class State:
-    """What the steps of a plan share during a run: the visitor of the definitions."""
+    """What the steps of a plan share during a run.
+
+    Attributes:
+        visitor: computes by definitions.
+        bodies: makes the plans of a node's subgraphs.
+        visit_body: makes the visitor of a node with such plans.
+    """
 
     visitor: Visitor
+    bodies: Callable[[Node, dict[int, Any]], Any]
+    visit_body: Callable[[limits.Budget, Any], Visitor]
+
+    def visit(self, node: Node, inputs: list[Any], frame: list[Any], bodies: Any) -> list[Any]:
+        """Compute a node by its definition; its subgraphs by plans."""
+        visitor = self.visit_body(self.visitor.budget, bodies) if bodies else self.visitor
+        return visitor.visit(node, inputs, frame)
 
 
 @dataclass(eq=False)
@@ -538,7 +551,9 @@ class Tracer:
                 frame[outer] = _content(entry)
             return [None if e is None else _content(e) for e in entries]
 
-        outputs = self.state.visitor.visit(call.node, gathered(), frame)
+        constants = {outer: e.array for outer, e in inner if isinstance(e, Value) and e.constant}
+        bodies = self.state.bodies(call.node, constants) if self.options.level and call.node.graphs else None
+        outputs = self.state.visit(call.node, gathered(), frame, bodies)
         made: list[Entry | None] = []
         dynamic = id(call.node) in self.dynamic
         for i, o in zip(call.outputs, outputs, strict=False):
@@ -556,7 +571,7 @@ class Tracer:
             targets = [None if m is None else m if isinstance(m, Loose) else m.array for m in made]
 
             def run() -> None:
-                results = state.visitor.visit(node, gathered(), frame)
+                results = state.visit(node, gathered(), frame, bodies)
                 for target, result in zip(targets, results, strict=False):
                     if target is None:
                         continue
