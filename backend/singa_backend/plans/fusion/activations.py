@@ -1,7 +1,7 @@
 """Activations out of their primitive forms: Gelu, Swish, HardSwish, HardSigmoid, Mish, LeakyRelu, Softplus.
 
-The forms differ in the order of their products.  So the pass starts at the function in the middle (Erf, Tanh, Sigmoid, Clip), follows
-its only reader as long as the value is scale * f(x) + shift, or that times x, and compares the numbers that it has then.
+The forms differ in the order of their products.  So the pass starts at the function in the middle (Erf, Tanh, Sigmoid, Clip),
+follows its only reader as long as the value is scale * f(x) + shift, or that times x, and compares the numbers that it has then.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ HARD_SIGMOID = (Form("HardSwish", {1: 1.0}, 0.0, 1.0),)
 
 
 def activations(edit: Editor) -> int:
-    """For any calls of the form x * (shift + scale * f(p(x))), in any order of the products, replace the last one by an activation.
+    """For any calls of the form x * (shift + scale * f(p(x))), in any order of the products, replace the last one by one call.
 
-    Erf of x / sqrt(2) and Tanh or Sigmoid of the polynomial of the approximation form Gelu; Sigmoid of a multiple of x Swish; Clip of
-    x + 3 to 0 and 6, divided by 6, and HardSigmoid form HardSwish; Tanh of Softplus forms Mish.  The constants must be scalars of
+    Erf of x / sqrt(2) and Tanh or Sigmoid of the polynomial of the approximation form Gelu; Sigmoid of a multiple of x Swish;
+    Clip of x + 3 to 0 and 6, divided by 6, and HardSigmoid form HardSwish; Tanh of Softplus forms Mish.  The constants must be scalars of
     float32, and the values in the middle must not be used elsewhere.
     """
     count = 0
@@ -91,7 +91,13 @@ def hard_sigmoids(edit: Editor) -> int:
     for call in edit.named("Clip", "Min"):
         bounds = _bounds(edit, call)
         root = edit.only_user(call.outputs[0])
-        if bounds is None or bounds[:2] != (0.0, 6.0) or operator(root) not in ("Mul", "Div") or root is None or not edit.once(call.outputs[0]):
+        if (
+            bounds is None
+            or bounds[:2] != (0.0, 6.0)
+            or operator(root) not in ("Mul", "Div")
+            or root is None
+            or not edit.once(call.outputs[0])
+        ):
             continue
         add = edit.made_by(bounds[2], "Add")
         at = None if add is None else next((i for i in (0, 1) if edit.number(add, add.inputs[1 - i]) == 3), None)
@@ -105,7 +111,7 @@ def hard_sigmoids(edit: Editor) -> int:
 
 
 def leaky_relus(edit: Editor) -> int:
-    """For any calls of the form Max(x, a * x), with a between 0 and 1, or Where(x > 0, x, a * x), replace the last one by LeakyRelu."""
+    """For any calls of the form Max(x, a * x), a between 0 and 1, or Where(x > 0, x, a * x), replace the last by LeakyRelu."""
     count = 0
     for root in edit.named("Max", "Where"):
         if root.name == "Max":
@@ -135,7 +141,7 @@ def _leaky(edit: Editor, root: Call, pair: tuple[int, ...], between: bool) -> tu
 
 
 def softplus(edit: Editor) -> int:
-    """For any calls of the form Where(x > c, x, Softplus(x)), with c of 18 or more, replace Where by Softplus: they are equal there."""
+    """For any calls of the form Where(x > c, x, Softplus(x)), where c is at least 18, replace Where by Softplus."""
     count = 0
     for root in edit.named("Where"):
         test, soft = edit.made_by(root.inputs[0], "Greater"), edit.made_by(root.inputs[2], "Softplus")
@@ -256,9 +262,7 @@ def _argument_fits(found: Polynomial, form: Form) -> bool:
     return found.keys() == form.argument.keys() and all(_near(v, form.argument[k], 1e-5) for k, v in found.items())
 
 
-def _finish(
-    edit: Editor, x: int, argument: int, forms: tuple[Form, ...], shift: float, scale: float, calls: list[Call]
-) -> bool:
+def _finish(edit: Editor, x: int, argument: int, forms: tuple[Form, ...], shift: float, scale: float, calls: list[Call]) -> bool:
     inner: list[Call] = []
     found = polynomial(edit, argument, x, inner)
     if found is None:

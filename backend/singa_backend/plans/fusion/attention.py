@@ -20,9 +20,12 @@ STEPS = 24
 def attentions(edit: Editor) -> int:
     """For any calls of the form MatMul(Softmax(scale * MatMul(q, Transpose(k)) + mask), v), replace the last one by Attention.
 
-    The Softmax is over the last axis, the scales are constants that multiply or divide q, k or the product, and the mask is optional.
-    The values have 4 axes: the batches are known to be equal, and the numbers of heads too, or k and v have one head, or repeat their
-    heads by Expand.  The mask is known to broadcast to the product without changing its shape, and that no row of it is all negative
+    The Softmax is over the last axis, the scales are constants that multiply or divide q, k or the product, and the mask is
+    optional.
+    The values have 4 axes: the batches are known to be equal, and the numbers of heads too, or k and v have one head, or
+    repeat their
+    heads by Expand.  The mask is known to broadcast to the product without changing its shape, and that no row of it is all
+    negative
     infinity: Attention returns 0 there, Softmax NaN.  For the same reason a Where in place of the mask stays: it hides NaN in the
     product.  Values in the middle must not be used elsewhere.
     """
@@ -79,7 +82,8 @@ def _attention(edit: Editor, soft: Call) -> bool:
 
 def _product(edit: Editor, value: int) -> tuple[Call | None, float, list[Call]]:
     """The MatMul that a value is a multiple of, the factor, and the calls between them; all are read once."""
-    calls, scale = [], 1.0
+    calls: list[Call] = []
+    scale = 1.0
     for _ in range(3):
         call = edit.producer(value)
         if call is None or not edit.once(value):
@@ -177,7 +181,7 @@ def _visible(edit: Editor, mask: int) -> bool:
 
 
 def magnitude(edit: Editor, value: int, left: list[int]) -> float:
-    """A bound on the magnitude of each element that is not NaN; infinity if none is known.  `left` is how many calls may be visited."""
+    """A bound on the magnitude of each element that is not NaN; infinity if none is known.  `left`: calls that may be visited."""
     array = edit.constant(value)
     if array is not None:
         return _largest(array)
@@ -201,7 +205,20 @@ def magnitude(edit: Editor, value: int, left: list[int]) -> float:
         return max(a, b)
     if name == "Cast" and edit.facts.dtype(value) == dtypes.numpy_dtype(1):
         return magnitude(edit, call.inputs[0], left)
-    if name in ("Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice", "Identity", "Neg", "Abs", "Gather", "Concat", "Flatten"):
+    if name in (
+        "Unsqueeze",
+        "Squeeze",
+        "Reshape",
+        "Expand",
+        "Transpose",
+        "Slice",
+        "Identity",
+        "Neg",
+        "Abs",
+        "Gather",
+        "Concat",
+        "Flatten",
+    ):
         data = call.inputs if name == "Concat" else call.inputs[:1]
         return max(magnitude(edit, i, left) for i in data)
     return math.inf

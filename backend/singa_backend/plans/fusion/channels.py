@@ -50,7 +50,8 @@ class _Linear:
 def channels(edit: Editor) -> int:
     """For any calls of the form f(x) * scale + shift, fold the constants into those of f.
 
-    f is Conv, ConvTranspose, Gemm or MatMul with a constant weight, MatMul + bias, or a BatchNormalization, and the value of f is not
+    f is Conv, ConvTranspose, Gemm or MatMul with a constant weight, MatMul + bias, or a BatchNormalization, and the value of f
+    is not
     used elsewhere.  The scale and the shift have one value, or one for each channel; they are those of a BatchNormalization in
     inference form, or of a Mul, Div, Add or Sub.  The new constants must be finite.
     """
@@ -94,7 +95,9 @@ def _linear(edit: Editor, value: int) -> _Linear | None:
         return None
     bias = None
     if bias_call is not None:
-        bias = edit.constant(bias_call.inputs[0]) if bias_call.inputs[1] == call.outputs[0] else edit.constant(bias_call.inputs[1])
+        bias = (
+            edit.constant(bias_call.inputs[0]) if bias_call.inputs[1] == call.outputs[0] else edit.constant(bias_call.inputs[1])
+        )
     elif name != "MatMul" and len(call.inputs) > 2 and call.inputs[2] != ABSENT:
         bias = edit.constant(call.inputs[2])
         if bias is None:
@@ -122,7 +125,9 @@ def _normalized(edit: Editor, call: Call) -> _Linear | None:
 def _infers(call: Call) -> bool:
     """Whether a BatchNormalization is in inference form."""
     alone = all(o == ABSENT for o in call.outputs[1:])
-    return alone and not call.attributes.get("training_mode", 0) and call.attributes.get("spatial", 1) == 1 and len(call.inputs) == 5
+    return (
+        alone and not call.attributes.get("training_mode", 0) and call.attributes.get("spatial", 1) == 1 and len(call.inputs) == 5
+    )
 
 
 def _affine(edit: Editor, root: Call, at: int, linear: _Linear) -> _Affine | None:
@@ -173,7 +178,9 @@ def _rewrite(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool
     if name != "Gemm" and bias is not None and bias.shape != (linear.channels,):
         return False
     with np.errstate(all="ignore"):
-        old: Any = 0.0 if bias is None else bias.astype(np.float64) * (call.attributes.get("beta", 1.0) if name == "Gemm" else 1.0)
+        old: Any = (
+            0.0 if bias is None else bias.astype(np.float64) * (call.attributes.get("beta", 1.0) if name == "Gemm" else 1.0)
+        )
         new_bias = np.asarray((old if scale is None else old * scale) + (0.0 if shift is None else shift)).astype(weight.dtype)
         new_weight = weight
         if scale is not None:
@@ -184,7 +191,11 @@ def _rewrite(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool
     if scale is not None:
         inputs[1] = edit.region.constant(new_weight, edit.region.names.get(call.inputs[1], ""))
     has_bias = bias is not None or shift is not None
-    bias_id = edit.region.constant(new_bias, edit.region.names.get(call.inputs[2], "") if len(call.inputs) > 2 else "") if has_bias else ABSENT
+    bias_id = (
+        edit.region.constant(new_bias, edit.region.names.get(call.inputs[2], "") if len(call.inputs) > 2 else "")
+        if has_bias
+        else ABSENT
+    )
     origins = [c for c in (call, linear.bias_call, root) if c is not None]
     if name == "MatMul":
         if not has_bias:
@@ -201,7 +212,10 @@ def _rewrite(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool
 def _rewrite_normalization(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool:
     call = linear.call
     arrays = [edit.constant(i) for i in call.inputs[1:3]]
-    if any(a is None or a.shape != (linear.channels,) or a.dtype not in FLOATS for a in arrays) or root.name == "BatchNormalization":
+    if (
+        any(a is None or a.shape != (linear.channels,) or a.dtype not in FLOATS for a in arrays)
+        or root.name == "BatchNormalization"
+    ):
         return False
     made = []
     with np.errstate(all="ignore"):

@@ -24,7 +24,8 @@ KEPT = ("DequantizeLinear",)
 def constants(edit: Editor) -> int:
     """For any deterministic call whose inputs are all constants, replace its results by constants.
 
-    The results must not be larger than a bound and the constants that they replace; a call that fails stays, and fails when it runs.
+    The results must not be larger than a bound and the constants that they replace; a call that fails stays, and fails when it
+    runs.
     """
     known, count = edit.region.constants, 0
     for call in edit.calls():
@@ -63,10 +64,16 @@ def _results(edit: Editor, call: Call) -> dict[int, np.ndarray] | None:
     except (SonnxError, ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError):
         return None
     made = {o: r for o, r in zip(call.outputs, found, strict=False) if o != ABSENT}
-    if any(not isinstance(r, np.ndarray) or r.dtype == object for r in made.values()) or sum(r.nbytes for r in made.values()) > room:
+    if (
+        any(not isinstance(r, np.ndarray) or r.dtype == object for r in made.values())
+        or sum(r.nbytes for r in made.values()) > room
+    ):
         return None
     owned = {id(v) for v in values}
-    return {o: r.copy() if r.base is not None and id(r.base) not in owned and r.base.nbytes > 2 * r.nbytes else r for o, r in made.items()}
+    return {
+        o: r.copy() if r.base is not None and id(r.base) not in owned and r.base.nbytes > 2 * r.nbytes else r
+        for o, r in made.items()
+    }
 
 
 def compute(call: Call, values: list[Any]) -> list[Any]:

@@ -176,7 +176,9 @@ class Editor:
         self.region.constants.update(results)
         self._drop(call)
 
-    def call(self, op_type: str, inputs: Sequence[int], origins: Sequence[Call], outputs: Sequence[int] = (), **attributes: Any) -> Call:
+    def call(
+        self, op_type: str, inputs: Sequence[int], origins: Sequence[Call], outputs: Sequence[int] = (), **attributes: Any
+    ) -> Call:
         """A call of an operator's newest version, which returns new values if `outputs` is not given."""
         return call_of(op_type, inputs, outputs or (self.region.new(),), origins, **attributes)
 

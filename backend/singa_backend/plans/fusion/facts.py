@@ -1,7 +1,7 @@
 """What is known of the values of a region before it runs: dtypes, shapes with symbolic sizes, and shapes that are computed.
 
-A dtype is that of a class of values: the operators' schemas bind the inputs and outputs of each call to one element type.  A size is
-an int, or a string that names an unknown size; values with the same name have the same size.
+A dtype is that of a class of values: the operators' schemas bind the inputs and outputs of each call to one element type.  A
+size is an int, or a string that names an unknown size; values with the same name have the same size.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ MOST = 64
 
 FIRST = (
     "Softmax", "LogSoftmax", "Hardmax", "BatchNormalization", "LayerNormalization", "InstanceNormalization", "LRN", "Dropout",
-    "GroupNormalization", "RMSNormalization", "LpNormalization", "CumSum", "RotaryEmbedding", "ScatterND", "ScatterElements", "Trilu",
+    "GroupNormalization", "RMSNormalization", "LpNormalization", "CumSum", "RotaryEmbedding", "ScatterND", "ScatterElements",
+    "Trilu",
 )  # fmt: skip
 """Operators whose first result has the shape of the first input, as those with the traits `unary` and `shape_of_first`."""
 
 
 MODERN = {
-    "Add": 7, "Sub": 7, "Mul": 7, "Div": 7, "Pow": 7, "Sum": 8, "Max": 8, "Min": 8, "Mean": 8, "Gemm": 7, "PRelu": 7, "Softmax": 11,
-    "BatchNormalization": 7, "Greater": 7, "Less": 7, "Equal": 7, "And": 7, "Or": 7, "Xor": 7,
+    "Add": 7, "Sub": 7, "Mul": 7, "Div": 7, "Pow": 7, "Sum": 8, "Max": 8, "Min": 8, "Mean": 8, "Gemm": 7, "PRelu": 7,
+    "Softmax": 11, "BatchNormalization": 7, "Greater": 7, "Less": 7, "Equal": 7, "And": 7, "Or": 7, "Xor": 7,
 }  # fmt: skip
 """The schema version from which an operator has its present meaning, if it had another one before."""
 
@@ -98,7 +99,9 @@ class Facts:
             if dtype is not None:
                 self._dtypes[value] = np.dtype(dtype)
             if shape is not None:
-                self._shapes[value] = tuple(self.fresh() if d is None else f"={d}" if isinstance(d, str) else int(d) for d in shape)
+                self._shapes[value] = tuple(
+                    self.fresh() if d is None else f"={d}" if isinstance(d, str) else int(d) for d in shape
+                )
 
     # --- asking ---
 
@@ -364,7 +367,9 @@ def _concat(facts: Facts, call: Call) -> None:
         if i != axis % len(first):
             made.append(next((d for d in column if isinstance(d, int)), column[0]))
         else:
-            made.append(sum(d for d in column if isinstance(d, int)) if all(isinstance(d, int) for d in column) else facts.fresh())
+            made.append(
+                sum(d for d in column if isinstance(d, int)) if all(isinstance(d, int) for d in column) else facts.fresh()
+            )
     facts._set(call.outputs[0], made)
 
 

@@ -34,10 +34,12 @@ class _Deviation:
 def layer_norms(edit: Editor) -> int:
     """For any calls of the form d / sqrt(mean(d * d) + epsilon) * scale + shift, replace the last one by a normalization.
 
-    d is x - mean(x), for LayerNormalization, or x, for RMSNormalization.  The means are over the last axes, and keep them.  The square
-    is a product or a Pow, the division also a product with the reciprocal.  `* scale` and `+ shift` are optional, and taken if they
-    are constants with the sizes of these axes.  In another form, the scale multiplies the reciprocal first:
-    x * r + (shift - mean(x) * r), where r is the scale divided by the deviation.  Values in the middle must not be used elsewhere.
+    d is x - mean(x), for LayerNormalization, or x, for RMSNormalization.  The means are over the last axes, and keep them.
+    The square
+    is a product or a Pow, the division also a product with the reciprocal.  `* scale` and `+ shift` are optional, and taken if
+    they are constants with the sizes of these axes.  In another form, the scale multiplies the reciprocal first:
+    x * r + (shift - mean(x) * r), where r is the scale divided by the deviation.  Values in the middle must not be used
+    elsewhere.
     """
     count = 0
     for root in edit.named("Sqrt", "Pow"):
@@ -63,7 +65,9 @@ def _layer_norm(edit: Editor, root: Call) -> int:
     inverse, value = power < 0, root.outputs[0]
     if not inverse:
         user = edit.only_user(value)
-        if user is not None and (operator(user) == "Reciprocal" or (operator(user) == "Div" and edit.number(user, user.inputs[0]) == 1)):
+        if user is not None and (
+            operator(user) == "Reciprocal" or (operator(user) == "Div" and edit.number(user, user.inputs[0]) == 1)
+        ):
             found.calls.append(user)
             inverse, value = True, user.outputs[0]
     done = _folded(edit, found, axis, value) if inverse and found.mean is not None else None
@@ -199,7 +203,11 @@ def _as_parameter(edit: Editor, value: int, found: _Deviation, axis: int) -> int
         if any(isinstance(d, str) for d in sizes):
             return None
         array = np.ascontiguousarray(np.broadcast_to(array, tuple(int(d) for d in sizes)))
-    return value if array.shape == edit.region.constants[value].shape else edit.region.constant(array, edit.region.names.get(value, ""))
+    return (
+        value
+        if array.shape == edit.region.constants[value].shape
+        else edit.region.constant(array, edit.region.names.get(value, ""))
+    )
 
 
 def _normalize(edit: Editor, found: _Deviation, axis: int, scale: int | None, shift: int | None, calls: list[Call]) -> None:
@@ -247,8 +255,8 @@ def _folded(edit: Editor, found: _Deviation, axis: int, value: int) -> bool | No
 def group_norms(edit: Editor) -> int:
     """For any calls of the form Reshape(InstanceNormalization(Reshape(x))) * scale + shift, replace Add by GroupNormalization.
 
-    The first Reshape joins the channels of each group, the second one restores the shape of x; the InstanceNormalization scales all
-    groups by 1 and shifts them by 0; scale and shift are constants with one value for each channel.
+    The first Reshape joins the channels of each group, the second one restores the shape of x; the InstanceNormalization
+    scales all groups by 1 and shifts them by 0; scale and shift are constants with one value for each channel.
     """
     count = 0
     for norm in edit.named("InstanceNormalization"):
@@ -261,7 +269,13 @@ def group_norms(edit: Editor) -> int:
         if shape is None or groups is None or len(shape) < 3 or len(groups) < 3 or edit.facts.shape(second.outputs[0]) != shape:
             continue
         number, channels = groups[1], shape[1]
-        if groups[0] != shape[0] or not isinstance(number, int) or not isinstance(channels, int) or number < 1 or channels % number:
+        if (
+            groups[0] != shape[0]
+            or not isinstance(number, int)
+            or not isinstance(channels, int)
+            or number < 1
+            or channels % number
+        ):
             continue
         if ones is None or zeros is None or ones.dtype != np.float32 or (ones != 1).any() or zeros.any():
             continue

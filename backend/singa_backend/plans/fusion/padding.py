@@ -8,12 +8,17 @@ from .editing import Editor
 
 
 def padding(edit: Editor) -> int:
-    """For any calls of the form Conv(Pad(x, pads), ...), where Pad adds zeros on the spatial axes only, add pads to those of Conv."""
+    """For any calls of the form Conv(Pad(x, pads), ...), where Pad adds zeros on spatial axes only, add pads to those of Conv."""
     count = 0
     for conv in edit.named("Conv"):
         pad = edit.made_by(conv.inputs[0], "Pad")
         weight = edit.facts.shape(conv.inputs[1])
-        if pad is None or weight is None or not edit.once(pad.outputs[0]) or _mode(conv, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        if (
+            pad is None
+            or weight is None
+            or not edit.once(pad.outputs[0])
+            or _mode(conv, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        ):
             continue
         added = _pads(edit, pad, len(weight))
         if added is None:
@@ -50,7 +55,7 @@ def _pads(edit: Editor, pad: Call, rank: int) -> list[int] | None:
     if pads is None:
         return None
     full = [0] * (2 * rank)
-    axes = range(rank)
+    axes = list(range(rank))
     if len(pad.inputs) > 3 and pad.inputs[3] != ABSENT:
         given = edit.ints(pad.inputs[3])
         if given is None or not all(-rank <= a < rank for a in given):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..region import Region
 from .activations import activations, hard_sigmoids, leaky_relus, softplus
+from .additions import additions, windows
 from .attention import attentions, scales
 from .channels import channels
 from .constants import constants
@@ -36,6 +37,8 @@ LEVEL_2: tuple[Pass, ...] = (
     hard_sigmoids,
     leaky_relus,
     softplus,
+    windows,
+    additions,
     attentions,
     scales,
     products,
@@ -55,7 +58,8 @@ def fuse(
     Args:
         region: the region, which is changed.
         level: 0 for nothing, 1 for the passes that only remove calls, 2 for all.
-        types: the dtypes and shapes of values that are known, such as those of the inputs: id -> (dtype, shape), in which a size is an
+        types: the dtypes and shapes of values that are known, such as those of the inputs: id -> (dtype, shape), in which a
+        size is an
             int, a name that all sizes of one value share, or None.
         only: the names of the passes to run; None for those of the level.
 

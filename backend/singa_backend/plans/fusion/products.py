@@ -30,10 +30,10 @@ class _Product:
 
 
 def products(edit: Editor) -> int:
-    """For any calls of the form MatMul(x, W1), MatMul(x, W2), ..., each with an optional bias, replace them by one MatMul and a Split.
+    """For any calls of the form MatMul(x, W1), MatMul(x, W2), ..., with optional biases, replace them by one MatMul and a Split.
 
-    Gemm(x, W) too, without factors and a transposed x.  The weights are constant matrices of one dtype, joined along their columns.
-    All results are read by Reshape, Transpose or Attention only.
+    Gemm(x, W) too, without factors and a transposed x.  The weights are constant matrices of one dtype, joined along their
+    columns.  All results are read by Reshape, Transpose or Attention only.
     """
     groups: dict[tuple[int, str], list[_Product]] = {}
     for call in edit.named("MatMul", "Gemm"):

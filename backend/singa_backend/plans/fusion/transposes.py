@@ -37,7 +37,7 @@ def _perm(edit: Editor, call: Call | None) -> tuple[int, ...] | None:
 
 
 def cancelled(edit: Editor) -> int:
-    """For any calls of the form Transpose(f(Transpose(x))), where f is elementwise, of one value, and the Transposes cancel, remove both.
+    """For any calls of the form Transpose(f(Transpose(x))), where f is elementwise and the Transposes cancel, remove both.
 
     f is a chain of unary operators, and of operators with a constant of one element.
     """
@@ -53,7 +53,11 @@ def cancelled(edit: Editor) -> int:
         for step in reversed(chain):
             outputs = call.outputs if step is chain[0] else (edit.region.new(),)
             node = step.node
-            made.append(Call(node, tuple(value if i == old else i for i in step.inputs), tuple(outputs), step.scope, (*step.origins, node)))
+            made.append(
+                Call(
+                    node, tuple(value if i == old else i for i in step.inputs), tuple(outputs), step.scope, (*step.origins, node)
+                )
+            )
             value, old = outputs[0], step.outputs[0]
         edit.put(call, *made)
         count += 1
@@ -65,7 +69,12 @@ def _chain(edit: Editor, value: int) -> list[Call]:
     found: list[Call] = []
     while len(found) < LENGTH:
         step = edit.producer(value)
-        if step is None or not edit.once(value) or len([o for o in step.outputs if o != ABSENT]) != 1 or _source(edit, step) == ABSENT:
+        if (
+            step is None
+            or not edit.once(value)
+            or len([o for o in step.outputs if o != ABSENT]) != 1
+            or _source(edit, step) == ABSENT
+        ):
             return found
         found.append(step)
         value = _source(edit, step)
@@ -88,9 +97,10 @@ def _source(edit: Editor, step: Call) -> int:
 
 
 def through_reshapes(edit: Editor) -> int:
-    """For any calls of the form Reshape(Transpose(Reshape(x))), where the first one joins axes of x and the last one splits them again,
-    replace the last one by a Transpose of x.  The shapes must be known, if only by the names of their sizes.
-    """  # fmt: skip
+    """For any calls of the form Reshape(Transpose(Reshape(x))), where the last splits what the first joins, use one Transpose.
+
+    The shapes must be known, if only by the names of their sizes.
+    """
     count = 0
     for last in edit.named("Reshape"):
         middle = edit.made_by(last.inputs[0], "Transpose")
