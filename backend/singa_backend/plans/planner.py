@@ -16,6 +16,7 @@ from ..ir.graph import Graph, Node
 from ..kernels.table import Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
+from .fusion import fuse
 from .region import Region, region_of
 from .trace import Facts, Loose, Mismatch, Segment, State, Tracer
 
@@ -148,6 +149,7 @@ class Planner:
     Attributes:
         region: the calls of the model.
         options: how the plans compute.
+        fused: the number of rewrites of each pass.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
     """
@@ -158,6 +160,8 @@ class Planner:
         self.executor = executor
         self.options = options
         self.region: Region = region_of(graph, states, captured)
+        types = {i: (v.dtype, v.shape) for i, v in zip(self.region.inputs, graph.inputs, strict=False) if v.kind == "tensor"}
+        self.fused = fuse(self.region, options.level, types)
         self.shared: dict[Any, Any] = {}
         self.dynamic: set[int] = set()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()

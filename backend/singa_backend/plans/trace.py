@@ -23,6 +23,7 @@ from ..kernels.values import FINITE, INFINITE, NAN, Buffer, Step, Value, aligned
 from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
+from .fusion import fuse
 from .region import Call, Region, branch_of
 
 GENERATORS = frozenset(
@@ -307,8 +308,11 @@ class Tracer:
             before, region.calls = region.calls, []
             outputs = branch_of(region, graph, call.scope)
             made, region.calls = region.calls, before
-            self.shared[key] = Region(made, (), outputs, region.constants, region.names, region.size)
-        inner: Region = self.shared[key]
+            inner = Region(made, (), outputs, region.constants, region.names, region.size)
+            fuse(inner, self.options.level)
+            region.size = inner.size
+            self.shared[key] = inner
+        inner = self.shared[key]
         for c in inner.calls:
             self.uses.update(c.reads)
         self.uses.update(inner.outputs)
