@@ -2,8 +2,8 @@
 
     tox -e compare-models -- --to FOLDER [--models resnet50 bert] [--batch 1 8] [--again]
 
-A family that needs a package which is not installed (torch, onnxruntime, silero-vad) is named and left out.  Every family is built
-in its own process.  Files that exist are kept, unless --again.
+A family that needs a package which is not installed (torch, onnxruntime, silero-vad) is named and left out.  Every family is
+built in its own process.  Files that exist are kept, unless --again.
 
     light     the light models of the onnx wheel
     torch     the nets of compare_nets.py, exported from PyTorch
@@ -135,7 +135,7 @@ def inputs_of(path: Path, name: str, batch: int, seed: int = 0) -> dict[str, np.
 
 
 def light(name: str, batch: int, path: Path) -> None:
-    """Write a light model with random weights at a batch size, its constants folded; what its last Softmax reads is an output too."""
+    """Write a light model with random weights and folded constants.  What its last Softmax reads is an output too."""
     from singa_backend.conform import light_models
 
     model = light_models.model({"alexnet": "bvlc_alexnet"}.get(name, name.replace("-", "_")))

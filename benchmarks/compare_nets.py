@@ -1,8 +1,8 @@
 """The nets that benchmarks/compare_models.py exports from PyTorch: plain definitions, random weights, seed 0.
 
-`build(name)` returns a net in evaluation mode; the same torch release draws the same weights, so the peers of
-benchmarks/compare.py that run PyTorch build the net again instead of reading a file.  `examples(name, batch)` returns its inputs by
-name, in the order of `forward`.  `HELD_OUT` were named before anything was tuned, and are only timed at the end.
+`build(name)` returns a net in evaluation mode.  The same torch release draws the same weights, so the peers of
+benchmarks/compare.py that run PyTorch build the net again instead of reading a file.  `examples(name, batch)` returns its inputs
+by name, in the order of `forward`.
 """
 
 from __future__ import annotations
