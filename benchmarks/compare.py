@@ -309,7 +309,8 @@ def page(document: Json) -> str:
         lines += ["", "## No result", "", *(f"* {r['model']}, batch {r['batch']}, {label}: {why}" for r, label, why in failed)]
     prepared = [r for r in rows if r.get("prepare")]
     if prepared:
-        lines += ["", "## Preparing", "", "Our time over onnxruntime's until the model is prepared, and until it has answered once;",
+        lines += ["", "## Preparing", "",
+                  "Our time over onnxruntime's until the model is prepared, and until it has answered once;",
                   "and by how much preparing raises the peak of memory, over the size of the file.", "",
                   "| model | batch | prepared | answered | memory | onnxruntime |", "|---|---|---|---|---|---|"]  # fmt: skip
         for row in prepared:

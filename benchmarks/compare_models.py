@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -30,6 +29,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+
+from singa_backend.files import write_bytes
 
 BATCH = 0
 """A dimension of `Model.shapes` that is the batch."""
@@ -134,8 +135,8 @@ def inputs_of(path: Path, name: str, batch: int, seed: int = 0) -> dict[str, np.
 # --- light
 
 
-def light(name: str, batch: int, path: Path) -> None:
-    """Write a light model with random weights and folded constants.  What its last Softmax reads is an output too."""
+def light(name: str, batch: int, folder: Path) -> ModelProto:
+    """Return a light model with random weights and folded constants.  What its last Softmax reads is an output too."""
     from singa_backend.conform import light_models
 
     model = light_models.model({"alexnet": "bvlc_alexnet"}.get(name, name.replace("-", "_")))
@@ -170,7 +171,7 @@ def light(name: str, batch: int, path: Path) -> None:
         logits.name = graph.node[-1].input[0]
     del graph.value_info[:]
     onnx.checker.check_model(model)
-    onnx.save(model, path)
+    return model
 
 
 def _open(name: str) -> Any:
@@ -187,9 +188,10 @@ def _rename(graph: Any, old: str, new: str) -> None:
 # --- torch
 
 
-def nets(name: str, batch: int, path: Path) -> None:
-    """Write a net of compare_nets.py."""
-    importlib.import_module("compare_nets").export(name, batch, path)
+def nets(name: str, batch: int, folder: Path) -> ModelProto:
+    """Return a net of compare_nets.py."""
+    found: ModelProto = importlib.import_module("compare_nets").export(name, batch)
+    return found
 
 
 # --- graphs
@@ -271,83 +273,74 @@ def mixed(count: int, batch: int) -> ModelProto:
     return add.model(at, [batch, 64])
 
 
-def graphs(name: str, batch: int, path: Path) -> None:
-    """Write a graph of small operators."""
+def graphs(name: str, batch: int, folder: Path) -> ModelProto:
+    """Return a graph of small operators."""
     make, count = {"chain1000": (chain, 1000), "shapes300": (shapes, 300), "mixed300": (mixed, 300)}[name]
     model = make(count, batch)
     onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, path)
+    return model
 
 
 # --- package
 
 
-def package(name: str, batch: int, path: Path) -> None:
-    """Copy the model that silero-vad publishes."""
-    files = metadata.files("silero-vad") or []
-    (found,) = [f for f in files if f.name == "silero_vad.onnx"]
-    shutil.copyfile(str(found.locate()), path)
+def package(name: str, batch: int, folder: Path) -> bytes:
+    """Return the file that silero-vad publishes."""
+    (found,) = [f for f in metadata.files("silero-vad") or [] if f.name == "silero_vad.onnx"]
+    return Path(str(found.locate())).read_bytes()
 
 
 # --- int8
 
 
-def int8(name: str, batch: int, path: Path) -> None:
-    """Write a quantized form of a model that is in the same folder."""
+def int8(name: str, batch: int, folder: Path) -> bytes:
+    """Return a quantized form of a model that is in the folder."""
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     base, _, form = name.partition("-")
-    source = path_of(path.parent, base, batch)
+    source, kinds = path_of(folder, base, batch), quantization.QuantType
     if not source.exists():
-        raise FileNotFoundError(f"{name} is a form of {source}, which does not exist: build it first")
-    work = path.with_suffix(".work")
-    work.mkdir(exist_ok=True)
-    try:
-        model = onnx.load(source)
-        if model.opset_import[0].version < 13:  # before opset 13 nothing is quantized by channel
-            model = onnx.version_converter.convert_version(model, 13)
-        for node in model.graph.node:
-            if node.op_type == "Sum" and len(node.input) == 2:  # the quantizer leaves Sum in float
-                node.op_type = "Add"
-        onnx.save(model, work / "model.onnx")
-        quant_pre_process(str(work / "model.onnx"), str(work / "ready.onnx"), skip_symbolic_shape=True)
+        raise FileNotFoundError(f"{name} is a form of {source}, which does not exist: build {base} first")
+    model = onnx.load(source)
+    if model.opset_import[0].version < 13:  # before opset 13 nothing is quantized by channel
+        model = onnx.version_converter.convert_version(model, 13)
+    for node in model.graph.node:
+        if node.op_type == "Sum" and len(node.input) == 2:  # the quantizer leaves Sum in float
+            node.op_type = "Add"
+
+    class Samples(quantization.CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
+        def __init__(self) -> None:
+            self.left: Iterator[Any] = iter([inputs_of(source, base, batch, seed) for seed in (1, 2)])
+
+        def get_next(self) -> Any:
+            return next(self.left, None)
+
+    with tempfile.TemporaryDirectory() as work:
+        given, ready, done = (Path(work) / f"{n}.onnx" for n in ("given", "ready", "done"))
+        write_bytes(given, model.SerializeToString())
+        quant_pre_process(str(given), str(ready), skip_symbolic_shape=True)
         if form == "dynamic":
-            quantization.quantize_dynamic(work / "ready.onnx", path, per_channel=True, weight_type=quantization.QuantType.QInt8)
-            return
-
-        class Samples(quantization.CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
-            def __init__(self) -> None:
-                self.left: Iterator[Any] = iter([inputs_of(source, base, batch, seed) for seed in (1, 2)])
-
-            def get_next(self) -> Any:
-                return next(self.left, None)
-
-        kinds = quantization.QuantType
-        quantization.quantize_static(
-            work / "ready.onnx", path, Samples(), per_channel=True, weight_type=kinds.QInt8,
-            activation_type=kinds.QUInt8 if form == "u8s8" else kinds.QInt8,
-        )  # fmt: skip
-    finally:
-        shutil.rmtree(work)
+            quantization.quantize_dynamic(ready, done, per_channel=True, weight_type=kinds.QInt8)
+        else:
+            activations = kinds.QUInt8 if form == "u8s8" else kinds.QInt8
+            quantization.quantize_static(
+                ready, done, Samples(), per_channel=True, weight_type=kinds.QInt8, activation_type=activations
+            )
+        return done.read_bytes()
 
 
 # --- the command
 
-BUILDERS: dict[str, Callable[[str, int, Path], None]] = {
+BUILDERS: dict[str, Callable[[str, int, Path], ModelProto | bytes]] = {
     "light": light, "torch": nets, "graphs": graphs, "package": package, "int8": int8,
 }  # fmt: skip
 
 
 def build(folder: Path, name: str, batch: int) -> None:
-    """Write one model; an interrupted one leaves no file of that name."""
-    target = path_of(folder, name, batch)
-    part = target.with_name(f"part-{target.name}")
-    try:
-        BUILDERS[MODELS[name].family](name, batch, part)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    """Write one model into a folder."""
+    found, target = BUILDERS[MODELS[name].family](name, batch, folder), path_of(folder, name, batch)
+    write_bytes(target, found if isinstance(found, bytes) else found.SerializeToString())
     print(f"{target.name:28} {target.stat().st_size / 2**20:8.1f} MiB", flush=True)
 
 

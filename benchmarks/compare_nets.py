@@ -629,8 +629,8 @@ def examples(name: str, batch: int) -> dict[str, Tensor]:
     return NETS[name][1](batch)
 
 
-def export(name: str, batch: int, path: Any) -> None:
-    """Write a net as ONNX: opset 18, by the exporter that captures an FX graph; the length of a past stays open."""
+def export(name: str, batch: int) -> Any:
+    """Return a net as a ModelProto: opset 18, by the exporter that captures an FX graph; the length of a past stays open."""
     feeds = examples(name, batch)
     net = build(name)
     shapes: Any = None
@@ -648,4 +648,4 @@ def export(name: str, batch: int, path: Any) -> None:
             input_names=list(feeds), output_names=outputs, verbose=False,
         )  # fmt: skip
     assert program is not None
-    program.save(str(path), external_data=False)
+    return program.model_proto
