@@ -253,7 +253,8 @@ def join(documents: Sequence[Json]) -> Json:
 def _cell(ratio: float | None) -> str:
     if ratio is None:
         return ""
-    return f"**{ratio:.2f}**" if ratio > TIE else f"{ratio:.2f}"
+    shown = f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}"
+    return f"**{shown}**" if ratio > TIE else shown
 
 
 def _means(rows: Sequence[Json], title: str) -> str:

@@ -175,7 +175,7 @@ def _serve(name: str, threads: int, receive: Connection, send: Connection) -> No
         run = bind(feeds)
         found = run()
         answered = time.perf_counter()
-        outputs = [np.array(v) for v in found]
+        outputs = [np.array(np.asarray(v)) for v in found]  # a copy: a later run may overwrite them
         return {"prepare": prepared - began, "answer": answered - began, "memory": max(0, peak - before), "outputs": outputs}
 
     def turn(untimed: int, seconds: float) -> list[float]:

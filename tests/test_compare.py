@@ -162,3 +162,11 @@ def test_a_light_model_at_another_batch(bench: Any, tmp_path: Path) -> None:
 def test_held_out_models_are_fixed(bench: Any) -> None:
     held_out = {name for name, model in bench.compare_models.MODELS.items() if model.held_out}
     assert held_out == {"resnext", "mobilenetv3", "conformer", "crnn", "swin"}
+
+
+@pytest.mark.skipif(not (ROOT / "reports" / "benchmark-compare.json").exists(), reason="no comparison is published")
+def test_the_published_page_is_what_its_figures_render_to(bench: Any) -> None:
+    document = json.loads((ROOT / "reports" / "benchmark-compare.json").read_text("utf-8"))
+    assert document["rows"] and bench.compare.problems(document) == []
+    for suffix, render in ((".md", bench.compare.page), (".svg", bench.compare.plot)):
+        assert (ROOT / "reports" / f"benchmark-compare{suffix}").read_text("utf-8") == render(document)
