@@ -302,12 +302,16 @@ def page(document: Json) -> str:
             cells = [_cell(row["ratios"].get(p)) for p in peers] + [_cell(best(row))]
             if extra:
                 cells += _int8(row)
-            apart = row["difference"].get(OURS)
-            cells.append("" if apart is None else f"{apart:.1e}")
+            ours = row["difference"].get(OURS)
+            cells.append("" if ours is None else f"{ours:.1e}")
             lines.append(f"| {row['model']} | {row['batch']} | {' | '.join(cells)} |")
     failed = [(r, label, why) for r in rows for label, why in r["failed"].items()]
     if failed:
         lines += ["", "## No result", "", *(f"* {r['model']}, batch {r['batch']}, {label}: {why}" for r, label, why in failed)]
+    apart = [(r, label, d) for r in rows for label, d in r["difference"].items() if d > TOLERANCE]
+    if apart:
+        lines += ["", f"## Outputs that differ from onnxruntime's by more than {TOLERANCE:g}", ""]
+        lines += [f"* {r['model']}, batch {r['batch']}, {label}: {d:.1e}" for r, label, d in apart]
     prepared = [r for r in rows if r.get("prepare")]
     if prepared:
         lines += ["", "## Preparing", "",

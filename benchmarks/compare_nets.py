@@ -386,7 +386,8 @@ class T5Encoder(nn.Module):
         at = torch.arange(input_ids.shape[1])
         distance = at[None, :] - at[:, None]
         near = distance.abs()
-        far = 8 + (torch.log(near.clamp(min=1).float() / 8) / math.log(128 / 8) * 8).long()
+        # The small sum keeps the bounds of the buckets (16, 32, 64) away from rounding, which differs between runtimes.
+        far = 8 + (torch.log(near.clamp(min=1).float() / 8) / math.log(128 / 8) * 8 + 1e-3).long()
         bucket = (distance > 0).long() * 16 + torch.where(near < 8, near, far.clamp(max=15))
         bias = self.bias(bucket).permute(2, 0, 1)[None]
         bias = bias + (1.0 - attention_mask[:, None, None, :].float()) * -1e9

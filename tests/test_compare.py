@@ -159,6 +159,17 @@ def test_a_light_model_at_another_batch(bench: Any, tmp_path: Path) -> None:
     assert probabilities.shape == logits.shape == (2, 1000) and not np.array_equal(logits[0], logits[1])
 
 
+def test_other_outputs_are_named(bench: Any) -> None:
+    """A float model must agree; int8 may differ by a step, and the page names it."""
+    rows = [_row(1, 1, 1) | {"difference": {"sonnx": 0.5, "openvino": 0.25}}]
+    rows += [_row(1, 1, 1, "bert-u8s8") | {"difference": {"sonnx": 0.125}}]
+    (problem,) = bench.compare.problems(_document(*rows))
+    assert problem == "mlp, batch 1: differs from onnxruntime by 5.0e-01 of the largest value"
+    page = bench.compare.page(_document(*rows))
+    for line in ("mlp, batch 1, sonnx: 5.0e-01", "mlp, batch 1, openvino: 2.5e-01", "bert-u8s8, batch 1, sonnx: 1.2e-01"):
+        assert f"* {line}\n" in page
+
+
 def test_held_out_models_are_fixed(bench: Any) -> None:
     held_out = {name for name, model in bench.compare_models.MODELS.items() if model.held_out}
     assert held_out == {"resnext", "mobilenetv3", "conformer", "crnn", "swin"}
