@@ -91,8 +91,9 @@ class Plan:
         assert segment.point is not None
         while len(segment.next) >= BRANCHES:
             del segment.next[next(iter(segment.next))]
-        tracer = self._tracer(budget)
-        segment.next[key] = tracer.resume(segment.point)
+        with self.planner.tracing:
+            tracer = self._tracer(budget)
+            segment.next[key] = tracer.resume(segment.point)
         return _outputs(tracer.segment)
 
     @property
@@ -166,6 +167,7 @@ class Planner:
         self.dynamic: set[int] = set()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.lock = threading.Lock()
+        self.tracing = threading.RLock()  # a trace may add branches to the region
 
     def bodies(self, node: Node, constants: dict[int, Any]) -> dict[int, tuple[Planner, tuple[int, ...]]]:
         """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
@@ -194,7 +196,8 @@ class Planner:
                         if not all(map(_finite, inputs)):
                             return None
                         plan = Plan(self)
-                        outputs = plan.trace(inputs, budget)
+                        with self.tracing:
+                            outputs = plan.trace(inputs, budget)
                         self._keep(key, plan)
                         return outputs
                     if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):

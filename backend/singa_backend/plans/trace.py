@@ -429,6 +429,7 @@ class Tracer:
                 continue
             made = result if isinstance(result, tuple) else (result,)
             self._accept(group[:taken], made)
+            self._release(first_buffer)
             return taken
         return 0
 
@@ -437,6 +438,13 @@ class Tracer:
         for b in self.buffers[first:]:
             self.live.pop(id(b), None)
         del self.buffers[first:]
+
+    def _release(self, first: int) -> None:
+        """Release the memory that a kernel has used for itself."""
+        for b in self.buffers[first:]:
+            if b.users <= 0:
+                self.live.pop(id(b), None)
+                b.memory = None
 
     def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[Call]) -> None:
         origins = tuple(n for c in calls for n in (c.origins or (c.node,)))
@@ -550,14 +558,14 @@ class Tracer:
         inner = [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
         frame: list[Any] = [None] * len(call.scope)
 
-        def gathered() -> list[Any]:
+        def gather() -> list[Any]:
             for outer, entry in inner:
                 frame[outer] = _content(entry)
             return [None if e is None else _content(e) for e in entries]
 
         constants = {outer: e.array for outer, e in inner if isinstance(e, Value) and e.constant}
         bodies = self.state.bodies(call.node, constants) if self.options.level and call.node.graphs else None
-        outputs = self.state.visit(call.node, gathered(), frame, bodies)
+        outputs = self.state.visit(call.node, gather(), frame, bodies)
         made: list[Entry | None] = []
         dynamic = id(call.node) in self.dynamic
         for i, o in zip(call.outputs, outputs, strict=False):
@@ -571,11 +579,16 @@ class Tracer:
                 made.append(Loose(_owned(o)))
         state, node = self.state, call.node
 
+        loose = any(isinstance(e, Loose) for e in (*entries, *(e for _, e in inner)))
+
         def bind() -> Any:
             targets = [None if m is None else m if isinstance(m, Loose) else m.array for m in made]
+            arrays = gather()
+            given = list(frame)
 
             def run() -> None:
-                results = state.visit(node, gathered(), frame, bodies)
+                values, around = (gather(), frame) if loose else (arrays, given)
+                results = state.visit(node, values, around, bodies)
                 for target, result in zip(targets, results, strict=False):
                     if target is None:
                         continue
