@@ -27,6 +27,10 @@ class Refused(Exception):
     """A kernel does not apply; the message is the reason."""
 
 
+class Invalid(Exception):
+    """The data of a run are not valid for a step: the definitions compute the run, and report the error."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How a plan may compute.

@@ -12,7 +12,7 @@ import numpy as np
 from .. import dtypes, limits
 from ..errors import ResourceExhausted
 from ..ir.graph import Graph
-from ..kernels.table import Options
+from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .region import Region, region_of
@@ -162,6 +162,8 @@ class Planner:
                     if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):
                         return None
                     return plan.run(inputs, budget)
+                except Invalid:
+                    return None
                 except Mismatch as found:
                     self.dynamic.add(id(found.call.node))
                     self.plans.pop(key, None)
