@@ -371,6 +371,7 @@ def selu(site: Site, x: Value) -> Value:
 @kernel("Celu", 12, 28, on="numpy")
 def celu(site: Site, x: Value) -> Value:
     dtype = floats(site, x)
+    site.require(dtype == np.float32 or site.version > 12, "Celu-12 returns float32")
     alpha, zero = number(site.attributes["alpha"], dtype), number(0, dtype)
 
     def recipe(y: Any, a: Any, t: Any) -> Bound:

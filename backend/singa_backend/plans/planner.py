@@ -193,13 +193,11 @@ class Planner:
                 plan = self.plans.get(key)
                 try:
                     if plan is None:
-                        if not all(map(_finite, inputs)):
-                            return None
                         plan = Plan(self)
                         with self.tracing:
                             outputs = plan.trace(inputs, budget)
                         self._keep(key, plan)
-                        return outputs
+                        return None if plan.facts.finite and not all(map(_finite, inputs)) else outputs
                     if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):
                         return None
                     return plan.run(inputs, budget)
