@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 NO, REFUSED = 1, 3
 
+WIDE = 200
+"""The number of columns of a table if the output is not a terminal, so that names are not truncated."""
+
 
 class _Console(Console):
     """A console on which text is data: names from a model have no markup, no emoji codes and no control characters."""
