@@ -83,6 +83,7 @@ class SingaRep(BackendRep):
         graph: the model as it was read.
         device: the device that it runs on.
         limits: the bounds of a run that does not set its own.
+        options: how plans compute.
     """
 
     def __init__(
@@ -94,12 +95,15 @@ class SingaRep(BackendRep):
             graph: the graph, as returned by `read`.
             device: the device to run on.
             limits: the bounds of a run that does not set its own; None for `Limits()`.
+            options: how plans compute.
         """
         self.graph = graph
         self.device = device
         self.limits = limits or Limits()
         self._executor = Executor(graph, device)
-        self._planner = Planner(graph, self._executor, options) if options.level and device.type == "CPU" else None
+        self.options = options
+        self._planner: Planner | None = None
+        self._planned: Any = None
         self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a cached method would keep `self` alive
         # Arrays that the model owns and a run may return unchanged: initializers and constants, those of subgraphs included.
         self._fixed = {id(a) for states in self._executor._states.values() for _, a in states}
@@ -136,6 +140,7 @@ class SingaRep(BackendRep):
         """
         made = copy.copy(self)
         made._executor = self._executor.with_states(values)
+        made._planner = made._planned = None
         made._fixed = self._fixed | {id(a) for a in values.values()}
         return made
 
@@ -189,11 +194,10 @@ class SingaRep(BackendRep):
             placed = [device.put(v) for v in feeds]
             watch = self._watch(placed, overrides) if validate else None
             try:
-                values = None
-                if self._planner is not None and graph is self.graph and not overrides and watch is None:
-                    values = self._planner.run(placed, budget)
-                    if values is not None:
-                        return Outputs(values, [v.name for v in graph.outputs])
+                planner = self._current_planner() if graph is self.graph and not overrides and watch is None else None
+                planned = None if planner is None else planner.run(placed, budget)
+                if planned is not None:
+                    return Outputs(planned, [v.name for v in graph.outputs])
                 values = self._executor.run(graph, placed, overrides, budget, watch)
             except SonnxError as error:
                 if watch and watch.origin:
@@ -207,6 +211,22 @@ class SingaRep(BackendRep):
             if watch.origin:
                 raise NonFinite.of(watch.origin, outputs)
         return outputs
+
+    def _weights(self) -> Any:
+        """A value that changes whenever an initializer does; plans hold copies of initializers."""
+        return None
+
+    def _current_planner(self) -> Planner | None:
+        """The plans for the present weights; None if definitions must run: on other devices, and at the first run after a change."""
+        if not self.options.level or self.device.type != "CPU":
+            return None
+        weights = self._weights()
+        if self._planner is None and self._planned in (None, weights):
+            self._planner = Planner(self.graph, self._executor, self.options)
+        elif self._planned != weights:
+            self._planner = None
+        self._planned = weights
+        return self._planner
 
     def _watch(self, feeds: Sequence[Any], overrides: Mapping[str, Any]) -> Watch:
         executor = self._executor

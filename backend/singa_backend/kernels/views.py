@@ -21,7 +21,8 @@ def ints(site: Site, value: Value | None, name: str) -> tuple[int, ...]:
 
 
 def axes_in(site: Site, axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Axes counted from the front; refuses if one is out of range or repeated."""
+    """Axes counted from the front; refuses if one is out of range or repeated, or negative before opset 11."""
+    site.require(site.version >= 11 or all(a >= 0 for a in axes), "a negative axis before opset 11")
     site.require(all(-rank <= a < rank for a in axes), "an axis is out of range")
     found = tuple(a % rank for a in axes)
     site.require(len(set(found)) == len(found), "an axis is repeated")
@@ -72,7 +73,8 @@ def reshape(site: Site, x: Value, shape: Value) -> Value:
 @kernel("Flatten", 1, 9, 11, 13, 21, 23, 24, 25, on="view")
 def flatten(site: Site, x: Value) -> Value:
     axis = site.attributes["axis"]
-    site.require(-x.ndim <= axis <= x.ndim, "the axis is out of range")
+    least = 0 if site.version < 11 else -x.ndim
+    site.require(least <= axis <= x.ndim, "the axis is out of range")
     axis = axis + x.ndim if axis < 0 else axis
     return as_shape(site, x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 

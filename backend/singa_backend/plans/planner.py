@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import dtypes, limits
 from ..errors import ResourceExhausted
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Node
 from ..kernels.table import Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
+from .fusion import fuse
 from .region import Region, region_of
 from .trace import Facts, Loose, Mismatch, Segment, State, Tracer
 
@@ -52,6 +54,8 @@ class Plan:
     def _tracer(self, budget: limits.Budget) -> Tracer:
         planner = self.planner
         self.state.visitor = Visitor(planner.executor, budget)
+        self.state.bodies = planner.bodies
+        self.state.visit_body = partial(BodyVisitor, planner.executor)
         made = Tracer(planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget)
         budget.begin(planner.executor.resident, made.live, planner.executor.states)
         return made
@@ -87,8 +91,9 @@ class Plan:
         assert segment.point is not None
         while len(segment.next) >= BRANCHES:
             del segment.next[next(iter(segment.next))]
-        tracer = self._tracer(budget)
-        segment.next[key] = tracer.resume(segment.point)
+        with self.planner.tracing:
+            tracer = self._tracer(budget)
+            segment.next[key] = tracer.resume(segment.point)
         return _outputs(tracer.segment)
 
     @property
@@ -116,26 +121,61 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, (np.ndarray, dict)) else value
 
 
+class BodyVisitor(Visitor):
+    """Computes a Loop, a Scan or another operator with subgraphs, whose bodies run as plans of their own.
+
+    Attributes:
+        bodies: for each body, its plans and the slots in the enclosing graph of the values that are its further inputs.
+    """
+
+    def __init__(self, executor: Executor, budget: limits.Budget, bodies: dict[int, tuple[Planner, tuple[int, ...]]]) -> None:
+        super().__init__(executor, budget)
+        self.bodies = bodies
+
+    def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
+        found = self.bodies.get(id(graph))
+        if found is not None:
+            planner, slots = found
+            self.budget.step()
+            with self.budget.holding(inputs):
+                outputs = planner.run([*inputs, *(outer[s] for s in slots)], self.budget)
+            if outputs is not None:
+                return outputs
+        return super()._inner(graph, inputs, outer)
+
+
 class Planner:
-    """The plans of a model on the CPU.
+    """The plans of a model on the CPU, or of a body of a Loop or Scan.
 
     Attributes:
         region: the calls of the model.
         options: how the plans compute.
+        fused: the number of rewrites of each pass.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
     """
 
-    def __init__(self, graph: Graph, executor: Executor, options: Options) -> None:
+    def __init__(self, graph: Graph, executor: Executor, options: Options, captured: dict[int, Any] | None = None) -> None:
         names = dict(graph.state_slots)
         states = {names[slot]: value for slot, value in executor.states[id(graph)]}
         self.executor = executor
         self.options = options
-        self.region: Region = region_of(graph, states)
+        self.region: Region = region_of(graph, states, captured)
+        types = {i: (v.dtype, v.shape) for i, v in zip(self.region.inputs, graph.inputs, strict=False) if v.kind == "tensor"}
+        self.fused = fuse(self.region, options.level, types)
         self.shared: dict[Any, Any] = {}
         self.dynamic: set[int] = set()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.lock = threading.Lock()
+        self.tracing = threading.RLock()  # a trace may add branches to the region
+
+    def bodies(self, node: Node, constants: dict[int, Any]) -> dict[int, tuple[Planner, tuple[int, ...]]]:
+        """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
+        made = {}
+        for graph in node.graphs:
+            slots = tuple(outer for outer, _ in graph.captured if outer not in constants)
+            made[id(graph)] = (Planner(graph, self.executor, self.options, constants), slots)
+        return made
 
     def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
@@ -156,7 +196,8 @@ class Planner:
                         if not all(map(_finite, inputs)):
                             return None
                         plan = Plan(self)
-                        outputs = plan.trace(inputs, budget)
+                        with self.tracing:
+                            outputs = plan.trace(inputs, budget)
                         self._keep(key, plan)
                         return outputs
                     if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):

@@ -167,18 +167,27 @@ def call_of(
     return Call(node, tuple(inputs), tuple(outputs), (), nodes)
 
 
-def region_of(graph: Graph, states: dict[str, Any] | None = None) -> Region:
+def region_of(graph: Graph, states: dict[str, Any] | None = None, captured: dict[int, Any] | None = None) -> Region:
     """The calls of a graph, with the bodies of functions in place of their calls.
+
+    The values that a subgraph captures are inputs of the region, after those of the graph, or constants.
 
     Args:
         graph: the graph.
         states: values that replace its initializers, by name.
+        captured: the captured values that are constants, by the slot in the enclosing graph.
     """
     region = Region()
     ids = [ABSENT] * graph.size
     for value, slot in zip(graph.inputs, graph.input_slots, strict=True):
         ids[slot] = region.new(value.name)
     region.inputs = tuple(ids[s] for s in graph.input_slots)
+    for outer, slot in graph.captured:
+        if captured and outer in captured:
+            ids[slot] = region.constant(captured[outer])
+        else:
+            ids[slot] = region.new()
+            region.inputs += (ids[slot],)
     _inline(region, graph, ids, states or {})
     region.outputs = tuple(ids[s] for s in graph.output_slots)
     return region

@@ -23,6 +23,7 @@ from ..kernels.values import FINITE, INFINITE, NAN, Buffer, Step, Value, aligned
 from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
+from .fusion import fuse
 from .region import Call, Region, branch_of
 
 GENERATORS = frozenset(
@@ -147,9 +148,22 @@ class Segment:
 
 
 class State:
-    """What the steps of a plan share during a run: the visitor of the definitions."""
+    """What the steps of a plan share during a run.
+
+    Attributes:
+        visitor: computes by definitions.
+        bodies: makes the plans of a node's subgraphs.
+        visit_body: makes the visitor of a node with such plans.
+    """
 
     visitor: Visitor
+    bodies: Callable[[Node, dict[int, Any]], Any]
+    visit_body: Callable[[limits.Budget, Any], Visitor]
+
+    def visit(self, node: Node, inputs: list[Any], frame: list[Any], bodies: Any) -> list[Any]:
+        """Compute a node by its definition; its subgraphs by plans."""
+        visitor = self.visit_body(self.visitor.budget, bodies) if bodies else self.visitor
+        return visitor.visit(node, inputs, frame)
 
 
 @dataclass(eq=False)
@@ -294,8 +308,11 @@ class Tracer:
             before, region.calls = region.calls, []
             outputs = branch_of(region, graph, call.scope)
             made, region.calls = region.calls, before
-            self.shared[key] = Region(made, (), outputs, region.constants, region.names, region.size)
-        inner: Region = self.shared[key]
+            inner = Region(made, (), outputs, region.constants, region.names, region.size)
+            fuse(inner, self.options.level)
+            region.size = inner.size
+            self.shared[key] = inner
+        inner = self.shared[key]
         for c in inner.calls:
             self.uses.update(c.reads)
         self.uses.update(inner.outputs)
@@ -412,6 +429,7 @@ class Tracer:
                 continue
             made = result if isinstance(result, tuple) else (result,)
             self._accept(group[:taken], made)
+            self._release(first_buffer)
             return taken
         return 0
 
@@ -420,6 +438,13 @@ class Tracer:
         for b in self.buffers[first:]:
             self.live.pop(id(b), None)
         del self.buffers[first:]
+
+    def _release(self, first: int) -> None:
+        """Release the memory that a kernel has used for itself."""
+        for b in self.buffers[first:]:
+            if b.users <= 0:
+                self.live.pop(id(b), None)
+                b.memory = None
 
     def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[Call]) -> None:
         origins = tuple(n for c in calls for n in (c.origins or (c.node,)))
@@ -533,12 +558,14 @@ class Tracer:
         inner = [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
         frame: list[Any] = [None] * len(call.scope)
 
-        def gathered() -> list[Any]:
+        def gather() -> list[Any]:
             for outer, entry in inner:
                 frame[outer] = _content(entry)
             return [None if e is None else _content(e) for e in entries]
 
-        outputs = self.state.visitor.visit(call.node, gathered(), frame)
+        constants = {outer: e.array for outer, e in inner if isinstance(e, Value) and e.constant}
+        bodies = self.state.bodies(call.node, constants) if self.options.level and call.node.graphs else None
+        outputs = self.state.visit(call.node, gather(), frame, bodies)
         made: list[Entry | None] = []
         dynamic = id(call.node) in self.dynamic
         for i, o in zip(call.outputs, outputs, strict=False):
@@ -552,11 +579,16 @@ class Tracer:
                 made.append(Loose(_owned(o)))
         state, node = self.state, call.node
 
+        loose = any(isinstance(e, Loose) for e in (*entries, *(e for _, e in inner)))
+
         def bind() -> Any:
             targets = [None if m is None else m if isinstance(m, Loose) else m.array for m in made]
+            arrays = gather()
+            given = list(frame)
 
             def run() -> None:
-                results = state.visitor.visit(node, gathered(), frame)
+                values, around = (gather(), frame) if loose else (arrays, given)
+                results = state.visit(node, values, around, bodies)
                 for target, result in zip(targets, results, strict=False):
                     if target is None:
                         continue

@@ -115,6 +115,7 @@ class Tensor(Variable):
             NotTraceable: A step is being recorded as a graph, and the values are not known.
         """
         self._known()
+        self._is_shared = True
         return self._data
 
     @data.setter

@@ -174,5 +174,6 @@ def assign(tensor: Variable, new: Any, invalidates_tape: bool = True) -> None:
     elif new is not tensor._data:
         tensor._is_constant = False
         tensor._version += invalidates_tape
+        tensor._writes += 1
         provenance.forget(tensor)
         tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new

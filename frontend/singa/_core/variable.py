@@ -46,6 +46,12 @@ class Variable:
     _version = 0
     """The number of changes in place: the tape compares it to detect that a value it has read was changed."""
 
+    _writes = 0
+    """The number of writes to the storage: plans of a model hold copies of its weights."""
+
+    _is_shared = False
+    """Whether the storage has been returned by `data`: it may be written to at any time."""
+
     device: Device
     requires_grad: bool
     stores_grad: bool

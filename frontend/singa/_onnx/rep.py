@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 import singa_backend
@@ -221,6 +223,17 @@ class SingaRep(singa_backend.SingaRep):
         if isinstance(inputs, dict):
             values = [inputs.get(v.name) for v in self.inputs]
         return self.imported.forward(list(values), kwargs.get("aux_output", ()), kwargs.get("last_layers", -1))
+
+
+    def _weights(self) -> Any:
+        return tuple(_state(t) for t in self.imported.tensors().values())
+
+
+def _state(t: Tensor) -> Any:
+    """A value that changes whenever the tensor is written to; a digest of the contents if its storage was given away."""
+    if t._is_shared:
+        return hashlib.blake2b(np.ascontiguousarray(t._data).view(np.uint8), digest_size=16).digest()
+    return t._writes
 
 
 class SingaBackend(singa_backend.SingaBackend):

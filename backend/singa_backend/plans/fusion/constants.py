@@ -1,0 +1,99 @@
+"""Calls whose inputs are all constants."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...devices import namespaces
+from ...errors import SonnxError
+from ...ir.declaration import has_trait
+from ...ir.graph import ABSENT
+from ...limits import Budget, spend
+from ...passes.constants import BOUNDS, LARGEST, MOST
+from ..region import Call
+from .editing import Editor
+from .identity import drops_nothing
+
+KEPT = ("DequantizeLinear",)
+"""Operators whose quantized constants are smaller than their results, and are read by kernels as they are."""
+
+
+def constants(edit: Editor) -> int:
+    """For any deterministic call whose inputs are all constants, replace its results by constants.
+
+    The results must not be larger than a bound and the constants that they replace; a call that fails stays, and fails when it
+    runs.
+    """
+    known, count = edit.region.constants, 0
+    for call in edit.calls():
+        if call in edit.refused or not all(i in known or i == ABSENT for i in call.inputs) or not _deterministic(edit, call):
+            continue
+        results = _results(edit, call)
+        if results is None:
+            edit.refused.add(call)
+        else:
+            edit.fold(call, results)
+            count += 1
+    return count
+
+
+def _deterministic(edit: Editor, call: Call) -> bool:
+    node = call.node
+    if node.domain not in ("", "ai.onnx.ml") or node.op_type in KEPT or node.graphs or node.operator is None:
+        return False
+    if has_trait(node.domain, node.op_type, "random") or (node.op_type == "BatchNormalization" and len(call.outputs) > 1):
+        return False
+    return not has_trait(node.domain, node.op_type, "random_in_training") or drops_nothing(edit, call)
+
+
+def _results(edit: Editor, call: Call) -> dict[int, np.ndarray] | None:
+    room = _room(edit, call)
+    for o in call.outputs:
+        shape, dtype = edit.facts.shape(o), edit.facts.dtype(o)
+        if shape is not None and dtype is not None:
+            sizes = [d for d in shape if isinstance(d, int)]
+            if len(sizes) == len(shape) and math.prod(sizes) * dtype.itemsize > room:
+                return None
+    values = [None if i == ABSENT else edit.region.constants[i] for i in call.inputs]
+    try:
+        with spend(Budget(BOUNDS)), np.errstate(all="ignore"):
+            found = compute(call, values)
+    except (SonnxError, ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError):
+        return None
+    made = {o: r for o, r in zip(call.outputs, found, strict=False) if o != ABSENT}
+    if (
+        any(not isinstance(r, np.ndarray) or r.dtype == object for r in made.values())
+        or sum(r.nbytes for r in made.values()) > room
+    ):
+        return None
+    owned = {id(v) for v in values}
+    return {
+        o: r.copy() if r.base is not None and id(r.base) not in owned and r.base.nbytes > 2 * r.nbytes else r
+        for o, r in made.items()
+    }
+
+
+def compute(call: Call, values: list[Any]) -> list[Any]:
+    """The results of a call without subgraphs, by the definition of its operator."""
+    operator = call.node.operator
+    assert operator is not None
+    services: dict[str, Any] = {
+        "wanted": tuple(o != ABSENT for o in call.outputs),
+        "version": operator.version,
+        "derived": operator.derived,
+    }
+    served = {name: services[kind] for name, kind in operator.declaration.services.items() if kind in services}
+    return operator.compute(namespaces.numpy, values, {**call.attributes, **served}, len(call.outputs))
+
+
+def _room(edit: Editor, call: Call) -> int:
+    """The maximum bytes of the results; constants that only this call reads add their bytes."""
+    held = 0
+    for i in set(call.inputs):
+        array = edit.constant(i)
+        if array is not None and edit.once(i):
+            held += array.nbytes
+    return max(MOST, min(held, LARGEST))

@@ -1,0 +1,85 @@
+"""The passes in order, and `fuse`, which runs them until none of them changes anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from ..region import Region
+from .activations import activations, hard_sigmoids, leaky_relus, softplus
+from .additions import additions, windows
+from .attention import attentions, scales
+from .channels import channels
+from .constants import constants
+from .editing import Editor
+from .facts import Type
+from .identity import identity, sums
+from .normalization import global_pools, group_norms, layer_norms
+from .padding import padding
+from .products import products
+from .transposes import cancelled, through_reshapes, transposes
+
+Pass = Callable[[Editor], int]
+
+ROUNDS = 8
+"""The number of times that each pass runs at most."""
+
+LEVEL_1: tuple[Pass, ...] = (constants, identity, sums, padding, channels)
+"""Passes that only remove calls."""
+LEVEL_2: tuple[Pass, ...] = (
+    transposes,
+    through_reshapes,
+    cancelled,
+    layer_norms,
+    group_norms,
+    global_pools,
+    activations,
+    hard_sigmoids,
+    leaky_relus,
+    softplus,
+    windows,
+    additions,
+    attentions,
+    scales,
+    products,
+)
+"""Passes that recognize the primitive form of an operator, or join calls."""
+PASSES: dict[str, Pass] = {p.__name__: p for p in (*LEVEL_1, *LEVEL_2)}
+"""All passes by name, in the order in which they run."""
+
+
+def fuse(
+    region: Region, level: int = 2, types: Mapping[int, Type] | None = None, only: Iterable[str] | None = None
+) -> dict[str, int]:
+    """Rewrite the calls of a region until no pass changes anything.
+
+    Results keep their values, NaN and infinities included; float32 results round differently, by about 1e-5 of the largest one.
+
+    Args:
+        region: the region, which is changed.
+        level: 0 for nothing, 1 for the passes that only remove calls, 2 for all.
+        types: the dtypes and shapes of values that are known, such as those of the inputs: id -> (dtype, shape), in which a
+        size is an
+            int, a name that all sizes of one value share, or None.
+        only: the names of the passes to run; None for those of the level.
+
+    Returns:
+        The number of rewrites of each pass that made any.
+    """
+    names = set(PASSES if only is None else only)
+    passes = [p for p in (*LEVEL_1, *(LEVEL_2 if level > 1 else ())) if p.__name__ in names] if level > 0 else []
+    counts: Counter[str] = Counter()
+    if not passes:
+        return {}
+    region.remove_dead()
+    edit = Editor(region, types)
+    for _ in range(ROUNDS):
+        changed = 0
+        for run in passes:
+            found = run(edit)
+            counts[run.__name__] += found
+            changed += found
+        if not changed:
+            break
+    edit.finish()
+    return {name: n for name, n in counts.items() if n}

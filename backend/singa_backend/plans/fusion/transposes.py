@@ -1,0 +1,133 @@
+"""Transposes that meet other Transposes."""
+
+from __future__ import annotations
+
+from ...ir.declaration import has_trait
+from ...ir.graph import ABSENT
+from ...passes.operator_facts import compose, invert
+from ..region import Call
+from .editing import Editor
+from .facts import Shape, operator
+
+LENGTH = 8
+"""The number of elementwise calls between two Transposes that cancel."""
+
+
+def transposes(edit: Editor) -> int:
+    """For any calls of the form Transpose(Transpose(x)), replace the last one by one Transpose of x."""
+    count = 0
+    for call in edit.named("Transpose"):
+        before = edit.made_by(call.inputs[0], "Transpose")
+        first, second = _perm(edit, before), _perm(edit, call)
+        if before is not None and first is not None and second is not None and len(first) == len(second):
+            made = edit.call("Transpose", before.inputs, [before, call], call.outputs, perm=list(compose(first, second)))
+            edit.put(call, made)
+            count += 1
+    return count
+
+
+def _perm(edit: Editor, call: Call | None) -> tuple[int, ...] | None:
+    if call is None:
+        return None
+    perm = call.attributes.get("perm")
+    if perm is None:
+        rank = edit.facts.rank(call.inputs[0])
+        return None if rank is None else tuple(reversed(range(rank)))
+    return tuple(perm) if sorted(perm) == list(range(len(perm))) else None
+
+
+def cancelled(edit: Editor) -> int:
+    """For any calls of the form Transpose(f(Transpose(x))), where f is elementwise and the Transposes cancel, remove both.
+
+    f is a chain of unary operators, and of operators with a constant of one element.
+    """
+    count = 0
+    for call in edit.named("Transpose"):
+        perm = _perm(edit, call)
+        chain = _chain(edit, call.inputs[0]) if perm is not None and edit.alive(call) else []
+        before = edit.made_by(_source(edit, chain[-1]), "Transpose") if chain else None
+        if perm is None or before is None or _perm(edit, before) != invert(perm):
+            continue
+        value, made = before.inputs[0], []
+        old = before.outputs[0]
+        for step in reversed(chain):
+            outputs = call.outputs if step is chain[0] else (edit.region.new(),)
+            node = step.node
+            made.append(
+                Call(
+                    node, tuple(value if i == old else i for i in step.inputs), tuple(outputs), step.scope, (*step.origins, node)
+                )
+            )
+            value, old = outputs[0], step.outputs[0]
+        edit.put(call, *made)
+        count += 1
+    return count
+
+
+def _chain(edit: Editor, value: int) -> list[Call]:
+    """The elementwise calls of one value before a Transpose, the last one first."""
+    found: list[Call] = []
+    while len(found) < LENGTH:
+        step = edit.producer(value)
+        if (
+            step is None
+            or not edit.once(value)
+            or len([o for o in step.outputs if o != ABSENT]) != 1
+            or _source(edit, step) == ABSENT
+        ):
+            return found
+        found.append(step)
+        value = _source(edit, step)
+    return []
+
+
+def _source(edit: Editor, step: Call) -> int:
+    """The one value of which a call is an elementwise function; ABSENT for other calls."""
+    name = operator(step)
+    if not name or step.node.graphs:
+        return ABSENT
+    if has_trait("", name, "unary"):
+        return step.inputs[0] if all(i == ABSENT or i in edit.region.constants for i in step.inputs[1:]) else ABSENT
+    if has_trait("", name, "broadcasting") and len(step.inputs) == 2:
+        for at in (0, 1):
+            array = edit.constant(step.inputs[1 - at])
+            if array is not None and array.size == 1 and edit.facts.rank_at_least(step.inputs[at], array.ndim):
+                return step.inputs[at]
+    return ABSENT
+
+
+def through_reshapes(edit: Editor) -> int:
+    """For any calls of the form Reshape(Transpose(Reshape(x))), where the last splits what the first joins, use one Transpose.
+
+    The shapes must be known, if only by the names of their sizes.
+    """
+    count = 0
+    for last in edit.named("Reshape"):
+        middle = edit.made_by(last.inputs[0], "Transpose")
+        first = edit.made_by(middle.inputs[0], "Reshape") if middle is not None else None
+        perm = _perm(edit, middle)
+        if first is None or middle is None or perm is None:
+            continue
+        shape, joined, result = (edit.facts.shape(v) for v in (first.inputs[0], first.outputs[0], last.outputs[0]))
+        groups = None if shape is None or joined is None else _groups(shape, joined)
+        if groups is None or shape is None or len(groups) != len(perm):
+            continue
+        axes = [a for i in perm for a in groups[i]]
+        if result == tuple(shape[a] for a in axes):
+            edit.put(last, edit.call("Transpose", first.inputs[:1], [first, middle, last], last.outputs, perm=axes))
+            count += 1
+    return count
+
+
+def _groups(shape: Shape, joined: Shape) -> list[list[int]] | None:
+    """The axes of a shape that each axis of a joined shape holds, if only one of those holds several; None otherwise."""
+    if len(joined) >= len(shape):
+        return None
+    after = 0
+    while after < len(joined) - 1 and joined[-1 - after] == shape[-1 - after]:
+        after += 1
+    before = len(joined) - 1 - after
+    if joined[:before] != shape[:before]:
+        return None
+    middle = list(range(before, len(shape) - after))
+    return [*([i] for i in range(before)), middle, *([i] for i in range(len(shape) - after, len(shape)))]

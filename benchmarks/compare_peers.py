@@ -1,0 +1,292 @@
+"""The runtimes that benchmarks/compare.py compares, each in a process that runs this file.
+
+    python compare_peers.py PEER THREADS        # started by `Peer`, which commands it over pipes
+
+This file needs only the standard library, NumPy and the one runtime, so that each peer can run in another environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Feeds = Mapping[str, np.ndarray]
+Run = Callable[[], Sequence[Any]]
+Open = Callable[[str, str], Callable[[Feeds], Run]]
+"""Take a file and the model's name, and prepare it; the result takes inputs and returns a function that runs it once."""
+
+TURN, LIMIT = 0.2, 400
+"""Seconds of timed runs in a turn, and the maximum number of runs."""
+
+
+class Absent(Exception):
+    """A peer cannot run here; the message names what is missing."""
+
+
+def _need(module: str, distribution: str = "") -> str:
+    from importlib import metadata
+
+    if importlib.util.find_spec(module) is None:
+        raise Absent(f"{distribution or module} is not installed in {sys.prefix}")
+    try:
+        return metadata.version(distribution or module)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _sonnx(threads: int) -> tuple[str, Open]:
+    version = _need("singa_backend", "sonnx")
+    from singa_backend import SingaBackend
+
+    def prepare(path: str, name: str) -> Callable[[Feeds], Run]:
+        rep = SingaBackend.prepare(path)
+        return lambda feeds: lambda: rep.run(feeds)
+
+    return version, prepare
+
+
+def _onnxruntime(threads: int) -> tuple[str, Open]:
+    version = _need("onnxruntime")
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+
+    def prepare(path: str, name: str) -> Callable[[Feeds], Run]:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return lambda feeds: lambda: session.run(None, feeds)
+
+    return version, prepare
+
+
+def _openvino(threads: int) -> tuple[str, Open]:
+    version = _need("openvino")
+    import openvino
+
+    core = openvino.Core()
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+
+    def prepare(path: str, name: str) -> Callable[[Feeds], Run]:
+        compiled = core.compile_model(path, "CPU", settings)
+        request = compiled.create_infer_request()
+        count = range(len(compiled.outputs))
+
+        def bind(feeds: Feeds) -> Run:
+            def run() -> Sequence[Any]:
+                found = request.infer(feeds, share_inputs=True, share_outputs=True)
+                return [found[i] for i in count]
+
+            return run
+
+        return bind
+
+    return version, prepare
+
+
+def _torch(threads: int, compiled: bool = False) -> tuple[str, Open]:
+    version = _need("torch")
+    if compiled and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        raise Absent("torch.compile needs a C++ compiler")
+    import compare_nets
+    import torch
+
+    torch.set_num_threads(threads)
+    mode = torch.inference_mode()
+    mode.__enter__()  # for the life of this process
+
+    def prepare(path: str, name: str) -> Callable[[Feeds], Run]:
+        assert mode is not None  # without a reference to it the mode ends
+        net: Any = compare_nets.build(name)
+        net = torch.compile(net) if compiled else net
+
+        def bind(feeds: Feeds) -> Run:
+            inputs = [torch.from_numpy(np.array(feeds[n])) for n in compare_nets.examples(name, 1)]
+
+            def run() -> Sequence[Any]:
+                found = net(*inputs)
+                return found if isinstance(found, tuple) else (found,)
+
+            return run
+
+        return bind
+
+    return version, prepare
+
+
+def _torch_compile(threads: int) -> tuple[str, Open]:
+    return _torch(threads, compiled=True)
+
+
+def _reference(threads: int) -> tuple[str, Open]:
+    version = _need("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    def prepare(path: str, name: str) -> Callable[[Feeds], Run]:
+        evaluator = ReferenceEvaluator(path)
+        return lambda feeds: lambda: evaluator.run(None, dict(feeds))
+
+    return version, prepare
+
+
+PEERS: dict[str, Callable[[int], tuple[str, Open]]] = {
+    "sonnx": _sonnx, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch, "torch-compile": _torch_compile,
+    "reference": _reference,
+}  # fmt: skip
+"""The peers by name.  A function of the number of threads that returns a version and an `Open`, or raises Absent."""
+
+
+# --- in the child
+
+
+def _memory(field: str) -> int:
+    """Return a figure of this process's memory in bytes, 0 where the system has none."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field)), 0)
+
+
+def _serve(name: str, threads: int, receive: Connection, send: Connection) -> None:
+    run: Run | None = None
+    opened: Open | None = None
+
+    def start() -> str:
+        nonlocal opened
+        version, opened = PEERS[name](threads)
+        return version
+
+    def load(path: str, model: str, feeds: Feeds) -> dict[str, Any]:
+        nonlocal run
+        assert opened is not None
+        before, began = _memory("VmRSS"), time.perf_counter()
+        bind = opened(path, model)
+        prepared, peak = time.perf_counter(), _memory("VmHWM")
+        run = bind(feeds)
+        found = run()
+        answered = time.perf_counter()
+        outputs = [np.array(np.asarray(v)) for v in found]  # a copy: a later run may overwrite them
+        return {"prepare": prepared - began, "answer": answered - began, "memory": max(0, peak - before), "outputs": outputs}
+
+    def turn(untimed: int, seconds: float) -> list[float]:
+        assert run is not None
+        for _ in range(untimed):
+            run()
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        while seconds and len(times) < LIMIT:
+            began = time.perf_counter()
+            run()
+            now = time.perf_counter()
+            times.append(now - began)
+            if now >= end:
+                break
+        return times
+
+    actions: dict[str, Callable[..., Any]] = {"start": start, "load": load, "turn": turn}
+    while True:
+        try:
+            action, arguments = receive.recv()
+        except EOFError:
+            return
+        try:
+            answer = ("done", actions[action](*arguments))
+        except Absent as error:
+            answer = ("absent", str(error))
+        except Exception as error:  # the parent names it in its report
+            answer = ("failed", f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        send.send(answer)
+
+
+# --- in the parent
+
+
+class Failure(Exception):
+    """A peer returned an error, died, or took too long."""
+
+
+class Peer:
+    """A runtime in a child process.
+
+    Args:
+        name: one of PEERS.
+        threads: how many threads it may use.
+        python: the interpreter of the environment in which the runtime is installed.
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(self, name: str, threads: int, python: str = sys.executable, timeout: float = 600.0) -> None:
+        counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "SONNX_NUM_THREADS"), str(threads))
+        self.name, self.timeout = name, timeout
+        self._process = subprocess.Popen(
+            [python, __file__, name, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **counts}
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._send = Connection(os.dup(self._process.stdin.fileno()), readable=False)
+        self._receive = Connection(os.dup(self._process.stdout.fileno()), writable=False)
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self.version: str = self._ask("start")
+        except BaseException:
+            self.close()
+            raise
+
+    def _ask(self, action: str, *arguments: Any) -> Any:
+        try:
+            self._send.send((action, arguments))
+            if not self._receive.poll(self.timeout):
+                raise Failure(f"no answer within {self.timeout:.0f} s")
+            how, answer = self._receive.recv()
+        except (EOFError, OSError):
+            raise Failure(f"the process ended with exit code {self._process.wait(10)}") from None
+        if how == "absent":
+            raise Absent(answer)
+        if how == "failed":
+            raise Failure(answer)
+        return answer
+
+    def load(self, path: Path, model: str, feeds: Feeds) -> dict[str, Any]:
+        """Prepare a model and run it once.
+
+        Returns:
+            "outputs", and the seconds until it was prepared ("prepare") and until it had answered ("answer"), and by how many
+            bytes preparing raised the peak of memory ("memory").
+        """
+        found: dict[str, Any] = self._ask("load", str(path), model, feeds)
+        return found
+
+    def turn(self, untimed: int, seconds: float = TURN) -> list[float]:
+        """Run the model some times untimed, then timed; return the seconds of each timed run."""
+        found: list[float] = self._ask("turn", untimed, seconds)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._send.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._receive.close()
+
+
+def main() -> None:
+    out = os.dup(1)
+    os.dup2(2, 1)  # what a runtime prints must not enter the pipe
+    _serve(sys.argv[1], int(sys.argv[2]), Connection(os.dup(0), writable=False), Connection(out, readable=False))
+
+
+if __name__ == "__main__":
+    main()
