@@ -29,7 +29,7 @@ def options(threads: int | None = None, precision: str = "float32", optimize: in
         threads: the number of threads; None for `default_threads`.
         precision: "float32" or "bf16".
         optimize: 0, 1 or 2.
-        deterministic: whether equal inputs must return equal bits.
+        deterministic: whether equal inputs must return equal bits at any number of cores: one thread is used.
 
     Returns:
         The options.
@@ -45,7 +45,11 @@ def options(threads: int | None = None, precision: str = "float32", optimize: in
         raise _invalid("optimize", "0, 1 or 2", optimize)
     if not isinstance(deterministic, bool):
         raise _invalid("deterministic", "True or False", deterministic)
-    return Options(default_threads() if threads is None else int(threads), precision, int(optimize), deterministic)
+    if deterministic and threads not in (None, 1):
+        raise _invalid("threads", "1 or None with deterministic=True", threads)
+    if threads is None:
+        threads = 1 if deterministic else default_threads()
+    return Options(int(threads), precision, int(optimize), deterministic)
 
 
 def default_threads() -> int:
