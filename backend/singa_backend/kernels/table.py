@@ -127,6 +127,14 @@ class Site(ABC):
         """Memory for the next step only."""
 
     @abstractmethod
+    def kept(self, value: Value, what: Any, make: Callable[[], Value]) -> Value:
+        """What `make` returns for a value, made once and used by later calls too: a copy in another memory order."""
+
+    @abstractmethod
+    def needs_finite(self) -> None:
+        """Note that the kernel agrees with the definition for finite inputs of the model only."""
+
+    @abstractmethod
     def reusable(self, place: int) -> bool:
         """Whether the memory of an input may be overwritten: nothing reads it later."""
 

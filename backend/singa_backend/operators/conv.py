@@ -12,23 +12,9 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Ints, Version, operator
+from ..ir.windows import SAME, Windows, per_axis, transposed, windows
 from ._api import Array
-from ._windows import (
-    SAME,
-    Windows,
-    before,
-    cells,
-    explicit,
-    extent,
-    framed,
-    frames,
-    pads_of,
-    per_axis,
-    spatial,
-    split,
-    unframed,
-    windows,
-)
+from ._windows import before, cells, extent, framed, frames, spatial, unframed
 
 BLOCK, COLUMNS = 1 << 19, 128
 """Approximate number of window elements copied at a time, which bounds memory; and the minimum number of windows."""
@@ -389,46 +375,3 @@ def conv_transpose_gradient(
     if len(needs) > 2 and needs[2]:
         db = op.ReduceSum(dy, op.axes_but(dy, 1), keepdims=0)
     return dx, dw, db
-
-
-def transposed(
-    sizes: Ints,
-    kernel: Ints,
-    strides: Ints | None,
-    pads: Ints | None,
-    dilations: Ints | None,
-    auto_pad: str,
-    output_padding: Ints | None,
-    output_shape: Ints | None,
-    version: int,
-) -> Windows:
-    """Return the windows over the output, one for each cell of the input."""
-    rank = len(sizes)
-    strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
-    extra = per_axis("output_padding", output_padding, rank, low=0)
-    if version >= 11 and any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
-        raise OperatorError(
-            f"output_padding must be below the strides {strides} or the dilations {dilations}, got {extra}", code="SX404"
-        )
-    axes = zip(sizes, strides, kernel, dilations, extra, strict=True)
-    full = tuple((size - 1) * s + (k - 1) * d + 1 + e for size, s, k, d, e in axes)
-    if not output_shape and auto_pad not in SAME:
-        begins, ends = pads_of(pads, rank) if explicit(auto_pad) else ((0,) * rank, (0,) * rank)
-        out = tuple(f - b - e for f, b, e in zip(full, begins, ends, strict=True))
-        if min(out) < 0:
-            raise OperatorError(f"pads must not exceed the unpadded output shape {full}, got {begins} and {ends}", code="SX404")
-        return Windows(out, kernel, strides, dilations, begins, ends, sizes)
-    more_at_end = auto_pad == "SAME_UPPER"
-    if output_shape:
-        explicit(auto_pad)
-        if version == 1:
-            # In version 1 the odd cell of padding is at the end except for SAME_UPPER; in 11 or later only for SAME_UPPER.
-            more_at_end = not more_at_end
-            if len(output_shape) == rank + 2:  # version 11 excludes the batch and the channels
-                output_shape = output_shape[2:]
-        out = per_axis("output_shape", output_shape, rank)
-    else:
-        out = tuple(size * s for size, s in zip(sizes, strides, strict=True))
-    # If the output is larger than the windows reach, the remaining cells are at the end (convtranspose_output_shape).
-    begins, ends = split([max(0, f - o) for f, o in zip(full, out, strict=True)], more_at_end=more_at_end)
-    return Windows(out, kernel, strides, dilations, begins, ends, sizes)

@@ -12,8 +12,9 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
+from ..ir.windows import SAME, Windows, per_axis, windows
 from ._api import Array
-from ._windows import SAME, Windows, before, cells, framed, per_axis, spatial, unframed, windows
+from ._windows import before, cells, framed, spatial, unframed
 
 
 def slices(at: Windows, axis: int) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:

@@ -211,6 +211,7 @@ class Tracer:
         self.buffers: list[Buffer] = []
         self.live: dict[int, np.ndarray] = {}
         self.entries: list[Entry] = []
+        self.copies: dict[int, tuple[Value, dict[Any, Value]]] = {}
 
     # --- the walk
 
@@ -270,6 +271,7 @@ class Tracer:
         done.point = Point(dict(self.env), pending[::-1], Counter(self.uses))
         done.check, done.next[key()] = key, following
         self.segment, self.buffers = following, []
+        self.copies.clear()
 
     def _adopt(self, ids: Sequence[int]) -> None:
         for i in ids:
@@ -390,9 +392,16 @@ class Tracer:
         entry = self.env.pop(i)
         if isinstance(entry, Value):
             entry.buffer.users -= 1
-            if entry.buffer.users <= 0 and not entry.buffer.pinned:
-                self.live.pop(id(entry.buffer), None)
-                entry.buffer.memory = None
+            self._release(entry.buffer)
+            for copy in self.copies.pop(id(entry), (entry, {}))[1].values():
+                copy.buffer.users -= 1
+                self._release(copy.buffer)
+
+    def _release(self, buffer: Buffer) -> None:
+        """Release the memory of a buffer that nothing uses."""
+        if buffer.users <= 0 and not buffer.pinned:
+            self.live.pop(id(buffer), None)
+            buffer.memory = None
 
     # --- calls
 
@@ -428,8 +437,12 @@ class Tracer:
                 self._forget(first_buffer)
                 continue
             made = result if isinstance(result, tuple) else (result,)
+            for value, what, copy in site.made:
+                self.copies.setdefault(id(value), (value, {}))[1][what] = copy
+                copy.buffer.users += 1
             self._accept(group[:taken], made)
-            self._release(first_buffer)
+            for buffer in self.buffers[first_buffer:]:
+                self._release(buffer)
             return taken
         return 0
 
@@ -438,13 +451,6 @@ class Tracer:
         for b in self.buffers[first:]:
             self.live.pop(id(b), None)
         del self.buffers[first:]
-
-    def _release(self, first: int) -> None:
-        """Release the memory that a kernel has used for itself."""
-        for b in self.buffers[first:]:
-            if b.users <= 0:
-                self.live.pop(id(b), None)
-                b.memory = None
 
     def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[Call]) -> None:
         origins = tuple(n for c in calls for n in (c.origins or (c.node,)))
@@ -657,6 +663,15 @@ class TraceSite(Site):
         self.options, self.shared = tracer.options, tracer.shared
         self.followers = followers
         self.finite = False
+        self.made: list[tuple[Value, Any, Value]] = []
+
+    def kept(self, value: Value, what: Any, make: Callable[[], Value]) -> Value:
+        found = self.tracer.copies.get(id(value), (value, {}))[1].get(what)
+        found = next((c for v, w, c in self.made if v is value and w == what), found)
+        if found is None:
+            found = make()
+            self.made.append((value, what, found))
+        return found
 
     def needs_finite(self) -> None:
         """Note that the kernel agrees with the definition for finite inputs only."""

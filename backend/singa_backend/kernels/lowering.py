@@ -1,0 +1,166 @@
+"""What the kernels on oneDNN share: descriptions of values, copies in another memory order, steps that run a primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from . import onednn
+from .onednn import SCRATCHPAD, MemoryDesc, Primitive
+from .table import Site
+from .values import ALIGNMENT, Bound, Buffer, Value, aligned, last_order, strides_of
+
+SMALL = 1 << 19
+"""Floating-point operations up to which a primitive is faster with one thread than with two."""
+
+F32 = np.dtype(np.float32)
+
+
+@lru_cache(maxsize=8192)
+def _desc(dtype: np.dtype[Any], shape: tuple[int, ...], steps: tuple[int, ...]) -> MemoryDesc:
+    return MemoryDesc.of(dtype, shape, steps)
+
+
+@lru_cache(maxsize=8192)
+def unset(dtype: np.dtype[Any], shape: tuple[int, ...]) -> MemoryDesc:
+    """A description whose layout a primitive chooses."""
+    return MemoryDesc.any(dtype, shape)
+
+
+def desc(x: Value) -> MemoryDesc:
+    """The description of a value; axes of size 1 have the strides of an array with the channels last."""
+    size = x.dtype.itemsize
+    strides = strides_of(x.shape, size, last_order(x.ndim)) if x.channels_last else x.strides
+    return _desc(x.dtype, x.shape, tuple(s // size for s in strides))
+
+
+def dense_desc(dtype: Any, shape: Sequence[int], order: Sequence[int] | None = None) -> MemoryDesc:
+    """The description of an array without gaps; `order` lists its axes from the outermost in memory to the innermost."""
+    size = np.dtype(dtype).itemsize
+    return _desc(np.dtype(dtype), tuple(shape), tuple(s // size for s in strides_of(shape, size, order)))
+
+
+def require_plain(site: Site, *values: Value | None, dtypes: Sequence[Any] = (F32,)) -> None:
+    """Decline unless oneDNN can read the values: of these dtypes, not empty, not broadcast, of at most 6 axes."""
+    site.require(onednn.library() is not None, "there is no oneDNN")
+    for v in values:
+        if v is not None:
+            site.require(v.dtype in dtypes, f"the dtype is {v.dtype}")
+            site.require(v.size, "an input is empty")
+            site.require(0 < v.ndim <= 6, f"an input has rank {v.ndim}")
+            size = v.dtype.itemsize
+            plain = all(d == 1 or (s > 0 and s % size == 0) for d, s in zip(v.shape, v.strides, strict=True))
+            site.require(plain, "an input is broadcast or reversed in memory")
+
+
+@contextmanager
+def threads_for(work: float) -> Iterator[None]:
+    """Create primitives for one thread in the `with` block if there is little work."""
+    if work > SMALL:
+        yield
+    else:
+        with onednn.using_threads(1):
+            yield
+
+
+def emit(
+    site: Site,
+    primitive: Primitive,
+    arguments: Mapping[int, tuple[MemoryDesc, Value]],
+    writes: Sequence[Value],
+    name: str = "",
+) -> None:
+    """Add the step that runs a primitive."""
+    nbytes = primitive.scratchpad_nbytes
+    scratch = site.scratch(nbytes) if nbytes else None
+    held: list[Any] = []
+
+    def bind() -> Bound:
+        library = onednn.library()
+        assert library is not None
+        given = {arg: (md, v.address) for arg, (md, v) in arguments.items()}
+        if scratch is not None:
+            assert scratch.memory is not None
+            given[SCRATCHPAD] = (primitive.query("scratchpad"), int(scratch.memory.ctypes.data))
+        bound = onednn.bind(primitive, given)
+        held[:] = [bound]
+        return [(library.execute, bound.args)]
+
+    made = {id(v) for v in writes}
+    reads = [v for _, v in arguments.values() if id(v) not in made]
+    kernel = f"{name or primitive.kind.removesuffix('_forward')} {primitive.implementation}"
+    site.emit(bind, reads=reads, writes=writes, kernel=kernel, scratch=scratch)
+
+
+def copy(site: Site, x: Value, y: Value) -> None:
+    """Add the step that copies x to y, of the same shape and dtype and another memory order."""
+    try:
+        with threads_for(x.size * 8):
+            made = onednn.reorder(desc(x), desc(y))
+        emit(site, made, {onednn.FROM: (desc(x), x), onednn.TO: (desc(y), y)}, (y,))
+    except onednn.OneDnnError:
+        site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+
+
+def ordered(site: Site, x: Value, order: Sequence[int]) -> Value:
+    """The value with its axes in this order in memory, outermost first: itself, or a copy that later calls use too."""
+    strides = strides_of(x.shape, x.dtype.itemsize, order)
+    if all(d == 1 or s == t for d, s, t in zip(x.shape, x.strides, strides, strict=True)):
+        return x
+
+    def make() -> Value:
+        y = site.new(x.shape, x.dtype, order, x.hazard)
+        copy(site, x, y)
+        return y
+
+    return make() if x.constant else site.kept(x, ("order", tuple(order)), make)
+
+
+def channels_last(site: Site, x: Value) -> Value:
+    """The value with the channels innermost in memory."""
+    return ordered(site, x, last_order(x.ndim))
+
+
+def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value:
+    """A copy of weights in the layout that a primitive has chosen: once for all plans of a constant, else in every run."""
+    if given == wanted:
+        return w
+    if not w.constant:
+        y = Value(site.scratch(wanted.nbytes), (wanted.nbytes,), (1,), np.dtype(np.uint8), 0, False, w.hazard)
+        emit(site, onednn.reorder(given, wanted), {onednn.FROM: (given, w), onednn.TO: (wanted, y)}, (y,), "pack weights")
+        return y
+
+    def make() -> Value:
+        memory = aligned(wanted.nbytes)
+        reorder = onednn.reorder(given, wanted)
+        need = aligned(max(reorder.scratchpad_nbytes, ALIGNMENT))
+        arguments = {onednn.FROM: (given, w.address), onednn.TO: (wanted, int(memory.ctypes.data))}
+        if reorder.scratchpad_nbytes:
+            arguments[SCRATCHPAD] = (reorder.query("scratchpad"), int(need.ctypes.data))
+        onednn.bind(reorder, arguments).run()
+        return pinned(memory)
+
+    made: Value = site.derived(w, ("packed", given, wanted), make)
+    return made
+
+
+def pinned(memory: np.ndarray) -> Value:
+    """Memory outside of the arena, as bytes."""
+    return Value(Buffer(memory.nbytes, memory, pinned=True), (memory.nbytes,), (1,), np.dtype(np.uint8), 0, True)
+
+
+def derived(site: Site, w: Value, what: Any, make: Callable[[], np.ndarray]) -> Value:
+    """An array that is computed from a constant, once for all plans."""
+
+    def made() -> Value:
+        array = np.ascontiguousarray(make())
+        memory = aligned(max(array.nbytes, 1))
+        memory[: array.nbytes] = array.reshape(-1).view(np.uint8)
+        return Value(Buffer(memory.nbytes, memory, pinned=True), array.shape, array.strides, array.dtype, 0, True)
+
+    found: Value = site.derived(w, what, made)
+    return found

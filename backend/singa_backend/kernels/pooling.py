@@ -1,0 +1,101 @@
+"""Poolings on oneDNN, with the channels innermost in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..ir.windows import Windows, windows
+from . import onednn
+from .convolution import _ends, geometry
+from .lowering import channels_last, dense_desc, emit, require_plain, threads_for
+from .onednn import DST, SRC
+from .table import Site, kernel
+from .values import FINITE, INFINITE, NAN, Value, last_order
+
+MAXIMA = (np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8))
+
+
+def _windows(site: Site, x: Value, kernel_shape: Sequence[int]) -> Windows:
+    a = site.attributes
+    site.require(3 <= x.ndim <= 5, "the rank is not 3, 4 or 5")
+    pads, auto = a.get("pads"), a.get("auto_pad", "NOTSET")
+    at = geometry(
+        site, windows, x.shape[2:], kernel_shape, a.get("strides"), pads, a.get("dilations"), auto, a.get("ceil_mode", 0),
+        partial=True,
+    )  # fmt: skip
+    for axis, count in enumerate(at.counts):
+        seen = np.zeros(count, bool)
+        for _, here, _ in at.taps(axis):
+            seen[here] = True
+        site.require(seen.all(), "a window contains only padding")
+    return at
+
+
+def _pool(site: Site, x: Value, at: Windows, algorithm: str, hazard: int) -> Value:
+    shape, order = (*x.shape[:2], *at.counts), last_order(x.ndim)
+    src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(x.dtype, shape, order)
+    with threads_for(math.prod(shape) * math.prod(at.kernel)):
+        made = onednn.pooling(
+            src, dst, algorithm=algorithm, kernel=at.kernel, strides=at.strides, dilations=[d - 1 for d in at.dilations],
+            pads_begin=at.begins, pads_end=_ends(at),
+        )  # fmt: skip
+    x = channels_last(site, x)
+    y = site.new(shape, x.dtype, order, hazard)
+    emit(site, made, {SRC: (src, x), DST: (dst, y)}, (y,), "pooling")
+    return y
+
+
+def _require_no_nan(site: Site, x: Value) -> None:
+    """OneDNN's maximum skips NaN; NumPy's returns it."""
+    if x.dtype.kind == "f":
+        site.require(x.hazard < NAN, "the input may contain NaN")
+        site.needs_finite()
+
+
+@kernel("MaxPool", 1, 8, 10, 11, 12, 22, on="onednn")
+def max_pool(site: Site, x: Value) -> Value:
+    """A maximum pooling without indices."""
+    require_plain(site, x, dtypes=MAXIMA)
+    site.require(not any(site.outputs[1:]), "the indices are used")
+    site.require(site.attributes.get("storage_order", 0) in (0, 1), "not a valid storage_order")
+    _require_no_nan(site, x)
+    return _pool(site, x, _windows(site, x, site.attributes["kernel_shape"]), "max", x.hazard)
+
+
+@kernel("AveragePool", 1, 7, 10, 11, 19, 22, on="onednn")
+def average_pool(site: Site, x: Value) -> Value:
+    """An average pooling; cells beyond the padding (ceil_mode) do not count."""
+    require_plain(site, x)
+    at = _windows(site, x, site.attributes["kernel_shape"])
+    include = site.attributes.get("count_include_pad", 0) and (any(at.begins) or any(at.ends))
+    if include:
+        inside = all(need <= end for need, end in zip(_ends(at), at.ends, strict=True))
+        site.require(inside, "a window extends beyond padding that counts")
+    return _pool(site, x, at, "avg_include_padding" if include else "avg_exclude_padding", _sum_of(x))
+
+
+def _sum_of(x: Value) -> int:
+    return NAN if x.hazard >= INFINITE else FINITE
+
+
+def _whole(site: Site, x: Value) -> Windows:
+    site.require(3 <= x.ndim <= 5, "the rank is not 3, 4 or 5")
+    return geometry(site, windows, x.shape[2:], x.shape[2:], None, None, None)
+
+
+@kernel("GlobalAveragePool", 1, 22, on="onednn")
+def global_average_pool(site: Site, x: Value) -> Value:
+    """The average of each channel, as a pooling with one window."""
+    require_plain(site, x)
+    return _pool(site, x, _whole(site, x), "avg_exclude_padding", _sum_of(x))
+
+
+@kernel("GlobalMaxPool", 1, 22, on="onednn")
+def global_max_pool(site: Site, x: Value) -> Value:
+    """The maximum of each channel, as a pooling with one window."""
+    require_plain(site, x, dtypes=MAXIMA)
+    _require_no_nan(site, x)
+    return _pool(site, x, _whole(site, x), "max", x.hazard)
