@@ -197,40 +197,20 @@ class SingaRep(BackendRep):
             ResourceExhausted: a limit was reached, or the flag was set.
         """
         if limits is None and cancel is None and not validate and not kwargs and last_layers is _ALL and aux_output is _NONE:
-            found = self._ready(inputs)
-            if found is not None:
-                receivers = None if out is None else self._receivers(out, self._output_names)
-                try:
-                    planned = found[0].run(found[1])
-                except (Invalid, Mismatch):
-                    planned = None  # what follows finds the error
-                if planned is not None:
-                    if receivers is not None:
-                        _receive(receivers, planned, self._output_names)
-                    return Outputs(planned, self._output_names)
+            planner = self._planner
+            if planner is not None and planner.limits is self.limits and self._planned == self._weights():
+                found = planner.ready(inputs, self._names)
+                if found is not None:
+                    receivers = None if out is None else self._receivers(out, self._output_names)
+                    try:
+                        planned = found[0].run(found[1])
+                    except (Invalid, Mismatch):
+                        planned = None  # the checked run reports the error
+                    if planned is not None:
+                        if receivers is not None:
+                            _receive(receivers, planned, self._output_names)
+                        return Outputs(planned, self._output_names)
         return self._run(inputs, last_layers, aux_output, limits, cancel, validate, out, kwargs)
-
-    def _ready(self, inputs: Any) -> tuple[Plan, Sequence[Any]] | None:
-        """The plan for these inputs and the inputs in order, if they need no check: a run with such ones has succeeded."""
-        planner = self._planner
-        if planner is None or planner.limits is not self.limits or self.limits.deadline is not None:
-            return None
-        if self._planned != self._weights():
-            return None
-        kind = type(inputs)
-        if kind is dict:
-            if len(inputs) != len(self._names):
-                return None
-            try:
-                inputs = [inputs[n] for n in self._names]
-            except KeyError:
-                return None
-        elif kind is np.ndarray:
-            inputs = (inputs,)
-        elif kind is not list and kind is not tuple:
-            return None
-        plan = planner.ready(inputs)
-        return None if plan is None else (plan, inputs)
 
     def _receivers(self, out: Any, names: Sequence[str]) -> list[np.ndarray | None]:
         """The arrays of `out` in the order of the outputs; raises InvalidInput (SX385) if one cannot be written."""

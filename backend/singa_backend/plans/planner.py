@@ -46,6 +46,7 @@ class Plan:
         inputs: the arrays that a run copies its inputs into; a Loose for an input that is not an array of numbers.
         signature: the shape and the dtype of each input; None if one is not an array of numbers.
         admitted: limits which the plan is known not to exceed.
+        sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.
     """
 
     def __init__(self, planner: Planner) -> None:
@@ -56,6 +57,7 @@ class Plan:
         self.inputs: list[Any] = []
         self.signature: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] | None = None
         self.admitted: limits.Limits | None = None
+        self.sums: list[tuple[Any, np.ndarray]] = []
         self.renew()
 
     def renew(self) -> None:
@@ -75,6 +77,7 @@ class Plan:
         self.inputs = [e.array if isinstance(e, Value) else e for e in tracer.entries]
         if all(isinstance(e, Value) for e in tracer.entries):
             self.signature = tuple((a.shape, a.dtype) for a in self.inputs)
+            self.sums = [(_sum_of(a), a.reshape(-1)) for a in self.inputs if a.dtype.kind not in "biu"]
         return None if self.facts.finite and not all(map(finite, inputs)) else tracer.segment.results()
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
@@ -96,15 +99,22 @@ class Plan:
         Returns:
             New arrays; None if it needs finite inputs and they are not.
         """
-        before = onednn.exchange_threads(self.planner.options.threads) if self.facts.parallel else 0
-        lock, context = self.lock, self.context
+        if self.facts.parallel:
+            before = onednn.exchange_threads(self.planner.options.threads)
+            if before:
+                try:
+                    return self._locked(inputs, budget)
+                finally:
+                    onednn.set_threads(before)
+        return self._locked(inputs, budget)
+
+    def _locked(self, inputs: Sequence[Any], budget: limits.Budget | None) -> list[Any] | None:
+        lock = self.lock
         lock.acquire()
         try:
-            return context.run(self._run, inputs, budget)
+            return self.context.run(self._run, inputs, budget)
         finally:
             lock.release()
-            if before:
-                onednn.set_threads(before)
 
     def _run(self, inputs: Sequence[Any], budget: limits.Budget | None) -> list[Any] | None:
         facts = self.facts
@@ -118,10 +128,8 @@ class Plan:
                 target.value = x
             else:
                 target[...] = x
-        if facts.finite:
-            for target in self.inputs:
-                if not finite(target):
-                    return None
+        if facts.finite and not self._is_finite():
+            return None
         segment = self.first
         while True:
             if budget is not None and budget.watched:
@@ -138,6 +146,15 @@ class Plan:
             if following is None:
                 return self._continue(segment, key, budget or self.planner.budget())
             segment = following
+
+    def _is_finite(self) -> bool:
+        """Whether no input of this run holds a NaN or an infinity."""
+        if self.signature is None:
+            return all(map(finite, self.inputs))
+        for sum_of, elements in self.sums:
+            if not math.isfinite(sum_of(elements)) and not finite(elements):
+                return False
+        return True
 
     def _continue(self, segment: Segment, key: Any, budget: limits.Budget) -> list[Any]:
         """Trace a continuation of a segment."""
@@ -238,12 +255,30 @@ class Planner:
         """A budget of the limits that hold for a run that sets no others."""
         return limits.Budget(self.limits, memory=self.executor.device.memory)
 
-    def ready(self, inputs: Sequence[Any]) -> Plan | None:
+    def ready(self, inputs: Any, names: Sequence[str]) -> tuple[Plan, Sequence[Any]] | None:
         """The plan for inputs whose checks can only succeed, as they did before; None if they must be checked.
 
         Args:
-            inputs: as a user passes them, in the order of the graph's.
+            inputs: as a user passes them: a dict, a list or one array.
+            names: of the graph's inputs.
+
+        Returns:
+            The plan, and the inputs in order.
         """
+        if self.limits.deadline is not None:
+            return None
+        kind = type(inputs)
+        if kind is dict:
+            if len(inputs) != len(names):
+                return None
+            try:
+                inputs = [inputs[n] for n in names]
+            except KeyError:
+                return None
+        elif kind is np.ndarray:
+            inputs = (inputs,)
+        elif kind is not list and kind is not tuple:
+            return None
         plan = self.latest
         if plan is not None and plan.admitted is self.limits:
             signature = plan.signature
@@ -252,7 +287,7 @@ class Planner:
                     if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
                         break
                 else:
-                    return plan
+                    return plan, inputs
         key = []
         for x in inputs:
             if type(x) is not np.ndarray:
@@ -262,7 +297,7 @@ class Planner:
         if plan is None or plan.admitted is not self.limits:
             return None
         self._used(tuple(key), plan)
-        return plan
+        return plan, inputs
 
     def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
@@ -347,17 +382,16 @@ def _is_plain(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype != dtypes.STRING
 
 
+def _sum_of(x: np.ndarray) -> Any:
+    """A function that returns a number for the elements of an array in C order: finite only if they all are."""
+    if x.dtype != np.float32 and x.dtype != np.float64:
+        return lambda elements: math.nan
+    return x.reshape(-1).dot if x.size <= _SMALL else np.add.reduce  # of more elements BLAS may use several threads
+
+
 def finite(x: Any) -> bool:
     """Whether an input holds no NaN and no infinity."""
     if not isinstance(x, np.ndarray) or x.dtype.kind in "biuOSU":
         return True
-    if x.dtype == np.float32 or x.dtype == np.float64:
-        if x.flags.c_contiguous and x.size <= _SMALL:  # of more elements BLAS may use several threads
-            flat = x.reshape(-1)
-            total = flat.dot(flat)
-        else:
-            total = np.add.reduce(x, None)
-        return math.isfinite(total) or bool(np.isfinite(x).all())
-    if x.dtype.kind == "c" or x.dtype == np.float16:
-        return bool(np.isfinite(x).all())
-    return bool(np.isfinite(x.astype(np.float32)).all())
+    wide = x if x.dtype.kind in "fc" and x.dtype.itemsize > 1 else x.astype(np.float32)
+    return bool(np.isfinite(wide).all())
