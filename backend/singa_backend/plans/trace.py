@@ -7,6 +7,7 @@ shape continues with another segment.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -368,7 +369,8 @@ class Tracer:
         shape = tuple(int(d) for d in shape)
         self.budget.admit(shape, dtype.itemsize)
         strides = strides_of(shape, dtype.itemsize, order)
-        nbytes = max(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, 1)
+        nbytes = max(math.prod(shape) * dtype.itemsize, 1)
+        self.budget.made += nbytes
         self.facts.largest = max(self.facts.largest, nbytes)
         self.facts.rank = max(self.facts.rank, len(shape))
         return Value(self.buffer(nbytes), shape, strides, dtype, 0, False, hazard)
@@ -594,7 +596,7 @@ class Tracer:
                 np.copyto(value.array, o)
                 made.append(value)
             else:
-                made.append(Loose(_owned(o)))
+                made.append(Loose(_owned(o, self.budget)))
         state, node = self.state, call.node
 
         loose = any(isinstance(e, Loose) for e in (*entries, *(e for _, e in inner)))
@@ -611,7 +613,7 @@ class Tracer:
                     if target is None:
                         continue
                     if isinstance(target, Loose):
-                        target.value = _owned(result)
+                        target.value = _owned(result, state.visitor.budget)
                     elif (
                         not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype
                     ):
@@ -735,11 +737,15 @@ def _content(entry: Entry) -> Any:
     return entry.value if isinstance(entry, Loose) else entry.array
 
 
-def _owned(value: Any) -> Any:
-    """A sequence whose arrays are not memory of the plan."""
+def _owned(value: Any, budget: limits.Budget) -> Any:
+    """A sequence whose arrays are not memory of the plan; the budget counts their bytes."""
     if isinstance(value, list):
-        return [_owned(v) for v in value]
-    return value.copy() if isinstance(value, np.ndarray) and value.dtype != dtypes.STRING else value
+        return [_owned(v, budget) for v in value]
+    if not isinstance(value, np.ndarray) or value.dtype == dtypes.STRING:
+        return value
+    budget.admit(value.shape, value.dtype.itemsize)
+    budget.made += value.nbytes
+    return value.copy()
 
 
 def _draws(node: Node) -> bool:
