@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from .kernels.options import options as plan_options
 from .kernels.table import Options
 from .limits import Budget, Flag, Limits, spend
 from .plans.planner import Planner
+from .plans.region import TooManyCalls
 from .proto.load import ModelSource, load_model
 from .proto.schemas import newest, plain_domain
 from .proto.values import Value
@@ -219,13 +221,16 @@ class SingaRep(BackendRep):
 
     def _current_planner(self) -> Planner | None:
         """The plans for the present weights; None if definitions run: on other devices, and at the first run after a change."""
-        if not self.options.level or self.device.type != "CPU":
+        if not self.options.level or self.device.type != "CPU" or self._executor.observer is not None:
             return None
         weights = self._weights()
         if self.options.deterministic and self._planned != weights:
             self._planner = self._planned = None
         if self._planner is None and self._planned in (None, weights):
-            self._planner = Planner(self.graph, self._executor, self.options)
+            try:
+                self._planner = Planner(self.graph, self._executor, self.options)
+            except TooManyCalls:
+                self.options = replace(self.options, level=0)
         elif self._planned != weights:
             self._planner = None
         self._planned = weights

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
-from .region import Region, region_of
+from .region import Region, TooManyCalls, region_of
 from .trace import Facts, Loose, Mismatch, Segment, State, Tracer
 
 PLANS = 16
@@ -60,7 +61,11 @@ class Plan:
         self.state.bodies = planner.bodies
         self.state.visit_body = partial(BodyVisitor, planner.executor)
         made = Tracer(planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget)
-        budget.begin(planner.executor.resident, made.live, planner.executor.states)
+        roots = (made.live, planner.shared)
+        if planner.is_body:
+            budget.roots += roots
+        else:
+            budget.begin(planner.executor.resident, *roots, planner.executor.states)
         return made
 
     def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any]:
@@ -137,12 +142,14 @@ class BodyVisitor(Visitor):
 
     def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
         found = self.bodies.get(id(graph))
-        if found is not None:
+        if found is not None and all(map(_is_plain, inputs)):
             planner, slots = found
             self.budget.step()
             with self.budget.holding(inputs):
                 outputs = planner.run([*inputs, *(outer[s] for s in slots)], self.budget)
             if outputs is not None:
+                for y in outputs:
+                    self.budget.count_tensor(getattr(y, "nbytes", 0))
                 return outputs
         return super()._inner(graph, inputs, outer)
 
@@ -153,6 +160,7 @@ class Planner:
     Attributes:
         region: the calls of the model.
         options: how the plans compute.
+        is_body: whether the graph is the body of an operator.
         fused: the number of rewrites of each pass.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
@@ -163,6 +171,7 @@ class Planner:
         states = {names[slot]: value for slot, value in executor.states[id(graph)]}
         self.executor = executor
         self.options = options
+        self.is_body = captured is not None
         self.region: Region = region_of(graph, states, captured)
         types = {i: (v.dtype, v.shape) for i, v in zip(self.region.inputs, graph.inputs, strict=False) if v.kind == "tensor"}
         self.fused = fuse(self.region, options.level, types)
@@ -177,8 +186,11 @@ class Planner:
         """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
         made = {}
         for graph in node.graphs:
+            if id(graph) not in self.executor.states:
+                continue
             slots = tuple(outer for outer, _ in graph.captured if outer not in constants)
-            made[id(graph)] = (Planner(graph, self.executor, self.options, constants), slots)
+            with suppress(TooManyCalls):
+                made[id(graph)] = (Planner(graph, self.executor, self.options, constants), slots)
         return made
 
     def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
@@ -212,6 +224,7 @@ class Planner:
                         return None if plan.facts.finite and not all(map(_finite, inputs)) else outputs
                     if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):
                         return None
+                    budget.steps(plan.facts.executions)
                     return plan.run(inputs, budget)
                 except Invalid:
                     return None
@@ -236,7 +249,7 @@ class Planner:
         bounds, facts = budget.limits, plan.facts
         return (
             facts.largest <= budget.tensor_bytes
-            and facts.executions <= bounds.executions
+            and facts.executions <= budget.left
             and facts.rank <= bounds.rank
             and plan.first.arena_bytes + self.executor.resident <= budget.live_bytes
         )
