@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from ..region import Region
-from .activations import activations, hard_sigmoids, leaky_relus, softplus
+from .activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from .additions import additions, windows
 from .attention import attentions, scales
 from .channels import channels
@@ -36,6 +36,7 @@ LEVEL_2: tuple[Pass, ...] = (
     activations,
     hard_sigmoids,
     leaky_relus,
+    prelus,
     softplus,
     windows,
     additions,
