@@ -144,6 +144,15 @@ def test_calls_of_constants_are_evaluated() -> None:
     assert unary("s = Shape(w) c = ConstantOfShape(s) d = Add(c, x) y = Identity(d)", w=normal(2, 5)) == {"Add": 1}
 
 
+def test_known_sizes_are_constants() -> None:
+    body = "s = Shape(x) i = Gather(s, one) j = Unsqueeze(i, zero) k = Concat <axis = 0> (two, j) y = Reshape(x, k)"
+    weights = {"one": np.array(1), "zero": np.array([0]), "two": np.array([-1])}
+    assert unary(body, **weights, only=["sizes"]) == {"Reshape": 1}
+    assert unary(body, shape="N,5", **weights, only=["sizes"]) == {"Reshape": 1}
+    assert unary(body, shape="5,N", x=normal(5, 2), **weights, only=["sizes"]).keys() > {"Shape", "Concat"}
+    assert unary(body, types=False, **weights, only=["sizes"]).keys() > {"Shape", "Concat"}
+
+
 def test_a_constant_output_stays_an_output() -> None:
     text = "g (float[2] x) => (float y, float z) { y = Neg(w) z = Add(x, y) }"
     assert fused(model(text, w=normal(2)), normal(2)) == {"Add": 1}
@@ -188,8 +197,10 @@ def test_calls_that_return_their_input_are_removed(body: str) -> None:
     "body",
     [
         "a = Add(x, zero) y = Neg(a)",  # -0 + 0 is 0
-        "a = Mul(x, wide) y = Neg(a)", "a = Mul(x, more) y = Neg(a)", "a = Expand(x, larger) y = Neg(a)", "a = Cast <to = 10> (x) y = Neg(a)",
-        "a = Slice(x, i0, one_i, i0) y = Neg(a)", "a = Transpose(x) y = Neg(a)", "a = Sub(zero, x) y = Neg(a)", "a = Div(one, x) y = Neg(a)",
+        "a = Mul(x, wide) y = Neg(a)", "a = Mul(x, more) y = Neg(a)", "a = Expand(x, larger) y = Neg(a)",
+        "a = Cast <to = 10> (x) y = Neg(a)",
+        "a = Slice(x, i0, one_i, i0) y = Neg(a)", "a = Transpose(x) y = Neg(a)", "a = Sub(zero, x) y = Neg(a)",
+        "a = Div(one, x) y = Neg(a)",
         "a, m = Dropout(x) b = Cast <to = 1> (m) y = Add(a, b)", "a = Reshape(x, turned) y = Neg(a)",
     ],
 )  # fmt: skip
@@ -404,8 +415,10 @@ def test_other_erf_forms_stay() -> None:
 
 
 CUBES = [
-    "c = Pow(x, three) d = Mul(c, k) u = Add(x, d) v = Mul(u, r)", "q = Mul(x, x) c = Mul(q, x) d = Mul(k, c) u = Add(d, x) v = Mul(r, u)",
-    "q = Mul(x, x) d = Mul(q, k) f = Add(d, one) u = Mul(x, f) v = Mul(u, r)", "q = Pow(x, two) d = Mul(q, rk) f = Add(r, d) v = Mul(x, f)",
+    "c = Pow(x, three) d = Mul(c, k) u = Add(x, d) v = Mul(u, r)",
+    "q = Mul(x, x) c = Mul(q, x) d = Mul(k, c) u = Add(d, x) v = Mul(r, u)",
+    "q = Mul(x, x) d = Mul(q, k) f = Add(d, one) u = Mul(x, f) v = Mul(u, r)",
+    "q = Pow(x, two) d = Mul(q, rk) f = Add(r, d) v = Mul(x, f)",
 ]  # fmt: skip
 TANH = {
     "three": 3.0,
@@ -459,7 +472,8 @@ HARD = {"three": 3.0, "zero": 0.0, "six": 6.0, "sixth": 1 / 6}
 
 
 @pytest.mark.parametrize(
-    "tail", ["m = Mul(x, c) y = Div(m, six)", "m = Div(c, six) y = Mul(x, m)", "m = Mul(c, sixth) y = Mul(m, x)", "m = Div(x, six) y = Mul(m, c)"]
+    "tail", ["m = Mul(x, c) y = Div(m, six)", "m = Div(c, six) y = Mul(x, m)", "m = Mul(c, sixth) y = Mul(m, x)",
+             "m = Div(x, six) y = Mul(m, c)"]
 )  # fmt: skip
 def test_hard_swish(tail: str) -> None:
     x = np.linspace(-5, 5, 10, dtype=F).reshape(2, 5)
@@ -517,8 +531,10 @@ NORM = {"e": 1e-5, "two": 2.0, "minus": -0.5, "one": 1.0}
 MEAN = "u = ReduceMean(x, axes) d = Sub(x, u) "
 SQUARES = ["q = Pow(d, two) ", "q = Mul(d, d) ", "d2 = Sub(x, u) q = Mul(d2, d2) ", "d2 = Sub(x, u) q = Pow(d2, two) "]
 DIVISIONS = [
-    "v = ReduceMean(q, axes) a = Add(v, e) s = Sqrt(a) n = Div(d, s) ", "v = ReduceMean(q, axes) a = Add(e, v) s = Sqrt(a) r = Reciprocal(s) n = Mul(d, r) ",
-    "v = ReduceMean(q, axes) a = Add(v, e) s = Sqrt(a) r = Div(one, s) n = Mul(r, d) ", "v = ReduceMean(q, axes) a = Add(v, e) r = Pow(a, minus) n = Mul(d, r) ",
+    "v = ReduceMean(q, axes) a = Add(v, e) s = Sqrt(a) n = Div(d, s) ",
+    "v = ReduceMean(q, axes) a = Add(e, v) s = Sqrt(a) r = Reciprocal(s) n = Mul(d, r) ",
+    "v = ReduceMean(q, axes) a = Add(v, e) s = Sqrt(a) r = Div(one, s) n = Mul(r, d) ",
+    "v = ReduceMean(q, axes) a = Add(v, e) r = Pow(a, minus) n = Mul(d, r) ",
 ]  # fmt: skip
 TAILS = ["m = Mul(n, w) y = Add(m, b)", "m = Mul(w, n) y = Add(b, m)", "y = Mul(n, w)", "y = Add(n, b)", "y = Identity(n)"]
 
@@ -541,9 +557,20 @@ def test_layer_norm_of_old_opsets_several_axes_and_wide_parameters() -> None:
     for axes, shape in (("2, 3", (4, 5)), ("-2, -1", (1, 4, 5)), ("3", (5,)), ("1, 2, 3", (3, 4, 5))):
         wide = {"e": 1e-5, "w": normal(*shape), "b": normal(5)}
         assert unary(body.format(axes), x, 13, shape="2,3,4,5", **wide) == {"LayerNormalization": 1}
-    for axes in ("2", "1", "1, 2"):
+    for axes in ("1, 2", "2, 1"):
         assert "Sqrt" in unary(body.format(axes), x, 13, shape="2,3,4,5", **weights)
     assert "Sqrt" in unary(body.format("1"), opset=13, types=False, **weights)
+
+
+def test_layer_norm_of_another_axis_moves_it_to_the_end() -> None:
+    mean = "u = ReduceMean <axes = [{0}]> (x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean <axes = [{0}]> (q) "
+    body = mean + "a = Add(v, e) s = Sqrt(a) n = Div(d, s) m = Mul(n, w) y = Add(m, b)"
+    x, weights = normal(2, 3, 4, 5), {"e": 1e-5, "w": normal(3, 1, 1), "b": normal(1, 3, 1, 1)}
+    for axis in ("1", "-3"):
+        assert unary(body.format(axis), x, 13, shape="2,3,4,5", **weights) == {"Transpose": 2, "LayerNormalization": 1}
+    assert unary(body.format("1"), x, 13, shape="2,3,4,5", **{**weights, "w": normal(5)})["Mul"] == 1
+    assert unary(body.format("1"), x, 13, shape="N,C,H,W", **weights)["Mul"] == 1
+    assert "Sqrt" in unary(body.format("1"), x, 13, shape="2,3,4,5", types=False, **weights)
 
 
 def test_layer_norm_leaves_parameters_that_broadcast_otherwise() -> None:
@@ -575,7 +602,9 @@ def test_other_norms_stay() -> None:
     assert "Sqrt" in unary(
         body.replace("ReduceMean(q, axes)", "ReduceMean <keepdims = 0> (q, axes)"), x=normal(5, 5), shape="5,5", **weights
     )
-    assert "Sqrt" in unary(body.replace("ReduceMean(q, axes)", "ReduceMean(q, other)"), other=np.array([0]), **weights)
+    # the mean square of d over another axis is a norm of d
+    left = unary(body.replace("ReduceMean(q, axes)", "ReduceMean(q, other)"), other=np.array([0]), **weights)
+    assert left.keys() >= {"RMSNormalization", "Sub"}
     assert "Sqrt" in unary(body.replace("n = Div(d, s)", "n = Div(x, s)"), **weights)
     assert "Sqrt" in unary(body.replace("n = Div(d, s)", "n = Div(s, d)"), spoil=False, **weights)
     text = f"g (double[2,5] x) => (double y) {{ {body} }}"
@@ -618,7 +647,10 @@ def test_group_norm() -> None:
     assert unary(body, x, shape="N,4,H,W", **weights) == {"GroupNormalization": 1}
     assert "InstanceNormalization" in unary(body, x, shape="2,4,3,5", types=False, **weights)
     assert "InstanceNormalization" in unary(body, x, shape="2,4,3,5", **{**weights, "one": normal(2)})
-    assert "InstanceNormalization" in unary(body, x, shape="2,4,3,5", **{**weights, "w": normal(3, 5)})
+    left = unary(body, x, shape="2,4,3,5", **{**weights, "w": normal(3, 5)})
+    assert left == {"GroupNormalization": 1, "Mul": 1, "Add": 1}
+    shift = body.replace("m = Mul(z, w) y = Add(m, b)", "y = Add(z, b)")
+    assert unary(shift, x, shape="2,4,3,5", **{n: w for n, w in weights.items() if n != "w"}) == {"GroupNormalization": 1}
 
 
 def test_global_pools() -> None:
@@ -639,7 +671,8 @@ def test_transposes_join_and_cancel() -> None:
     assert unary("a = Transpose <perm = [1, 2, 0]> (x) y = Transpose <perm = [0, 2, 1]> (a)", x, shape=shape) == {"Transpose": 1}
     assert unary("a = Transpose(x) b = Transpose(a) y = Neg(b)", x, shape=shape) == {"Neg": 1}
     assert unary("a = Transpose(x) b = Transpose(a) y = Neg(b)", x, shape=shape, types=False) == {"Transpose": 2, "Neg": 1}
-    body = "a = Transpose <perm = [1, 2, 0]> (x) b = Relu(a) c = Mul(b, k) d = Clip(c, k, k) e = Transpose <perm = [2, 0, 1]> (d) y = Neg(e)"
+    middle = "a = Transpose <perm = [1, 2, 0]> (x) b = Relu(a) c = Mul(b, k) d = Clip(c, k, k) "
+    body = middle + "e = Transpose <perm = [2, 0, 1]> (d) y = Neg(e)"
     assert unary(body, x, shape=shape, k=2.0) == {"Relu": 1, "Mul": 1, "Clip": 1, "Neg": 1}
     other = body.replace("[2, 0, 1]", "[1, 0, 2]")
     assert unary(other, x, shape=shape, k=2.0)["Transpose"] == 2
@@ -663,6 +696,59 @@ def test_a_transpose_between_reshapes_is_one_transpose() -> None:
 # --- attention and products ---
 
 
+ANGLES = "f = Mul(p, inverse) e = Concat <axis = -1> (f, f) c = Cos(e) g = Unsqueeze(c, one) i = Sin(e) h = Unsqueeze(i, one) "
+HALF = {
+    "split": "a, b = Split <axis = -1, num_outputs = 2> (x) n = Neg(b) t = Concat <axis = 3> (n, a) ",
+    "slices": "a = Slice(x, i0, i2, i3) b = Slice(x, i2, end, i3) n = Neg(b) t = Concat <axis = -1> (n, a) ",
+}
+TURNED = {
+    "inverse": np.array([[[1, 0.1]]], F), "one": np.array([1]), "i0": np.array([0]), "i2": np.array([2]), "i3": np.array([3]),
+    "end": np.array([2**62]),
+}  # fmt: skip
+
+
+def rotary(body: str, shape: str = "2,3,6,4", angles: str = "2,6,1", spoil: bool = True, **weights: Any) -> dict[str, int]:
+    text = f"g (float[{shape}] x, float[{angles}] p) => (float y) {{ {body} }}"
+    used = {n: w for n, w in {**TURNED, **weights}.items() if n in body}
+    return fused(model(text, **used), normal(2, 3, 6, 4), normal(2, 6, 1), spoil=spoil)
+
+
+@pytest.mark.parametrize("half", HALF)
+@pytest.mark.parametrize("tail", ["y = Add(j, k)", "y = Add(k, j)"])
+def test_rotary_embedding(half: str, tail: str) -> None:
+    body = ANGLES + HALF[half] + f"j = Mul(x, g) k = Mul(t, h) {tail}"
+    assert "RotaryEmbedding" in rotary(body)
+    assert "RotaryEmbedding" in rotary(body, "B,3,T,4", "B,T,1")
+    assert "RotaryEmbedding" not in rotary(body, "B,3,T,4", "C,T,1")
+
+
+def test_rotary_embedding_of_constant_angles() -> None:
+    body = HALF["split"] + "j = Mul(x, g) k = Mul(t, h) y = Add(j, k)"
+    text = f"g (float[1,3,6,4] x) => (float y) {{ {body} }}"
+    wide = np.concatenate([normal(6, 2)] * 2, -1)
+    assert fused(model(text, g=wide, h=wide), normal(1, 3, 6, 4)) == {"RotaryEmbedding": 1}
+    other = normal(6, 4)  # the halves differ
+    assert "RotaryEmbedding" not in fused(model(text, g=wide, h=other), normal(1, 3, 6, 4))
+    assert "RotaryEmbedding" not in fused(model(text.replace("[1,", "[2,"), g=wide, h=wide), normal(2, 3, 6, 4))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("n = Neg(b) t = Concat <axis = 3> (n, a)", "n = Neg(a) t = Concat <axis = 3> (n, b)"),
+        ("t = Concat <axis = 3> (n, a)", "t = Concat <axis = 3> (a, n)"),
+        ("n = Neg(b)", "n = Identity(b)"),
+        ("Concat <axis = -1> (f, f)", "Concat <axis = -1> (f, p2)"),
+        ("k = Mul(t, h) y = Add(j, k)", "k = Mul(t, h) z = Add(j, k) y = Add(z, k)"),
+        ("j = Mul(x, g)", "o = Neg(x) j = Mul(o, g)"),
+    ],
+)
+def test_other_rotations_stay(old: str, new: str) -> None:
+    body = ANGLES + HALF["split"] + "j = Mul(x, g) k = Mul(t, h) y = Add(j, k)"
+    assert old in body
+    assert "RotaryEmbedding" not in rotary(body.replace(old, new), p2=normal(2, 6, 2), spoil=False)
+
+
 def heads(batch: int = 2, number: int = 3, length: int = 4, size: int = 5) -> np.ndarray:
     return normal(batch, number, length, size)
 
@@ -683,8 +769,10 @@ END = "p = Softmax <axis = -1> (s) y = MatMul(p, v)"
 @pytest.mark.parametrize(
     "middle",
     [
-        "s = MatMul(q, t) ", "m = MatMul(q, t) s = Mul(m, c) ", "m = MatMul(q, t) s = Div(m, c) ", "a = Mul(q, c) s = MatMul(a, t) ",
-        "a = Div(q, c) b = Mul(t, c) s = MatMul(a, b) ", "m = MatMul(q, t) n = Mul(c, m) s = Add(n, w) ", "m = MatMul(q, t) s = Add(w, m) ",
+        "s = MatMul(q, t) ", "m = MatMul(q, t) s = Mul(m, c) ", "m = MatMul(q, t) s = Div(m, c) ",
+        "a = Mul(q, c) s = MatMul(a, t) ",
+        "a = Div(q, c) b = Mul(t, c) s = MatMul(a, b) ", "m = MatMul(q, t) n = Mul(c, m) s = Add(n, w) ",
+        "m = MatMul(q, t) s = Add(w, m) ",
     ],
 )  # fmt: skip
 def test_attention(middle: str) -> None:
@@ -698,7 +786,8 @@ def test_attention_of_heads_out_of_reshapes() -> None:
     """The keys are transposed by one Transpose with the heads; sizes may be names."""
     text = """g (float[B,T,15] x, float[B,S,15] z) => (float y) {{
         a = Reshape(x, h) q = Transpose <perm = [0, 2, 1, 3]> (a) b = Reshape(z, h) k = Transpose <perm = [0, 2, 3, 1]> (b)
-        c = Reshape(z, h) v = Transpose <perm = [0, 2, 1, 3]> (c) m = MatMul(q, k) s = Mul(m, f) {} w = Transpose <perm = [0, 2, 1, 3]> (n)
+        c = Reshape(z, h) v = Transpose <perm = [0, 2, 1, 3]> (c) m = MatMul(q, k) s = Mul(m, f) {}
+        w = Transpose <perm = [0, 2, 1, 3]> (n)
         y = Reshape(w, o) }}"""
     body = text.format("p = Softmax <axis = -1> (s) n = MatMul(p, v)")
     weights = {"h": np.array([0, 0, 3, 5]), "o": np.array([0, 0, 15]), "f": 0.4}
@@ -756,7 +845,8 @@ def test_attention_with_masks() -> None:
 )
 def test_other_attention_stays(body: str) -> None:
     weights: dict[str, Any] = {"w": np.tril(np.ones((4, 6), bool)), "c": 0.0}
-    text = f"g (float[2,3,4,5] q, float[2,3,6,5] k, float[2,3,6,5] v) => (float y{', float p' if 'z =' in body else ''}) {{ {body} }}"
+    more = ", float p" if "z =" in body else ""
+    text = f"g (float[2,3,4,5] q, float[2,3,6,5] k, float[2,3,6,5] v) => (float y{more}) {{ {body} }}"
     assert "Attention" not in fused(model(text, **weights), heads(), heads(length=6), heads(length=6))
 
 
@@ -779,7 +869,8 @@ def test_scales_of_both_operands_join() -> None:
 
 
 def test_products_with_several_weights_join() -> None:
-    body = """a = MatMul(x, u) b = Add(a, o) c = Reshape(b, s) d = MatMul(x, v) e = Reshape(d, s) f = MatMul(x, w) g = Add(o2, f) h = Transpose(g)
+    body = """a = MatMul(x, u) b = Add(a, o) c = Reshape(b, s) d = MatMul(x, v) e = Reshape(d, s) f = MatMul(x, w) g = Add(o2, f)
+        h = Transpose(g)
         i = Transpose(h) j = Reshape(i, s) k = Add(c, e) y = Add(k, j)"""
     weights = {"u": normal(5, 4), "v": normal(5, 4), "w": normal(5, 4), "o": normal(4), "o2": normal(4), "s": np.array([2, 2, 2])}
     left = unary(body, **weights, only=["products"])
@@ -795,7 +886,8 @@ def test_products_with_several_weights_join() -> None:
 def test_other_products_stay() -> None:
     weights = {"u": normal(5, 4), "v": normal(5, 4), "s": np.array([2, 2, 2])}
     assert unary("a = MatMul(x, u) b = MatMul(x, v) y = Add(a, b)", u=weights["u"], v=weights["v"])["MatMul"] == 2
-    text = "g (float[2,5] x) => (float y, float a) { a = MatMul(x, u) b = Reshape(a, s) c = MatMul(x, v) y = Reshape(c, s) z = Neg(b) }"
+    body = "a = MatMul(x, u) b = Reshape(a, s) c = MatMul(x, v) y = Reshape(c, s) z = Neg(b)"
+    text = f"g (float[2,5] x) => (float y, float a) {{ {body} }}"
     assert fused(model(text, **weights), normal(2, 5))["MatMul"] == 2
     gemm = "a = Gemm <alpha = 2.0> (x, u) c = Reshape(a, s) d = Gemm(x, v) e = Reshape(d, s) y = Add(c, e)"
     assert unary(gemm, **weights)["Gemm"] == 2

@@ -59,8 +59,8 @@ def activations(edit: Editor) -> int:
     """For any calls of the form x * (shift + scale * f(p(x))), in any order of the products, replace the last one by one call.
 
     Erf of x / sqrt(2) and Tanh or Sigmoid of the polynomial of the approximation form Gelu; Sigmoid of a multiple of x Swish;
-    Clip of x + 3 to 0 and 6, divided by 6, and HardSigmoid form HardSwish; Tanh of Softplus forms Mish.  The constants must be scalars of
-    float32, and the values in the middle must not be used elsewhere.
+    Clip of x + 3 to 0 and 6, divided by 6, and HardSigmoid form HardSwish; Tanh of Softplus forms Mish.  The constants must be
+    scalars of float32, and the values in the middle must not be used elsewhere.
     """
     count = 0
     for call in edit.named("Erf"):
@@ -141,7 +141,7 @@ def _leaky(edit: Editor, root: Call, pair: tuple[int, ...], between: bool) -> tu
 
 
 def prelus(edit: Editor) -> int:
-    """For any calls of the form Relu(x) - a * Relu(-x), replace Sub, or Add for -a, by PRelu(x, a); a is constant and fits in x."""
+    """For any calls of the form Relu(x) - a * Relu(-x), replace Sub, or Add for -a, by PRelu(x, a); a is a constant."""
     count = 0
     for root in edit.named("Add", "Sub"):
         for at in (0, 1) if root.name == "Add" else (0,):

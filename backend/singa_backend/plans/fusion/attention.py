@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from ... import dtypes
 from ...ir.graph import ABSENT
 from ..region import Call
 from .editing import Editor
@@ -26,13 +25,10 @@ def attentions(edit: Editor) -> int:
     """For any calls of the form MatMul(Softmax(scale * MatMul(q, Transpose(k)) + mask), v), replace the last one by Attention.
 
     The Softmax is over the last axis, the scales are constants that multiply or divide q, k or the product, and the mask is
-    optional.
-    The values have 4 axes: the batches are known to be equal, and the numbers of heads too, or k and v have one head, or
-    repeat their
-    heads by Expand.  The mask is known to broadcast to the product without changing its shape, and that no row of it is all
-    negative
-    infinity: Attention returns 0 there, Softmax NaN.  For the same reason a Where in place of the mask stays: it hides NaN in the
-    product.  Values in the middle must not be used elsewhere.
+    optional.  The values have 4 axes: the batches are known to be equal, and the numbers of heads too, or k and v have one head,
+    or repeat their heads by Expand.  The mask is known to broadcast to the product without changing its shape, and that no row of
+    it is all negative infinity: Attention returns 0 there, Softmax NaN.  For the same reason a Where in place of the mask stays:
+    it hides NaN in the product.  Values in the middle must not be used elsewhere.
     """
     count = 0
     for soft in edit.named("Softmax"):
@@ -183,7 +179,7 @@ def _visible(edit: Editor, mask: int) -> bool:
     if array is not None and array.ndim and array.size:
         return bool((array.max(axis=-1) != -np.inf).all())
     low, high = bounds(edit, mask, [STEPS])
-    return -LOWEST <= low and high <= LOWEST
+    return low >= -LOWEST and high <= LOWEST
 
 
 def bounds(edit: Editor, value: int, left: list[int]) -> tuple[float, float]:
@@ -206,6 +202,9 @@ def bounds(edit: Editor, value: int, left: list[int]) -> tuple[float, float]:
                 found = ANYTHING if any(map(math.isnan, ends)) else (min(ends), max(ends))
             else:
                 found = {"Add": (a + c, b + d), "Sub": (a - d, b - c), "Where": (min(a, c), max(b, d))}[name]
+        elif name == "Trilu":
+            a, b = bounds(edit, call.inputs[0], left)
+            found = min(a, 0.0), max(b, 0.0)
         elif name in MOVES or (name == "Cast" and dtype == np.float32):
             ranges = [bounds(edit, i, left) for i in (call.inputs if name == "Concat" else call.inputs[:1])]
             found = min(a for a, _ in ranges), max(b for _, b in ranges)

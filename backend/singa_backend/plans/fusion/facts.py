@@ -1,7 +1,7 @@
 """What is known of the values of a region before it runs: dtypes, shapes with symbolic sizes, and shapes that are computed.
 
-A dtype is that of a class of values: the operators' schemas bind the inputs and outputs of each call to one element type.  A
-size is an int, or a string that names an unknown size; values with the same name have the same size.
+A dtype is that of a class of values: the operators' schemas bind the inputs and outputs of each call to one element type.  A size
+is an int, or a string that names an unknown size; values with the same name have the same size.
 """
 
 from __future__ import annotations
@@ -139,6 +139,16 @@ class Facts:
             found = array.tolist()
             return found if isinstance(found, int) else tuple(found)
         return self._sizes.get(value)
+
+    def known_sizes(self) -> list[tuple[int, np.ndarray]]:
+        """The computed sizes that are known as numbers: the values and their contents."""
+        found = []
+        for value, sizes in self._sizes.items():
+            numbers = sizes if isinstance(sizes, tuple) else (sizes,)
+            dtype = self.dtype(value)
+            if value not in self.region.constants and dtype is not None and all(isinstance(n, int) for n in numbers):
+                found.append((value, np.array(sizes, dtype)))
+        return found
 
     def fresh(self) -> str:
         """A name for an unknown size."""
