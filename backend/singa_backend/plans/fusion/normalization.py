@@ -276,7 +276,7 @@ def _folded(edit: Editor, found: _Deviation, axis: int, value: int) -> bool | No
 
 
 def group_norms(edit: Editor) -> int:
-    """For any calls of the form Reshape(InstanceNormalization(Reshape(x))) * scale + shift, replace the last by GroupNormalization.
+    """For any calls of the form Reshape(InstanceNormalization(Reshape(x))) * scale + shift, use GroupNormalization.
 
     The first Reshape joins the channels of each group, the second one restores the shape of x; the InstanceNormalization scales
     all groups by 1 and shifts them by 0; scale and shift are constants with one value for each channel.
