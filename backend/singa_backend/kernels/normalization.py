@@ -46,3 +46,21 @@ def batch_normalization(site: Site, x: Value, scale: Value, b: Value, mean: Valu
         arguments[arg] = (desc(v), v)
     emit(site, made, arguments, (y,))
     return y
+
+
+@kernel("LRN", 1, 13, on="onednn")
+def lrn(site: Site, x: Value) -> Value:
+    """A normalization by the squares of neighbouring channels."""
+    require_plain(site, x)
+    a = site.attributes
+    site.require(3 <= x.ndim <= 5 and a["size"] >= 1, "the rank is not 3, 4 or 5")
+    site.require(a["size"] % 2, "the window is not symmetric")
+    order = last_order(x.ndim)
+    md = dense_desc(x.dtype, x.shape, order)
+    with threads_for(x.size * 16):
+        made = onednn.lrn(md, md, size=a["size"], alpha=a["alpha"], beta=a["beta"], k=a["bias"])
+    x = channels_last(site, x)
+    positive = a["alpha"] >= 0 and a["bias"] > 0
+    y = site.new(x.shape, x.dtype, order, FINITE if x.hazard == FINITE and positive else NAN)
+    emit(site, made, {SRC: (md, x), DST: (md, y)}, (y,))
+    return y
