@@ -48,7 +48,8 @@ def copied(site: Site, x: Value, shape: Sequence[int]) -> Value:
     if groups is not None and 3 <= len(shape) <= 5:
         near = [min((x.strides[a] for a in g if x.shape[a] != 1), default=0) for g in groups]
         order = last_order(len(shape))
-        if sorted(range(len(shape)), key=lambda a: -near[a]) == order:
+        wide = [a for a in order if shape[a] != 1]
+        if wide == sorted(wide, key=lambda a: -near[a]):
             y = site.new(shape, x.dtype, order)
             strides = [0] * x.ndim
             for a, g in zip(y.strides, groups, strict=True):
