@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import onednn
-from .lowering import MOVED, channels_last, dense_desc, desc, emit, require_plain, threads_for
+from .lowering import MOVED, channels_last, copy, dense_desc, desc, emit, require_plain, threads_for
 from .onednn import DST, MULTIPLE_SRC
 from .table import Site, kernel, worst
 from .values import Value, last_order
@@ -34,3 +34,51 @@ def concat(site: Site, *values: Value) -> Value:
     y = site.new(shape, first.dtype, order, worst(*values))
     emit(site, made, {DST: (dst, y), **{MULTIPLE_SRC + i: (desc(v), v) for i, v in enumerate(given)}}, (y,))
     return y
+
+
+@kernel("DepthToSpace", 1, 11, 13, 28, on="onednn")
+def depth_to_space(site: Site, x: Value) -> Value:
+    """Channels moved into blocks of space, in one copy."""
+    s = _block(site, x)
+    n, c, h, w = x.shape
+    site.require(c % (s * s) == 0, "the blocks do not divide the channels")
+    y = site.new((n, c // (s * s), h * s, w * s), x.dtype, last_order(4) if x.channels_last else None)
+    shape = (n, c // (s * s), h, s, w, s)
+    copy(site, x.view(shape, _in_channels(site, x, s)), y.view(shape, _in_space(y, s)))
+    return y
+
+
+@kernel("SpaceToDepth", 1, 13, 28, on="onednn")
+def space_to_depth(site: Site, x: Value) -> Value:
+    """Blocks of space moved into channels, in one copy."""
+    s = _block(site, x)
+    n, c, h, w = x.shape
+    site.require(h % s == 0 and w % s == 0, "the blocks do not divide the image")
+    y = site.new((n, c * s * s, h // s, w // s), x.dtype, last_order(4) if x.channels_last else None)
+    shape = (n, c, h // s, s, w // s, s)
+    copy(site, x.view(shape, _in_space(x, s)), y.view(shape, _in_channels(site, y, s)))
+    return y
+
+
+def _block(site: Site, x: Value) -> int:
+    """The edge of the blocks."""
+    size = int(site.attributes["blocksize"])
+    site.require(x.ndim == 4 and x.size and size >= 1, "not an image or not a valid blocksize")
+    return size
+
+
+def _in_space(x: Value, s: int) -> tuple[int, ...]:
+    """The strides of an image whose height and width are divided: of n, c, h, block, w, block."""
+    n, c, h, w = x.strides
+    return n, c, h * s, h, w * s, w
+
+
+def _in_channels(site: Site, x: Value, s: int) -> tuple[int, ...]:
+    """The strides of an image whose channels hold the blocks: of n, c, h, block, w, block."""
+    n, c, h, w = x.strides
+    mode = site.attributes.get("mode", "DCR")
+    site.require(mode in ("DCR", "CRD"), "not a valid mode")
+    if mode == "CRD":
+        return n, c * s * s, h, c * s, w, c
+    each = x.shape[1] // (s * s)
+    return n, c, h, c * s * each, w, c * each

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from ..ir.declaration import Ints
 from .lowering import copy
 from .table import Site, kernel
@@ -68,7 +66,8 @@ def merged(old: Sequence[int], new: Sequence[int]) -> list[list[int]] | None:
     groups: list[list[int]] = []
     axis = 0
     for size in new:
-        group, count = [], 1
+        group: list[int] = []
+        count = 1
         while axis < len(old) and (count < size or not group):
             group.append(axis)
             count *= old[axis]
