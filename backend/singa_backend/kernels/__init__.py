@@ -1,5 +1,31 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
-from . import convolution, layouts, normalization, pooling, resampling, views
+from . import (
+    convolution,
+    elementwise,
+    layer_norms,
+    layouts,
+    movement,
+    normalization,
+    pooling,
+    products,
+    reductions,
+    resampling,
+    softmaxes,
+    views,
+)
 
-__all__ = ["convolution", "layouts", "normalization", "pooling", "resampling", "views"]
+__all__ = [
+    "convolution",
+    "elementwise",
+    "layer_norms",
+    "layouts",
+    "movement",
+    "normalization",
+    "pooling",
+    "products",
+    "reductions",
+    "resampling",
+    "softmaxes",
+    "views",
+]
