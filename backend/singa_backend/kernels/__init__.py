@@ -1,16 +1,31 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
-from . import convolution, elementwise, layer_norms, movement, normalization, pooling, products, reductions, softmaxes, views
+from . import (
+    convolution,
+    elementwise,
+    layer_norms,
+    layouts,
+    movement,
+    normalization,
+    pooling,
+    products,
+    reductions,
+    resampling,
+    softmaxes,
+    views,
+)
 
 __all__ = [
     "convolution",
     "elementwise",
     "layer_norms",
+    "layouts",
     "movement",
     "normalization",
     "pooling",
     "products",
     "reductions",
+    "resampling",
     "softmaxes",
     "views",
 ]

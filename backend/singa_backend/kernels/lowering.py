@@ -19,6 +19,12 @@ SMALL = 1 << 19
 
 F32 = np.dtype(np.float32)
 
+LARGE = 1 << 12
+"""The number of elements from which oneDNN moves them faster than NumPy."""
+
+MOVED = tuple(np.dtype(t) for t in (np.float32, np.float16, np.int32, np.int8, np.uint8))
+"""The dtypes that oneDNN moves."""
+
 
 @lru_cache(maxsize=8192)
 def _desc(dtype: np.dtype[Any], shape: tuple[int, ...], steps: tuple[int, ...]) -> MemoryDesc:
@@ -95,12 +101,16 @@ def emit(
 
 def copy(site: Site, x: Value, y: Value) -> None:
     """Add the step that copies x to y, of the same shape and dtype and another memory order."""
-    try:
-        with threads_for(x.size * 8):
-            made = onednn.reorder(desc(x), desc(y))
-        emit(site, made, {onednn.FROM: (desc(x), x), onednn.TO: (desc(y), y)}, (y,))
-    except onednn.OneDnnError:
-        site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+    forward = all(d == 1 or s > 0 for v in (x, y) for d, s in zip(v.shape, v.strides, strict=True))
+    if x.size >= LARGE and x.dtype in MOVED and forward and onednn.library() is not None:
+        try:
+            with threads_for(x.size * 8):
+                made = onednn.reorder(desc(x), desc(y))
+            emit(site, made, {onednn.FROM: (desc(x), x), onednn.TO: (desc(y), y)}, (y,))
+            return
+        except onednn.OneDnnError:
+            pass
+    site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
 
 
 def ordered(site: Site, x: Value, order: Sequence[int]) -> Value:
