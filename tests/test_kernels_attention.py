@@ -15,7 +15,15 @@ node = helper.make_node
 
 
 def run(
-    q: Any, k: Any, v: Any, mask: Any = None, past: Any = None, constant_mask: bool = False, opset: int = 24, outputs: int = 1, **given: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    past: Any = None,
+    constant_mask: bool = False,
+    opset: int = 24,
+    outputs: int = 1,
+    **given: Any,
 ) -> list[str]:
     feeds = []
     for seed in (1, 2):
@@ -54,7 +62,9 @@ def masks(shape: tuple[int, ...], truth: bool) -> Any:
 
 @pytest.mark.parametrize("opset", [23, 24])
 @pytest.mark.parametrize("form", [FLAT, DEEP, FEW, ONE, STEP])
-@pytest.mark.parametrize("given", [{}, {"is_causal": 1}, {"scale": 0.3}, {"softcap": 2.0}, {"scale": 1.0, "softmax_precision": 1}])
+@pytest.mark.parametrize(
+    "given", [{}, {"is_causal": 1}, {"scale": 0.3}, {"softcap": 2.0}, {"scale": 1.0, "softmax_precision": 1}]
+)
 def test_forms(form: Any, given: Any, opset: int) -> None:
     used = run(**form, **given, opset=opset)
     assert "definition" not in used

@@ -167,11 +167,15 @@ def attention(
     if flat:
         q, k, v = (heads_of(site, x, given[n]) for x, n in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads")))
     else:
-        site.require(given["q_num_heads"] in (None, q.shape[1]) and given["kv_num_heads"] in (None, k.shape[1]), "the heads differ")
+        site.require(
+            given["q_num_heads"] in (None, q.shape[1]) and given["kv_num_heads"] in (None, k.shape[1]), "the heads differ"
+        )
     past = 0
     if past_key is not None and past_value is not None:
         for old, new in ((past_key, k), (past_value, v)):
-            site.require(old.ndim == 4 and old.shape[:2] == new.shape[:2] and old.shape[3] == new.shape[3], "the past does not fit")
+            site.require(
+                old.ndim == 4 and old.shape[:2] == new.shape[:2] and old.shape[3] == new.shape[3], "the past does not fit"
+            )
         past = past_key.shape[2]
         k, v = extended(site, past_key, k), extended(site, past_value, v)
     (batch, heads, queries, size), (keys, kv_heads) = q.shape, (k.shape[2], k.shape[1])

@@ -176,4 +176,3 @@ def _worsen(made: PostOps, f: Follower, other: Value) -> None:
         made.low = low
     else:
         made.hazard, made.low = NAN, False
-
