@@ -1,10 +1,13 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
 from . import (
+    HEAD,
+    attention,
     convolution,
     elementwise,
     layer_norms,
     layouts,
+    matmul,
     movement,
     normalization,
     pooling,
@@ -16,10 +19,13 @@ from . import (
 )
 
 __all__ = [
+    "HEAD",
+    "attention",
     "convolution",
     "elementwise",
     "layer_norms",
     "layouts",
+    "matmul",
     "movement",
     "normalization",
     "pooling",
