@@ -1,6 +1,18 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
-from . import convolution, elementwise, layer_norms, movement, normalization, pooling, products, reductions, softmaxes, views
+from . import (
+    convolution,
+    elementwise,
+    layer_norms,
+    movement,
+    normalization,
+    pooling,
+    products,
+    recurrent,
+    reductions,
+    softmaxes,
+    views,
+)
 
 __all__ = [
     "convolution",
@@ -10,6 +22,7 @@ __all__ = [
     "normalization",
     "pooling",
     "products",
+    "recurrent",
     "reductions",
     "softmaxes",
     "views",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from . import onednn
-from .lowering import F32, aligned_array, dense_desc, desc, emit, ordered, packed, require_plain, unset
+from .lowering import F32, aligned_array, dense_desc, emit, ordered, packed, require_plain, strided_desc, unset
 from .onednn import (
     BIAS,
     DST_ITER,
@@ -160,9 +159,7 @@ class Layer:
 
         def moves(target: np.ndarray, source: np.ndarray) -> list[Move]:
             split = source.reshape(directions, len(self.gates), self.hidden, columns)
-            return [
-                (np.copyto, (target[0, :, :, i], split[:, gate].transpose(0, 2, 1))) for i, gate in enumerate(self.gates)
-            ]
+            return [(np.copyto, (target[0, :, :, i], split[:, gate].transpose(0, 2, 1))) for i, gate in enumerate(self.gates)]
 
         site, what = self.site, (self.kind, "weights")
         if not of.constant:
@@ -294,7 +291,7 @@ def time_first(x: Value) -> Value:
 def strided(shape: Sequence[int], strides: Sequence[int]) -> MemoryDesc:
     """The description of (time, batch, channels) with dense channels; axes of size 1 have the strides of the next."""
     t, b, c = shape
-    return desc_of(shape, (strides[0] // 4 if t > 1 else b * c, strides[1] // 4 if b > 1 else c, 1))
+    return strided_desc(F32, shape, (strides[0] if t > 1 else 4 * b * c, strides[1] if b > 1 else 4 * c, 4))
 
 
 @kernel("RNN", 1, 7, 14, 22, on="onednn")
