@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -50,6 +51,12 @@ def dense_desc(dtype: Any, shape: Sequence[int], order: Sequence[int] | None = N
     return _desc(np.dtype(dtype), tuple(shape), tuple(s // size for s in strides_of(shape, size, order)))
 
 
+def strided_desc(dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> MemoryDesc:
+    """The description of an array with these strides in bytes."""
+    size = np.dtype(dtype).itemsize
+    return _desc(np.dtype(dtype), tuple(shape), tuple(s // size for s in strides))
+
+
 def require_plain(site: Site, *values: Value | None, dtypes: Sequence[Any] = (F32,)) -> None:
     """Decline unless oneDNN can read the values: of these dtypes, not empty, not broadcast, of at most 6 axes."""
     site.require(onednn.library() is not None, "there is no oneDNN")
@@ -79,8 +86,9 @@ def emit(
     arguments: Mapping[int, tuple[MemoryDesc, Value]],
     writes: Sequence[Value],
     name: str = "",
+    single: bool = False,
 ) -> None:
-    """Add the step that runs a primitive."""
+    """Add the step that runs a primitive; with `single` on one thread, also if its code asks for the threads of the run."""
     nbytes = primitive.scratchpad_nbytes
     scratch = site.scratch(nbytes) if nbytes else None
 
@@ -91,7 +99,10 @@ def emit(
         if scratch is not None:
             assert scratch.memory is not None
             given[SCRATCHPAD] = (primitive.query("scratchpad"), int(scratch.memory.ctypes.data))
-        return [(library.execute, onednn.bind(primitive, given).args)]
+        call = (library.execute, onednn.bind(primitive, given).args)
+        if single and site.options.threads > 1:
+            return [(onednn.exchange_threads, (1,)), call, (onednn.exchange_threads, (site.options.threads,))]
+        return [call]
 
     made = {id(v) for v in writes}
     reads = [v for _, v in arguments.values() if id(v) not in made]
@@ -160,14 +171,21 @@ def pinned(memory: np.ndarray) -> Value:
     return Value(Buffer(memory.nbytes, memory, pinned=True), (memory.nbytes,), (1,), np.dtype(np.uint8), 0, True)
 
 
+def aligned_array(shape: Sequence[int], dtype: np.dtype[Any]) -> Value:
+    """A constant outside of the arena whose contents are to be written."""
+    strides = strides_of(shape, dtype.itemsize)
+    memory = aligned(max(math.prod(shape) * dtype.itemsize, 1))
+    return Value(Buffer(memory.nbytes, memory, pinned=True), tuple(shape), strides, dtype, 0, True)
+
+
 def derived(site: Site, w: Value, what: Any, make: Callable[[], np.ndarray]) -> Value:
     """An array that is computed from a constant, once for all plans."""
 
     def made() -> Value:
-        array = np.ascontiguousarray(make())
-        memory = aligned(max(array.nbytes, 1))
-        memory[: array.nbytes] = array.reshape(-1).view(np.uint8)
-        return Value(Buffer(memory.nbytes, memory, pinned=True), array.shape, array.strides, array.dtype, 0, True)
+        array = make()
+        value = aligned_array(array.shape, array.dtype)
+        np.copyto(value.array, array)
+        return value
 
     found: Value = site.derived(w, what, made)
     return found
