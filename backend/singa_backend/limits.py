@@ -377,6 +377,11 @@ def spend(budget: Budget) -> Iterator[Budget]:
         _current.reset(token)
 
 
+def enter(budget: Budget) -> None:
+    """Let `current()` return this budget from now on in the present context."""
+    _current.set(budget)
+
+
 def admit(shape: Sequence[int], dtype: np.dtype[Any] | type[Any] | str) -> None:
     """Raise if a tensor of this shape and dtype would exceed a limit."""
     current().admit(shape, np.dtype(dtype).itemsize)

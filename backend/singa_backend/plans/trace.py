@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ from .. import dtypes, limits
 from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
-from ..kernels.onednn import OneDnnError
+from ..kernels.onednn import OneDnnError, threads_of
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
-from ..kernels.values import FINITE, INFINITE, NAN, Buffer, Step, Value, aligned, strides_of
+from ..kernels.values import FINITE, INFINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
 from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
@@ -136,6 +137,7 @@ class Segment:
         next: the segments that follow, by key, the least recently used first.
         point: what a new continuation starts from.
         outputs: the outputs of the plan, for the last segment.
+        copies: for each output the function that returns a copy.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -147,6 +149,11 @@ class Segment:
     next: dict[Any, Segment] = field(default_factory=dict)
     point: Point | None = None
     outputs: tuple[Entry, ...] = ()
+    copies: tuple[Callable[[], Any], ...] = ()
+
+    def results(self) -> list[Any]:
+        """The present outputs, copied."""
+        return [copy() for copy in self.copies]
 
 
 class State:
@@ -178,6 +185,8 @@ class Facts:
         largest: bytes of the largest tensor.
         rank: the highest rank.
         folded: the number of calls whose results depend on shapes only.
+        definitions: the number of calls that their definitions compute.
+        parallel: whether a step uses several threads.
     """
 
     finite: bool = False
@@ -185,6 +194,8 @@ class Facts:
     largest: int = 0
     rank: int = 0
     folded: int = 0
+    definitions: int = 0
+    parallel: bool = False
 
 
 class Tracer:
@@ -636,6 +647,7 @@ class Tracer:
 
         reads = tuple(e for e in (*entries, *(e for _, e in inner)) if isinstance(e, Value))
         writes = tuple(m for m in made if isinstance(m, Value))
+        self.facts.definitions += 1
         step = Step(bind, reads, writes, "definition", call.origins or (node,), tuple(self._reasons))
         self._record(step)
         for i, m in zip(call.outputs, made, strict=False):
@@ -673,7 +685,10 @@ class Tracer:
             b.memory, b.pinned = place, True
             self.live.pop(id(b), None)
         for step in segment.steps:
-            segment.flat += step.bind()
+            pieces = step.bind()
+            segment.flat += pieces
+            self.facts.parallel |= _is_parallel(step, pieces)
+        segment.copies = tuple(e.array.copy if isinstance(e, Value) else partial(_copy, e) for e in segment.outputs)
 
 
 class TraceSite(Site):
@@ -717,6 +732,23 @@ class TraceSite(Site):
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         made = Value.of(array, key)
         return made
+
+
+def _is_parallel(step: Step, pieces: Bound) -> bool:
+    """Whether a step uses several threads: a primitive that was created for them, or what is not known."""
+    if step.kernel.startswith(("numpy.", "definition", "copy")):
+        return False
+    return any(threads_of(arguments) != 1 for _, arguments in pieces)
+
+
+def _copy(entry: Loose) -> Any:
+    return _copied(entry.value)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(v) for v in value]
+    return value.copy() if isinstance(value, (np.ndarray, dict)) else value
 
 
 def _kind(entry: Entry) -> Any:
