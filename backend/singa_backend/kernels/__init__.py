@@ -1,5 +1,16 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
-from . import convolution, normalization, pooling, views
+from . import convolution, elementwise, layer_norms, movement, normalization, pooling, products, reductions, softmaxes, views
 
-__all__ = ["convolution", "normalization", "pooling", "views"]
+__all__ = [
+    "convolution",
+    "elementwise",
+    "layer_norms",
+    "movement",
+    "normalization",
+    "pooling",
+    "products",
+    "reductions",
+    "softmaxes",
+    "views",
+]

@@ -77,7 +77,6 @@ def emit(
     """Add the step that runs a primitive."""
     nbytes = primitive.scratchpad_nbytes
     scratch = site.scratch(nbytes) if nbytes else None
-    held: list[Any] = []
 
     def bind() -> Bound:
         library = onednn.library()
@@ -86,9 +85,7 @@ def emit(
         if scratch is not None:
             assert scratch.memory is not None
             given[SCRATCHPAD] = (primitive.query("scratchpad"), int(scratch.memory.ctypes.data))
-        bound = onednn.bind(primitive, given)
-        held[:] = [bound]
-        return [(library.execute, bound.args)]
+        return [(library.execute, onednn.bind(primitive, given).args)]
 
     made = {id(v) for v in writes}
     reads = [v for _, v in arguments.values() if id(v) not in made]

@@ -16,7 +16,7 @@ from .. import dtypes, limits
 from ..errors import ResourceExhausted
 from ..ir.graph import Graph, Node
 from ..kernels import onednn
-from ..kernels.table import Options
+from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
@@ -205,16 +205,16 @@ class Planner:
                 plan = self.plans.get(key)
                 try:
                     if plan is None:
-                        if not all(map(_finite, inputs)):
-                            return None
                         plan = Plan(self)
                         with self.tracing:
                             outputs = plan.trace(inputs, budget)
                         self._keep(key, plan)
-                        return outputs
+                        return None if plan.facts.finite and not all(map(_finite, inputs)) else outputs
                     if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):
                         return None
                     return plan.run(inputs, budget)
+                except Invalid:
+                    return None
                 except Mismatch as found:
                     self.dynamic.add(id(found.call.node))
                     self.plans.pop(key, None)

@@ -120,7 +120,7 @@ class Primitive(Owner):
 
 
 class Bound:
-    """A primitive with its memories, ready to run.  It keeps everything alive but the buffers.
+    """A primitive with its memories, ready to run.
 
     Args:
         primitive: the primitive.
@@ -129,7 +129,7 @@ class Bound:
     Attributes:
         primitive: the primitive.
         memories: the memory of each argument.
-        args: the arguments for `Library.execute`.
+        args: the arguments for `Library.execute`; they keep everything alive but the buffers.
     """
 
     __slots__ = ("args", "memories", "primitive")
@@ -138,6 +138,7 @@ class Bound:
         self.primitive = primitive
         self.memories = dict(memories)
         array = (_Argument * len(self.memories))(*[_Argument(arg, memory.handle) for arg, memory in self.memories.items()])
+        array.kept = (primitive, self.memories)  # type: ignore[attr-defined]
         self.args = (c_void_p(primitive.executable), needed().stream, c_int(len(self.memories)), array)
 
     def run(self) -> None:
