@@ -19,12 +19,11 @@ from singa_backend import InvalidInput, SingaBackend, SingaRep
 from singa_backend.kernels import onednn, options
 from singa_backend.runtime.executor import Visitor
 
-MODEL = """<ir_version: 8, opset_import: ["": 17]>
+WEIGHTS = ", ".join(str((i * 37 % 23 - 11) / 11) for i in range(108))
+MODEL = f"""<ir_version: 8, opset_import: ["": 17]>
 g (float[2, 3, 9, 9] x) => (float[2, 4, 9, 9] y, float[2, 4] z)
-<float[4, 3, 3, 3] w = {%s}, float[4] b = {1, -2, 3, -4}>
-{ c = Conv<pads = [1, 1, 1, 1]>(x, w, b)  y = Relu(c)  z = Det(y) }""" % ", ".join(
-    str((i * 37 % 23 - 11) / 11) for i in range(108)
-)  # noqa: UP031
+<float[4, 3, 3, 3] w = {{{WEIGHTS}}}, float[4] b = {{1, -2, 3, -4}}>
+{{ c = Conv<pads = [1, 1, 1, 1]>(x, w, b)  y = Relu(c)  z = Det(y) }}"""
 
 X = np.random.default_rng(0).normal(size=(2, 3, 9, 9)).astype(np.float32)
 
@@ -40,8 +39,8 @@ def kernels(rep: SingaRep) -> list[str]:
 
 WRONG: list[tuple[str, Any]] = [
     ("threads", 0), ("threads", -1), ("threads", 1.5), ("threads", "2"), ("threads", True), ("threads", 10**6), ("threads", [2]),
-    ("precision", "bfloat16"), ("precision", 16), ("precision", None), ("precision", np.float32), ("optimize", 3), ("optimize", -1),
-    ("optimize", True), ("optimize", "2"), ("optimize", np.ones(2)), ("deterministic", 1), ("deterministic", "no"),
+    ("precision", "bfloat16"), ("precision", 16), ("precision", None), ("precision", np.float32), ("optimize", 3),
+    ("optimize", -1), ("optimize", True), ("optimize", "2"), ("optimize", np.ones(2)), ("deterministic", 1), ("deterministic", "no"),
 ]  # fmt: skip
 
 
