@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,21 @@ PLANS = 16
 
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
+
+
+Execute = Callable[[Segment, limits.Budget], None]
+"""Runs the steps of a segment."""
+
+
+def execute(segment: Segment, budget: limits.Budget) -> None:
+    """Run the steps of a segment."""
+    if budget.watched:
+        for function, arguments in segment.flat:
+            budget.watch()
+            function(*arguments)
+    else:
+        for function, arguments in segment.flat:
+            function(*arguments)
 
 
 class Plan:
@@ -63,7 +78,7 @@ class Plan:
         budget.begin(planner.executor.resident, made.live, planner.executor.states)
         return made
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any]:
+    def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute) -> list[Any]:
         """Run the plan on inputs of its shapes and dtypes; return new arrays."""
         with self.lock:
             self.state.visitor = Visitor(self.planner.executor, budget)
@@ -74,13 +89,7 @@ class Plan:
                     np.copyto(target, x)
             segment = self.first
             while True:
-                if budget.watched:
-                    for function, arguments in segment.flat:
-                        budget.watch()
-                        function(*arguments)
-                else:
-                    for function, arguments in segment.flat:
-                        function(*arguments)
+                execute(segment, budget)
                 if segment.check is None:
                     return _outputs(segment)
                 key = segment.check()
@@ -181,24 +190,25 @@ class Planner:
             made[id(graph)] = (Planner(graph, self.executor, self.options, constants), slots)
         return made
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
+    def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute = execute) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
 
         Args:
             inputs: the converted inputs in the order of the graph's.
             budget: of this run.
+            execute: runs the steps of a segment; a profile measures them.
 
         Returns:
             The outputs, which belong to the caller.
         """
         before = onednn.exchange_threads(self.options.threads)
         try:
-            return self._run(inputs, budget)
+            return self._run(inputs, budget, execute)
         finally:
             if before:
                 onednn.set_threads(before)
 
-    def _run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
+    def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute) -> list[Any] | None:
         key = tuple((x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
         with limits.spend(budget), np.errstate(all="ignore"):
             for _ in range(8):
@@ -212,7 +222,7 @@ class Planner:
                         return None if plan.facts.finite and not all(map(_finite, inputs)) else outputs
                     if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):
                         return None
-                    return plan.run(inputs, budget)
+                    return plan.run(inputs, budget, execute)
                 except Invalid:
                     return None
                 except Mismatch as found:

@@ -20,6 +20,7 @@ from ..ir.graph import ABSENT, Graph, Node
 from ..kernels.onednn import OneDnnError
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
 from ..kernels.values import FINITE, INFINITE, NAN, Buffer, Step, Value, aligned, strides_of
+from ..kernels.work import flops
 from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
@@ -462,6 +463,8 @@ class Tracer:
             for function, arguments in pieces:
                 function(*arguments)
             self._record(step)
+        if site.steps and site.steps[-1].writes:
+            site.steps[-1].flops = _flops(calls, site.inputs, site.steps[-1].writes[0])
         if site.finite:
             self.facts.finite = True
 
@@ -613,6 +616,7 @@ class Tracer:
         reads = tuple(e for e in (*entries, *(e for _, e in inner)) if isinstance(e, Value))
         writes = tuple(m for m in made if isinstance(m, Value))
         step = Step(bind, reads, writes, "definition", call.origins or (node,), tuple(self._reasons))
+        step.flops = _flops((call,), entries, writes[0]) if writes else None
         self._record(step)
         for i, m in zip(call.outputs, made, strict=False):
             if m is not None:
@@ -648,7 +652,9 @@ class Tracer:
             b.memory, b.pinned = place, True
             self.live.pop(id(b), None)
         for step in segment.steps:
-            segment.flat += step.bind()
+            bound = step.bind()
+            step.count = len(bound)
+            segment.flat += bound
 
 
 class TraceSite(Site):
@@ -692,6 +698,14 @@ class TraceSite(Site):
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         made = Value.of(array, key)
         return made
+
+
+def _flops(calls: Sequence[Call], inputs: Sequence[Entry | None], output: Value) -> int | None:
+    """The work of a call and of those that follow it, each of which computes one number for each element."""
+    first = calls[0]
+    shapes = [e.shape if isinstance(e, Value) else None for e in inputs]
+    own = flops(first.node.domain, first.name, first.attributes, shapes, output.shape)
+    return None if own is None else own + (len(calls) - 1) * output.size
 
 
 def _kind(entry: Entry) -> Any:
