@@ -1,13 +1,11 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
 from . import (
-    HEAD,
     attention,
     convolution,
     elementwise,
     layer_norms,
     layouts,
-    matmul,
     movement,
     normalization,
     pooling,
@@ -20,13 +18,11 @@ from . import (
 )
 
 __all__ = [
-    "HEAD",
     "attention",
     "convolution",
     "elementwise",
     "layer_norms",
     "layouts",
-    "matmul",
     "movement",
     "normalization",
     "pooling",

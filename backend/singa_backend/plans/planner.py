@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -33,6 +33,10 @@ _SMALL = 1 << 12
 
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
+
+
+Execute = Callable[[Segment, limits.Budget], None]
+"""Runs the steps of a segment."""
 
 
 class Plan:
@@ -94,12 +98,15 @@ class Plan:
             budget.begin(planner.executor.resident, *roots, planner.executor.states)
         return made
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget | None = None) -> list[Any] | None:
+    def run(
+        self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute | None = None
+    ) -> list[Any] | None:
         """Run the plan on inputs of its shapes and dtypes.
 
         Args:
             inputs: the inputs.
             budget: of this run; None if there is neither a deadline nor a flag, and the limits are those of the planner.
+            execute: runs the steps of a segment; None to run them as fast as possible.
 
         Returns:
             New arrays; None if it needs finite inputs and they are not.
@@ -108,20 +115,20 @@ class Plan:
             before = onednn.exchange_threads(self.planner.options.threads)
             if before:
                 try:
-                    return self._locked(inputs, budget)
+                    return self._locked(inputs, budget, execute)
                 finally:
                     onednn.set_threads(before)
-        return self._locked(inputs, budget)
+        return self._locked(inputs, budget, execute)
 
-    def _locked(self, inputs: Sequence[Any], budget: limits.Budget | None) -> list[Any] | None:
+    def _locked(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute | None) -> list[Any] | None:
         lock = self.lock
         lock.acquire()
         try:
-            return self.context.run(self._run, inputs, budget)
+            return self.context.run(self._run, inputs, budget, execute)
         finally:
             lock.release()
 
-    def _run(self, inputs: Sequence[Any], budget: limits.Budget | None) -> list[Any] | None:
+    def _run(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute | None) -> list[Any] | None:
         facts = self.facts
         if facts.definitions and budget is None:
             budget = self.planner.budget()
@@ -137,7 +144,9 @@ class Plan:
             return None
         segment = self.first
         while True:
-            if budget is not None and budget.watched:
+            if execute is not None:
+                execute(segment, budget or self.planner.budget())
+            elif budget is not None and budget.watched:
                 for function, arguments in segment.flat:
                     budget.watch()
                     function(*arguments)
@@ -311,12 +320,13 @@ class Planner:
         self._used(tuple(key), plan)
         return plan, inputs
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
+    def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None = None) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
 
         Args:
             inputs: the converted inputs in the order of the graph's.
             budget: of this run.
+            execute: runs the steps of a segment; a profile measures them.
 
         Returns:
             The outputs, which belong to the caller.
@@ -343,7 +353,7 @@ class Planner:
                 self._used(key, plan)
                 if self.is_body:
                     budget.steps(plan.facts.executions)
-                return plan.run(inputs, budget)
+                return plan.run(inputs, budget, execute)
             except Invalid:
                 return None
             except Mismatch as found:

@@ -23,6 +23,7 @@ from ..ir.graph import ABSENT, Graph, Node
 from ..kernels.onednn import OneDnnError, threads_of
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
 from ..kernels.values import FINITE, INFINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
+from ..kernels.work import flops
 from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
@@ -489,6 +490,8 @@ class Tracer:
             for function, arguments in pieces:
                 function(*arguments)
             self._record(step)
+        if site.steps and site.steps[-1].writes:
+            site.steps[-1].flops = _flops(calls, site.inputs, site.steps[-1].writes[0])
         if site.finite:
             self.facts.finite = True
 
@@ -649,6 +652,7 @@ class Tracer:
         writes = tuple(m for m in made if isinstance(m, Value))
         self.facts.definitions += 1
         step = Step(bind, reads, writes, "definition", call.origins or (node,), tuple(self._reasons))
+        step.flops = _flops((call,), entries, writes[0]) if writes else None
         self._record(step)
         for i, m in zip(call.outputs, made, strict=False):
             if m is not None:
@@ -686,6 +690,7 @@ class Tracer:
             self.live.pop(id(b), None)
         for step in segment.steps:
             pieces = step.bind()
+            step.count = len(pieces)
             segment.flat += pieces
             self.facts.parallel |= _is_parallel(step, pieces)
         segment.copies = tuple(e.array.copy if isinstance(e, Value) else partial(_copy, e) for e in segment.outputs)
@@ -749,6 +754,14 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(v) for v in value]
     return value.copy() if isinstance(value, (np.ndarray, dict)) else value
+
+
+def _flops(calls: Sequence[Call], inputs: Sequence[Entry | None], output: Value) -> int | None:
+    """The work of a call and of those that follow it, each of which computes one number for each element."""
+    first = calls[0]
+    shapes = [e.shape if isinstance(e, Value) else None for e in inputs]
+    own = flops(first.node.domain, first.name, first.attributes, shapes, output.shape)
+    return None if own is None else own + (len(calls) - 1) * output.size
 
 
 def _kind(entry: Entry) -> Any:
