@@ -1,5 +1,5 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
-from . import convolution, normalization, pooling, views
+from . import convolution, normalization, pooling, quantized, views
 
-__all__ = ["convolution", "normalization", "pooling", "views"]
+__all__ = ["convolution", "normalization", "pooling", "quantized", "views"]
