@@ -68,6 +68,7 @@ class Value:
         constant: whether its contents are the same in every run of the plan.
         hazard: FINITE, INFINITE or NAN.
         key: identifies a constant of the graph, for what is derived from it; None for other values.
+        low: whether all infinities that the hazard permits are negative.
     """
 
     buffer: Buffer
@@ -78,6 +79,7 @@ class Value:
     constant: bool = False
     hazard: int = FINITE
     key: Any = None
+    low: bool = False
 
     @classmethod
     def of(cls, array: np.ndarray, key: Any = None) -> Value:
@@ -91,7 +93,8 @@ class Value:
                 if not np.isfinite(total):
                     plain = array.astype(np.float64) if array.dtype.kind not in "fc" else array
                     hazard = NAN if np.isnan(plain).any() else INFINITE if np.isinf(plain).any() else FINITE
-        return cls(Buffer(memory.nbytes, memory, pinned=True), array.shape, array.strides, array.dtype, 0, True, hazard, key)
+        low = hazard == INFINITE and array.dtype.kind == "f" and not np.isposinf(array).any()
+        return cls(Buffer(memory.nbytes, memory, pinned=True), array.shape, array.strides, array.dtype, 0, True, hazard, key, low)
 
     @property
     def array(self) -> np.ndarray:
@@ -143,7 +146,7 @@ class Value:
     def view(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Value:
         """A value of other shape and strides (bytes) in the same memory, `offset` bytes after this one's first element."""
         place = self.offset + offset
-        return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, self.constant, self.hazard)
+        return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, self.constant, self.hazard, low=self.low)
 
     def like(self, array: np.ndarray) -> Value:
         """The value that is this view of `self.array`, whose memory exists while the plan is traced."""

@@ -118,3 +118,24 @@ def dropout(site: Site, x: Value, ratio: Value | None = None, training_mode: Val
     site.require(training_mode is None or (training_mode.constant and not training_mode.array.any()), "it is training")
     site.require(not any(site.outputs[1:]), "the mask is used")
     return x.view(x.shape, x.strides)
+
+
+@kernel("Split", 1, 2, 11, 13, 18, on="view")
+def split(site: Site, x: Value, sizes: Value | None = None) -> tuple[Value, ...]:
+    """Parts along an axis, in the memory of the whole."""
+    axis, count = site.attributes["axis"], len(site.outputs)
+    site.require(x.size and -x.ndim <= axis < x.ndim and (axis >= 0 or site.version >= 11), "the axis is out of range")
+    axis %= x.ndim
+    site.require(sizes is None or site.attributes.get("num_outputs") is None, "the sizes are present twice")
+    given = ints(site, sizes, "the sizes") if sizes is not None else site.attributes.get("split")
+    if given is None:
+        number = site.attributes.get("num_outputs") or count
+        site.require(number == count and (site.version >= 18 or x.shape[axis] % count == 0), "the parts are not equal")
+        width = -(-x.shape[axis] // count)
+        given = [*[width] * (count - 1), x.shape[axis] - width * (count - 1)]
+    site.require(len(given) == count and min(given) > 0 and sum(given) == x.shape[axis], "the sizes do not fit")
+    starts = np.cumsum([0, *given[:-1]]).tolist()
+    return tuple(
+        x.view((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.strides, start * x.strides[axis])
+        for start, size in zip(starts, given, strict=True)
+    )

@@ -1,0 +1,349 @@
+"""Matrix products: MatMul, Gemm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from . import onednn
+from .lowering import F32, emit, packed, threads_for
+from .onednn import BIAS, DST, RUNTIME_DIM, SRC, WEIGHTS, MemoryDesc, OneDnnError, Primitive, Unimplemented
+from .product_post_ops import PostOps, fuse
+from .table import Follower, Site, kernel, worst
+from .values import FINITE, NAN, Value, strides_of
+
+TINY = 2 * 64 * 64
+"""A product of at most so many FLOPs without followers is faster in NumPy."""
+
+COLUMNS = 64
+"""From so many columns on, a product of one row reads them as they are."""
+
+EXACT = 2**15
+"""A product of integers of at most so many multiplications is NumPy's own; the definition has faster ways for larger ones."""
+
+
+def described(x: Value) -> MemoryDesc:
+    """The descriptor of a value."""
+    return MemoryDesc.of(x.dtype, x.shape, normal(x.shape, x.steps))
+
+
+def normal(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements in which those of axes of size 1 are as in C order, since some code reads them."""
+    made = list(steps)
+    follow = 1
+    for axis in reversed(range(len(shape))):
+        if shape[axis] == 1:
+            made[axis] = follow
+        follow = max(made[axis] * shape[axis], 1)
+    return tuple(made)
+
+
+def merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
+    """The size and the stride of one axis in place of these; None if they are not evenly spaced, or overlap."""
+    size, stride = 1, 0
+    for d, s in zip(reversed(shape), reversed(strides), strict=True):
+        if d == 1:
+            continue
+        if size == 1:
+            stride = s
+        elif s != stride * size or not s:
+            return None
+        size *= d
+    return size, stride
+
+
+def contiguous(site: Site, x: Value) -> Value:
+    """A copy in C order."""
+    y = site.new(x.shape, x.dtype, hazard=x.hazard)
+    y.low = x.low
+    site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+    return y
+
+
+class Product:
+    """The product of two batches of float32 matrices by oneDNN, with what follows it.
+
+    Args:
+        site: the place.
+        a: (..., m, k).
+        b: (..., k, n).
+        source: the constant that b is a view of.
+    """
+
+    def __init__(self, site: Site, a: Value, b: Value, source: Value | None = None) -> None:
+        self.site, self.key = site, (source or b).key
+        self.shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        self.flops = 2 * math.prod(self.shape) * a.shape[-1]
+        rows = merged(a.shape[:-1], a.strides[:-1]) if math.prod(b.shape[:-2]) == 1 else None
+        self.folded = rows is not None
+        if rows is not None:  # one product of matrices in place of a batch of products with one right matrix
+            a = a.view((rows[0], a.shape[-1]), (rows[1], a.strides[-1]))
+            b = b.view(b.shape[-2:], b.strides[-2:])
+        self.a, self.b = self._operand(a), self._operand(b)
+        self.fpmath = "bf16" if site.options.precision == "bf16" else "strict"
+        self.hazard = FINITE if a.hazard == b.hazard == FINITE else NAN
+
+    def _operand(self, x: Value) -> Value:
+        """A matrix that has a dense axis, in a batch of the rank of the result."""
+        if min(x.strides) < 0 or not any(x.strides[i] == x.dtype.itemsize or x.shape[i] == 1 for i in (-2, -1)):
+            x = contiguous(self.site, x)
+        rank = 2 if self.folded else len(self.shape)
+        shape = [1 if not s else d for d, s in zip(x.shape[:-2], x.strides[:-2], strict=True)]
+        fill = rank - x.ndim
+        return x.view((*[1] * fill, *shape, *x.shape[-2:]), (*[x.dtype.itemsize] * fill, *x.strides))
+
+    def describe(self, other: Value) -> MemoryDesc | None:
+        """The descriptor of a value that broadcasts to the result."""
+        fill = len(self.shape) - other.ndim
+        shape = (*[1] * fill, *other.shape)
+        strides = tuple(0 if d == 1 else s for d, s in zip(shape, (*[0] * fill, *other.strides), strict=True))
+        if self.folded:
+            full = [self.shape[i] if d == 1 else d for i, d in enumerate(shape[:-1])]
+            rows = (1, 0) if not any(strides[:-1]) else merged(full, strides[:-1])
+            if rows is None:
+                return None
+            shape, strides = (rows[0], shape[-1]), (rows[1], strides[-1])
+        elif any(not s and d != 1 for d, s in zip(shape, strides, strict=True)):
+            return None
+        if any(s < 0 for s in strides):
+            return None
+        return MemoryDesc.of(F32, shape, normal(shape, [s // F32.itemsize for s in strides]))
+
+    def is_bias(self, other: Value) -> bool:
+        """Whether a value is one number for each column, without gaps."""
+        return other.size == other.shape[-1] == self.shape[-1] and other.strides[-1] == F32.itemsize if other.ndim else False
+
+    def may_replace(self, other: Value) -> bool:
+        """Whether the result can take the place of a value."""
+        return (
+            other.shape == self.shape
+            and other.strides[-1] == F32.itemsize
+            and all(s > 0 for s in other.strides)
+            and self.describe(other) is not None
+        )
+
+    def emit(
+        self,
+        followers: Sequence[Follower] = (),
+        *,
+        before: Sequence[tuple[str, float, float]] = (),
+        added: Sequence[Value] = (),
+        order: Sequence[int] | None = None,
+        target: Value | None = None,
+    ) -> Value:
+        """Add the steps.
+
+        Args:
+            followers: the calls that may be computed too; those that are, are absorbed.
+            before: functions of oneDNN, each with two parameters, that are applied to the product.
+            added: are added after that, before the followers.
+            order: of the axes of the result in memory, outermost first.
+            target: the result is written there.
+
+        Returns:
+            The result.
+        """
+        terms = [Follower("Add", {}, [None, v], 0, 14) for v in added]
+        for tried, needed in (([*terms, *followers], len(terms)), (terms, len(terms)), ([], 0)):
+            post = fuse(
+                self.site, tried, self.shape, self.describe, hazard=self.hazard, fpmath=self.fpmath, before=before,
+                is_bias=self.is_bias, may_replace=self.may_replace if target is None else _never,
+            )  # fmt: skip
+            try:
+                if post.count >= needed:
+                    y = self._emit(post, max(post.count - len(terms), 0), order, target)
+                    return y if post.count >= len(terms) else self._plus(y, added)
+            except Unimplemented:
+                if not tried:
+                    raise
+        raise AssertionError
+
+    def _plus(self, y: Value, added: Sequence[Value]) -> Value:
+        """Add what no post-op can add."""
+        held = list(added)
+        if worst(y, *held) != FINITE:
+            y.hazard, y.low = NAN, False
+        self.site.emit(
+            lambda: [(np.add, (y.array, v.array, y.array)) for v in held], reads=(y, *held), writes=(y,), kernel="numpy.add"
+        )
+        return y
+
+    def _emit(self, post: PostOps, absorbed: int, order: Sequence[int] | None, target: Value | None) -> Value:
+        site, a, b = self.site, self.a, self.b
+        target = target or post.into
+        strides = target.strides if target is not None else strides_of(self.shape, F32.itemsize, order)
+        shape: tuple[int, ...] = self.shape
+        if self.folded:
+            rows = merged(shape[:-1], strides[:-1])
+            if rows is None:
+                site.refuse("the rows of the result are not evenly spaced")
+            shape, strides = (rows[0], shape[-1]), (rows[1], strides[-1])
+        source, plain = described(a), described(b)
+        into = MemoryDesc.of(F32, shape, normal(shape, [s // F32.itemsize for s in strides]))
+        bias = None if post.bias is None else MemoryDesc.of(F32, (*[1] * (len(shape) - 1), shape[-1]))
+        with threads_for(self.flops):
+            primitive = self._open(source, plain, bias, into, post) if shape[-2] == 1 else None
+            if primitive is None:
+                weights = MemoryDesc.any(F32, b.shape) if b.constant else plain
+                primitive = onednn.matmul(source, weights, bias, into, post.attributes)
+        right = b
+        if b.constant:
+            weights = primitive.query("weights")
+            right = packed(site, replace(b, key=self.key), plain, weights)
+        else:
+            weights = plain
+        site.absorb(absorbed)
+        y = site.new(self.shape, F32, order) if target is None else target.view(target.shape, target.strides)
+        y.hazard, y.low = post.hazard, post.low
+        if post.finite:
+            site.needs_finite()
+        arguments = {SRC: (source, a), WEIGHTS: (weights, right), DST: (into, y), **post.arguments}
+        if post.bias is not None:
+            assert bias is not None
+            arguments[BIAS] = (bias, post.bias)
+        emit(site, primitive, arguments, (y,))
+        return y
+
+    def _open(
+        self, source: MemoryDesc, plain: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: PostOps
+    ) -> Primitive | None:
+        """For one row and a transposed right operand: oneDNN copies that operand, unless its columns are counted at run time."""
+        b = self.b
+        if b.constant or bias is not None or b.strides[-2] != F32.itemsize or b.shape[-1] < COLUMNS:
+            return None
+        outer = [RUNTIME_DIM] * (b.ndim - 2)
+        wide = MemoryDesc.of(F32, (*b.shape[:-1], RUNTIME_DIM), (*outer, 1, b.steps[-1]))
+        row = MemoryDesc.of(F32, (*into.shape[:-1], RUNTIME_DIM), (*outer, RUNTIME_DIM, 1))
+        try:
+            return onednn.matmul(source, wide, None, row, post.attributes)
+        except OneDnnError:
+            return None
+
+
+def _never(value: Value) -> bool:
+    return False
+
+
+def _order_of(b: Value) -> list[int] | None:
+    """The order of the result's axes in memory: that of the right operand, so that transposed heads meet again in the result."""
+    if b.constant or b.ndim < 3:
+        return None
+    order = sorted(range(b.ndim), key=lambda i: -b.strides[i])
+    return order if order[-1] == b.ndim - 1 and all(b.strides) else None
+
+
+def _multiply(site: Site, a: Value, b: Value, followers: Sequence[Follower]) -> Value:
+    """MatMul of float32 operands that may be vectors."""
+    row, column = a.ndim == 1, b.ndim == 1
+    left = a.view((1, *a.shape), (a.nbytes, *a.strides)) if row else a
+    right = b.view((*b.shape, 1), (*b.strides, b.dtype.itemsize)) if column else b
+    if row or column:
+        followers = ()
+    product = Product(site, left, right, b)
+    order = _order_of(right) if right.ndim == len(product.shape) else None
+    y = product.emit(followers, order=order)
+    gone = ([y.ndim - 2] if row else []) + ([y.ndim - 1] if column else [])
+    kept = [i for i in range(y.ndim) if i not in gone]
+    return y.view([y.shape[i] for i in kept], [y.strides[i] for i in kept]) if gone else y
+
+
+def _check(site: Site, a: Value, b: Value) -> None:
+    site.require(a.ndim and b.ndim and a.size and b.size, "a scalar or an empty operand")
+    site.require(a.shape[-1] == b.shape[-2 if b.ndim > 1 else 0], "the inner sizes differ")
+    site.require(a.dtype == b.dtype, "different element types")
+    try:
+        np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        site.refuse("the batches do not broadcast")
+
+
+def _flops(a: Value, b: Value) -> int:
+    return 2 * a.size * (b.shape[-1] if b.ndim > 1 else 1)
+
+
+@kernel("MatMul", 1, 9, 13, on="onednn")
+def matmul(site: Site, a: Value, b: Value) -> Value:
+    _check(site, a, b)
+    site.require(a.dtype == F32, "not float32")
+    site.require(site.followers or _flops(a, b) > TINY, "NumPy is faster for a small product")
+    return _multiply(site, a, b, site.followers)
+
+
+@kernel("MatMul", 1, 9, 13, on="numpy")
+def matmul_numpy(site: Site, a: Value, b: Value) -> Value:
+    _check(site, a, b)
+    wide, exact = a.dtype.kind == "f" and a.dtype.itemsize > 2, a.dtype.kind in "iu" and _flops(a, b) < 2 * EXACT
+    site.require(wide or exact, "the definition has a better way for this type")
+    y = site.new(_shape(a, b), a.dtype, hazard=FINITE if worst(a, b) == FINITE else NAN)
+    function = np.dot if a.ndim == b.ndim == 2 else np.matmul
+    site.emit(lambda: [(function, (a.array, b.array, y.array))], reads=(a, b), writes=(y,), kernel=f"numpy.{function.__name__}")
+    return y
+
+
+def _shape(a: Value, b: Value) -> tuple[int, ...]:
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ()))
+
+
+@kernel("Gemm", 1, 6, 7, 9, 11, 13, on="onednn")
+def gemm(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
+    alpha, left, right, _ = _gemm(site, a, b, c)
+    site.require(a.dtype == F32, "not float32")
+    bias = c if c is not None and site.attributes["beta"] != 0 else None
+    if bias is not None and site.attributes["beta"] != 1:
+        bias = _scaled(site, bias, site.attributes["beta"])
+    before = [] if alpha == 1 else [("linear", alpha, 0.0)]
+    return Product(site, left, right, b).emit(site.followers, before=before, added=[] if bias is None else [bias])
+
+
+def _scaled(site: Site, c: Value, beta: float) -> Value:
+    if c.constant:
+        found: np.ndarray = site.derived(c, ("scaled", beta), lambda: (c.array * np.float32(beta)).astype(c.dtype))
+        return site.constant(found)
+    y = site.new(c.shape, c.dtype)
+    factor = np.array(beta, c.dtype)
+    site.emit(lambda: [(np.multiply, (c.array, factor, y.array))], reads=(c,), writes=(y,), kernel="numpy.multiply")
+    return y
+
+
+def _gemm(site: Site, a: Value, b: Value, c: Value | None) -> tuple[float, Value, Value, tuple[int, int]]:
+    """Check the operands; return alpha, the two matrices, transposed as the attributes select, and the result's shape."""
+    site.require(a.ndim == b.ndim == 2 and a.size and b.size, "not matrices")
+    left = a.view(a.shape[::-1], a.strides[::-1]) if site.attributes["transA"] else a
+    right = b.view(b.shape[::-1], b.strides[::-1]) if site.attributes["transB"] else b
+    site.require(left.shape[1] == right.shape[0] and a.dtype == b.dtype, "the operands do not match")
+    site.require(math.isfinite(site.attributes["alpha"]) and math.isfinite(site.attributes["beta"]), "a factor is not finite")
+    shape = (left.shape[0], right.shape[1])
+    if c is not None:
+        try:
+            fits = np.broadcast_shapes(c.shape, shape) == shape and c.dtype == a.dtype and c.size
+        except ValueError:
+            fits = False
+        site.require(fits, "C does not fit")
+        site.require(site.version >= 7 or site.attributes["broadcast"] or c.shape == shape, "C does not fit")
+    return site.attributes["alpha"], left, right, shape
+
+
+@kernel("Gemm", 1, 6, 7, 9, 11, 13, on="numpy")
+def gemm_numpy(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
+    alpha, left, right, shape = _gemm(site, a, b, c)
+    beta = site.attributes["beta"]
+    site.require(a.dtype.kind == "f" and a.dtype.itemsize > 2, "not a float")
+    bias = c if c is not None and beta != 0 else None
+    if bias is not None and beta != 1:
+        bias = _scaled(site, bias, beta)
+    y = site.new(shape, a.dtype, hazard=FINITE if worst(a, b, bias) == FINITE else NAN)
+
+    def bind() -> list[tuple[object, tuple[object, ...]]]:
+        made: list[tuple[object, tuple[object, ...]]] = [(np.dot, (left.array, right.array, y.array))]
+        if alpha != 1:
+            made.append((np.multiply, (y.array, np.array(alpha, a.dtype), y.array)))
+        if bias is not None:
+            made.append((np.add, (y.array, bias.array, y.array)))
+        return made
+
+    site.emit(bind, reads=(a, b, bias), writes=(y,), kernel="numpy.dot")  # type: ignore[arg-type]
+    return y

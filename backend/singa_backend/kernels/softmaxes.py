@@ -1,0 +1,97 @@
+"""Softmax, LogSoftmax."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from . import onednn
+from .lowering import F32, emit, threads_for
+from .onednn import DST, SRC, MemoryDesc
+from .products import contiguous, described, merged
+from .table import Site, kernel
+from .values import FINITE, INFINITE, NAN, Value, strides_of
+
+COST = 12
+"""FLOPs that take the time of one element."""
+
+
+def rows_of(site: Site, x: Value, axis: int) -> Value:
+    """A matrix of the axes before `axis` and those from it on; of a copy if the memory order does not permit a view."""
+    for one in (x, None):
+        one = one or contiguous(site, x)
+        rows, columns = merged(one.shape[:axis], one.strides[:axis]), merged(one.shape[axis:], one.strides[axis:])
+        if rows and columns and (columns[1] == x.dtype.itemsize or columns[0] == 1) and min(rows[1], columns[1]) >= 0:
+            return one.view((rows[0], columns[0]), (rows[1], columns[1]))
+    raise AssertionError
+
+
+def _softmax(site: Site, x: Value, first: int, log: bool) -> Value:
+    """Softmax over the axes from `first` on."""
+    site.require(x.dtype == F32 and x.size and x.ndim, "not float32, or empty")
+    site.require(x.hazard == FINITE or (x.hazard == INFINITE and x.low and not log), "the input may be infinite")
+    site.needs_finite()
+    rows = rows_of(site, x, first)
+    inside = rows.buffer is x.buffer and site.reusable(0)
+    md = described(rows)
+    target = md if inside else MemoryDesc.of(F32, rows.shape)
+    with threads_for(COST * x.size):
+        primitive = onednn.softmax(md, target, axis=1, log=log)
+    hazard = FINITE if x.hazard == FINITE else NAN
+    y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, hazard=hazard)
+    y.hazard, y.low = hazard, False
+    flat = y.view(rows.shape, rows.strides if inside else strides_of(rows.shape, F32.itemsize))
+    emit(site, primitive, {SRC: (md, rows), DST: (target, flat)}, (flat,))
+    return y
+
+
+def softmax_in_place(site: Site, x: Value) -> None:
+    """Add the step that replaces a value in C order by its softmax over the last axis."""
+    rows = x.view((x.size // x.shape[-1], x.shape[-1]), (x.shape[-1] * F32.itemsize, F32.itemsize))
+    md = described(rows)
+    with threads_for(COST * x.size):
+        primitive = onednn.softmax(md, md, axis=1)
+    emit(site, primitive, {SRC: (md, rows), DST: (md, rows)}, (rows,))
+
+
+def _along(site: Site, x: Value, log: bool) -> Value:
+    axis = site.attributes["axis"]
+    site.require(-x.ndim <= axis < x.ndim, "the axis is out of range")
+    axis %= x.ndim
+    if math.prod(x.shape[axis + 1 :]) == 1:
+        return _softmax(site, x, axis, log)
+    perm = [*(i for i in range(x.ndim) if i != axis), axis]
+    back = np.argsort(perm).tolist()
+    y = _softmax(site, _permuted(x, perm), x.ndim - 1, log)
+    return _permuted(y, back)
+
+
+def _permuted(x: Value, perm: list[int]) -> Value:
+    return x.view([x.shape[p] for p in perm], [x.strides[p] for p in perm])
+
+
+@kernel("Softmax", 13, on="onednn")
+def softmax(site: Site, x: Value) -> Value:
+    return _along(site, x, False)
+
+
+@kernel("LogSoftmax", 13, on="onednn")
+def log_softmax(site: Site, x: Value) -> Value:
+    return _along(site, x, True)
+
+
+def _flattened(site: Site, x: Value, log: bool) -> Value:
+    axis = site.attributes["axis"]
+    site.require(-x.ndim <= axis < max(x.ndim, 1), "the axis is out of range")
+    return _softmax(site, x, axis % max(x.ndim, 1), log)
+
+
+@kernel("Softmax", 1, 11, on="onednn")
+def softmax_rows(site: Site, x: Value) -> Value:
+    return _flattened(site, x, False)
+
+
+@kernel("LogSoftmax", 1, 11, on="onednn")
+def log_softmax_rows(site: Site, x: Value) -> Value:
+    return _flattened(site, x, True)
