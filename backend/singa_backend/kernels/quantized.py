@@ -38,6 +38,7 @@ def centred(site: Site, w: Value, zero: Value | None, axis: int) -> tuple[Value,
         site.require(zero.constant and zero.dtype == w.dtype and zero.ndim <= 1, "the zero point of w depends on the data")
         offsets = zero.array.reshape(-1).astype(np.int32)
         site.require(offsets.size in (1, w.shape[axis]), "the zero point of w does not fit")
+    offsets = offsets[:1] if (offsets == offsets[0]).all() else offsets
     if w.dtype == np.int8 and not offsets.any():
         return w, 0
     around = [1] * w.ndim
