@@ -21,7 +21,7 @@ PROJECT = Path(__file__).parents[1]
 LAYERS = {
     "singa_backend": [
         "rendering",
-        "deprecation errors",
+        "deprecation errors machine",
         "dtypes files limits processes",
         "archives",
         "proto devices comparison",
@@ -29,7 +29,7 @@ LAYERS = {
         "runtime kernels",
         "interpreters passes",
         "autodiff plans",
-        "operators opsets backend inspection",
+        "operators opsets backend doctor inspection",
         "engines",
         "conform debug",
         "oracle",

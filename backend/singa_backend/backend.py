@@ -17,8 +17,9 @@ from .devices.device import DeviceLike
 from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError, check_keywords, did_you_mean
 from .ir.graph import Graph, Node
 from .ir.reader import read
-from .limits import Budget, Flag, Limits, spend
+from .kernels.options import options as plan_options
 from .kernels.table import Options
+from .limits import Budget, Flag, Limits, spend
 from .plans.planner import Planner
 from .proto.load import ModelSource, load_model
 from .proto.schemas import newest, plain_domain
@@ -87,7 +88,7 @@ class SingaRep(BackendRep):
     """
 
     def __init__(
-        self, graph: Graph, device: devices.Device, limits: Limits | None = None, options: Options = Options()
+        self, graph: Graph, device: devices.Device, limits: Limits | None = None, options: Options | None = None
     ) -> None:
         """Place a graph's initializers on a device.
 
@@ -95,13 +96,13 @@ class SingaRep(BackendRep):
             graph: the graph, as returned by `read`.
             device: the device to run on.
             limits: the bounds of a run that does not set its own; None for `Limits()`.
-            options: how plans compute.
+            options: how plans compute; None for the defaults of `prepare`.
         """
         self.graph = graph
         self.device = device
         self.limits = limits or Limits()
         self._executor = Executor(graph, device)
-        self.options = options
+        self.options = options or plan_options()
         self._planner: Planner | None = None
         self._planned: Any = None
         self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a cached method would keep `self` alive
@@ -217,10 +218,12 @@ class SingaRep(BackendRep):
         return None
 
     def _current_planner(self) -> Planner | None:
-        """The plans for the present weights; None if definitions must run: on other devices, and at the first run after a change."""
+        """The plans for the present weights; None if definitions run: on other devices, and at the first run after a change."""
         if not self.options.level or self.device.type != "CPU":
             return None
         weights = self._weights()
+        if self.options.deterministic and self._planned != weights:
+            self._planner = self._planned = None
         if self._planner is None and self._planned in (None, weights):
             self._planner = Planner(self.graph, self._executor, self.options)
         elif self._planned != weights:
@@ -319,7 +322,7 @@ def _names(values: Sequence[Value]) -> str:
     return ", ".join(map(str, values)) or "nothing"
 
 
-_PREPARE = ("limits", "cancel", *_QUIET)
+_PREPARE = ("limits", "cancel", "threads", "precision", "optimize", "deterministic", *_QUIET)
 """The keywords of `prepare`."""
 
 
@@ -356,6 +359,10 @@ class SingaBackend(Backend):
         *,
         limits: Limits | None = None,
         cancel: Flag | None = None,
+        threads: int | None = None,
+        precision: str = "float32",
+        optimize: int = 2,
+        deterministic: bool = False,
         **kwargs: Any,
     ) -> SingaRep:
         """Read a model, check it, and place it on a device.
@@ -365,6 +372,11 @@ class SingaBackend(Backend):
             device: "CPU", "CUDA", "CUDA:1", "STRICT", a `Device`, or a device of `onnx.backend.base`.
             limits: the bounds of reading, and of each run that does not set its own; None for `Limits()`.
             cancel: a flag, such as a `threading.Event`; if it is set, reading stops.
+            threads: the number of threads of a run on the CPU; None for SONNX_NUM_THREADS, by default the number of usable cores.
+            precision: "float32", or "bf16" to permit products of float32 in bfloat16 on the CPU, with an error of about 0.5 % of
+                the largest value.
+            optimize: 0 computes every node by its definition, 1 by the fastest kernel, 2 fuses nodes too; on the CPU.
+            deterministic: whether equal inputs return equal bits at any number of threads.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
@@ -375,6 +387,7 @@ class SingaBackend(Backend):
             UnsupportedModel: the model is valid; `problems` lists everything in it that is not implemented.
             DeviceUnavailable: this machine does not have the device.
             ResourceExhausted: a limit was reached, or the flag was set.
+            InvalidInput: `threads`, `precision`, `optimize`, `deterministic` or SONNX_NUM_THREADS has another value (SX384).
             UnknownKeyword: a keyword is not one of these.
 
         Example:
@@ -382,6 +395,7 @@ class SingaBackend(Backend):
             outputs = rep.run({"x": x})
         """
         check_keywords("prepare", kwargs, ("device", *_PREPARE))
+        chosen = plan_options(threads, precision, optimize, deterministic)
         place = devices.resolve(device)
         allowed = limits or Limits()
         with spend(Budget(allowed, cancel, place.memory)):
@@ -389,7 +403,7 @@ class SingaBackend(Backend):
             graph = read(proto, folder)
         for text in graph.warnings:
             warnings.warn(printable(text, TEXT), UserWarning, stacklevel=2)
-        return SingaRep(graph, place, allowed)
+        return SingaRep(graph, place, allowed, chosen)
 
     @classmethod
     def run_model(cls, model: ModelSource, inputs: Any, device: DeviceLike = "CPU", **kwargs: Any) -> Outputs:

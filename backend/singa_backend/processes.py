@@ -173,8 +173,9 @@ class Child:
         if sys.platform == "win32":
             os.set_handle_inheritable(handle, True)
             options = {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]}), "close_fds": False}
+        environment = _environment | dict(os.environ) | {"PYTHONPATH": path}
         with theirs, _uninterrupted():
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path}, **options)
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, **options)
         self._kill = weakref.finalize(self, _kill, self._process, os.getpid())  # also runs when the interpreter exits
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send(self._setup)
@@ -201,6 +202,9 @@ def _kill(process: subprocess.Popen[bytes], parent: int) -> None:
 
 _children: weakref.WeakSet[Child] = weakref.WeakSet()
 
+_environment: dict[str, str] = {}
+"""Variables of the children that this process does not set itself."""
+
 
 def _forget_children() -> None:
     """After a fork, close the copies of the pipes: a child must see that its parent has ended while the fork runs."""
@@ -214,8 +218,10 @@ if hasattr(os, "register_at_fork"):
 
 def share_cores(requested: int | None, work: int) -> int:
     """The number of children: as requested or one per core, at most one per item of work; each computes on one core."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    return max(1, min(requested or os.cpu_count() or 1, work))
+    from .machine import usable_cores  # a child runs this file by itself
+
+    _environment.update(OPENBLAS_NUM_THREADS="1", SONNX_NUM_THREADS="1")
+    return max(1, min(requested or usable_cores(), work))
 
 
 def share_work(

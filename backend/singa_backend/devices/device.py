@@ -266,6 +266,15 @@ def device_count(type: str) -> int:
     return _gpus()[0] if type == "CUDA" else int(type in DEVICES)
 
 
+def cuda_failure() -> str:
+    """Explain why there is no CUDA device.
+
+    Returns:
+        The reason; "" if CuPy reports the number of devices.
+    """
+    return _gpus()[1].strip(" ()")
+
+
 DeviceLike: TypeAlias = Device | OnnxDevice | str
 """A Device, its name ("CPU", "CUDA", "CUDA:1", "STRICT"), or a device of `onnx.backend.base`."""
 

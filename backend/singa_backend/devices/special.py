@@ -12,7 +12,7 @@ Array = Any  # of any namespace
 # erf(x) = 1 - exp(-x * p(x)) for 0 <= x, and erfc(x) = exp(-x * x) * q(t) / (x + 3) with t = (x - 3) / (x + 3).  The polynomials,
 # lowest power first, minimize the maximum relative error: 4e-9 and 3e-9 (float32), 7e-17 and 7e-18 (float64).
 # At or above the bound before each polynomial, erf is 1 and erfc is 0.
-_ERF = {
+ERF = {
     np.float32: (4.0, (
         1.128379172, 0.636619382, 0.1027778308, -0.01915306625, -0.0001603897153, 0.001667018699, -0.0006328303106,
         0.0001176388181, -9.255911292e-06,
@@ -28,7 +28,7 @@ _ERF = {
 }  # fmt: skip
 
 
-_ERFC = {
+ERFC = {
     np.float32: (11.0, (
         1.074006908, -0.8833944972, 0.5902282405, -0.3104657096, 0.1195299774, -0.02684159855, -0.0012314781,
         0.003081950199, -0.0004740216106, -0.0003205091483,
@@ -47,7 +47,7 @@ _ERFC = {
 def erf(xp: Any, x: Array) -> Array:
     """The error function of each element."""
     z, kind = _float(x)
-    last, p = _ERF[kind]
+    last, p = ERF[kind]
     a = xp.minimum(xp.abs(z), last)
     return _like(x, xp.copysign(xp.expm1(-a * _polynomial(a, p)), z))
 
@@ -55,7 +55,7 @@ def erf(xp: Any, x: Array) -> Array:
 def erfc(xp: Any, x: Array) -> Array:
     """The complementary error function of each element."""
     z, kind = _float(x)
-    last, q = _ERFC[kind]
+    last, q = ERFC[kind]
     a = xp.minimum(xp.abs(z), last)
     r = 1 / (a + 3)
     y = _polynomial((a - 3) * r, q) * r * xp.exp(-a * a)

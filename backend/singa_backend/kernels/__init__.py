@@ -1,15 +1,33 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
-from . import attention, convolution, layer_norms, normalization, pooling, products, quantized, softmaxes, views
+from . import (
+    attention,
+    convolution,
+    elementwise,
+    layer_norms,
+    movement,
+    normalization,
+    pooling,
+    products,
+    quantization,
+    quantized,
+    reductions,
+    softmaxes,
+    views,
+)
 
 __all__ = [
     "attention",
     "convolution",
+    "elementwise",
     "layer_norms",
+    "movement",
     "normalization",
     "pooling",
     "products",
+    "quantization",
     "quantized",
+    "reductions",
     "softmaxes",
     "views",
 ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,6 +25,10 @@ from .values import FINITE, Bound, Buffer, Step, Value
 
 class Refused(Exception):
     """A kernel does not apply; the message is the reason."""
+
+
+class Invalid(Exception):
+    """The data of a run are not valid for a step: the definitions compute the run, and report the error."""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ def flatten(site: Site, x: Value) -> Value:
 @kernel("Squeeze", 1, 11, 13, 21, 23, 24, 25, on="view")
 def squeeze(site: Site, x: Value, axes: Value | None = None) -> Value:
     given: Ints | None = site.attributes.get("axes") if axes is None else ints(site, axes, "axes")
+    site.require(site.version >= 11 or min(given or (0,)) >= 0, "a negative axis before opset 11")
     which = axes_in(site, given, x.ndim) if given is not None else tuple(i for i, d in enumerate(x.shape) if d == 1)
     site.require(all(x.shape[a] == 1 for a in which), "an axis is not of size 1")
     kept = [i for i in range(x.ndim) if i not in which]
@@ -91,7 +92,7 @@ def squeeze(site: Site, x: Value, axes: Value | None = None) -> Value:
 @kernel("Unsqueeze", 1, 11, 13, 21, 23, 24, 25, on="view")
 def unsqueeze(site: Site, x: Value, axes: Value | None = None) -> Value:
     given = site.attributes.get("axes") if axes is None else ints(site, axes, "axes")
-    site.require(given is not None, "there are no axes")
+    site.require(given is not None and (site.version >= 11 or min(given or (0,)) >= 0), "there are no axes, or a negative one")
     which = axes_in(site, given or (), x.ndim + len(given or ()))
     shape, strides = list(x.shape), list(x.strides)
     for a in sorted(which):

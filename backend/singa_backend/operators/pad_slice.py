@@ -11,29 +11,9 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Version, operator
+from ..ir.slices import slice_of
 from ._api import Array
 from ._common import axes_of, blank
-
-
-def _clamp(value: int, low: int, high: int) -> int:
-    return max(low, min(value, high))
-
-
-def _slice(start: int, end: int, step: int, size: int) -> slice:
-    """Convert ONNX's start, end and step on an axis of this size to a Python slice.
-
-    Unlike in Python, a start far below 0 still selects the first element if the step is negative.
-    """
-    if step == 0:
-        raise OperatorError("steps must not be 0", code="SX404")
-    start, end = (v + size if v < 0 else v for v in (start, end))
-    step = _clamp(step, -size - 1, size + 1)
-    if step > 0:
-        return slice(_clamp(start, 0, size), _clamp(end, 0, size), step)
-    if size == 0:
-        return slice(0, 0)
-    start, end = _clamp(start, 0, size - 1), _clamp(end, -1, size - 1)
-    return slice(start, None if end < 0 else end, step)
 
 
 @operator("Slice", 10, 11, 13, widen=False, traits=("rank_of_first",))
@@ -48,7 +28,10 @@ def slice_(
         )
     index = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes_of(axes, x.ndim), starts, ends, steps, strict=True):
-        index[axis] = _slice(start, end, step, x.shape[axis])
+        selected = slice_of(start, end, step, x.shape[axis])
+        if selected is None:
+            raise OperatorError("steps must not be 0", code="SX404")
+        index[axis] = selected
     return x[tuple(index)]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +15,8 @@ import numpy as np
 from .. import dtypes, limits
 from ..errors import ResourceExhausted
 from ..ir.graph import Graph, Node
-from ..kernels.table import Options
+from ..kernels import onednn
+from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
@@ -168,6 +171,7 @@ class Planner:
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.lock = threading.Lock()
         self.tracing = threading.RLock()  # a trace may add branches to the region
+        _planners.add(self)
 
     def bodies(self, node: Node, constants: dict[int, Any]) -> dict[int, tuple[Planner, tuple[int, ...]]]:
         """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
@@ -187,22 +191,30 @@ class Planner:
         Returns:
             The outputs, which belong to the caller.
         """
+        before = onednn.exchange_threads(self.options.threads)
+        try:
+            return self._run(inputs, budget)
+        finally:
+            if before:
+                onednn.set_threads(before)
+
+    def _run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
         key = tuple((x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
         with limits.spend(budget), np.errstate(all="ignore"):
             for _ in range(8):
                 plan = self.plans.get(key)
                 try:
                     if plan is None:
-                        if not all(map(_finite, inputs)):
-                            return None
                         plan = Plan(self)
                         with self.tracing:
                             outputs = plan.trace(inputs, budget)
                         self._keep(key, plan)
-                        return outputs
+                        return None if plan.facts.finite and not all(map(_finite, inputs)) else outputs
                     if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):
                         return None
                     return plan.run(inputs, budget)
+                except Invalid:
+                    return None
                 except Mismatch as found:
                     self.dynamic.add(id(found.call.node))
                     self.plans.pop(key, None)
@@ -228,6 +240,21 @@ class Planner:
             and facts.rank <= bounds.rank
             and plan.first.arena_bytes + self.executor.resident <= budget.live_bytes
         )
+
+
+_planners: weakref.WeakSet[Planner] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """After a fork: another thread of the parent may have held a lock, which nothing in the child would release."""
+    for planner in list(_planners):
+        planner.lock, planner.tracing = threading.Lock(), threading.RLock()
+        for plan in planner.plans.values():
+            plan.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _is_plain(x: Any) -> bool:

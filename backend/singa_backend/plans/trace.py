@@ -518,6 +518,7 @@ class Tracer:
             and not entry.buffer.pinned
             and self.uses[i] == uses
             and entry.buffer.users == 1
+            and all(s or d < 2 for s, d in zip(entry.strides, entry.shape, strict=True))
         )
 
     # --- what depends on shapes only

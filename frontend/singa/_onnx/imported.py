@@ -46,7 +46,7 @@ class Imported:
         self.rep = SingaBackend.prepare(model, self.device.backend, **kwargs)
         graph = self.graph.with_weights()
         if graph is not self.graph:
-            self.rep = SingaRep(graph, self.device.backend, self.rep.limits)
+            self.rep = SingaRep(graph, self.device.backend, self.rep.limits, self.rep.options)
         moving, still = running(graph), frozen(graph)
         self.seen: list[Any] = []
         self._has_training_nodes = any(_may_train(node) for node in graph.all_nodes())

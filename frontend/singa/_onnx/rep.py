@@ -168,6 +168,7 @@ class SingaRep(singa_backend.SingaRep):
         graph: the model as it was read.
         device: the device of `singa_backend` that it runs on.
         limits: the bounds of a run that does not set its own.
+        options: how plans compute.
         imported: the argument.
         is_graph: whether `run` returns Tensors also for arrays; False by default.
     """
@@ -252,7 +253,8 @@ class SingaBackend(singa_backend.SingaBackend):
             model: a ModelProto, its bytes, or the path of its file.  External data are read only if a path is passed.
             device: a name ("CPU", "CUDA", "CUDA:1", "STRICT"), a Device of `singa.device` or `singa_backend`, or a device of
                 `onnx.backend.base`; None for the CPU.
-            **kwargs: `limits` and `cancel`, as for `singa_backend.SingaBackend.prepare`.
+            **kwargs: `limits`, `cancel`, `threads`, `precision`, `optimize` and `deterministic`, as for
+                `singa_backend.SingaBackend.prepare`.
 
         Returns:
             The model, ready to run.
@@ -262,6 +264,7 @@ class SingaBackend(singa_backend.SingaBackend):
             UnsupportedModel: something in the model is not implemented; `problems` lists everything.
             DeviceUnavailable: the device is unknown, or this machine does not have it.
             ResourceExhausted: a limit was reached, or the flag was set.
+            InvalidInput: an option has a value that is not accepted.
 
         Example:
             >>> rep = sonnx.prepare("net.onnx")

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 NO, REFUSED = 1, 3
 
+WIDE = 200
+"""The number of columns of a table if the output is not a terminal, so that names are not truncated."""
+
 
 class _Console(Console):
     """A console on which text is data: names from a model have no markup, no emoji codes and no control characters."""
@@ -158,6 +161,22 @@ limit_option = click.option(
     callback=_limits,
     help="A limit for the model: tensor_bytes=8GiB, iterations=5000000, deadline=2.5 (seconds), ...",
 )
+
+
+_PLAN = (
+    click.option("--threads", type=click.IntRange(1, 1024), help="Threads of a run on the CPU (default: the usable cores)."),
+    click.option("--precision", type=click.Choice(["float32", "bf16"]), default="float32", show_default=True,
+                 help="bf16 permits products in bfloat16."),
+    click.option("--optimize", type=click.IntRange(0, 2), default=2, show_default=True,
+                 help="0 runs definitions, 1 kernels of single nodes, 2 fused ones too."),
+)  # fmt: skip
+
+
+def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of plans; the command receives `threads`, `precision` and `optimize`, which are keywords of `prepare`."""
+    for option in reversed(_PLAN):
+        command = option(command)
+    return command
 
 
 def echo(text: str, *, style: str | None = None) -> None:

@@ -15,11 +15,9 @@ from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
 from singa_backend.proto.values import Value
 
-from ._common import SECONDS, echo, err, exit_codes, json_option, out
+from ._common import SECONDS, WIDE, echo, err, exit_codes, json_option, out
 
 FEW = 20
-WIDE = 200
-"""The number of columns if the output is not a terminal, so that names are not truncated."""
 
 
 @click.command("inspect")

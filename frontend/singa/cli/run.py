@@ -21,7 +21,7 @@ from singa_backend.proto.named_arrays import named_arrays
 from singa_backend.runtime.origins import NonFinite
 
 from . import _feeds
-from ._common import NO, TOLERANCE, device_option, echo, exit_codes, json_option, limit_option, out
+from ._common import NO, TOLERANCE, device_option, echo, exit_codes, json_option, limit_option, out, plan_options
 from ._inputs import gather, input_options
 
 
@@ -36,6 +36,7 @@ from ._inputs import gather, input_options
     "--validate", is_flag=True, help="Name the first node that makes NaN or infinity; the exit code is 1 if there is one."
 )
 @device_option
+@plan_options
 @limit_option
 @json_option
 @exit_codes
@@ -52,13 +53,16 @@ def command(
     atol: float,
     validate: bool,
     device: str,
+    threads: int | None,
+    precision: str,
+    optimize: int,
     limits: Limits,
     as_json: bool,
 ) -> None:
     """Run MODEL once and show or save its outputs; with --data, compare them with those in the folder."""
     if target:
         check(target)
-    rep = SingaBackend.prepare(model, device, limits=limits)
+    rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
     with spend(Budget(limits)):  # the files are read under the limits of the run
         proto = load_model(model)[0] if data else ModelProto()
         feeds = gather(

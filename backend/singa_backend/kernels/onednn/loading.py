@@ -372,6 +372,25 @@ def set_threads(n: int) -> None:
         found._set_threads(n)
 
 
+def exchange_threads(n: int) -> int:
+    """Set the number of threads for primitives that this thread creates or runs, unless it has it.
+
+    Args:
+        n: the number.
+
+    Returns:
+        The number before, for `set_threads`; 0 if nothing was set.
+    """
+    found = library()
+    if found is None or not (found._set_threads and found._max_threads):
+        return 0
+    before = int(found._max_threads())
+    if before == n:
+        return 0
+    found._set_threads(n)
+    return before
+
+
 @contextmanager
 def using_threads(n: int) -> Iterator[None]:
     """Use a number of threads within a `with` block, in this thread.
@@ -382,12 +401,12 @@ def using_threads(n: int) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    before = threads()
-    set_threads(n)
+    before = exchange_threads(n)
     try:
         yield
     finally:
-        set_threads(before)
+        if before:
+            set_threads(before)
 
 
 def _before_fork() -> None:
@@ -397,5 +416,10 @@ def _before_fork() -> None:
         found._pause(1)  # omp_pause_soft: the next parallel region starts threads again
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork)
+    os.register_at_fork(before=_before_fork, after_in_child=_renew_lock)

@@ -1,0 +1,273 @@
+"""What this installation computes with, what is missing, and what would make it faster."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from . import machine
+from .devices.device import cuda_failure, device_count
+from .errors import InvalidInput
+from .kernels import onednn
+from .kernels.onednn.loading import VARIABLE, WHEEL
+from .kernels.options import VARIABLE as THREADS
+from .kernels.options import default_threads
+
+WHEEL_VERSION = "2023.2.0"
+"""The version of the wheel in the dependencies."""
+
+EXTRAS = {
+    "text": (("google-re2",), "RegexFullMatch, in linear time"),
+    "image": (("pillow",), "ImageDecoder"),
+    "plot": (("matplotlib",), "curves as .png"),
+    "oracle": (("onnxruntime", "onnxruntime-gpu"), "comparisons"),
+    "gpu": (("cupy-cuda13x", "cupy-cuda12x", "cupy"), "device='CUDA'"),
+}
+"""For each extra the distributions of which one is needed, the first being the one that it installs, and their use."""
+
+
+@dataclass(frozen=True)
+class OneDnn:
+    """The library that computes the large operators.
+
+    Attributes:
+        path: the file; "" if there is none.
+        version: such as "3.2.0".
+        hash: the commit that it was built from.
+        runtime: "OpenMP", "TBB" or "sequential".
+        isa: the newest instruction set that it uses on this machine.
+        reason: why there is none; "" if it is loaded.
+    """
+
+    path: str = ""
+    version: str = ""
+    hash: str = ""
+    runtime: str = ""
+    isa: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The cores that this process may use, and the number of threads of a plan.
+
+    Attributes:
+        cores: of the machine.
+        affinity: the cores that the scheduler may choose.
+        quota: the cores that the control group allows; None without a quota.
+        environment: the environment variables that set numbers of threads or how they wait, by name.
+        used: the number of threads of a plan for which none is set.
+        reason: why that number cannot be determined; "" if it can.
+    """
+
+    cores: int
+    affinity: int
+    quota: float | None
+    environment: dict[str, str]
+    used: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An optional dependency.
+
+    Attributes:
+        name: of the extra.
+        package: the installed distribution, or the one that the extra installs.
+        version: of the installed distribution; "" if it is missing.
+        use: what needs it.
+        command: the command that installs it.
+    """
+
+    name: str
+    package: str
+    version: str
+    use: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, or that could be faster.
+
+    Attributes:
+        level: "problem" if models run much slower than they could or not at all; "hint" otherwise.
+        text: what was found.
+        command: the command or the setting that changes it; "" if there is none.
+    """
+
+    level: str
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The result of `diagnose`.
+
+    Attributes:
+        onednn: the library.
+        threads: the cores and threads.
+        blas: the BLAS of NumPy, such as "scipy-openblas 0.3.31".
+        versions: the versions of Python, of the packages that are always needed, and of this one, by name.
+        system: the operating system and the machine.
+        gpus: the number of usable GPUs.
+        gpu_reason: why their number is not known; "" if it is.
+        extras: the optional dependencies.
+        findings: problems first, then hints.
+    """
+
+    onednn: OneDnn
+    threads: Threads
+    blas: str
+    versions: dict[str, str]
+    system: str
+    gpus: int
+    gpu_reason: str
+    extras: list[Extra]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def well(self) -> bool:
+        """Whether there is no problem; hints do not count."""
+        return all(f.level != "problem" for f in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as plain data.
+
+        Returns:
+            A dict of the attributes and of `well`.
+        """
+        return {
+            "well": self.well,
+            "onednn": vars(self.onednn),
+            "threads": vars(self.threads),
+            "blas": self.blas,
+            "versions": self.versions,
+            "system": self.system,
+            "gpus": self.gpus,
+            "gpu_reason": self.gpu_reason,
+            "extras": [vars(e) for e in self.extras],
+            "findings": [vars(f) for f in self.findings],
+        }
+
+
+def diagnose() -> Diagnosis:
+    """Examine this installation; nothing is computed.
+
+    Returns:
+        What was found.
+    """
+    library, threads = _onednn(), _threads()
+    gpus, why = device_count("CUDA"), cuda_failure()
+    names = ("sonnx", "onnx", "numpy", "ml_dtypes", "protobuf")
+    versions = {"python": platform.python_version(), **{n: _version(n) for n in names}}
+    extras = [_extra(name) for name in EXTRAS]
+    blas = _blas()
+    found = [*_about_onednn(library), *_about_threads(threads, library, blas)]
+    if os.path.exists("/proc/driver/nvidia/version") and not gpus:
+        found.append(Finding("hint", f"this machine has an NVIDIA driver, but no usable GPU: {why}", extras[-1].command))
+    found.sort(key=lambda f: f.level != "problem")
+    system = f"{platform.system()} {platform.machine()}"
+    return Diagnosis(library, threads, blas, versions, system, gpus, why, extras, found)
+
+
+def _onednn() -> OneDnn:
+    found = onednn.library()
+    if found is None:
+        return OneDnn(reason=onednn.missing())
+    return OneDnn(found.path, ".".join(map(str, found.version)), found.hash, found.runtime, found.isa)
+
+
+def _threads() -> Threads:
+    names = (THREADS, "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {n: os.environ[n] for n in names if os.environ.get(n)}
+    try:
+        used, reason = default_threads(), ""
+    except InvalidInput as error:
+        used, reason = 0, error.message
+    return Threads(os.cpu_count() or 1, machine.affinity(), machine.cpu_quota(), environment, used, reason)
+
+
+def _version(*names: str) -> str:
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _extra(name: str) -> Extra:
+    packages, use = EXTRAS[name]
+    package = next((p for p in packages if _version(p)), packages[0])
+    return Extra(name, package, _version(package), use, f"pip install 'sonnx[{name}]'")
+
+
+def _blas() -> str:
+    config: Any = np.show_config(mode="dicts")
+    found = config.get("Build Dependencies", {}).get("blas", {})
+    return " ".join(str(found[k]) for k in ("name", "version") if found.get(k)) or "none"
+
+
+def _about_onednn(library: OneDnn) -> list[Finding]:
+    if library.reason:
+        return [_no_onednn(library.reason)]
+    found = []
+    limits = {n: os.environ[n] for n in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA") if os.environ.get(n)}
+    for name, value in limits.items():
+        found.append(Finding("hint", f"{name}={value} limits the instruction set to {library.isa}", f"unset {name}"))
+    parts = library.isa.split("_")
+    if not {"vnni", "bf16", "fp16", "amx"} & set(parts):
+        text = f"{library.isa} has no exact 8-bit products (VNNI): int8 models are not faster than float models"
+        found.append(Finding("hint", text))
+    if {"bf16", "fp16", "amx"} & set(parts):
+        text = "this machine multiplies in bfloat16 faster than in float32, with an error of about 0.5 % of the largest value"
+        found.append(Finding("hint", text, "prepare(model, precision='bf16')"))
+    if library.runtime == "sequential":
+        text = "this oneDNN is built for one thread"
+        found.append(Finding("hint", text, f"unset {VARIABLE}" if os.environ.get(VARIABLE) else _install()))
+    return found
+
+
+def _no_onednn(reason: str) -> Finding:
+    text = f"oneDNN is not used, so that models run several times slower: {reason}"
+    if os.environ.get(VARIABLE):
+        rest = "" if _version(WHEEL) else f", and {_install()}"
+        return Finding("problem", text, f"unset {VARIABLE}{rest}")
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        return Finding("problem", text, _install() if not _version(WHEEL) else f"{_install()} --force-reinstall")
+    return Finding("hint", f"{text}; there is no wheel for this platform", f"{VARIABLE}=/path/to/libdnnl.so.3")
+
+
+def _install() -> str:
+    return f"pip install {WHEEL}=={WHEEL_VERSION}"
+
+
+def _about_threads(threads: Threads, library: OneDnn, blas: str) -> list[Finding]:
+    if threads.reason:
+        return [Finding("problem", threads.reason, f"unset {THREADS}")]
+    found = []
+    usable = machine.usable_cores()
+    if threads.used > usable:
+        text = f"{threads.used} threads on {usable} usable cores wait for each other"
+        found.append(Finding("hint", text, f"{THREADS}={usable}"))
+    elif threads.used < usable:
+        text = f"plans use {threads.used} of {usable} usable cores"
+        found.append(Finding("hint", text, f"{THREADS}={usable}"))
+    if library.runtime == "OpenMP" and threads.used > 1:
+        environment = threads.environment
+        if environment.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE" or environment.get("GOMP_SPINCOUNT"):
+            name = "OMP_WAIT_POLICY" if "OMP_WAIT_POLICY" in environment else "GOMP_SPINCOUNT"
+            found.append(Finding("hint", f"{name} lets threads sleep between the steps of a plan", f"unset {name}"))
+        if "openblas" in blas and environment.get("OPENBLAS_NUM_THREADS") != "1":
+            text = "a program that multiplies large matrices in NumPy between runs slows both: their threads wait for each other"
+            found.append(Finding("hint", text, "OPENBLAS_NUM_THREADS=1"))
+    return found

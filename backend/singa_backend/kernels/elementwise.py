@@ -1,0 +1,720 @@
+"""Elementwise operators as NumPy functions that write into the arena.
+
+Each computes what the definition computes, in the same order and with the same rounding.  One difference remains: Relu returns a
+negative zero for a negative zero, where the definition returns a positive one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..devices import special
+from .table import Site, kernel, worst
+from .values import FINITE, INFINITE, NAN, Bound, Value, dense, strides_of
+
+FLOATS = frozenset(map(np.dtype, (np.float32, np.float64)))
+SIGNED = frozenset(map(np.dtype, (np.int8, np.int16, np.int32, np.int64)))
+UNSIGNED = frozenset(map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64)))
+INTEGERS = SIGNED | UNSIGNED
+NUMBERS = FLOATS | INTEGERS
+BOOL = np.dtype(np.bool_)
+
+BLOCK = 1 << 13
+"""The elements of a piece of a large array that a chain of functions computes at a time, so that it stays in the cache."""
+
+clip: Callable[..., Any] = getattr(getattr(getattr(np, "_core", None), "umath", None), "clip", np.clip)
+"""The function of NumPy that `np.clip` calls, without its wrapper."""
+
+Recipe = Callable[..., Bound]
+"""Called with the result's array, the inputs' and those of temporary values; returns the calls."""
+
+
+# --- results
+
+
+def order_of(x: Value) -> list[int] | None:
+    """The axes of a value from the outermost in memory to the innermost; None if it has gaps, repetitions or negative strides."""
+    order = sorted(range(x.ndim), key=lambda a: -x.strides[a])
+    return order if dense(x.shape, x.strides, x.dtype.itemsize, order) else None
+
+
+def broadcast(site: Site, inputs: Sequence[Value]) -> tuple[int, ...]:
+    """The shape of an elementwise result."""
+    first = inputs[0].shape
+    if all(v.shape == first for v in inputs):
+        return first
+    try:
+        return np.broadcast_shapes(*(v.shape for v in inputs))
+    except ValueError:
+        site.refuse("the shapes do not broadcast")
+
+
+def result(
+    site: Site, inputs: Sequence[Value | None], shape: tuple[int, ...], dtype: np.dtype[Any], hazard: int, places: Sequence[int]
+) -> Value:
+    """The value that an elementwise operator writes: one of the inputs in `places` if it may, else in the same memory order."""
+    orders: list[list[int]] = []
+    for place, v in enumerate(inputs):
+        if v is None or v.shape != shape:
+            continue
+        order = order_of(v)
+        if order is None:
+            continue
+        if place in places and v.dtype == dtype and site.reusable(place):
+            made = v.view(v.shape, v.strides)
+            made.hazard = hazard
+            return made
+        orders.append(order)
+    return site.new(shape, dtype, orders[0] if orders else None, hazard)
+
+
+def hazard_of(dtype: np.dtype[Any], hazard: int) -> int:
+    """Integers and booleans are always finite."""
+    return FINITE if dtype.kind in "biu" else hazard
+
+
+def number(value: float, dtype: np.dtype[Any]) -> np.ndarray:
+    """A constant of an expression, as an array: NumPy converts a Python number at every call."""
+    return np.array(value, dtype)
+
+
+def compute(
+    site: Site,
+    inputs: Sequence[Value],
+    dtype: np.dtype[Any],
+    recipe: Recipe,
+    name: str,
+    hazard: int,
+    temporary: Sequence[np.dtype[Any]] = (),
+    overwrite: Sequence[int] | None = None,
+) -> Value:
+    """Emit a step that computes an elementwise result.
+
+    Args:
+        site: the place.
+        inputs: the inputs, which broadcast.
+        dtype: of the result.
+        recipe: returns the calls.
+        name: of the kernel.
+        hazard: of the result.
+        temporary: the dtypes of the arrays of the result's shape that the recipe needs.
+        overwrite: the positions of inputs that the result may replace; by default all: the recipe must then write to the result
+            in its last call only, or read no input after it has written to it.
+    """
+    shape = broadcast(site, inputs)
+    y = result(site, inputs, shape, dtype, hazard_of(dtype, hazard), range(len(inputs)) if overwrite is None else overwrite)
+    if not temporary:
+        site.emit(lambda: recipe(y.array, *(v.array for v in inputs)), reads=inputs, writes=(y,), kernel=name)
+        return y
+    size = y.size
+    flat = size > 2 * BLOCK and all(
+        v.size == 1 or (v.shape == shape and v.strides == tuple(s // y.dtype.itemsize * v.dtype.itemsize for s in y.strides))
+        for v in inputs
+    )
+    flat = flat and order_of(y) is not None
+    count = BLOCK if flat else size
+    places = [0]
+    for t in temporary:
+        places.append(places[-1] + -(-count * t.itemsize // 64) * 64)
+    scratch = site.scratch(max(places[-1], 1))
+
+    def bind() -> Bound:
+        assert scratch.memory is not None
+        arrays = [v.array for v in inputs]
+        if not flat:
+            steps = strides_of(shape, 1, order_of(y))
+            made = [
+                np.ndarray(shape, t, scratch.memory, p, tuple(s * t.itemsize for s in steps))
+                for t, p in zip(temporary, places, strict=False)
+            ]
+            return recipe(y.array, *arrays, *made)
+        rows = [_flat(v) if v.size > 1 else v.array.reshape(()) for v in inputs]
+        whole = _flat(y)
+        calls: list[Any] = []
+        for start in range(0, size, BLOCK):
+            piece = slice(start, min(start + BLOCK, size))
+            made = [np.ndarray((piece.stop - start,), t, scratch.memory, p) for t, p in zip(temporary, places, strict=False)]
+            calls += recipe(whole[piece], *(r[piece] if r.ndim else r for r in rows), *made)
+        return calls
+
+    site.emit(bind, reads=inputs, writes=(y,), kernel=name, scratch=scratch)
+    return y
+
+
+def _flat(x: Value) -> np.ndarray:
+    """The elements of a value without gaps, in the order of memory."""
+    return np.ndarray((x.size,), x.dtype, x.buffer.memory, x.offset)
+
+
+def add_kernel(name: str, versions: Sequence[int], body: Callable[..., Any], on: str = "numpy") -> None:
+    """Add a body that serves several operators to the table, under the operator's name."""
+    body.__name__ = name.lower()
+    kernel(name, *versions, on=on)(body)
+
+
+# --- of one input
+
+Rule = Callable[[int], int]
+"""The hazard of a result by that of the input."""
+
+
+def same(h: int) -> int:
+    """Infinities stay what they are."""
+    return h
+
+
+def nan_of_infinite(h: int) -> int:
+    """An infinity becomes a NaN, or may meet another."""
+    return NAN if h else FINITE
+
+
+def generates(h: int) -> int:
+    """Finite inputs may return a NaN."""
+    return NAN
+
+
+def bounded(h: int) -> int:
+    """Infinities become finite."""
+    return NAN if h == NAN else FINITE
+
+
+def may_be_infinite(h: int) -> int:
+    """Finite inputs may return an infinity."""
+    return max(h, INFINITE)
+
+
+UNARY: dict[str, tuple[tuple[int, ...], Any, frozenset[np.dtype[Any]], Rule]] = {
+    "Ceil": ((1, 6, 13), np.ceil, FLOATS, same),
+    "Floor": ((1, 6, 13), np.floor, FLOATS, same),
+    "Round": ((11, 22), np.rint, FLOATS, same),
+    "Sqrt": ((1, 6, 13), np.sqrt, FLOATS, generates),
+    "Exp": ((1, 6, 13), np.exp, FLOATS, same),
+    "Log": ((1, 6, 13), np.log, FLOATS, generates),
+    "Sin": ((7, 22), np.sin, FLOATS, nan_of_infinite),
+    "Cos": ((7, 22), np.cos, FLOATS, nan_of_infinite),
+    "Tan": ((7, 22), np.tan, FLOATS, nan_of_infinite),
+    "Asin": ((7, 22), np.arcsin, FLOATS, generates),
+    "Acos": ((7, 22), np.arccos, FLOATS, generates),
+    "Atan": ((7, 22), np.arctan, FLOATS, bounded),
+    "Sinh": ((9, 22), np.sinh, FLOATS, same),
+    "Cosh": ((9, 22), np.cosh, FLOATS, same),
+    "Tanh": ((1, 6, 13), np.tanh, FLOATS, bounded),
+    "Asinh": ((9, 22), np.arcsinh, FLOATS, same),
+    "Acosh": ((9, 22), np.arccosh, FLOATS, generates),
+    "Atanh": ((9, 22), np.arctanh, FLOATS, generates),
+    "Neg": ((1, 6, 13), np.negative, FLOATS | SIGNED, same),
+    "Abs": ((1, 6, 13), np.absolute, NUMBERS, same),
+    "Sign": ((9, 13), np.sign, NUMBERS, bounded),
+    "Not": ((1,), np.logical_not, frozenset({BOOL}), same),
+    "BitwiseNot": ((18,), np.invert, INTEGERS, same),
+    "IsNaN": ((9, 13, 20), np.isnan, FLOATS, same),
+}
+
+
+def _unary(name: str) -> Callable[[Site, Value], Value]:
+    _, function, accepted, rule = UNARY[name]
+    label = f"numpy.{function.__name__}"
+
+    def body(site: Site, x: Value) -> Value:
+        site.require(x.dtype in accepted, f"elements of {x.dtype}")
+        made = BOOL if name == "IsNaN" else x.dtype
+        return compute(site, (x,), made, lambda y, a: [(function, (a, y))], label, rule(x.hazard))
+
+    return body
+
+
+for _name in UNARY:
+    add_kernel(_name, UNARY[_name][0], _unary(_name))
+
+
+def floats(site: Site, *values: Value) -> np.dtype[Any]:
+    """The dtype of floats of 32 or 64 bits."""
+    dtype = values[0].dtype
+    site.require(dtype in FLOATS and all(v.dtype == dtype for v in values), f"elements of {dtype}")
+    return dtype
+
+
+def chain(
+    site: Site,
+    x: Value,
+    recipe: Recipe,
+    name: str,
+    rule: Rule,
+    temporary: int = 1,
+    mask: bool = False,
+    overwrite: Sequence[int] | None = None,
+) -> Value:
+    """A function of one float as several functions of NumPy, with this number of temporary arrays, and one of booleans."""
+    dtype = floats(site, x)
+    kinds = [dtype] * temporary + [BOOL] * mask
+    return compute(site, (x,), dtype, recipe, f"numpy.{name}", rule(x.hazard), kinds, overwrite)
+
+
+@kernel("IsInf", 10, 20, on="numpy")
+def is_inf(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    down, up = site.attributes["detect_negative"], site.attributes["detect_positive"]
+    site.require(down or up, "nothing is to be detected")
+    if down and up:
+        return compute(site, (x,), BOOL, lambda y, a: [(np.isinf, (a, y))], "numpy.isinf", FINITE)
+    bound = number(np.inf if up else -np.inf, dtype)
+    return compute(site, (x,), BOOL, lambda y, a: [(np.equal, (a, bound, y))], "numpy.equal", FINITE)
+
+
+@kernel("Reciprocal", 1, 6, 13, on="numpy")
+def reciprocal(site: Site, x: Value) -> Value:
+    one = number(1, floats(site, x))
+    return chain(site, x, lambda y, a: [(np.divide, (one, a, y))], "divide", may_be_infinite, 0)
+
+
+@kernel("Relu", 1, 6, 13, 14, on="numpy")
+def relu(site: Site, x: Value) -> Value:
+    site.require(x.dtype in FLOATS | SIGNED, f"elements of {x.dtype}")
+    zero = number(0, x.dtype)
+    top = number(np.inf if x.dtype in FLOATS else np.iinfo(x.dtype).max, x.dtype)
+    return compute(site, (x,), x.dtype, lambda y, a: [(clip, (a, zero, top, y))], "numpy.clip", x.hazard)
+
+
+@kernel("LeakyRelu", 1, 6, 16, on="numpy")
+def leaky_relu(site: Site, x: Value) -> Value:
+    alpha = site.attributes["alpha"]
+    site.require(0 < alpha <= 1, "alpha is not in (0, 1]")
+    slope = number(alpha, floats(site, x))
+    return chain(site, x, lambda y, a, t: [(np.multiply, (a, slope, t)), (maximum(y), (a, t))], "maximum", same)
+
+
+def maximum(y: np.ndarray) -> Any:
+    """`np.maximum` that writes to an array; a positional one is deprecated."""
+    return partial(np.maximum, out=y)
+
+
+def minimum(y: np.ndarray) -> Any:
+    """`np.minimum` that writes to an array."""
+    return partial(np.minimum, out=y)
+
+
+@kernel("PRelu", 7, 9, 16, on="numpy")
+def prelu(site: Site, x: Value, slope: Value) -> Value:
+    dtype = floats(site, x, slope)
+    site.require(slope.ndim <= x.ndim and broadcast(site, (x, slope)) == x.shape, "the slope does not broadcast to x")
+    zero = number(0, dtype)
+
+    def recipe(y: Any, a: Any, s: Any, t: Any, m: Any) -> Bound:
+        return [(np.multiply, (s, a, t)), (np.less, (a, zero, m)), (np.copyto, (y, a)), (np.copyto, (y, t, "same_kind", m))]
+
+    hazard = nan_of_infinite(worst(x, slope))
+    return compute(site, (x, slope), dtype, recipe, "numpy.prelu", hazard, (dtype, BOOL), (0,))
+
+
+@kernel("ThresholdedRelu", 10, 22, on="numpy")
+def thresholded_relu(site: Site, x: Value) -> Value:
+    alpha = number(site.attributes["alpha"], floats(site, x))
+
+    def recipe(y: Any, a: Any, m: Any) -> Bound:
+        return [(np.greater, (a, alpha, m)), (y.fill, (0,)), (np.copyto, (y, a, "same_kind", m))]
+
+    return chain(site, x, recipe, "threshold", same, 0, True, ())
+
+
+@kernel("HardSigmoid", 1, 6, 22, on="numpy")
+def hard_sigmoid(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    alpha, beta, zero, one = (number(v, dtype) for v in (site.attributes["alpha"], site.attributes["beta"], 0, 1))
+
+    def recipe(y: Any, a: Any) -> Bound:
+        return [(np.multiply, (a, alpha, y)), (np.add, (y, beta, y)), (clip, (y, zero, one, y))]
+
+    return chain(site, x, recipe, "hardsigmoid", bounded, 0)
+
+
+@kernel("HardSwish", 14, 22, on="numpy")
+def hard_swish(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    alpha, beta, zero, one = (number(v, dtype) for v in (1 / 6, 0.5, 0, 1))
+
+    def recipe(y: Any, a: Any, t: Any) -> Bound:
+        return [(np.multiply, (a, alpha, t)), (np.add, (t, beta, t)), (clip, (t, zero, one, t)), (np.multiply, (a, t, y))]
+
+    return chain(site, x, recipe, "hardswish", nan_of_infinite)
+
+
+@kernel("Elu", 1, 6, 22, on="numpy")
+def elu(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    alpha, zero = number(site.attributes["alpha"], dtype), number(0, dtype)
+
+    def recipe(y: Any, a: Any, t: Any, m: Any) -> Bound:
+        calls = [(np.expm1, (a, t)), (np.multiply, (t, alpha, t)), (np.less, (a, zero, m))]
+        return [*calls, (np.copyto, (y, a)), (np.copyto, (y, t, "same_kind", m))]
+
+    return chain(site, x, recipe, "elu", same, 1, True)
+
+
+@kernel("Selu", 1, 6, 22, on="numpy")
+def selu(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    gamma, both = site.attributes["gamma"], site.attributes["gamma"] * site.attributes["alpha"]
+    scale, below, zero = number(gamma, dtype), number(both, dtype), number(0, dtype)
+
+    def recipe(y: Any, a: Any, t: Any, m: Any) -> Bound:
+        calls = [(np.expm1, (a, t)), (np.multiply, (t, below, t)), (np.less_equal, (a, zero, m))]
+        return [*calls, (np.multiply, (a, scale, y)), (np.copyto, (y, t, "same_kind", m))]
+
+    return chain(site, x, recipe, "selu", same, 1, True)
+
+
+@kernel("Celu", 12, 28, on="numpy")
+def celu(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    site.require(dtype == np.float32 or site.version > 12, "Celu-12 returns float32")
+    alpha, zero = number(site.attributes["alpha"], dtype), number(0, dtype)
+
+    def recipe(y: Any, a: Any, t: Any) -> Bound:
+        calls = [(np.divide, (a, alpha, t)), (np.expm1, (t, t)), (np.multiply, (t, alpha, t)), (minimum(t), (t, zero))]
+        return [*calls, (maximum(y), (a, zero)), (np.add, (y, t, y))]
+
+    return chain(site, x, recipe, "celu", same)
+
+
+def logistic(a: Any, t: Any, u: Any, y: Any, zero: Any, one: Any) -> Bound:
+    """The calls for 1 / (1 + exp(-a)) in a form without overflow; `a` is not read after `y` is written."""
+    return [
+        (np.absolute, (a, t)),
+        (np.negative, (t, t)),
+        (np.exp, (t, t)),
+        (np.add, (t, one, t)),
+        (minimum(u), (a, zero)),
+        (np.exp, (u, u)),
+        (np.divide, (u, t, y)),
+    ]
+
+
+@kernel("Sigmoid", 1, 6, 13, on="numpy")
+def sigmoid(site: Site, x: Value) -> Value:
+    zero, one = (number(v, floats(site, x)) for v in (0, 1))
+    return chain(site, x, lambda y, a, t: logistic(a, t, y, y, zero, one), "sigmoid", bounded)
+
+
+@kernel("Swish", 24, on="numpy")
+def swish(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    zero, one, alpha = (number(v, dtype) for v in (0, 1, site.attributes["alpha"]))
+
+    def recipe(y: Any, a: Any, t: Any, u: Any) -> Bound:
+        return [(np.multiply, (a, alpha, u)), *logistic(u, t, u, u, zero, one), (np.multiply, (a, u, y))]
+
+    return chain(site, x, recipe, "swish", nan_of_infinite, 2)
+
+
+@kernel("Softplus", 1, 22, on="numpy")
+def softplus(site: Site, x: Value) -> Value:
+    zero = number(0, floats(site, x))
+
+    def recipe(y: Any, a: Any, t: Any) -> Bound:
+        calls = [(np.absolute, (a, t)), (np.negative, (t, t)), (np.exp, (t, t)), (np.log1p, (t, t))]
+        return [*calls, (maximum(y), (a, zero)), (np.add, (y, t, y))]
+
+    return chain(site, x, recipe, "softplus", same)
+
+
+@kernel("Softsign", 1, 22, on="numpy")
+def softsign(site: Site, x: Value) -> Value:
+    one = number(1, floats(site, x))
+
+    def recipe(y: Any, a: Any, t: Any) -> Bound:
+        return [(np.absolute, (a, t)), (np.add, (t, one, t)), (np.divide, (a, t, y))]
+
+    return chain(site, x, recipe, "softsign", nan_of_infinite)
+
+
+@kernel("Mish", 18, 22, on="numpy")
+def mish(site: Site, x: Value) -> Value:
+    most, two = (number(v, floats(site, x)) for v in (20, 2))
+
+    def recipe(y: Any, a: Any, t: Any, u: Any) -> Bound:
+        calls = [(minimum(t), (a, most)), (np.exp, (t, t)), (np.add, (t, two, u)), (np.multiply, (t, u, t))]
+        return [*calls, (np.add, (t, two, u)), (np.divide, (t, u, t)), (np.multiply, (a, t, y))]
+
+    return chain(site, x, recipe, "mish", nan_of_infinite, 2)
+
+
+# --- of two inputs
+
+
+def legacy(site: Site, a: Value, b: Value) -> Value:
+    """The second operand of opsets 1 to 6, with axes appended so that it broadcasts."""
+    if site.version >= 7 or a.shape == b.shape or b.ndim == 0:
+        return b
+    site.require(site.attributes["broadcast"], "shapes differ before opset 7")
+    if b.size == 1 and b.ndim <= a.ndim:
+        return b.view((), ())
+    axis = site.attributes["axis"]
+    start = a.ndim - b.ndim if axis in (None, -1) else axis + a.ndim if axis < 0 else axis
+    run = a.shape[start : start + b.ndim] if start >= 0 else ()
+    site.require(len(run) == b.ndim and all(n in (1, m) for n, m in zip(b.shape, run, strict=True)), "shapes do not match")
+    more = a.ndim - start - b.ndim
+    return b.view(b.shape + (1,) * more, b.strides + (b.dtype.itemsize,) * more)
+
+
+def nonzero(b: Value) -> bool:
+    """Whether it is a constant without a zero."""
+    return b.constant and bool((b.array != 0).all())
+
+
+def divided(a: Value, b: Value) -> int:
+    """The hazard of a quotient."""
+    return a.hazard if b.hazard == FINITE and nonzero(b) else NAN
+
+
+BINARY: dict[str, tuple[tuple[int, ...], Any, frozenset[np.dtype[Any]], bool]] = {
+    "Add": ((1, 6, 7, 13, 14), np.add, NUMBERS, False),
+    "Sub": ((1, 6, 7, 13, 14), np.subtract, NUMBERS, False),
+    "Mul": ((1, 6, 7, 13, 14), np.multiply, NUMBERS, False),
+    "Div": ((1, 6, 7, 13, 14), np.divide, FLOATS, False),
+    "And": ((1, 7), np.logical_and, frozenset({BOOL}), True),
+    "Or": ((1, 7), np.logical_or, frozenset({BOOL}), True),
+    "Xor": ((1, 7), np.logical_xor, frozenset({BOOL}), True),
+    "Equal": ((1, 7, 11, 13, 19), np.equal, NUMBERS | {BOOL}, True),
+    "Greater": ((1, 7, 9, 13), np.greater, NUMBERS, True),
+    "Less": ((1, 7, 9, 13), np.less, NUMBERS, True),
+    "GreaterOrEqual": ((12, 16), np.greater_equal, NUMBERS, True),
+    "LessOrEqual": ((12, 16), np.less_equal, NUMBERS, True),
+    "BitwiseAnd": ((18,), np.bitwise_and, INTEGERS, False),
+    "BitwiseOr": ((18,), np.bitwise_or, INTEGERS, False),
+    "BitwiseXor": ((18,), np.bitwise_xor, INTEGERS, False),
+}
+
+
+def _binary(name: str) -> Callable[[Site, Value, Value], Value]:
+    _, function, accepted, boolean = BINARY[name]
+    label = f"numpy.{function.__name__}"
+
+    def body(site: Site, a: Value, b: Value) -> Value:
+        site.require(a.dtype == b.dtype and a.dtype in accepted, f"elements of {a.dtype} and {b.dtype}")
+        b = legacy(site, a, b)
+        hazard = divided(a, b) if name == "Div" else nan_of_infinite(worst(a, b))
+        return compute(site, (a, b), BOOL if boolean else a.dtype, lambda y, p, q: [(function, (p, q, y))], label, hazard)
+
+    return body
+
+
+for _name in BINARY:
+    add_kernel(_name, BINARY[_name][0], _binary(_name))
+
+
+@kernel("Div", 7, 13, 14, on="numpy")
+def divide_integers(site: Site, a: Value, b: Value) -> Value:
+    """Truncated division by a constant: the remainder with the sign of the dividend is subtracted first."""
+    site.require(a.dtype == b.dtype and a.dtype in INTEGERS, f"elements of {a.dtype} and {b.dtype}")
+    site.require(nonzero(b), "the divisor is not a constant without zeros")
+    if a.dtype in UNSIGNED:
+        return compute(site, (a, b), a.dtype, lambda y, p, q: [(np.floor_divide, (p, q, y))], "numpy.floor_divide", FINITE)
+    site.require((b.array != -1).all(), "the minimum divided by -1 overflows")
+
+    def recipe(y: Any, p: Any, q: Any, t: Any) -> Bound:
+        return [(np.fmod, (p, q, t)), (np.subtract, (p, t, t)), (np.floor_divide, (t, q, y))]
+
+    return compute(site, (a, b), a.dtype, recipe, "numpy.floor_divide", FINITE, (a.dtype,))
+
+
+@kernel("Mod", 10, 13, 28, on="numpy")
+def mod(site: Site, a: Value, b: Value) -> Value:
+    site.require(a.dtype == b.dtype and a.dtype in NUMBERS, f"elements of {a.dtype} and {b.dtype}")
+    fmod = site.attributes["fmod"]
+    site.require(fmod in (0, 1), "not a valid fmod")
+    if a.dtype in FLOATS:
+        site.require(fmod, "a remainder of floats with the sign of the divisor")
+        return compute(site, (a, b), a.dtype, lambda y, p, q: [(np.fmod, (p, q, y))], "numpy.fmod", NAN)
+    site.require(nonzero(b), "the divisor is not a constant without zeros")
+    site.require(a.dtype in UNSIGNED or (b.array != -1).all(), "the minimum modulo -1 overflows")
+    function = np.fmod if fmod else np.remainder
+    return compute(site, (a, b), a.dtype, lambda y, p, q: [(function, (p, q, y))], "numpy.remainder", FINITE)
+
+
+@kernel("Pow", 7, 12, 13, 15, on="numpy")
+def power(site: Site, x: Value, n: Value) -> Value:
+    dtype = floats(site, x)
+    if n.dtype == dtype:
+        return compute(site, (x, n), dtype, lambda y, p, q: [(np.power, (p, q, y))], "numpy.power", _power(x, n))
+    site.require(n.dtype in INTEGERS and n.constant and n.size == 1, "the exponent is not a constant integer")
+    site.require(n.ndim <= x.ndim, "the exponent has more axes")
+    whole = int(n.array.reshape(-1)[0])
+    exponent = np.asarray(n.array.reshape(())).astype(dtype)
+
+    def recipe(y: Any, a: Any, t: Any) -> Bound:
+        calls = [(np.absolute, (a, t)), (np.power, (t, exponent, t))]
+        return [*calls, (np.copysign, (t, a, y)) if whole % 2 else (np.copyto, (y, t))]
+
+    return compute(site, (x,), dtype, recipe, "numpy.power", _power(x, n), (dtype,))
+
+
+def _power(x: Value, n: Value) -> int:
+    """The hazard of a power: a negative base needs an integer exponent, and a base of 0 one that is not negative."""
+    if n.constant and x.hazard == FINITE:
+        e = n.array.astype(np.float64)
+        if (np.isfinite(e) & (e == np.trunc(e))).all():
+            return FINITE if (e >= 0).all() else INFINITE
+    return NAN
+
+
+# --- of any number of inputs
+
+
+def several(site: Site, values: Sequence[Value], accepted: frozenset[np.dtype[Any]]) -> np.dtype[Any]:
+    """The dtype of several inputs that broadcast; before opset 8 their shapes are equal."""
+    dtype = values[0].dtype
+    site.require(dtype in accepted and all(v.dtype == dtype for v in values), f"elements of {dtype}")
+    site.require(site.version >= 8 or all(v.shape == values[0].shape for v in values), "shapes differ before opset 8")
+    return dtype
+
+
+@kernel("Sum", 1, 6, 8, 13, on="numpy")
+def sum_(site: Site, *values: Value) -> Value:
+    dtype = several(site, values, FLOATS)
+    site.require(len(values) > 1, "there is one input")
+
+    def recipe(y: Any, a: Any, b: Any, *rest: Any) -> Bound:
+        return [(np.add, (a, b, y)), *((np.add, (y, c, y)) for c in rest)]
+
+    return compute(site, values, dtype, recipe, "numpy.add", nan_of_infinite(worst(*values)), overwrite=(0, 1))
+
+
+@kernel("Mean", 1, 6, 8, 13, on="numpy")
+def mean(site: Site, *values: Value) -> Value:
+    dtype = several(site, values, FLOATS)
+    site.require(len(values) > 1, "there is one input")
+    count = number(len(values), dtype)
+
+    def recipe(y: Any, a: Any, b: Any, *rest: Any) -> Bound:
+        return [(np.add, (a, b, y)), *((np.add, (y, c, y)) for c in rest), (np.divide, (y, count, y))]
+
+    return compute(site, values, dtype, recipe, "numpy.mean", nan_of_infinite(worst(*values)), overwrite=(0, 1))
+
+
+def _extremum(function: Callable[[np.ndarray], Any], name: str) -> Callable[..., Value]:
+    def body(site: Site, *values: Value) -> Value:
+        dtype = several(site, values, NUMBERS)
+        site.require(len(values) > 1, "there is one input")
+
+        def recipe(y: Any, a: Any, b: Any, *rest: Any) -> Bound:
+            write = function(y)
+            return [(write, (a, b)), *((write, (y, c)) for c in rest)]
+
+        return compute(site, values, dtype, recipe, name, worst(*values), overwrite=(0, 1))
+
+    return body
+
+
+add_kernel("Max", (1, 6, 8, 12, 13), _extremum(maximum, "numpy.maximum"))
+add_kernel("Min", (1, 6, 8, 12, 13), _extremum(minimum, "numpy.minimum"))
+
+
+@kernel("Clip", 11, 12, 13, on="numpy")
+def clip_(site: Site, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
+    given = [v for v in (low, high) if v is not None]
+    site.require(x.dtype in NUMBERS and all(v.dtype == x.dtype and v.size == 1 for v in given), "a bound is not a scalar")
+    scalars = [v.view((), ()) for v in given]
+    if not given:
+        return x.view(x.shape, x.strides)
+    if low is not None and high is not None:
+        recipe: Recipe = lambda y, a, p, q: [(clip, (a, p, q, y))]  # noqa: E731
+    else:
+        write = maximum if low is not None else minimum
+        recipe = lambda y, a, p: [(write(y), (a, p))]  # noqa: E731
+    return compute(site, (x, *scalars), x.dtype, recipe, "numpy.clip", worst(x, *given), overwrite=(0,))
+
+
+@kernel("Clip", 1, 6, on="numpy")
+def clip_6(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    low, high = site.attributes["min"], site.attributes["max"]
+    site.require(low is not None and high is not None, "a bound is absent")
+    p, q = number(low, dtype), number(high, dtype)
+    return compute(site, (x,), dtype, lambda y, a: [(clip, (a, p, q, y))], "numpy.clip", x.hazard)
+
+
+@kernel("Where", 9, 16, on="numpy")
+def where(site: Site, condition: Value, x: Value, y: Value) -> Value:
+    """Copy one operand, and the other where the condition selects it."""
+    site.require(condition.dtype == BOOL and x.dtype == y.dtype and x.dtype in NUMBERS | {BOOL}, f"elements of {x.dtype}")
+    shape = broadcast(site, (condition, x, y))
+
+    def recipe(out: Any, c: Any, a: Any, b: Any) -> Bound:
+        if c.shape == a.shape == out.shape and all(v.flags.c_contiguous for v in (out, c, a)):
+            return [(out.__setitem__, (..., b)), (np.putmask, (out, c, a))]
+        return [(out.__setitem__, (..., b)), (np.copyto, (out, a, "same_kind", c))]
+
+    if y.shape == shape and order_of(y) is not None and site.reusable(2):  # only the other operand is written
+        made = y.view(y.shape, y.strides)
+        made.hazard = worst(x, y)
+
+        def rest() -> Bound:
+            return recipe(made.array, condition.array, x.array, made.array)[1:]
+
+        site.emit(rest, reads=(condition, x, y), writes=(made,), kernel="numpy.copyto")
+        return made
+    return compute(site, (condition, x, y), x.dtype, recipe, "numpy.copyto", worst(x, y), overwrite=())
+
+
+# --- the error function
+
+
+def _polynomial(y: Any, a: Any, coefficients: Sequence[np.ndarray]) -> Bound:
+    """The calls for a polynomial in `a`, its coefficients from the lowest power to the highest."""
+    *_, before, last = coefficients
+    calls: list[Any] = [(np.multiply, (a, last, y)), (np.add, (y, before, y))]
+    for c in coefficients[-3::-1]:
+        calls += [(np.multiply, (y, a, y)), (np.add, (y, c, y))]
+    return calls
+
+
+@kernel("Erf", 9, 13, on="numpy")
+def erf(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    bound, coefficients = special.ERF[dtype.type]
+    last, terms = number(bound, dtype), [number(c, dtype) for c in coefficients]
+
+    def recipe(y: Any, z: Any, a: Any, t: Any) -> Bound:
+        calls = [(np.absolute, (z, a)), (minimum(a), (a, last)), *_polynomial(t, a, terms)]
+        calls += [(np.negative, (a, a)), (np.multiply, (a, t, t)), (np.expm1, (t, t)), (np.negative, (t, t))]
+        return [*calls, (np.copysign, (t, z, y))]
+
+    return chain(site, x, recipe, "erf", bounded, 2)
+
+
+@kernel("Gelu", 20, on="numpy")
+def gelu(site: Site, x: Value) -> Value:
+    dtype = floats(site, x)
+    how = site.attributes["approximate"]
+    site.require(how in ("none", "tanh"), "not a valid approximation")
+    zero, one, half, three = (number(v, dtype) for v in (0, 1, 0.5, 3))
+    if how == "tanh":
+        factor, cubic = number(math.sqrt(8 / math.pi), dtype), number(0.044715, dtype)
+
+        def tanh_recipe(y: Any, x: Any, t: Any, u: Any) -> Bound:
+            calls = [(np.multiply, (x, cubic, u)), (np.multiply, (u, x, u)), (np.multiply, (u, x, u)), (np.add, (x, u, u))]
+            return [*calls, (np.multiply, (u, factor, u)), *logistic(u, t, u, u, zero, one), (np.multiply, (x, u, y))]
+
+        return chain(site, x, tanh_recipe, "gelu", nan_of_infinite, 2)
+    bound, coefficients = special.ERFC[dtype.type]
+    last, terms, scale, two = (
+        number(bound, dtype),
+        [number(c, dtype) for c in coefficients],
+        number(-math.sqrt(0.5), dtype),
+        number(2, dtype),
+    )
+
+    def recipe(y: Any, x: Any, z: Any, a: Any, r: Any, p: Any, below: Any) -> Bound:
+        calls = [(np.multiply, (x, scale, z)), (np.absolute, (z, a)), (minimum(a), (a, last))]
+        calls += [(np.add, (a, three, r)), (np.divide, (one, r, r)), (np.subtract, (a, three, p)), (np.multiply, (p, r, p))]
+        calls += [(np.multiply, (a, a, a)), (np.negative, (a, a)), (np.exp, (a, a)), (np.less, (z, zero, below))]
+        calls += [*_polynomial(z, p, terms), (np.multiply, (z, r, z)), (np.multiply, (z, a, z))]
+        calls += [(np.multiply, (below, two, p)), (np.subtract, (p, z, z)), (np.absolute, (z, z))]
+        return [*calls, (np.multiply, (x, half, p)), (np.multiply, (p, z, y))]
+
+    return chain(site, x, recipe, "gelu", nan_of_infinite, 4, True)

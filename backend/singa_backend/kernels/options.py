@@ -1,0 +1,83 @@
+"""The options of a plan, as a user passes them: checked, with their defaults."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidInput
+from ..machine import usable_cores
+from .table import Options
+
+VARIABLE = "SONNX_NUM_THREADS"
+"""The environment variable that sets the number of threads."""
+
+MOST_THREADS = 1024
+"""The highest number of threads: a machine that cannot start them ends the process."""
+
+PRECISIONS = ("float32", "bf16")
+
+LEVELS = (0, 1, 2)
+
+
+def options(threads: int | None = None, precision: str = "float32", optimize: int = 2, deterministic: bool = False) -> Options:
+    """Check options of `prepare`.
+
+    Args:
+        threads: the number of threads; None for `default_threads`.
+        precision: "float32" or "bf16".
+        optimize: 0, 1 or 2.
+        deterministic: whether equal inputs must return equal bits at any number of cores: one thread is used.
+
+    Returns:
+        The options.
+
+    Raises:
+        InvalidInput: a value is not one of these, or SONNX_NUM_THREADS is not a number of threads (SX384).
+    """
+    if threads is not None and not _is_count(threads):
+        raise _invalid("threads", f"an integer from 1 to {MOST_THREADS}", threads)
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        raise _invalid("precision", "'float32' or 'bf16'", precision)
+    if not _is_integer(optimize) or optimize not in LEVELS:
+        raise _invalid("optimize", "0, 1 or 2", optimize)
+    if not isinstance(deterministic, bool):
+        raise _invalid("deterministic", "True or False", deterministic)
+    if deterministic and threads not in (None, 1):
+        raise _invalid("threads", "1 or None with deterministic=True", threads)
+    if threads is None:
+        threads = 1 if deterministic else default_threads()
+    return Options(int(threads), precision, int(optimize), deterministic)
+
+
+def default_threads() -> int:
+    """The number of threads of a plan for which none is set.
+
+    Returns:
+        SONNX_NUM_THREADS if it is set; otherwise the number of usable cores, or OMP_NUM_THREADS if that is lower.
+
+    Raises:
+        InvalidInput: SONNX_NUM_THREADS is not a number of threads (SX384).
+    """
+    text = os.environ.get(VARIABLE, "")
+    if text:
+        if not (text.isascii() and text.isdecimal() and len(text) < 10 and _is_count(int(text))):
+            raise _invalid(f"the environment variable {VARIABLE}", f"an integer from 1 to {MOST_THREADS}", text)
+        return int(text)
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # one number for each level of nesting
+    bound = int(first) if first.isascii() and first.isdecimal() and len(first) < 10 else 0
+    return min(usable_cores(), bound or MOST_THREADS, MOST_THREADS)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_integer(value) and 1 <= value <= MOST_THREADS
+
+
+def _invalid(name: str, rule: str, value: object) -> InvalidInput:
+    return InvalidInput(f"{name} must be {rule}, got {value!r}", code="SX384")

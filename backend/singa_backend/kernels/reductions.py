@@ -1,0 +1,170 @@
+"""Reductions as functions of NumPy that write into the arena."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .elementwise import BOOL, FLOATS, NUMBERS, Rule, add_kernel, generates, nan_of_infinite, number, same
+from .movement import axis_in
+from .table import Site, kernel
+from .values import FINITE, Bound, Value, strides_of
+from .views import axes_in, ints
+
+Before = Callable[[Any, Any], tuple[Callable[..., Any], tuple[Any, ...]]]
+"""Called with the input and a temporary array; returns the call that writes the elements to reduce."""
+
+ATTRIBUTE = (1, 11, 13)
+INPUT = (18,)
+
+
+def _axes(site: Site, x: Value, given: Value | None) -> tuple[int, ...]:
+    """The axes of a reduction; refuses if nothing is reduced."""
+    named = ints(site, given, "axes") if given is not None else site.attributes.get("axes")
+    if named:
+        return tuple(sorted(axes_in(site, named, x.ndim)))
+    site.require(not site.attributes.get("noop_with_empty_axes", 0) and x.ndim, "nothing is reduced")
+    return tuple(range(x.ndim))
+
+
+def reduced(
+    site: Site,
+    x: Value,
+    given: Value | None,
+    function: Any,
+    rule: Rule,
+    before: Before | None = None,
+    after: Callable[[Any, int], Bound] | None = None,
+) -> Value:
+    """Emit a reduction.
+
+    Args:
+        site: the place.
+        x: the input.
+        given: the axes, if they are an input.
+        function: the ufunc that reduces.
+        rule: the hazard of the result.
+        before: applied to each element first.
+        after: the calls that follow, on the result, with the number of elements that make one.
+    """
+    axes = _axes(site, x, given)
+    site.require(x.size, "the input is empty")
+    keep = bool(site.attributes["keepdims"])
+    shape = [1 if i in axes else d for i, d in enumerate(x.shape) if keep or i not in axes]
+    y = site.new(shape, x.dtype, hazard=FINITE if x.dtype.kind in "biu" else rule(x.hazard))
+    rest = [d for i, d in enumerate(x.shape) if i not in axes]
+    bare = y.view(rest, strides_of(rest, x.dtype.itemsize))
+    count = math.prod(x.shape[a] for a in axes)
+    axis = axes[0] if len(axes) == 1 else axes
+    scratch = site.scratch(x.nbytes) if before is not None else None
+
+    def bind() -> Bound:
+        source, calls = x.array, []
+        if before is not None:
+            assert scratch is not None
+            temporary = np.ndarray(x.shape, x.dtype, scratch.memory)
+            calls.append(before(source, temporary))
+            source = temporary
+        calls.append((function.reduce, (source, axis, x.dtype, bare.array)))
+        return [*calls, *(after(bare.array, count) if after is not None else ())]
+
+    site.emit(bind, reads=(x,), writes=(y,), kernel=f"numpy.{function.__name__}", scratch=scratch)
+    return y
+
+
+def _absolute(x: Any, t: Any) -> Any:
+    return np.absolute, (x, t)
+
+
+def _square(x: Any, t: Any) -> Any:
+    return np.multiply, (x, x, t)
+
+
+def _divided(y: Any, count: int) -> Bound:
+    return [(np.divide, (y, number(count, y.dtype), y))]
+
+
+def _root(y: Any, count: int) -> Bound:
+    return [(np.sqrt, (y, y))]
+
+
+def _logarithm(y: Any, count: int) -> Bound:
+    return [(np.log, (y, y))]
+
+
+_Row = tuple[Sequence[int], Sequence[int], Any, frozenset[np.dtype[Any]], Rule, Before | None, Callable[[Any, int], Bound] | None]
+
+KINDS: dict[str, _Row] = {  # versions with the axes as an attribute, and as an input
+    "ReduceSum": ((1, 11), (13,), np.add, NUMBERS, nan_of_infinite, None, None),
+    "ReduceMean": (ATTRIBUTE, INPUT, np.add, FLOATS, nan_of_infinite, None, _divided),
+    "ReduceProd": (ATTRIBUTE, INPUT, np.multiply, NUMBERS, nan_of_infinite, None, None),
+    "ReduceMax": ((1, 11, 12, 13), (18, 20), np.maximum, NUMBERS | {BOOL}, same, None, None),
+    "ReduceMin": ((1, 11, 12, 13), (18, 20), np.minimum, NUMBERS | {BOOL}, same, None, None),
+    "ReduceL1": (ATTRIBUTE, INPUT, np.add, NUMBERS, same, _absolute, None),
+    "ReduceL2": (ATTRIBUTE, INPUT, np.add, FLOATS, same, _square, _root),
+    "ReduceSumSquare": (ATTRIBUTE, INPUT, np.add, NUMBERS, same, _square, None),
+    "ReduceLogSum": (ATTRIBUTE, (18, 28), np.add, FLOATS, generates, None, _logarithm),
+}
+
+
+def _kernel(name: str) -> Callable[..., Value]:
+    _, _, function, accepted, rule, before, after = KINDS[name]
+
+    def body(site: Site, x: Value, axes: Value | None = None) -> Value:
+        site.require(x.dtype in accepted, f"elements of {x.dtype}")
+        return reduced(site, x, axes, function, rule, before, after)
+
+    return body
+
+
+for _name, _row in KINDS.items():
+    add_kernel(_name, (*_row[0], *_row[1]), _kernel(_name))
+
+
+def _arg(site: Site, x: Value, which: str) -> Value:
+    site.require(x.dtype in NUMBERS and x.size, f"elements of {x.dtype}")
+    axis = axis_in(site, site.attributes["axis"], x.ndim)
+    keep, last = site.attributes["keepdims"], site.attributes.get("select_last_index", 0)
+    rest = (*x.shape[:axis], *x.shape[axis + 1 :])
+    y = site.new((*x.shape[:axis], *[1] * bool(keep), *x.shape[axis + 1 :]), np.int64, hazard=FINITE)
+    bare = y.view(rest, strides_of(rest, 8))
+
+    def bind() -> Bound:
+        source = np.flip(x.array, axis) if last else x.array
+        calls: list[Any] = [(getattr(source, which), (axis, bare.array))]
+        if last:
+            calls.append((np.subtract, (np.array(x.shape[axis] - 1), bare.array, bare.array)))
+        return calls
+
+    site.emit(bind, reads=(x,), writes=(y,), kernel=f"numpy.{which}")
+    return y
+
+
+@kernel("ArgMax", 1, 11, 12, 13, on="numpy")
+def arg_max(site: Site, x: Value) -> Value:
+    return _arg(site, x, "argmax")
+
+
+@kernel("ArgMin", 1, 11, 12, 13, on="numpy")
+def arg_min(site: Site, x: Value) -> Value:
+    return _arg(site, x, "argmin")
+
+
+@kernel("CumSum", 11, 14, on="numpy")
+def cum_sum(site: Site, x: Value, axis: Value) -> Value:
+    site.require(x.dtype in NUMBERS and not site.attributes["exclusive"] and x.size, f"exclusive, or elements of {x.dtype}")
+    along = ints(site, axis, "the axis")
+    site.require(len(along) == 1, "there are several axes")
+    a = axis_in(site, along[0], x.ndim)
+    y = site.new(x.shape, x.dtype, hazard=nan_of_infinite(x.hazard))
+    backward = site.attributes["reverse"]
+
+    def bind() -> Bound:
+        source, target = (np.flip(v.array, a) if backward else v.array for v in (x, y))
+        return [(np.add.accumulate, (source, a, x.dtype, target))]
+
+    site.emit(bind, reads=(x,), writes=(y,), kernel="numpy.accumulate")
+    return y
