@@ -133,3 +133,46 @@ def test_conv_integer(x: Any, w: Any, attributes: Any, types: Any) -> None:
     nodes = [node("ConvInteger", ["x", "w", "xz", "wz"], ["y"], **attributes)]
     feeds = [{"x": drawn(s, types[0], x)} for s in (4, 5)]
     used_int8(check(model_of(nodes, feeds[0], ["y"], constants), feeds))
+
+
+@pytest.mark.parametrize("dtype", [U8, S8])
+@pytest.mark.parametrize("perm", [None, (0, 2, 1)])
+@pytest.mark.parametrize("how", ["one", "zero", "axis", "zero axis", "run"])
+def test_quantize_and_dequantize(dtype: Any, perm: Any, how: str) -> None:
+    rng = np.random.default_rng(0)
+    feeds = [{"x": np.concatenate([rng.normal(0, 9, (3, 30, 39)), np.arange(90).reshape(3, 30, 1) / 20], 2).astype(np.float32)} for _ in (0, 1)]
+    channels = 30 if perm is None else 40
+    scales = np.float32(0.1) if "axis" not in how else rng.uniform(0.05, 0.2, channels).astype(np.float32)
+    zeros = np.full(np.shape(scales), 5 if "zero" in how else 0, dtype)
+    if how == "zero axis":
+        zeros = rng.integers(0, 100, channels).astype(dtype)
+    nodes = [node("Transpose", ["x"], ["t"], perm=perm)] if perm else [node("Identity", ["x"], ["t"])]
+    nodes += [node("QuantizeLinear", ["t", "s", "z"], ["q"]), node("Neg", ["u"], ["n"]), node("DequantizeLinear", ["q", "s", "z"], ["y"])]
+    constants = {"s": scales, "z": zeros, "u": np.float32(1)}
+    if how == "run":
+        for f in feeds:
+            f |= {"s": np.float32(0.3), "z": np.array(7, dtype)}
+        constants = {"u": np.float32(1)}
+    for f in feeds:
+        f["x"][0, 0, :4] = (0.05, 0.15, 0.25, 1e30)
+    kernels = check(model_of(nodes, feeds[0], ["q", "y"], constants, 21), feeds, tolerance=0)
+    assert any(k.startswith("quantize jit") for k in kernels)
+    assert how == "zero axis" or any(k.startswith("dequantize jit") for k in kernels)
+
+
+def test_nan_and_infinity_are_quantized_as_by_the_definition() -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 1e38, 0.5, -0.0] * 8, np.float32)
+    for dtype in (U8, S8):
+        nodes = [node("QuantizeLinear", ["x", "s", "z"], ["y"])]
+        model = model_of(nodes, {"x": x}, ["y"], {"s": np.float32(1e-3), "z": np.array(3, dtype)}, 21)
+        check(model, [{"x": np.ones_like(x)}, {"x": x}])
+
+
+@pytest.mark.parametrize("kind", ["normal", "zero", "positive", "negative"])
+def test_dynamic_quantize_linear(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    x = {"normal": rng.normal(size=(5, 70)), "zero": np.zeros((5, 70)), "positive": rng.uniform(1, 2, (5, 70))}.get(kind)
+    x = (-rng.uniform(1, 2, (5, 70)) if x is None else x).astype(np.float32)
+    model = model_of([node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])], {"x": x}, ["y", "s", "z"])
+    kernels = check(model, [{"x": x}, {"x": x * 2}, {"x": x[:, ::-1].copy()}], tolerance=0)
+    assert any(k.startswith("quantize jit") for k in kernels)

@@ -81,7 +81,8 @@ def quantized(site: Site, x: Value, s: Value, z: Value | None, dtype: np.dtype[A
 @kernel("QuantizeLinear", *VERSIONS, on="onednn")
 def quantize_linear(site: Site, x: Value, s: Value, z: Value | None = None) -> Value:
     """A division with post-ops."""
-    require_plain(site, x, s)
+    require_plain(site, x)
+    require_plain(site, s.view((s.size,), (4,)))
     a = site.attributes
     dtype = np.dtype(np.uint8) if z is None else z.dtype
     if a.get("output_dtype"):
