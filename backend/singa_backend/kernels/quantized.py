@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ir.windows import Windows, windows
 from . import onednn
-from .convolution import _ends, filters, geometry
+from .convolution import ends, filters_of, geometry
 from .integer_tails import INT8, INT32, Tail, create, exact_bias, result, scalar
 from .lowering import F32, channels_last, dense_desc, derived, emit, packed, require_plain, threads_for, unset
 from .onednn import BIAS, DST, SRC, WEIGHTS, Attributes, MemoryDesc, Primitive, zero_points_arg
@@ -145,17 +145,16 @@ class Convolution:
     def emit(self, start: Any, bias: Value | None = None) -> Value:
         """Add the steps; `start` returns the post-ops of the call itself, bias is float32."""
         site, x, w, at = self.site, self.x, self.w, self.at
-        shape, steps = filters(w, self.group, w.shape[0])
         src = dense_desc(x.dtype, x.shape, self.order)
-        given = MemoryDesc.of(w.dtype, shape, steps)
+        given = filters_of(w, self.group)
         term = None if bias is None else dense_desc(F32, bias.shape)
 
         def build(attributes: Attributes, dtype: np.dtype[Any]) -> Primitive:
             if self.x_zero is not None:
                 attributes.set_zero_points(SRC, 0)
             return onednn.convolution(
-                src, unset(w.dtype, shape), term, dense_desc(dtype, self.shape, self.order), strides=at.strides,
-                dilations=[d - 1 for d in at.dilations], pads_begin=at.begins, pads_end=_ends(at), attributes=attributes,
+                src, unset(w.dtype, given.shape), term, dense_desc(dtype, self.shape, self.order), strides=at.strides,
+                dilations=[d - 1 for d in at.dilations], pads_begin=at.begins, pads_end=ends(at), attributes=attributes,
             )  # fmt: skip
 
         with threads_for(math.prod(self.shape) * math.prod(w.shape[1:]) / 2):
