@@ -7,7 +7,8 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
-from .region import Region, region_of
+from .region import Region, TooManyCalls, region_of
 from .trace import Facts, Loose, Mismatch, Segment, State, Tracer
 
 PLANS = 16
@@ -32,6 +33,10 @@ _SMALL = 1 << 12
 
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
+
+
+Execute = Callable[[Segment, limits.Budget], None]
+"""Runs the steps of a segment."""
 
 
 class Plan:
@@ -89,34 +94,41 @@ class Plan:
         self.state.bodies = planner.bodies
         self.state.visit_body = partial(BodyVisitor, planner.executor)
         made = Tracer(planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget)
-        budget.begin(planner.resident, made.live, planner.executor.states, planner.region.constants)
-        if budget.room < 0:
-            budget.settle()
+        roots = (made.live, planner.shared)
+        if planner.is_body:
+            budget.roots += roots
+        else:
+            budget.begin(planner.executor.resident, *roots, planner.executor.states)
         return made
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget | None = None) -> list[Any] | None:
+    def run(
+        self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute | None = None
+    ) -> list[Any] | None:
         """Run the plan on inputs of its shapes and dtypes.
 
         Args:
             inputs: the inputs.
             budget: of this run; None if there is neither a deadline nor a flag, and the limits are those of the planner.
+            execute: runs the steps of a segment; None to run them as fast as possible.
 
         Returns:
             New arrays; None if it needs finite inputs and they are not.
         """
-        work = self._plain if budget is None and self.is_plain else self._run
+        plain = self.is_plain and budget is None and execute is None
         before = onednn.exchange_threads(self.planner.options.threads) if self.facts.parallel else 0
         lock = self.lock
         lock.acquire()
         try:
-            return self.context.run(work, inputs, budget)
+            if plain:
+                return self.context.run(self._plain, inputs)
+            return self.context.run(self._run, inputs, budget or self.planner.budget(), execute)
         finally:
             lock.release()
             if before:
                 onednn.set_threads(before)
 
-    def _plain(self, inputs: Sequence[Any], _: None) -> list[Any] | None:
-        """A run of one segment without definitions.  Loops that count are faster than `zip` for few arrays."""
+    def _plain(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""
         i = 0
         for target in self.inputs:
             target[...] = inputs[i]
@@ -125,17 +137,14 @@ class Plan:
             for sum_of, elements in self.sums:
                 if not math.isfinite(sum_of(elements)) and not finite(elements):
                     return None
-        segment = self.first
-        for function, arguments in segment.flat:
+        for function, arguments in self.first.flat:
             function(*arguments)
         made = []
-        for copy in segment.copies:
-            made.append(copy())  # noqa: PERF401 a comprehension is a call
+        for copy in self.first.copies:
+            made.append(copy())  # noqa: PERF401
         return made
 
-    def _run(self, inputs: Sequence[Any], budget: limits.Budget | None) -> list[Any] | None:
-        if budget is None:
-            budget = self.planner.budget()
+    def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
         limits.enter(budget)
         self.state.visitor = Visitor(self.planner.executor, budget)
         for target, x in zip(self.inputs, inputs, strict=True):
@@ -147,7 +156,9 @@ class Plan:
             return None
         segment = self.first
         while True:
-            if budget.watched:
+            if execute is not None:
+                execute(segment, budget)
+            elif budget.watched:
                 for function, arguments in segment.flat:
                     budget.watch()
                     function(*arguments)
@@ -202,12 +213,14 @@ class BodyVisitor(Visitor):
 
     def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
         found = self.bodies.get(id(graph))
-        if found is not None:
+        if found is not None and all(map(_is_plain, inputs)):
             planner, slots = found
             self.budget.step()
             with self.budget.holding(inputs):
                 outputs = planner.run([*inputs, *(outer[s] for s in slots)], self.budget)
             if outputs is not None:
+                for y in outputs:
+                    self.budget.count_tensor(getattr(y, "nbytes", 0))
                 return outputs
         return super()._inner(graph, inputs, outer)
 
@@ -218,9 +231,9 @@ class Planner:
     Attributes:
         region: the calls of the model.
         options: how the plans compute.
+        is_body: whether the graph is the body of an operator.
         fused: the number of rewrites of each pass.
         limits: the bounds of a run that does not set its own.
-        resident: the bytes of the initializers, and of the constants that the passes have made.
         latest: the plan that was used last.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
@@ -238,15 +251,12 @@ class Planner:
         states = {names[slot]: value for slot, value in executor.states[id(graph)]}
         self.executor = executor
         self.options = options
+        self.is_body = captured is not None
         self.limits = allowed or limits.Limits()
         self.latest: Plan | None = None
         self.region: Region = region_of(graph, states, captured)
         types = {i: (v.dtype, v.shape) for i, v in zip(self.region.inputs, graph.inputs, strict=False) if v.kind == "tensor"}
         self.fused = fuse(self.region, options.level, types)
-        known = {id(v) for held in executor.states.values() for _, v in held}
-        self.resident = executor.resident + sum(
-            v.nbytes for v in self.region.constants.values() if isinstance(v, np.ndarray) and id(v) not in known
-        )
         self.shared: dict[Any, Any] = {}
         self.dynamic: set[int] = set()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -258,8 +268,11 @@ class Planner:
         """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
         made = {}
         for graph in node.graphs:
+            if id(graph) not in self.executor.states:
+                continue
             slots = tuple(outer for outer, _ in graph.captured if outer not in constants)
-            made[id(graph)] = (Planner(graph, self.executor, self.options, constants, self.limits), slots)
+            with suppress(TooManyCalls):
+                made[id(graph)] = (Planner(graph, self.executor, self.options, constants, self.limits), slots)
         return made
 
     def budget(self) -> limits.Budget:
@@ -305,12 +318,13 @@ class Planner:
             self._used(tuple(key), plan)
         return (plan, given) if plan.admitted is self.limits else None
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
+    def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None = None) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
 
         Args:
             inputs: the converted inputs in the order of the graph's.
             budget: of this run.
+            execute: runs the steps of a segment; a profile measures them.
 
         Returns:
             The outputs, which belong to the caller.
@@ -334,13 +348,10 @@ class Planner:
                     if not self._fits(plan, budget):
                         return None
                     plan.admitted = budget.limits
-                facts = plan.facts
-                if facts.executions > budget.left:
-                    return None
                 self._used(key, plan)
-                outputs = plan.run(inputs, budget)
-                budget.left -= facts.executions - facts.definitions  # the definitions count themselves
-                return outputs
+                if self.is_body:
+                    budget.steps(plan.facts.executions)
+                return plan.run(inputs, budget, execute)
             except Invalid:
                 return None
             except Mismatch as found:
@@ -368,8 +379,9 @@ class Planner:
         bounds, facts = budget.limits, plan.facts
         return (
             facts.largest <= budget.tensor_bytes
+            and facts.executions <= budget.left
             and facts.rank <= bounds.rank
-            and plan.first.arena_bytes + self.resident <= budget.live_bytes
+            and plan.first.arena_bytes + self.executor.resident <= budget.live_bytes
         )
 
 
