@@ -87,19 +87,23 @@ def test_a_run_has_its_threads_and_restores_those_of_the_caller(monkeypatch: pyt
     if onednn.library().runtime != "OpenMP":
         pytest.skip("only OpenMP has a number of threads")
     seen, visit = [], Visitor.visit
+    large = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[128, 128] x) => (float d) { y = MatMul(x, x)  d = Det(y) }"""
+    )
+    x = np.eye(128, dtype=np.float32)
 
     def seeing(self: Visitor, *arguments: Any) -> Any:  # Det is computed by its definition
         seen.append(onednn.threads())
         return visit(self, *arguments)
 
-    rep, before = SingaBackend.prepare(model(), threads=3), onednn.threads()
+    rep, before = SingaBackend.prepare(large, threads=3), onednn.threads()
     monkeypatch.setattr(Visitor, "visit", seeing)
     for _ in range(3):
-        rep.run([X])
+        rep.run([x])
     assert seen == [3] * 3 and onednn.threads() == before
     monkeypatch.setattr(Visitor, "visit", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        rep.run([X])
+        rep.run([x])
     assert onednn.threads() == before
 
 

@@ -22,6 +22,9 @@ CHAIN = 1 << 12
 FUNCTION = 1 << 11
 """Elements from which a function is that takes NumPy several passes."""
 
+MANY_PASSES = frozenset("Sigmoid Elu Swish Softplus Gelu Mish".split())
+"""Functions that take NumPy five passes or more: one call of oneDNN is faster for a single element."""
+
 COST = 16
 """FLOPs that take the time of one element."""
 
@@ -43,7 +46,7 @@ def _result(site: Site, post: PostOps, x: Value, place: int, order: Sequence[int
 
 def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     """A function of each element, and those that follow."""
-    site.require(x.dtype == F32 and x.size >= FUNCTION, "not float32, or small")
+    site.require(x.dtype == F32 and x.size and (x.size >= FUNCTION or site.name in MANY_PASSES), "not float32, or small")
     first = Follower(site.name, site.attributes, [None, *rest], 0, site.version)
     found = post_ops.activation(first) if site.version in post_ops.VERSIONS.get(site.name, (site.version,)) else None
     if found is None:

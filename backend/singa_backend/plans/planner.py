@@ -115,7 +115,8 @@ class Plan:
             New arrays; None if it needs finite inputs and they are not.
         """
         plain = self.is_plain and budget is None and execute is None
-        before = onednn.exchange_threads(self.planner.options.threads) if self.facts.parallel else 0
+        threads = onednn.thread_functions() if self.facts.sets_threads else None
+        before = threads[0]() if threads else 0
         lock = self.lock
         lock.acquire()
         try:
@@ -124,8 +125,8 @@ class Plan:
             return self.context.run(self._run, inputs, budget or self.planner.budget(), execute)
         finally:
             lock.release()
-            if before:
-                onednn.set_threads(before)
+            if threads:
+                threads[1](before)
 
     def _plain(self, inputs: Sequence[Any]) -> list[Any] | None:
         """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""

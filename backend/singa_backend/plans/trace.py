@@ -20,9 +20,9 @@ from .. import dtypes, limits
 from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
-from ..kernels.onednn import OneDnnError, threads_of
+from ..kernels.onednn import OneDnnError, thread_functions, threads_of
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
-from ..kernels.values import FINITE, INFINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
+from ..kernels.values import FINITE, INFINITE, NAN, Buffer, Step, Value, aligned, strides_of
 from ..kernels.work import flops
 from ..runtime.executor import Visitor
 from . import arena as arenas
@@ -187,7 +187,7 @@ class Facts:
         rank: the highest rank.
         folded: the number of calls whose results depend on shapes only.
         definitions: the number of calls that their definitions compute.
-        parallel: whether a step uses several threads.
+        sets_threads: whether the steps set the number of threads of OpenMP.
     """
 
     finite: bool = False
@@ -196,7 +196,7 @@ class Facts:
     rank: int = 0
     folded: int = 0
     definitions: int = 0
-    parallel: bool = False
+    sets_threads: bool = False
 
 
 class Tracer:
@@ -688,11 +688,17 @@ class Tracer:
                 np.copyto(place, b.memory)
             b.memory, b.pinned = place, True
             self.live.pop(id(b), None)
+        found, threads = thread_functions(), 0
         for step in segment.steps:
-            pieces = step.bind()
-            step.count = len(pieces)
-            segment.flat += pieces
-            self.facts.parallel |= _is_parallel(step, pieces)
+            before = len(segment.flat)
+            for function, arguments in step.bind():
+                needed = threads_of(arguments)
+                if needed and needed != threads and found is not None:
+                    segment.flat.append((found[1], (needed,)))
+                    threads = needed
+                segment.flat.append((function, arguments))
+            step.count = len(segment.flat) - before
+        self.facts.sets_threads |= threads > 0
         segment.copies = tuple(e.array.copy if isinstance(e, Value) else partial(_copy, e) for e in segment.outputs)
 
 
@@ -737,13 +743,6 @@ class TraceSite(Site):
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         made = Value.of(array, key)
         return made
-
-
-def _is_parallel(step: Step, pieces: Bound) -> bool:
-    """Whether a step uses several threads: a primitive that was created for them, or what is not known."""
-    if step.kernel.startswith(("numpy.", "definition", "copy")):
-        return False
-    return any(threads_of(arguments) != 1 for _, arguments in pieces)
 
 
 def _copy(entry: Loose) -> Any:

@@ -392,6 +392,18 @@ def exchange_threads(n: int) -> int:
     return before
 
 
+def thread_functions() -> tuple[Callable[[], int], Callable[[int], Any]] | None:
+    """The functions of OpenMP that return and set the number of threads of the calling thread.
+
+    Returns:
+        Both; None without OpenMP.
+    """
+    found = library()
+    if found is None or found._max_threads is None or found._set_threads is None:
+        return None
+    return found._max_threads, found._set_threads
+
+
 @contextmanager
 def using_threads(n: int) -> Iterator[None]:
     """Use a number of threads within a `with` block, in this thread.
