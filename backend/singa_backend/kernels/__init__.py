@@ -3,6 +3,7 @@
 from . import (
     attention,
     convolution,
+    einsums,
     elementwise,
     large,
     layer_norms,
@@ -11,6 +12,7 @@ from . import (
     pooling,
     products,
     reductions,
+    rotary,
     softmaxes,
     views,
 )
@@ -18,6 +20,7 @@ from . import (
 __all__ = [
     "attention",
     "convolution",
+    "einsums",
     "elementwise",
     "large",
     "layer_norms",
@@ -26,6 +29,7 @@ __all__ = [
     "pooling",
     "products",
     "reductions",
+    "rotary",
     "softmaxes",
     "views",
 ]
