@@ -18,6 +18,7 @@ from .errors import (
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .limits import Limits
+from .plans.profile import Profile
 from .proto.values import Value
 from .runtime.origins import NonFinite
 
@@ -35,6 +36,7 @@ __all__ = [
     "OperatorError",
     "Outputs",
     "Problem",
+    "Profile",
     "ResourceExhausted",
     "SingaBackend",
     "SingaRep",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ir.declaration import declarations
+from ..plans.profile import Profile
 from ..proto.schemas import plain_domain
 from .graph_drawing import LAYER, layered
 from .html import fill
@@ -22,17 +23,37 @@ _FAMILIES = {
 """Color -> its operator families (modules)."""
 
 
-def page(tables: Sequence[Table], details: dict[str, Any]) -> str:
-    """Create the page of an inspected model from its graphs and the details of the whole model."""
+def page(tables: Sequence[Table], details: dict[str, Any], profile: Profile | None = None) -> str:
+    """Create the page of an inspected model from its graphs, the details of the whole model, and the times of a run."""
     index = {table.path: i for i, table in enumerate(tables)}
+    times = _times(profile) if profile is not None else {}
+    if profile is not None:
+        details = details | {"time": {"seconds": profile.seconds, "by": profile.by}}
     return fill(
         TEMPLATE,
         {
             **details,
             "layer": LAYER,
-            "graphs": [_graph(table, index, _captured(tables, table)) for table in tables],
+            "graphs": [_graph(table, index, _captured(tables, table), times) for table in tables],
         },
     )
+
+
+def _times(profile: Profile) -> dict[tuple[bool, str], dict[str, Any]]:
+    """What the details of a node list, by whether it is in the main graph, and by the name of its first output."""
+    longest = max((n.share for n in profile.nodes), default=0.0) or 1.0
+    found = {}
+    for n in profile.nodes:
+        if n.steps:
+            rows = [["time", f"{n.seconds * 1e3:.4g} ms, {n.share:.1%}"], *(["kernel", k] for k in n.kernels)]
+            rows.append(["work", f"{n.flops / 1e9:.3g} GFLOP, {n.bytes / 1e6:.3g} MB" if n.flops else f"{n.bytes / 1e6:.3g} MB"])
+            rows += [] if n.roofline is None else [["of roofline", f"{n.roofline:.0%}"]]
+            rows += [["note", text] for text in n.notes]
+        else:
+            rows = [["computed with", n.part_of]] if n.part_of else [["time", "none: a constant, or a view"]]
+        for value in n.values[:1]:
+            found[n.main, value] = {"b": round(n.share / longest, 4), "r": rows}
+    return found
 
 
 def _captured(tables: Sequence[Table], table: Table) -> dict[int, set[str]]:
@@ -51,7 +72,9 @@ def _captured(tables: Sequence[Table], table: Table) -> dict[int, set[str]]:
     return out
 
 
-def _graph(table: Table, index: dict[str, int], captured: dict[int, set[str]]) -> dict[str, Any]:
+def _graph(
+    table: Table, index: dict[str, int], captured: dict[int, set[str]], times: dict[tuple[bool, str], dict[str, Any]]
+) -> dict[str, Any]:
     """Vertices with positions, edges with routes, and the details of vertices.
 
     Constant nodes and initializers are not vertices: the details of the nodes that read them show them.
@@ -67,6 +90,9 @@ def _graph(table: Table, index: dict[str, int], captured: dict[int, set[str]]) -
         at = len(vertices)
         makers.update((n, at) for n in call.outputs if n)
         vertices.append(_vertex(call, index))
+        time = times.get((not table.path, next(filter(None, call.outputs), "")))
+        if time is not None:
+            vertices[-1]["m"] = time
     outputs = []
     for value in table.outputs:
         outputs.append(len(vertices))

@@ -21,6 +21,7 @@ from .. import dtypes
 from ..errors import SonnxError
 from ..ir.declaration import declarations
 from ..limits import SHORTEST, check_number
+from ..plans.profile import Profile
 from ..proto import tensor_data
 from ..proto.checker import CheckerResult, check_and_infer, value_of
 from ..proto.load import ModelSource, load_model
@@ -104,8 +105,11 @@ class Inspection:
             ],
         }  # fmt: skip
 
-    def html(self) -> str:
+    def html(self, profile: Profile | None = None) -> str:
         """Draw the graphs.
+
+        Args:
+            profile: times of the nodes, which are drawn as bars and listed in the details; None for a picture without times.
 
         Returns:
             The text of a self-contained HTML page.
@@ -115,7 +119,7 @@ class Inspection:
             "metadata": self.metadata, "parameters": self.parameters, "bytes": self.bytes,
             "operators": self.operators().most_common(), "inference": self.opinion.inference,
         }  # fmt: skip
-        return page(self.graphs, details)
+        return page(self.graphs, details, profile)
 
 
 def inspect(model: ModelSource, *, stats: bool = False, timeout: float = 60.0) -> Inspection:

@@ -56,19 +56,25 @@ def default_threads() -> int:
     """The number of threads of a plan for which none is set.
 
     Returns:
-        SONNX_NUM_THREADS if it is set; otherwise the number of usable cores, or OMP_NUM_THREADS if that is lower.
+        SONNX_NUM_THREADS if it is set; otherwise the number of usable cores, shared among the workers of pytest-xdist, or
+        OMP_NUM_THREADS if that is lower.
 
     Raises:
         InvalidInput: SONNX_NUM_THREADS is not a number of threads (SX384).
     """
     text = os.environ.get(VARIABLE, "")
     if text:
-        if not (text.isascii() and text.isdecimal() and len(text) < 10 and _is_count(int(text))):
+        if not _is_count(_number(text)):
             raise _invalid(f"the environment variable {VARIABLE}", f"an integer from 1 to {MOST_THREADS}", text)
-        return int(text)
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # one number for each level of nesting
-    bound = int(first) if first.isascii() and first.isdecimal() and len(first) < 10 else 0
-    return min(usable_cores(), bound or MOST_THREADS, MOST_THREADS)
+        return _number(text)
+    bound = _number(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip())  # one number for each level of nesting
+    workers = _number(os.environ.get("PYTEST_XDIST_WORKER_COUNT", ""))
+    return max(1, min(usable_cores() // max(workers, 1), bound or MOST_THREADS, MOST_THREADS))
+
+
+def _number(text: str) -> int:
+    """The positive integer that a variable holds; 0 for anything else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def _is_integer(value: Any) -> bool:

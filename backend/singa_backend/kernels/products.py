@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from . import onednn
+from .elementwise import FLOATS
 from .lowering import F32, emit, packed, threads_for
 from .onednn import BIAS, DST, RUNTIME_DIM, SRC, WEIGHTS, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .product_post_ops import PostOps, fuse
 from .table import Follower, Site, kernel, worst
-from .values import FINITE, NAN, Value, strides_of
+from .values import FINITE, NAN, Bound, Value, strides_of
 
 TINY = 2 * 64 * 64
 """A product of at most so many FLOPs without followers is faster in NumPy."""
@@ -270,6 +271,51 @@ def matmul(site: Site, a: Value, b: Value) -> Value:
     site.require(a.dtype == F32, "not float32")
     site.require(site.followers or _flops(a, b) > TINY, "NumPy is faster for a small product")
     return _multiply(site, a, b, site.followers)
+
+
+VECTOR = 9216
+"""OpenBLAS multiplies a vector and a matrix of at most so many elements with one thread."""
+
+CHEAP = frozenset(("Add", "Sub", "Mul", "Relu", "Clip"))
+"""Followers that take NumPy as long as a post-op."""
+
+
+def _row(site: Site, a: Value, b: Value) -> tuple[Value, Value]:
+    """The operands of a product of one row and a small matrix, the row with one axis."""
+    site.require(a.dtype == b.dtype and a.dtype in FLOATS and b.size <= VECTOR, "not floats, or not small")
+    site.require(a.size and b.size and b.ndim >= 2 and b.size == b.shape[-2] * b.shape[-1], "a batch of matrices")
+    site.require(a.ndim and a.size == a.shape[-1] == b.shape[-2], "not one row")
+    site.require(len(site.followers) <= 2 and all(f.name in CHEAP for f in site.followers), "post-ops are faster")
+    return a.view((a.size,), (a.strides[-1],)), b.view(b.shape[-2:], b.strides[-2:])
+
+
+@kernel("MatMul", 1, 9, 13, on="numpy", rank=1)
+def matmul_row(site: Site, a: Value, b: Value) -> Value:
+    _check(site, a, b)
+    left, right = _row(site, a, b)
+    y = site.new(_shape(a, b), a.dtype, hazard=FINITE if worst(a, b) == FINITE else NAN)
+    flat = y.view((y.size,), (y.dtype.itemsize,))
+    site.emit(lambda: [(left.array.dot, (right.array, flat.array))], reads=(a, b), writes=(y,), kernel="numpy.dot")
+    return y
+
+
+@kernel("Gemm", 1, 6, 7, 9, 11, 13, on="numpy", rank=1)
+def gemm_row(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
+    alpha, left, right, shape = _gemm(site, a, b, c)
+    beta = site.attributes["beta"]
+    site.require(alpha == 1 and beta == 1, "a factor")
+    left, right = _row(site, left, right)
+    y = site.new(shape, a.dtype, hazard=FINITE if worst(a, b, c) == FINITE else NAN)
+    flat = y.view((y.size,), (y.dtype.itemsize,))
+    bias = None if c is None else c.view((), ()) if c.size == 1 else c.view((c.size,), (c.strides[-1],))
+
+    def bind() -> Bound:
+        out = flat.array
+        product = (left.array.dot, (right.array, out))
+        return [product] if bias is None else [product, (np.add, (out, bias.array, out))]
+
+    site.emit(bind, reads=(a, b, bias), writes=(y,), kernel="numpy.dot")
+    return y
 
 
 @kernel("MatMul", 1, 9, 13, on="numpy")

@@ -197,6 +197,8 @@ class Step:
         notes: for reports: the reason for a slower kernel, layouts.
         scratch: memory that is used within the step only.
         keeps: objects that the calls need.
+        flops: the floating point operations; None if they are not known.
+        count: the number of bound calls.
     """
 
     bind: Callable[[], Bound]
@@ -207,3 +209,5 @@ class Step:
     notes: tuple[str, ...] = ()
     scratch: Buffer | None = None
     keeps: list[Any] = field(default_factory=list)
+    flops: int | None = 0
+    count: int = 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 NO, REFUSED = 1, 3
 
-WIDE = 200
-"""The number of columns of a table if the output is not a terminal, so that names are not truncated."""
+_WIDE = 200
+"""The number of columns of a wide table if the output is not a terminal."""
 
 
 class _Console(Console):
@@ -44,6 +45,7 @@ class _Console(Console):
 
 out = _Console(markup=False, emoji=False)
 err = _Console(stderr=True, markup=False, emoji=False)
+_paper = _Console(markup=False, emoji=False, width=_WIDE)
 
 
 def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,6 +184,11 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def echo(text: str, *, style: str | None = None) -> None:
     """Print a line to standard output, without wrapping and markup."""
     out.print(text, style=style, highlight=False, soft_wrap=True)
+
+
+def show(table: Table) -> None:
+    """Print a wide table: to a terminal in its width, otherwise in more columns than rich's 80."""
+    (out if out.is_terminal else _paper).print(table)
 
 
 def witness(engine: str, quiet: bool) -> str | None:

@@ -26,6 +26,7 @@ COMMANDS = {
     "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
     "opsets": ("singa.cli.opsets", "Write operators at every opset, run them and compare."),
     "optimize": ("singa.cli.optimize", "Rewrite MODEL by graph passes."),
+    "profile": ("singa.cli.profile", "Show where the time of a run of MODEL goes."),
     "reduce": ("singa.cli.reduce", "Shrink MODEL to the smallest part that still fails."),
     "report": ("singa.cli.report", "Render the support report from the results of runs."),
     "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),

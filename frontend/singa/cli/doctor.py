@@ -10,7 +10,7 @@ from rich.table import Table
 
 from singa_backend.doctor import Diagnosis, diagnose
 
-from ._common import NO, WIDE, echo, exit_codes, json_option, out
+from ._common import NO, echo, exit_codes, json_option, show
 
 
 @click.command("doctor")
@@ -62,4 +62,4 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     table = Table(*head)
     for row in rows:
         table.add_row(*row)
-    out.print(table, width=None if out.is_terminal else WIDE)
+    show(table)

@@ -15,7 +15,7 @@ from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
 from singa_backend.proto.values import Value
 
-from ._common import SECONDS, WIDE, echo, err, exit_codes, json_option, out
+from ._common import SECONDS, echo, err, exit_codes, json_option, show
 
 FEW = 20
 
@@ -126,4 +126,4 @@ def _table(head: list[str], rows: list[list[Any]]) -> None:
         table.add_column(title, overflow="fold", justify="right" if i and title in ("bytes", "nodes") else "left")
     for row in rows:
         table.add_row(*map(str, row))
-    out.print(table, width=None if out.is_terminal else WIDE)
+    show(table)

@@ -1,0 +1,503 @@
+"""Profiles: where the time of a run goes, by step of a plan, by node and by operator."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .. import dtypes, limits
+from ..devices.device import Device
+from ..ir.graph import Graph, Node
+from ..kernels.table import Options
+from ..kernels.values import Step, Value
+from ..kernels.work import PRODUCTS, Rates, flops, rates
+from ..runtime.executor import Executor, Path
+from .planner import Plan, Planner
+from .trace import Segment
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """A step of a plan, or a node that its definition computes.
+
+    Attributes:
+        index: its position in a run.
+        segment: the number of its segment, from 0.
+        kernel: the function that computes it; "definition" for the definition in NumPy.
+        nodes: the names of the nodes that it computes.
+        operators: their operators.
+        seconds: the median over the runs.
+        share: of the time of all steps.
+        start: when it began in the run that the trace shows, in seconds.
+        took: its time in that run.
+        calls: the number of times that it ran in one run.
+        flops: floating point operations; None if they are not known.
+        bytes: the sizes of the values that it reads and writes.
+        roofline: the minimum time at this machine's rates, divided by `seconds`; None if it is not known.
+        inputs: types and layouts of what it reads: the axes from the outermost in memory to the innermost, "*" if there are gaps.
+        outputs: the same of what it writes.
+        notes: why faster kernels were not chosen, and other remarks.
+    """
+
+    index: int
+    segment: int
+    kernel: str
+    nodes: tuple[str, ...]
+    operators: tuple[str, ...]
+    seconds: float
+    share: float
+    start: float
+    took: float
+    calls: int
+    flops: int | None
+    bytes: int
+    roofline: float | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodeProfile:
+    """A node of the model.
+
+    Attributes:
+        name: its name.
+        operator: the operator.
+        values: the names of its outputs.
+        main: whether it is in the main graph, and not in a function or a subgraph.
+        seconds: the time of the steps that compute it; 0 if it is part of another node's steps.
+        share: of the time of all steps.
+        flops: of these steps.
+        bytes: of these steps.
+        roofline: the part of this machine's rates that they reach; None if it is not known.
+        kernels: of these steps.
+        part_of: the name of the node whose steps compute this one too; "" for others.
+        steps: the indices of the steps; empty if it needs none, because it is constant, or a view of its input.
+        notes: of these steps.
+    """
+
+    name: str
+    operator: str
+    values: tuple[str, ...]
+    main: bool
+    seconds: float
+    share: float
+    flops: int | None
+    bytes: int
+    roofline: float | None
+    kernels: tuple[str, ...]
+    part_of: str
+    steps: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OperatorProfile:
+    """All nodes of an operator.
+
+    Attributes:
+        operator: the operator.
+        nodes: their number.
+        seconds: the sum of their times.
+        share: of the time of all steps.
+        flops: the sum; None if it is not known for a node.
+        bytes: the sum.
+        roofline: the part of this machine's rates that they reach; None if it is not known.
+    """
+
+    operator: str
+    nodes: int
+    seconds: float
+    share: float
+    flops: int | None
+    bytes: int
+    roofline: float | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The result of `SingaRep.profile`.
+
+    Attributes:
+        by: "plan", or "definitions" where no plan runs: on other devices, with `optimize=0`, or for inputs that a plan refuses.
+        device: the device.
+        options: threads, precision, level and deterministic.
+        runs: the number of runs that were measured.
+        seconds: of a whole run without measurements within it, the median.
+        step_seconds: the sum over the steps.
+        rates: what this machine reaches; None on a GPU.
+        steps: in the order in which they run.
+        nodes: in the order of the model.
+        operators: the slowest first.
+        segments: the number of segments of the plan, each of which ends at a value whose shape depends on data.
+        folded: the number of nodes that depend on shapes and constants only, and are computed once.
+        fused: the number of rewrites by each pass of fusion.
+        arena_bytes: the memory of the plan's values.
+        live_bytes: the lower bound of that memory: the values that are live at the same time.
+        weight_bytes: the initializers.
+        peak_bytes: the largest memory of this process so far; None if the system does not report it.
+    """
+
+    by: str
+    device: str
+    options: dict[str, Any]
+    runs: int
+    seconds: float
+    step_seconds: float
+    rates: Rates | None
+    steps: list[StepProfile]
+    nodes: list[NodeProfile]
+    operators: list[OperatorProfile]
+    segments: int = 0
+    folded: int = 0
+    fused: dict[str, int] = field(default_factory=dict)
+    arena_bytes: int = 0
+    live_bytes: int = 0
+    weight_bytes: int = 0
+    peak_bytes: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the profile as plain data, as `--json` writes it.
+
+        Returns:
+            A dict of the attributes.
+        """
+        return asdict(self)
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return one of the runs as a trace for chrome://tracing or ui.perfetto.dev.
+
+        Returns:
+            A document of the Trace Event Format, to be written as JSON.
+        """
+        events = [
+            {
+                "name": step.kernel if step.kernel != "definition" else step.operators[-1],
+                "cat": step.operators[0],
+                "ph": "X",
+                "pid": 0,
+                "tid": 0,
+                "ts": step.start * 1e6,
+                "dur": step.took * 1e6,
+                "args": {n: v for n, v in asdict(step).items() if n not in ("start", "took", "seconds", "share", "index")},
+            }
+            for step in self.steps
+        ]
+        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"device": self.device, "by": self.by}}
+
+
+@dataclass(eq=False)
+class _Piece:
+    """A step of a plan or a node before the medians are known."""
+
+    nodes: tuple[Node, ...]
+    kernel: str
+    segment: int = 0
+    flops: int | None = 0
+    bytes: int = 0
+    calls: int = 1
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    group: Any = None
+    start: float = 0.0
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def main(self) -> Node:
+        """The node that the time is counted for: the largest part of the work."""
+        return next((n for n in self.nodes if n.op_type in PRODUCTS), self.nodes[0])
+
+
+def profile(
+    graph: Graph,
+    executor: Executor,
+    planner: Planner | None,
+    inputs: Sequence[Any],
+    overrides: Mapping[str, Any],
+    *,
+    options: Options,
+    runs: int,
+    budget: Callable[[], limits.Budget],
+    run: Callable[[], object],
+) -> Profile:
+    """Measure runs of a model.
+
+    Args:
+        graph: the model.
+        executor: its executor.
+        planner: its plans; None if definitions run.
+        inputs: values of the device, in the order of the graph's inputs.
+        overrides: values that replace initializers, by name.
+        options: how plans compute.
+        runs: the number of runs to measure.
+        budget: creates the budget of a run.
+        run: runs the model without measurements.
+
+    Returns:
+        The profile.
+    """
+    device = executor.device
+    recorder = _Recorder()
+    watch = _Watch(device)
+    totals = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        run()
+        totals.append(time.perf_counter() - start)
+        recorder.begin()
+        if planner is None or planner.run(inputs, budget(), recorder) is None:
+            planner = None
+            watch.begin()
+            executor.run(graph, inputs, dict(overrides), budget(), watch)
+        else:
+            recorder.end()
+    plan = recorder.plan_of(planner)
+    pieces = watch.pieces() if plan is None else recorder.pieces()
+    machine = rates(options.threads, options.precision) if device.is_host or device.type == "STRICT" else None
+    whole = sum(statistics.median(p.times) for p in pieces)
+    facts: dict[str, Any] = {}
+    if plan is not None and planner is not None:
+        facts = {"segments": len(plan.segments), "folded": plan.facts.folded, "fused": dict(planner.fused),
+                 "arena_bytes": plan.arena_bytes, "live_bytes": sum(s.live_bytes for s in plan.segments)}  # fmt: skip
+    steps = _steps(pieces, whole, machine)
+    nodes = _nodes(graph, pieces, steps, whole, machine)
+    return Profile(
+        by="definitions" if plan is None else "plan",
+        device=str(device),
+        options=asdict(options),
+        runs=runs,
+        seconds=statistics.median(totals),
+        step_seconds=whole,
+        rates=machine,
+        steps=steps,
+        nodes=nodes,
+        operators=_operators(nodes, whole, machine),
+        weight_bytes=executor.resident,
+        peak_bytes=_peak_bytes(),
+        **facts,
+    )
+
+
+class _Recorder:
+    """Runs the steps of segments one by one, and measures each."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, int], _Piece] = {}
+        self.order: list[tuple[int, int]] = []
+        self.segments: dict[int, tuple[int, Segment]] = {}
+        self.first: Segment | None = None
+        self.present: list[tuple[Segment, list[tuple[float, float]]]] = []
+
+    def begin(self) -> None:
+        self.present, self.origin = [], time.perf_counter()
+
+    def __call__(self, segment: Segment, budget: limits.Budget) -> None:
+        clock, at, times = time.perf_counter, 0, []
+        for step in segment.steps:
+            budget.watch()
+            bound = segment.flat[at : at + step.count]
+            at += step.count
+            start = clock()
+            for function, arguments in bound:
+                function(*arguments)
+            times.append((start, clock() - start))
+        self.present.append((segment, times))
+
+    def end(self) -> None:
+        """Keep the run, unless it has made a new segment."""
+        if not self.present or self.present[-1][0].check is not None:
+            return
+        self.first, self.order = self.present[0][0], []
+        for segment, times in self.present:
+            number, _ = self.segments.setdefault(id(segment), (len(self.segments), segment))
+            for i, (step, (start, seconds)) in enumerate(zip(segment.steps, times, strict=True)):
+                key = (number, i)
+                piece = self.found.get(key) or self.found.setdefault(key, _piece(step, number))
+                piece.times.append(seconds)
+                piece.start = start - self.origin
+                self.order.append(key)
+
+    def plan_of(self, planner: Planner | None) -> Plan | None:
+        return None if planner is None else next((p for p in planner.plans.values() if p.first is self.first), None)
+
+    def pieces(self) -> list[_Piece]:
+        """The steps of the last run."""
+        found = [self.found[key] for key in self.order]
+        groups: dict[int, list[_Piece]] = {}
+        for piece in found:
+            groups.setdefault(id(piece.group), []).append(piece)
+        for group in groups.values():  # a kernel of several steps: the work is counted for the longest
+            work = [p.flops for p in group]
+            longest = max(group, key=lambda p: statistics.median(p.times))
+            for p in group:
+                p.flops = 0
+            longest.flops = None if None in work else sum(w or 0 for w in work)
+        return found
+
+
+def _piece(step: Step, segment: int) -> _Piece:
+    notes = step.notes
+    if step.kernel == "definition" and not notes:
+        notes = (f"no kernel of {step.origins[0].op_type}",)
+    return _Piece(
+        nodes=step.origins,
+        kernel=step.kernel,
+        segment=segment,
+        flops=step.flops,
+        bytes=sum(v.nbytes for v in {id(v): v for v in (*step.reads, *step.writes)}.values()),
+        inputs=tuple(map(layout, step.reads)),
+        outputs=tuple(map(layout, step.writes)),
+        notes=notes,
+        group=step.origins,
+    )
+
+
+def layout(value: Value) -> str:
+    """The type of a value, and its axes from the outermost in memory to the innermost."""
+    text = f"{dtypes.onnx_name(value.dtype)}{list(value.shape)}"
+    if value.ndim < 2 or value.contiguous:
+        return text
+    axes = sorted(range(value.ndim), key=lambda a: (-abs(value.strides[a]), a))
+    size, dense = value.dtype.itemsize, True
+    for a in reversed(axes):
+        dense = dense and (value.shape[a] == 1 or value.strides[a] == size)
+        size *= value.shape[a]
+    return f"{text} {''.join(chr(ord('a') + a) for a in axes)}{'' if dense else '*'}"
+
+
+class _Watch:
+    """An observer of the executor that measures the time between two nodes."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.found: dict[int, _Piece] = {}
+        self.run: dict[int, tuple[float, int]] = {}
+
+    def begin(self) -> None:
+        self._keep()
+        self.run = {}
+        self.origin = self.last = time.perf_counter()
+
+    def _keep(self) -> None:
+        for key, (seconds, calls) in self.run.items():
+            piece = self.found[key]
+            piece.times.append(seconds)
+            piece.calls = calls
+
+    def __call__(self, node: Node, inputs: list[Any], outputs: list[Any], path: Path) -> None:
+        with self.device.active() as active:
+            if hasattr(active, "synchronize"):
+                active.synchronize()
+        elapsed = time.perf_counter() - self.last
+        seconds, calls = self.run.get(id(node), (0.0, 0))
+        piece = self.found.get(id(node))
+        if piece is None:
+            piece = self.found[id(node)] = _Piece((node,), "definition", group=node)
+        if not calls:
+            piece.start, piece.flops, piece.bytes = self.last - self.origin, 0, 0
+            piece.inputs, piece.outputs = (tuple(_type(v) for v in vs if _is_array(v)) for vs in (inputs, outputs))
+        shapes = [tuple(v.shape) if _is_array(v) else None for v in inputs]
+        first = next((v.shape for v in outputs if _is_array(v)), ())
+        work = flops(node.domain, node.op_type, node.attributes, shapes, first)
+        piece.flops = None if work is None or piece.flops is None else piece.flops + work
+        piece.bytes += sum(int(v.nbytes) for v in (*inputs, *outputs) if _is_array(v))
+        self.run[id(node)] = (seconds + elapsed, calls + 1)
+        self.last = time.perf_counter()
+
+    def pieces(self) -> list[_Piece]:
+        self._keep()
+        self.run = {}
+        return sorted((p for p in self.found.values() if p.times), key=lambda p: p.start)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "nbytes") and hasattr(value, "shape")
+
+
+def _type(array: Any) -> str:
+    return f"{dtypes.onnx_name(array.dtype)}{list(array.shape)}"
+
+
+def _steps(pieces: Sequence[_Piece], whole: float, machine: Rates | None) -> list[StepProfile]:
+    made = []
+    for index, piece in enumerate(pieces):
+        seconds = statistics.median(piece.times)
+        reached = None if machine is None or piece.flops is None else machine.reached(piece.flops, piece.bytes, seconds)
+        names, operators = (tuple(dict.fromkeys(n)) for n in zip(*((n.name, n.op_type) for n in piece.nodes), strict=True))
+        made.append(
+            StepProfile(
+                index, piece.segment, piece.kernel, names, operators, seconds, seconds / whole if whole else 0.0, piece.start,
+                piece.times[-1], piece.calls, piece.flops, piece.bytes, reached, piece.inputs, piece.outputs, piece.notes,
+            )
+        )  # fmt: skip
+    return made
+
+
+def _nodes(
+    graph: Graph, pieces: Sequence[_Piece], steps: Sequence[StepProfile], whole: float, machine: Rates | None
+) -> list[NodeProfile]:
+    """The nodes of the model that compute something, in order; then those of functions and subgraphs that steps compute."""
+    main = {id(n) for n in graph.nodes}
+    every = {id(n): n for n in graph.nodes if n.function is None and (n.domain, n.op_type) != ("", "Constant")}
+    own: dict[int, list[int]] = {}
+    part_of: dict[int, Node] = {}
+    for i, piece in enumerate(pieces):
+        own.setdefault(id(piece.main), []).append(i)
+        for node in piece.nodes:
+            every.setdefault(id(node), node)
+            if node is not piece.main:
+                part_of[id(node)] = piece.main
+    made = []
+    for key, node in every.items():
+        indices = own.get(key, [])
+        mine = [steps[i] for i in indices]
+        seconds, work, nbytes = sum(s.seconds for s in mine), _sum([s.flops for s in mine]), sum(s.bytes for s in mine)
+        made.append(
+            NodeProfile(
+                name=node.name,
+                operator=node.op_type,
+                values=tuple(n for n in node.output_names if n),
+                main=key in main,
+                seconds=seconds,
+                share=seconds / whole if whole else 0.0,
+                flops=work,
+                bytes=nbytes,
+                roofline=None if machine is None or work is None else machine.reached(work, nbytes, seconds),
+                kernels=tuple(dict.fromkeys(s.kernel for s in mine)),
+                part_of=part_of[key].name if key in part_of and not mine else "",
+                steps=tuple(indices),
+                notes=tuple(dict.fromkeys(n for s in mine for n in s.notes)),
+            )
+        )
+    return made
+
+
+def _operators(nodes: Sequence[NodeProfile], whole: float, machine: Rates | None) -> list[OperatorProfile]:
+    groups: dict[str, list[NodeProfile]] = {}
+    for node in nodes:
+        groups.setdefault(node.operator, []).append(node)
+    made = []
+    for operator, group in groups.items():
+        seconds, work, nbytes = sum(n.seconds for n in group), _sum([n.flops for n in group]), sum(n.bytes for n in group)
+        reached = None if machine is None or work is None else machine.reached(work, nbytes, seconds)
+        made.append(OperatorProfile(operator, len(group), seconds, seconds / whole if whole else 0.0, work, nbytes, reached))
+    return sorted(made, key=lambda o: -o.seconds)
+
+
+def _sum(work: Sequence[int | None]) -> int | None:
+    return None if None in work else sum(w or 0 for w in work)
+
+
+def _peak_bytes() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024

@@ -1,0 +1,144 @@
+"""`sonnx profile`: where the time of a run goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from singa_backend import Limits, SingaBackend
+from singa_backend.files import check, write_text
+from singa_backend.inspection import inspect
+from singa_backend.limits import Budget, format_bytes, spend
+from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, StepProfile
+from singa_backend.proto.load import load_model
+from singa_backend.rendering import printable
+
+from ._common import device_option, echo, exit_codes, json_option, limit_option, plan_options, show
+from ._inputs import gather, input_options
+
+_NUMBERS = ("share", "ms", "GFLOP", "MB", "of roofline")
+
+
+@click.command("profile")
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@input_options
+@click.option("--runs", default=10, show_default=True, type=click.IntRange(1, 10**6), help="The runs to measure.")
+@click.option("--top", default=20, show_default=True, type=click.IntRange(0), metavar="N", help="Show the N slowest steps.")
+@click.option("--nodes", is_flag=True, help="Show every node of the model, in order.")
+@click.option(
+    "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write one run for chrome://tracing or ui.perfetto.dev."
+)
+@click.option(
+    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture of the graph with the times."
+)
+@device_option
+@plan_options
+@limit_option
+@json_option
+@exit_codes
+def command(
+    model: Path,
+    files: tuple[str, ...],
+    archive: Path | None,
+    data: Path | None,
+    seed: int | None,
+    sizes: tuple[str, ...],
+    runs: int,
+    top: int,
+    nodes: bool,
+    trace: Path | None,
+    page: Path | None,
+    device: str,
+    threads: int | None,
+    precision: str,
+    optimize: int,
+    limits: Limits,
+    as_json: bool,
+) -> None:
+    """Run MODEL several times and show where the time goes: by step, by node and by operator.
+
+    Without inputs, random ones with seed 0 are used.
+    """
+    for path in filter(None, (trace, page)):
+        check(path, parents=True)
+    rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
+    with spend(Budget(limits)):
+        feeds = gather(
+            load_model(model)[0],
+            rep.inputs,
+            files=files,
+            archive=archive,
+            data=data,
+            seed=seed,
+            sizes=sizes,
+            optional=rep.graph.optional_inputs,
+        )
+    found = rep.profile(feeds, runs=runs)
+    if trace:
+        write_text(trace, json.dumps(found.chrome_trace()))
+    if page:
+        write_text(page, inspect(model).html(found))
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+        return
+    _show(found, top, nodes)
+    for path in filter(None, (trace, page)):
+        echo(f"wrote {path}")
+
+
+def _show(found: Profile, top: int, nodes: bool) -> None:
+    steps = sorted(found.steps, key=lambda s: -s.seconds)[:top]
+    work = ("share", "ms", "GFLOP", "MB", "of roofline")
+    if steps:
+        _table(("step", *work, "kernel", "nodes", "layout", "notes"), [_step(s) for s in steps])
+        if len(steps) < len(found.steps):
+            echo(f"{len(steps)} of {len(found.steps)} steps, the slowest; --top shows more", style="dim")
+    if nodes:
+        _table(("node", "operator", *work, "kernels"), [_node(n) for n in found.nodes])
+    _table(("operator", "nodes", *work), [(o.operator, str(o.nodes), *_work(o)) for o in found.operators])
+    options = ", ".join(f"{n} {v}" for n, v in found.options.items())
+    echo(f"{found.seconds * 1e3:.4g} ms a run, {found.step_seconds * 1e3:.4g} ms in its steps")
+    echo(f"by {found.by} on {found.device}: {options}")
+    if found.by == "plan":
+        fused = "".join(f"; fused: {n} {c}" for n, c in found.fused.items() if c)
+        echo(f"{found.segments} segment{'s' * (found.segments != 1)}, {found.folded} nodes computed once{fused}")
+    sizes = {"arena": found.arena_bytes, "lower bound": found.live_bytes, "weights": found.weight_bytes}
+    sizes |= {} if found.peak_bytes is None else {"peak of the process": found.peak_bytes}
+    echo("memory: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items()))
+    if found.rates is not None:
+        r = found.rates
+        echo(f"this machine: {r.gflops:.0f} GFLOP/s in products by {r.by}, {r.gbytes:.0f} GB/s in copies, {r.threads} threads")
+
+
+def _step(s: StepProfile) -> tuple[str, ...]:
+    more = f" and {len(s.nodes) - 1} more" * (len(s.nodes) > 1)
+    nodes = f"{printable(s.nodes[0])}{more} ({', '.join(s.operators)})"
+    return (str(s.index), *_work(s), s.kernel, nodes, " -> ".join((*s.inputs[:1], *s.outputs[:1])), "\n".join(s.notes))
+
+
+def _node(n: NodeProfile) -> tuple[str, ...]:
+    how = "\n".join(n.kernels) or (f"part of {n.part_of}" if n.part_of else "none in a run")
+    return (n.name, n.operator, *_work(n), how)
+
+
+def _work(row: StepProfile | NodeProfile | OperatorProfile) -> tuple[str, ...]:
+    return (
+        f"{row.share:.1%}",
+        f"{row.seconds * 1e3:.4g}",
+        "–" if row.flops is None else f"{row.flops / 1e9:.3g}",
+        f"{row.bytes / 1e6:.3g}",
+        "–" if row.roofline is None else f"{row.roofline:.0%}",
+    )
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    table = Table()
+    for title in head:
+        table.add_column(title, overflow="fold", justify="right" if title in _NUMBERS else "left")
+    for row in rows:
+        table.add_row(*row)
+    show(table)
