@@ -41,10 +41,9 @@ def model_of(
 
 
 def kernels_used(rep: SingaRep) -> list[str]:
-    """The kernel of each step of the only plan."""
-    assert rep._planner is not None
-    (plan,) = rep._planner.plans.values()
-    return [step.kernel for segment in plan.segments for step in segment.steps]
+    """The kernel of each step of the only plan; none if all inputs had to be computed by the definitions."""
+    assert rep._planner is not None and len(rep._planner.plans) <= 1
+    return [step.kernel for plan in rep._planner.plans.values() for segment in plan.segments for step in segment.steps]
 
 
 def check(

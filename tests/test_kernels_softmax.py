@@ -1,4 +1,4 @@
-"""The kernels of Softmax, LogSoftmax and LayerNormalization against their definitions."""
+"""The kernels of Softmax, LogSoftmax, LayerNormalization and RMSNormalization against their definitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ node = helper.make_node
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize("opset", [9, 11, 13, 24])
 @pytest.mark.parametrize(
-    ("shape", "axis"), [((5, 7), -1), ((5, 1), 1), ((17,), 0), ((2, 3, 8, 33), 3), ((2, 3, 8, 33), 1), ((2, 3, 8, 33), 0), ((4, 300), 1)]
+    ("shape", "axis"),
+    [((5, 7), -1), ((5, 1), 1), ((17,), 0), ((2, 3, 8, 33), 3), ((2, 3, 8, 33), 1), ((2, 3, 8, 33), 0), ((4, 300), 1)],
 )
 def test_softmax(shape: tuple[int, ...], axis: int, opset: int, name: str) -> None:
     feeds = [{"x": drawn(s, x=shape)["x"] * np.float32(9)} for s in (1, 2)]
@@ -96,3 +97,21 @@ def test_not_finite_values_spread_over_a_row() -> None:
         feeds[1]["x"][2, 3] = number
         nodes = [node("LayerNormalization", ["x", "g"], ["y"])]
         check(model_of(nodes, feeds[0], ["y"], {"g": np.ones(40, np.float32)}), feeds)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "scale"),
+    [((2, 20, 768), -1, (768,)), ((5, 33), 1, (1, 33)), ((2, 3, 4, 5), 2, (4, 5)), ((7,), 0, (7,)), ((5, 1), 1, (1,))],
+)
+def test_rms_normalization(shape: Any, axis: int, scale: Any) -> None:
+    feeds = [drawn(s, x=shape) for s in (1, 2)]
+    nodes = [node("RMSNormalization", ["x", "g"], ["y"], axis=axis, epsilon=1e-3)]
+    used = check(model_of(nodes, feeds[0], ["y"], drawn(3, g=scale)), feeds)
+    assert used[0] == "numpy.vecdot" and used[1].startswith("layer_normalization jit")
+    nodes = [node("Transpose", ["x"], ["t"]), node("RMSNormalization", ["t", "g"], ["y"], axis=-1)]
+    check(model_of(nodes, feeds[0], ["y"], drawn(3, g=shape[:1])), feeds)
+    nodes = [node("Neg", ["x"], ["t"]), node("RMSNormalization", ["t", "g"], ["y"], axis=axis)]  # in place
+    check(model_of(nodes, feeds[0], ["y"], drawn(3, g=scale)), feeds)
+    for number in (np.nan, np.inf):
+        feeds[1]["x"].reshape(-1)[-1] = number
+        check(model_of(nodes, feeds[0], ["y"], drawn(3, g=scale)), feeds)

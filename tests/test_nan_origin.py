@@ -436,5 +436,5 @@ def test_names_are_rendered() -> None:
 
 
 def test_without_validate_nothing_observes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("singa_backend.runtime.executor._ObservedRun", None)
+    monkeypatch.setattr("singa_backend.runtime.executor.ObservedVisitor", None)
     assert np.isnan(SingaBackend.prepare(build(LOG)).run([f32(1)])[0])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,10 +20,12 @@ from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError, c
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .kernels.options import options as plan_options
-from .kernels.table import Options
+from .kernels.table import Invalid, Options
 from .limits import Budget, Flag, Limits, check_number, spend
-from .plans.planner import Planner
+from .plans.planner import Plan, Planner
 from .plans.profile import Profile, profile
+from .plans.region import TooManyCalls
+from .plans.trace import Mismatch
 from .proto.load import ModelSource, load_model
 from .proto.schemas import newest, plain_domain
 from .proto.values import Value
@@ -32,6 +36,11 @@ from .runtime.origins import NonFinite, Watch
 
 _QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
 """Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
+
+
+_ALL = -1
+_NONE: tuple[str, ...] = ()
+"""The defaults of `run`, which it recognizes by identity."""
 
 
 class Outputs(tuple[Any, ...]):
@@ -52,7 +61,7 @@ class Outputs(tuple[Any, ...]):
             values: the outputs, in order.
             names: their names, as many as there are values.
         """
-        self = super().__new__(cls, values)
+        self = tuple.__new__(cls, values)
         self.names = tuple(names)
         return self
 
@@ -106,6 +115,9 @@ class SingaRep(BackendRep):
         self.options = options or plan_options()
         self._planner: Planner | None = None
         self._planned: Any = None
+        self._received: list[weakref.ref[np.ndarray] | None] | None = None
+        self._names = tuple(v.name for v in graph.inputs)
+        self._output_names = tuple(v.name for v in graph.outputs)
         self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a cached method would keep `self` alive
         # Arrays that the model owns and a run may return unchanged: initializers and constants, those of subgraphs included.
         self._fixed = {id(a) for states in self._executor._states.values() for _, a in states}
@@ -150,11 +162,12 @@ class SingaRep(BackendRep):
         self,
         inputs: Any,
         *,
-        last_layers: int = -1,
-        aux_output: Sequence[str] = (),
+        last_layers: int = _ALL,
+        aux_output: Sequence[str] = _NONE,
         limits: Limits | None = None,
         cancel: Flag | None = None,
         validate: bool = False,
+        out: Any = None,
         **kwargs: Any,
     ) -> Outputs:
         """Run the model.
@@ -169,25 +182,92 @@ class SingaRep(BackendRep):
             limits: the bounds of this run; None for those of `prepare`.
             cancel: a flag, such as a `threading.Event`; if it is set, the run stops at the next node.
             validate: whether to look for NaN and infinity in every value, also in subgraphs and functions.
+            out: arrays that receive the outputs: a list in the order of the outputs, in which None stands for a new array, a dict
+                by name, or one array.  They must have the dtypes and shapes of the outputs.  They may be inputs of the run.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
             The outputs in order, also indexed by name: NumPy arrays, lists for sequences, dicts for maps, None for an empty
-            optional.  They share no memory with the model or the inputs.
+            optional.  They share no memory with the model or the inputs, those in `out` excepted.
 
         Raises:
-            InvalidInput: the inputs or options do not match the model; nothing has run.
+            InvalidInput: the inputs or options do not match the model, and nothing has run; or an array of `out` does not match
+                its output (SX385), and none was written.
             UnknownKeyword: a keyword is not one of these.
             OperatorError: a node cannot compute with its inputs.
             NonFinite: an OperatorError (SX409): with `validate`, a node made a NaN, or an infinity from finite inputs, or an
                 operator passed on a NaN of an input or an initializer.  The error names the first, and has the outputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
-        check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", *_QUIET))
+        if limits is None and cancel is None and not validate and not kwargs and last_layers is _ALL and aux_output is _NONE:
+            planner = self._planner
+            if planner is not None and planner.limits is self.limits and self._planned == self._weights():
+                found = planner.ready(inputs, self._names)
+                if found is not None:
+                    receivers = None if out is None else self._receivers(out, self._output_names)
+                    try:
+                        planned = found[0].run(found[1])
+                    except (Invalid, Mismatch):
+                        planned = None  # the checked run reports the error
+                    if planned is not None:
+                        if receivers is not None:
+                            _receive(receivers, planned, self._output_names)
+                        return Outputs(planned, self._output_names)
+        return self._run(inputs, last_layers, aux_output, limits, cancel, validate, out, kwargs)
+
+    def _receivers(self, out: Any, names: Sequence[str]) -> list[np.ndarray | None]:
+        """The arrays of `out` in the order of the outputs; raises InvalidInput (SX385) if one cannot be written."""
+        if isinstance(out, Mapping):
+            unknown = [n for n in out if n not in names]
+            if unknown:
+                raise _unfit(f"out must have names of outputs, {', '.join(names)}, got {unknown[0]!r}")
+            found = [out.get(n) for n in names]
+        else:
+            found = list(out) if isinstance(out, (list, tuple)) else [out]
+            if len(found) != len(names):
+                raise _unfit(f"out must have {len(names)} arrays, one for each output ({', '.join(names)}), got {len(found)}")
+        given = [(n, a) for n, a in zip(names, found, strict=True) if a is not None]
+        for name, a in given:
+            if not isinstance(a, np.ndarray):
+                raise _unfit(f"out must hold NumPy arrays or None, got a {type(a).__name__} for output {name!r}")
+            if not a.flags.writeable:
+                raise _unfit(f"the array in out for output {name!r} is read-only")
+        for i, (name, a) in enumerate(given):
+            for other, b in given[:i]:
+                if np.may_share_memory(a, b) and np.shares_memory(a, b):
+                    raise _unfit(f"the arrays in out for outputs {other!r} and {name!r} share memory")
+        if not self._known_receivers(found):
+            for name, a in given:
+                for state in (v for held in self._executor.states.values() for _, v in held):
+                    if isinstance(state, np.ndarray) and np.may_share_memory(a, state):
+                        raise _unfit(f"the array in out for output {name!r} shares memory with the model's initializers")
+            self._received = [None if a is None else weakref.ref(a) for a in found]
+        return found
+
+    def _known_receivers(self, found: Sequence[np.ndarray | None]) -> bool:
+        """Whether these are the arrays of the last run, which need not be compared with the initializers again."""
+        known = self._received
+        return known is not None and all(a is (None if r is None else r()) for a, r in zip(found, known, strict=True))
+
+    def _run(
+        self,
+        inputs: Any,
+        last_layers: int,
+        aux_output: Sequence[str],
+        limits: Limits | None,
+        cancel: Flag | None,
+        validate: bool,
+        out: Any,
+        kwargs: dict[str, Any],
+    ) -> Outputs:
+        """Run the model with all checks."""
+        check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", "validate", "out", *_QUIET))
         check_last_layers(last_layers)
         if not isinstance(aux_output, (str, list, tuple)) or not all(isinstance(n, str) for n in aux_output):
             raise InvalidInput(f"aux_output must be a list of names, got {aux_output!r}", code="SX305")
         graph = self._selection(int(last_layers), (aux_output,) if isinstance(aux_output, str) else tuple(aux_output))
+        names = tuple(v.name for v in graph.outputs)
+        receivers = None if out is None else self._receivers(out, names)
         feeds, overrides = self._feeds(inputs)
         device = self.device
         budget = Budget(limits or self.limits, cancel, device.memory)
@@ -199,7 +279,9 @@ class SingaRep(BackendRep):
                 planner = self._current_planner() if graph is self.graph and not overrides and watch is None else None
                 planned = None if planner is None else planner.run(placed, budget)
                 if planned is not None:
-                    return Outputs(planned, [v.name for v in graph.outputs])
+                    if receivers is not None:
+                        _receive(receivers, planned, names)
+                    return Outputs(planned, names)
                 values = self._executor.run(graph, placed, overrides, budget, watch)
             except SonnxError as error:
                 if watch and watch.origin:
@@ -207,7 +289,10 @@ class SingaRep(BackendRep):
                 raise
             taken = set(self._fixed)
             taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
-            outputs = Outputs([owned_copy(device.get(v), taken) for v in values], [v.name for v in graph.outputs])
+            results = [owned_copy(device.get(v), taken) for v in values]
+            if receivers is not None:
+                _receive(receivers, results, names)
+            outputs = Outputs(results, names)
         if watch:
             watch.finish(outputs)
             if watch.origin:
@@ -268,13 +353,16 @@ class SingaRep(BackendRep):
 
     def _current_planner(self) -> Planner | None:
         """The plans for the present weights; None if definitions run: on other devices, and at the first run after a change."""
-        if not self.options.level or self.device.type != "CPU":
+        if not self.options.level or self.device.type != "CPU" or self._executor.observer is not None:
             return None
         weights = self._weights()
         if self.options.deterministic and self._planned != weights:
             self._planner = self._planned = None
         if self._planner is None and self._planned in (None, weights):
-            self._planner = Planner(self.graph, self._executor, self.options)
+            try:
+                self._planner = Planner(self.graph, self._executor, self.options, allowed=self.limits)
+            except TooManyCalls:
+                self.options = replace(self.options, level=0)
         elif self._planned != weights:
             self._planner = None
         self._planned = weights
@@ -319,6 +407,26 @@ class SingaRep(BackendRep):
         sizes: dict[str, tuple[int, str]] = {}
         feeds = [convert_input(v, given.get(v.name), sizes) for v in graph.inputs]
         return feeds, {v.name: convert_input(v, given[v.name], sizes) for v in graph.optional_inputs if v.name in given}
+
+
+def _unfit(text: str) -> InvalidInput:
+    return InvalidInput(text, code="SX385")
+
+
+def _receive(receivers: Sequence[np.ndarray | None], values: list[Any], names: Sequence[str]) -> None:
+    """Copy outputs into the caller's arrays, which take their places; none is written if one does not fit."""
+    for name, a, value in zip(names, receivers, values, strict=True):
+        if a is None:
+            continue
+        if not isinstance(value, np.ndarray):
+            raise _unfit(f"out must have None for output {name!r}, which is not an array")
+        if a.dtype != value.dtype or a.shape != value.shape:
+            wanted, there = f"{value.dtype}{list(value.shape)}", f"{a.dtype}{list(a.shape)}"
+            raise _unfit(f"the array in out for output {name!r} must be {wanted}, got {there}")
+    for i, a in enumerate(receivers):
+        if a is not None:
+            np.copyto(a, values[i])
+            values[i] = a
 
 
 def check_last_layers(last_layers: Any) -> None:

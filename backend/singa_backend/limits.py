@@ -215,6 +215,12 @@ class Budget:
         if self.left < self.alarm:
             self.watch()
 
+    def steps(self, count: int) -> None:
+        """Count several executed nodes."""
+        self.left -= count
+        if self.left < self.alarm:
+            self.watch()
+
     def watch(self) -> None:
         """Raise if the executions are used up, the deadline has passed or the flag is set."""
         if self.left < 0:
@@ -284,6 +290,12 @@ class Budget:
         made, self.made = made - self.made, made
         if self.made > self.room:
             self.settle(made)
+
+    def count_tensor(self, size: int) -> None:
+        """Count a tensor of this size that is created; raise if it exceeds a limit."""
+        if size + _ENTRY > self.room - self.made:
+            self.admit_bytes(size + _ENTRY, "a tensor")
+        self.made += size + _ENTRY
 
     def count(self, size: int) -> None:
         """Count bytes that no array's `nbytes` includes: the text of strings."""
@@ -363,6 +375,11 @@ def spend(budget: Budget) -> Iterator[Budget]:
         yield budget
     finally:
         _current.reset(token)
+
+
+def enter(budget: Budget) -> None:
+    """Let `current()` return this budget from now on in the present context."""
+    _current.set(budget)
 
 
 def admit(shape: Sequence[int], dtype: np.dtype[Any] | type[Any] | str) -> None:

@@ -51,9 +51,9 @@ def run_case(case: Case, backend: Any, device: str) -> Result:
     result = Result(case.name, case.kind, "passed", "passed")
     try:
         rep = backend.prepare(load_model_from_string(case.model), device)
-        _watch(rep, result)
         for inputs, expected in case.data:
             before = copy.deepcopy(inputs)
+            _observe(rep, inputs, result)
             outputs = list(rep.run(inputs))
             result.official_reason = result.official_reason or official.official(outputs, expected, case.rtol, case.atol)
             result.reason = result.reason or verdict.strict(outputs, expected, case.rtol, case.atol)
@@ -76,8 +76,11 @@ def run_case(case: Case, backend: Any, device: str) -> Result:
     return result
 
 
-def _watch(rep: Any, result: Result) -> None:
-    """Let our own executor record which versions, dtypes and attributes run; other backends are not observed."""
+def _observe(rep: Any, inputs: list[Any], result: Result) -> None:
+    """Record which versions, dtypes and attributes a run of our own executor computes; other backends are not observed.
+
+    An observed run computes by the definitions; the runs that are judged do not.
+    """
     executor = getattr(rep, "_executor", None)
     if executor is None:
         return
@@ -94,6 +97,10 @@ def _watch(rep: Any, result: Result) -> None:
                     pairs.add((formals[min(i, len(formals) - 1)].type_str, value.dtype.name))
 
     executor.observer = observe
+    try:
+        rep.run(inputs)
+    finally:
+        executor.observer = None
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

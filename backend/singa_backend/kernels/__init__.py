@@ -1,16 +1,41 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
-from . import convolution, elementwise, layer_norms, movement, normalization, pooling, products, reductions, softmaxes, views
+from . import (
+    attention,
+    convolution,
+    elementwise,
+    large,
+    layer_norms,
+    layouts,
+    movement,
+    normalization,
+    pooling,
+    products,
+    quantization,
+    quantized,
+    recurrent,
+    reductions,
+    resampling,
+    softmaxes,
+    views,
+)
 
 __all__ = [
+    "attention",
     "convolution",
     "elementwise",
+    "large",
     "layer_norms",
+    "layouts",
     "movement",
     "normalization",
     "pooling",
     "products",
+    "quantization",
+    "quantized",
+    "recurrent",
     "reductions",
+    "resampling",
     "softmaxes",
     "views",
 ]

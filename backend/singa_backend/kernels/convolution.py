@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import OperatorError
-from ..ir.windows import Windows, windows
+from ..ir.windows import Windows, transposed, windows
 from . import onednn, post_ops
 from .lowering import channels_last, dense_desc, desc, emit, packed, require_plain, threads_for, unset
 from .onednn import BIAS, DST, SRC, WEIGHTS, Attributes, MemoryDesc, Primitive
@@ -25,13 +25,6 @@ def geometry(site: Site, make: Callable[..., Windows], *arguments: Any, **named:
     return at
 
 
-def filters(w: Value, group: int, outputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape and the strides (elements) of filters whose first axis is split into groups."""
-    if group == 1:
-        return w.shape, w.steps
-    return (group, outputs // group, *w.shape[1:]), (w.steps[0] * (outputs // group), *w.steps)
-
-
 def mode(site: Site) -> str:
     """The arithmetic of products."""
     return "bf16" if site.options.precision == "bf16" else "strict"
@@ -42,38 +35,78 @@ def conv(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
     """A convolution with its followers; weights are packed once."""
     require_plain(site, x, w, b)
     a = site.attributes
-    group, rank = a.get("group", 1), x.ndim - 2
-    site.require(1 <= rank <= 3 and w.ndim == x.ndim, "the rank is not 3, 4 or 5")
-    valid = group >= 1 and x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0
-    site.require(valid and tuple(a.get("kernel_shape") or w.shape[2:]) == w.shape[2:], "the shapes do not match")
-    site.require(b is None or b.shape == w.shape[:1], "the bias is not one value for each channel")
-    site.require(w.hazard == FINITE, "the weights may be infinite")
+    group = a.get("group", 1)
+    _require_filters(site, x, w, group)
+    site.require(x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0, "the shapes do not match")
     at = geometry(
         site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
     )
+    outputs, steps = w.shape[0], w.steps
+    given = _desc_of(w, (group, outputs // group, w.shape[1]), (steps[0] * (outputs // group), steps[0], steps[1]))
+    return _convolve(site, onednn.convolution, x, w, b, given, (x.shape[0], outputs, *at.counts), at, math.prod(w.shape[1:]))
+
+
+@kernel("ConvTranspose", 1, 11, 22, on="onednn")
+def conv_transpose(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
+    """A transposed convolution with its followers; weights are packed once."""
+    require_plain(site, x, w, b)
+    a = site.attributes
+    group = a.get("group", 1)
+    _require_filters(site, x, w, group)
+    site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
+    at = geometry(
+        site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
+        a.get("auto_pad", "NOTSET"), a.get("output_padding"), a.get("output_shape"), site.version,
+    )  # fmt: skip
+    inputs, outputs, steps = w.shape[0] // group, w.shape[1], w.steps
+    given = _desc_of(w, (group, outputs, inputs), (steps[0] * inputs, steps[1], steps[0]))
+    shape = (x.shape[0], outputs * group, *at.sizes)
+    return _convolve(site, onednn.deconvolution, x, w, b, given, shape, at, inputs * math.prod(w.shape[2:]))
+
+
+def _require_filters(site: Site, x: Value, w: Value, group: int) -> None:
+    site.require(3 <= x.ndim <= 5 and w.ndim == x.ndim, "the rank is not 3, 4 or 5")
+    site.require(tuple(site.attributes.get("kernel_shape") or w.shape[2:]) == w.shape[2:], "kernel_shape is not the filters'")
+    site.require(group >= 1 and w.hazard == FINITE, "the filters may be infinite, or there is no group")
     if not w.constant:
         site.needs_finite()  # oneDNN does not multiply padding with infinite weights
-    outputs = w.shape[0]
-    shape, steps = filters(w, group, outputs)
-    y_shape = (x.shape[0], outputs, *at.counts)
+
+
+def _desc_of(w: Value, shape: tuple[int, int, int], steps: tuple[int, int, int]) -> MemoryDesc:
+    """The description of filters with a leading axis for the groups, if there are several."""
+    first = 0 if shape[0] > 1 else 1
+    return MemoryDesc.of(w.dtype, (*shape[first:], *w.shape[2:]), (*steps[first:], *w.steps[2:]))
+
+
+def _convolve(
+    site: Site,
+    create: Callable[..., Primitive],
+    x: Value,
+    w: Value,
+    b: Value | None,
+    given: MemoryDesc,
+    shape: tuple[int, ...],
+    at: Windows,
+    taps: int,
+) -> Value:
+    """Emit a convolution; `given` describes the filters as they are, `taps` is the number of products for each result."""
+    site.require(b is None or b.shape == shape[1:2], "the bias is not one value for each channel")
     order = last_order(x.ndim)
-    src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(x.dtype, y_shape, order)
-    given = MemoryDesc.of(w.dtype, shape, steps)
+    src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(x.dtype, shape, order)
     bias = None if b is None else desc(b)
 
     def build(attributes: Attributes) -> Primitive:
-        return onednn.convolution(
-            src, unset(w.dtype, shape), bias, dst, strides=at.strides, dilations=[d - 1 for d in at.dilations],
-            pads_begin=at.begins, pads_end=_ends(at), attributes=attributes,
+        return create(
+            src, unset(w.dtype, given.shape), bias, dst, strides=at.strides, dilations=[d - 1 for d in at.dilations],
+            pads_begin=at.begins, pads_end=ends(at), attributes=attributes,
         )  # fmt: skip
 
-    hazard = FINITE if worst(x, w, b) == FINITE else NAN
-    with threads_for(2 * math.prod(y_shape) * math.prod(w.shape[1:])):
-        made, fused = post_ops.create(site, build, y_shape, order, hazard, mode(site))
+    with threads_for(2 * math.prod(shape) * taps):
+        made, fused = post_ops.create(site, build, shape, order, FINITE if worst(x, w, b) == FINITE else NAN, mode(site))
     x = channels_last(site, x)
     layout = made.query("weights")
     weights = packed(site, w, given, layout)
-    y, arguments = post_ops.result(site, fused, y_shape, order)
+    y, arguments = post_ops.result(site, fused, shape, order)
     arguments |= {SRC: (src, x), WEIGHTS: (layout, weights), DST: (dst, y)}
     if b is not None and bias is not None:
         arguments[BIAS] = (bias, b)
@@ -81,7 +114,7 @@ def conv(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
     return y
 
 
-def _ends(at: Windows) -> Sequence[int]:
+def ends(at: Windows) -> list[int]:
     """The padding after each axis that the last window needs: oneDNN rounds down as ONNX does."""
     reach = ((k - 1) * d + 1 for k, d in zip(at.kernel, at.dilations, strict=True))
     axes = zip(at.counts, at.strides, reach, at.begins, at.sizes, strict=True)

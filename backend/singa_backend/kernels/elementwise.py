@@ -67,7 +67,7 @@ def result(
             continue
         if place in places and v.dtype == dtype and site.reusable(place):
             made = v.view(v.shape, v.strides)
-            made.hazard = hazard
+            made.hazard, made.low = hazard, False
             return made
         orders.append(order)
     return site.new(shape, dtype, orders[0] if orders else None, hazard)
@@ -108,47 +108,77 @@ def compute(
     """
     shape = broadcast(site, inputs)
     y = result(site, inputs, shape, dtype, hazard_of(dtype, hazard), range(len(inputs)) if overwrite is None else overwrite)
-    if not temporary:
-        site.emit(lambda: recipe(y.array, *(v.array for v in inputs)), reads=inputs, writes=(y,), kernel=name)
-        return y
-    size = y.size
-    flat = size > 2 * BLOCK and all(
-        v.size == 1 or (v.shape == shape and v.strides == tuple(s // y.dtype.itemsize * v.dtype.itemsize for s in y.strides))
-        for v in inputs
-    )
-    flat = flat and order_of(y) is not None
-    count = BLOCK if flat else size
+    order = order_of(y)
+    assert order is not None
+    inputs = [_stretched(site, v, shape, order) for v in inputs]
+    dims, steps = collapsed(shape, order, [y, *inputs])
+    count = min(y.size, BLOCK) if temporary and len(dims) == 1 and y.size > 2 * BLOCK else y.size
     places = [0]
     for t in temporary:
         places.append(places[-1] + -(-count * t.itemsize // 64) * 64)
-    scratch = site.scratch(max(places[-1], 1))
+    scratch = site.scratch(places[-1]) if places[-1] else None
 
     def bind() -> Bound:
-        assert scratch.memory is not None
-        arrays = [v.array for v in inputs]
-        if not flat:
-            steps = strides_of(shape, 1, order_of(y))
-            made = [
-                np.ndarray(shape, t, scratch.memory, p, tuple(s * t.itemsize for s in steps))
-                for t, p in zip(temporary, places, strict=False)
-            ]
-            return recipe(y.array, *arrays, *made)
-        rows = [_flat(v) if v.size > 1 else v.array.reshape(()) for v in inputs]
-        whole = _flat(y)
+        arrays = []
+        for v, strides in zip([y, *inputs], steps, strict=True):
+            same = v.buffer is y.buffer and v.offset == y.offset and strides == steps[0] and v.dtype == dtype
+            if arrays and same:  # NumPy is faster when the object is the same
+                arrays.append(arrays[0])
+            else:
+                arrays.append(np.ndarray(dims if strides else (), v.dtype, v.buffer.memory, v.offset, strides))
         calls: list[Any] = []
-        for start in range(0, size, BLOCK):
-            piece = slice(start, min(start + BLOCK, size))
-            made = [np.ndarray((piece.stop - start,), t, scratch.memory, p) for t, p in zip(temporary, places, strict=False)]
-            calls += recipe(whole[piece], *(r[piece] if r.ndim else r for r in rows), *made)
+        for start in range(0, max(y.size, 1), count or 1):
+            if count < y.size:
+                stop = min(start + count, y.size)
+                pieces = {id(a): a[start:stop] if a.ndim else a for a in arrays}
+                now, size = [pieces[id(a)] for a in arrays], (stop - start,)
+            else:
+                now, size = arrays, dims
+            memory = None if scratch is None else scratch.memory
+            made = [np.ndarray(size, t, memory, p) for t, p in zip(temporary, places, strict=False)]
+            calls += recipe(*now, *made)
         return calls
 
     site.emit(bind, reads=inputs, writes=(y,), kernel=name, scratch=scratch)
     return y
 
 
-def _flat(x: Value) -> np.ndarray:
-    """The elements of a value without gaps, in the order of memory."""
-    return np.ndarray((x.size,), x.dtype, x.buffer.memory, x.offset)
+SMALL = 1 << 12
+"""Up to this number of elements a constant is repeated to the shape of the result: NumPy is three times as fast without a broadcast."""
+
+
+def _stretched(site: Site, v: Value, shape: tuple[int, ...], order: Sequence[int]) -> Value:
+    """A small constant, repeated to the shape and in the memory order of the result."""
+    size = math.prod(shape)
+    if not v.constant or not 1 < v.size < size <= SMALL:
+        return v
+
+    def make() -> Value:
+        made = site.constant(np.broadcast_to(v.array, shape).transpose(order))
+        return made.view(shape, strides_of(shape, v.dtype.itemsize, order))
+
+    found: Value = site.derived(v, ("stretched", shape, tuple(order)), make)
+    return found
+
+
+def collapsed(
+    shape: tuple[int, ...], order: Sequence[int], values: Sequence[Value]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """The fewest axes by which all values can be walked together, outermost first, and their strides; none for single elements."""
+    axes: list[tuple[int, tuple[int, ...]]] = []
+    for axis in order:
+        if shape[axis] == 1:
+            continue
+        steps = []
+        for v in values:
+            own = axis - len(shape) + v.ndim
+            steps.append(v.strides[own] if own >= 0 and v.shape[own] != 1 else 0)
+        if axes and all(s == t * shape[axis] for s, t in zip(axes[-1][1], steps, strict=True)):
+            axes[-1] = (axes[-1][0] * shape[axis], tuple(steps))
+        else:
+            axes.append((shape[axis], tuple(steps)))
+    single = [v.size == 1 and i > 0 for i, v in enumerate(values)]
+    return tuple(d for d, _ in axes), [() if one else tuple(s[i] for _, s in axes) for i, one in enumerate(single)]
 
 
 def add_kernel(name: str, versions: Sequence[int], body: Callable[..., Any], on: str = "numpy") -> None:
@@ -642,23 +672,13 @@ def clip_6(site: Site, x: Value) -> Value:
 def where(site: Site, condition: Value, x: Value, y: Value) -> Value:
     """Copy one operand, and the other where the condition selects it."""
     site.require(condition.dtype == BOOL and x.dtype == y.dtype and x.dtype in NUMBERS | {BOOL}, f"elements of {x.dtype}")
-    shape = broadcast(site, (condition, x, y))
-
     def recipe(out: Any, c: Any, a: Any, b: Any) -> Bound:
+        calls = [] if b is out else [(out.__setitem__, (..., b))]
         if c.shape == a.shape == out.shape and all(v.flags.c_contiguous for v in (out, c, a)):
-            return [(out.__setitem__, (..., b)), (np.putmask, (out, c, a))]
-        return [(out.__setitem__, (..., b)), (np.copyto, (out, a, "same_kind", c))]
+            return [*calls, (np.putmask, (out, c, a))]
+        return [*calls, (np.copyto, (out, a, "same_kind", c))]
 
-    if y.shape == shape and order_of(y) is not None and site.reusable(2):  # only the other operand is written
-        made = y.view(y.shape, y.strides)
-        made.hazard = worst(x, y)
-
-        def rest() -> Bound:
-            return recipe(made.array, condition.array, x.array, made.array)[1:]
-
-        site.emit(rest, reads=(condition, x, y), writes=(made,), kernel="numpy.copyto")
-        return made
-    return compute(site, (condition, x, y), x.dtype, recipe, "numpy.copyto", worst(x, y), overwrite=())
+    return compute(site, (condition, x, y), x.dtype, recipe, "numpy.copyto", worst(x, y), overwrite=(2,))
 
 
 # --- the error function

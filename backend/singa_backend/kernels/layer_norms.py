@@ -1,4 +1,4 @@
-"""Normalizations over the last axes: LayerNormalization."""
+"""Normalizations over the last axes: LayerNormalization, RMSNormalization."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from . import onednn
-from .lowering import F32, emit, threads_for
-from .onednn import DST, SCALE, SHIFT, SRC, USE_SCALE, USE_SHIFT, MemoryDesc
+from .lowering import F32, derived, emit, threads_for
+from .onednn import DST, MEAN, SCALE, SHIFT, SRC, USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, VARIANCE, MemoryDesc
 from .products import described
 from .softmaxes import rows_of
 from .table import Site, kernel, worst
@@ -16,6 +16,9 @@ from .values import FINITE, NAN, Value
 
 COST = 10
 """FLOPs that take the time of one element."""
+
+LONGEST = 8192
+"""Elements of a dot product that OpenBLAS computes in one thread."""
 
 
 def _features(site: Site, v: Value, x: Value, axis: int) -> Value:
@@ -30,29 +33,71 @@ def _features(site: Site, v: Value, x: Value, axis: int) -> Value:
     return y.view((v.size,), (F32.itemsize,))
 
 
+class Rows:
+    """The rows that a normalization computes apart, and the value that it writes.
+
+    Args:
+        site: the place.
+        x: the input.
+        scale: the factors.
+        b: the terms.
+    """
+
+    def __init__(self, site: Site, x: Value, scale: Value, b: Value | None = None) -> None:
+        site.require(x.dtype == F32 and site.attributes["stash_type"] == 1, "not float32")
+        axis, self.epsilon = site.attributes["axis"], site.attributes["epsilon"]
+        site.require(x.size and -x.ndim <= axis < x.ndim, "the axis is out of range, or the input is empty")
+        site.require(self.epsilon > 0 and math.isfinite(self.epsilon), "without a positive epsilon")
+        axis %= x.ndim
+        self.site, self.x = site, x
+        self.scale = _features(site, scale, x, axis)
+        self.shift = None if b is None else _features(site, b, x, axis)
+        self.rows = rows_of(site, x, axis)
+        self.inside = self.rows.buffer is x.buffer and site.reusable(0)
+        self.hazard = FINITE if worst(x, scale, b) == FINITE else NAN
+
+    def emit(self, epsilon: float, flags: int, further: dict[int, tuple[MemoryDesc, Value]]) -> Value:
+        """Add the step of oneDNN; return the result, in the memory of the input if nothing reads that again."""
+        site, x, rows = self.site, self.x, self.rows
+        md = described(rows)
+        target = md if self.inside else MemoryDesc.of(F32, rows.shape)
+        with threads_for(COST * x.size):
+            primitive = onednn.layer_normalization(md, target, epsilon=epsilon, flags=flags)
+        y = x.view(x.shape, x.strides) if self.inside else site.new(x.shape, F32)
+        y.hazard, y.low = self.hazard, False
+        arguments = {SRC: (md, rows), DST: (target, y), SCALE: (described(self.scale), self.scale), **further}
+        if self.shift is not None:
+            arguments[SHIFT] = (described(self.shift), self.shift)
+        emit(site, primitive, arguments, (y,))
+        return y
+
+
 @kernel("LayerNormalization", 17, on="onednn")
 def layer_normalization(site: Site, x: Value, scale: Value, b: Value | None = None) -> tuple[Value, ...]:
     site.require(not any(site.outputs[1:]), "the mean or the deviation is an output")
-    site.require(x.dtype == F32 and site.attributes["stash_type"] == 1, "not float32")
-    axis, epsilon = site.attributes["axis"], site.attributes["epsilon"]
-    site.require(x.size and -x.ndim <= axis < x.ndim, "the axis is out of range, or the input is empty")
-    site.require(epsilon > 0 and math.isfinite(epsilon), "without a positive epsilon")
-    axis %= x.ndim
-    given = [(SCALE, _features(site, scale, x, axis))]
-    if b is not None:
-        given.append((SHIFT, _features(site, b, x, axis)))
-    rows = rows_of(site, x, axis)
-    inside = rows.buffer is x.buffer and site.reusable(0)
-    md = described(rows)
-    target = md if inside else MemoryDesc.of(F32, rows.shape)
-    with threads_for(COST * x.size):
-        primitive = onednn.layer_normalization(
-            md, target, epsilon=epsilon, flags=USE_SCALE | (USE_SHIFT if b is not None else 0)
-        )
-    hazard = FINITE if worst(x, scale, b) == FINITE else NAN
-    y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, hazard=hazard)
-    y.hazard = hazard
-    arguments = {SRC: (md, rows), DST: (target, y)}
-    arguments |= {arg: (MemoryDesc.of(F32, v.shape), v) for arg, v in given}
-    emit(site, primitive, arguments, (y,))
-    return (y,)
+    rows = Rows(site, x, scale, b)
+    return (rows.emit(rows.epsilon, USE_SCALE | (USE_SHIFT if b is not None else 0), {}),)
+
+
+@kernel("RMSNormalization", 23, on="onednn")
+def rms_normalization(site: Site, x: Value, scale: Value) -> Value:
+    """A normalization by a mean of 0 and, as variance, the sum of squares; the count is part of the scale and of epsilon."""
+    site.require(scale.constant, "the scale depends on the data")
+    rows = Rows(site, x, scale)
+    count, features = rows.rows.shape
+    site.require(features <= LONGEST, "a row is so long that NumPy would use its own threads")
+    factor = np.float32(math.sqrt(features))
+    rows.scale = derived(site, scale, ("times", float(factor)), lambda: scale.array.reshape(-1) * factor)
+    sums = site.new((count,), F32, hazard=FINITE)
+    site.emit(
+        lambda: [(np.vecdot, (rows.rows.array, rows.rows.array, sums.array))], reads=(x,), writes=(sums,), kernel="numpy.vecdot"
+    )
+    key = ("zeros", count)
+    if key not in site.shared:
+        site.shared[key] = site.constant(np.zeros(count, np.float32))
+    statistics = MemoryDesc.of(F32, (count,))
+    return rows.emit(
+        rows.epsilon * features,
+        USE_SCALE | USE_GLOBAL_STATS,
+        {MEAN: (statistics, site.shared[key]), VARIANCE: (statistics, sums)},
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -18,6 +19,12 @@ SMALL = 1 << 19
 """Floating-point operations up to which a primitive is faster with one thread than with two."""
 
 F32 = np.dtype(np.float32)
+
+LARGE = 1 << 12
+"""The number of elements from which oneDNN moves them faster than NumPy."""
+
+MOVED = tuple(np.dtype(t) for t in (np.float32, np.float16, np.int32, np.int8, np.uint8))
+"""The dtypes that oneDNN moves."""
 
 
 @lru_cache(maxsize=8192)
@@ -42,6 +49,12 @@ def dense_desc(dtype: Any, shape: Sequence[int], order: Sequence[int] | None = N
     """The description of an array without gaps; `order` lists its axes from the outermost in memory to the innermost."""
     size = np.dtype(dtype).itemsize
     return _desc(np.dtype(dtype), tuple(shape), tuple(s // size for s in strides_of(shape, size, order)))
+
+
+def strided_desc(dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> MemoryDesc:
+    """The description of an array with these strides in bytes."""
+    size = np.dtype(dtype).itemsize
+    return _desc(np.dtype(dtype), tuple(shape), tuple(s // size for s in strides))
 
 
 def require_plain(site: Site, *values: Value | None, dtypes: Sequence[Any] = (F32,)) -> None:
@@ -73,8 +86,9 @@ def emit(
     arguments: Mapping[int, tuple[MemoryDesc, Value]],
     writes: Sequence[Value],
     name: str = "",
+    single: bool = False,
 ) -> None:
-    """Add the step that runs a primitive."""
+    """Add the step that runs a primitive; with `single` on one thread, also if its code asks for the threads of the run."""
     nbytes = primitive.scratchpad_nbytes
     scratch = site.scratch(nbytes) if nbytes else None
 
@@ -85,7 +99,10 @@ def emit(
         if scratch is not None:
             assert scratch.memory is not None
             given[SCRATCHPAD] = (primitive.query("scratchpad"), int(scratch.memory.ctypes.data))
-        return [(library.execute, onednn.bind(primitive, given).args)]
+        call = (library.execute, onednn.bind(primitive, given).args)
+        if single and site.options.threads > 1:
+            return [(onednn.exchange_threads, (1,)), call, (onednn.exchange_threads, (site.options.threads,))]
+        return [call]
 
     made = {id(v) for v in writes}
     reads = [v for _, v in arguments.values() if id(v) not in made]
@@ -95,12 +112,16 @@ def emit(
 
 def copy(site: Site, x: Value, y: Value) -> None:
     """Add the step that copies x to y, of the same shape and dtype and another memory order."""
-    try:
-        with threads_for(x.size * 8):
-            made = onednn.reorder(desc(x), desc(y))
-        emit(site, made, {onednn.FROM: (desc(x), x), onednn.TO: (desc(y), y)}, (y,))
-    except onednn.OneDnnError:
-        site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+    forward = all(d == 1 or s > 0 for v in (x, y) for d, s in zip(v.shape, v.strides, strict=True))
+    if x.size >= LARGE and x.dtype in MOVED and forward and onednn.library() is not None:
+        try:
+            with threads_for(x.size * 8):
+                made = onednn.reorder(desc(x), desc(y))
+            emit(site, made, {onednn.FROM: (desc(x), x), onednn.TO: (desc(y), y)}, (y,))
+            return
+        except onednn.OneDnnError:
+            pass
+    site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
 
 
 def ordered(site: Site, x: Value, order: Sequence[int]) -> Value:
@@ -150,14 +171,21 @@ def pinned(memory: np.ndarray) -> Value:
     return Value(Buffer(memory.nbytes, memory, pinned=True), (memory.nbytes,), (1,), np.dtype(np.uint8), 0, True)
 
 
+def aligned_array(shape: Sequence[int], dtype: np.dtype[Any]) -> Value:
+    """A constant outside of the arena whose contents are to be written."""
+    strides = strides_of(shape, dtype.itemsize)
+    memory = aligned(max(math.prod(shape) * dtype.itemsize, 1))
+    return Value(Buffer(memory.nbytes, memory, pinned=True), tuple(shape), strides, dtype, 0, True)
+
+
 def derived(site: Site, w: Value, what: Any, make: Callable[[], np.ndarray]) -> Value:
     """An array that is computed from a constant, once for all plans."""
 
     def made() -> Value:
-        array = np.ascontiguousarray(make())
-        memory = aligned(max(array.nbytes, 1))
-        memory[: array.nbytes] = array.reshape(-1).view(np.uint8)
-        return Value(Buffer(memory.nbytes, memory, pinned=True), array.shape, array.strides, array.dtype, 0, True)
+        array = make()
+        value = aligned_array(array.shape, array.dtype)
+        np.copyto(value.array, array)
+        return value
 
     found: Value = site.derived(w, what, made)
     return found

@@ -252,7 +252,7 @@ def _target(site: Site, x: Value, updates: Value) -> tuple[Value, bool]:
     site.require(x.dtype == updates.dtype and x.dtype in NUMBERS | {BOOL} and updates.size, f"elements of {x.dtype}")
     if x.contiguous and site.reusable(0):
         made = x.view(x.shape, x.strides)
-        made.hazard = worst(x, updates)
+        made.hazard, made.low = worst(x, updates), False
         return made, True
     return site.new(x.shape, x.dtype, hazard=worst(x, updates)), False
 

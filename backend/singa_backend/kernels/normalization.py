@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from . import onednn
-from .lowering import channels_last, dense_desc, desc, emit, require_plain, threads_for
-from .onednn import DST, FUSE_NORM_RELU, MEAN, SCALE, SHIFT, SRC, USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, VARIANCE
+from .lowering import channels_last, dense_desc, derived, desc, emit, require_plain, threads_for
+from .onednn import DST, FUSE_NORM_RELU, MEAN, SCALE, SHIFT, SRC, USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, VARIANCE, WEIGHTS
 from .table import Site, kernel, worst
-from .values import FINITE, NAN, Value, last_order
+from .values import FINITE, NAN, Bound, Value, last_order
 
 
 @kernel("BatchNormalization", 1, 6, 7, 9, 14, 15, on="onednn")
@@ -25,15 +27,13 @@ def batch_normalization(site: Site, x: Value, scale: Value, b: Value, mean: Valu
     hazard = worst(x, *given)
     if hazard != FINITE or not (var.constant and (var.array + np.float32(epsilon) > 0).all()):
         hazard = NAN
-    relu = bool(site.followers) and site.followers[0].name == "Relu" and hazard == FINITE
+    relu = _takes_relu(site, hazard)
     flags = USE_GLOBAL_STATS | USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if relu else 0)
     order = last_order(x.ndim) if x.ndim > 2 else [0, 1]
     md = dense_desc(x.dtype, x.shape, order)
     with threads_for(x.size * 4):
         made = onednn.batch_normalization(md, md, epsilon=epsilon, flags=flags)
-    if relu:
-        site.needs_finite()
-        site.absorb(1)
+    site.absorb(int(relu))
     before, x = x, channels_last(site, x) if x.ndim > 2 else x
     site.require(x.ndim > 2 or x.contiguous, "the features are not innermost in memory")
     if (x is before and site.reusable(0)) and not x.constant:
@@ -45,4 +45,142 @@ def batch_normalization(site: Site, x: Value, scale: Value, b: Value, mean: Valu
     for arg, v in zip((SCALE, SHIFT, MEAN, VARIANCE), given, strict=True):
         arguments[arg] = (desc(v), v)
     emit(site, made, arguments, (y,))
+    return y
+
+
+@kernel("LRN", 1, 13, on="onednn")
+def lrn(site: Site, x: Value) -> Value:
+    """A normalization by the squares of neighbouring channels."""
+    require_plain(site, x)
+    a = site.attributes
+    site.require(3 <= x.ndim <= 5 and a["size"] >= 1, "the rank is not 3, 4 or 5")
+    site.require(a["size"] % 2, "the window is not symmetric")
+    order = last_order(x.ndim)
+    md = dense_desc(x.dtype, x.shape, order)
+    with threads_for(x.size * 16):
+        made = onednn.lrn(md, md, size=a["size"], alpha=a["alpha"], beta=a["beta"], k=a["bias"])
+    x = channels_last(site, x)
+    positive = a["alpha"] >= 0 and a["bias"] > 0
+    y = site.new(x.shape, x.dtype, order, FINITE if x.hazard == FINITE and positive else NAN)
+    emit(site, made, {SRC: (md, x), DST: (md, y)}, (y,))
+    return y
+
+
+@kernel("InstanceNormalization", 1, 6, 22, on="onednn")
+def instance_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
+    """A normalization of each channel of each sample: a batch normalization of batches of one, with a Relu that follows."""
+    _require_channels(site, x, scale, b)
+    epsilon, hazard = site.attributes["epsilon"], _moments_of(site, x, scale, b)
+    relu = _takes_relu(site, hazard)
+    md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
+    with threads_for(x.size * 8):
+        made = onednn.batch_normalization(md, md, epsilon=epsilon, flags=USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if relu else 0))
+    site.absorb(int(relu))
+    x = channels_last(site, x)
+    y = site.new(x.shape, x.dtype, last_order(x.ndim), hazard)
+    for n in range(x.shape[0]):
+        arguments = {SRC: (md, _sample(x, n)), DST: (md, _sample(y, n)), SCALE: (desc(scale), scale), SHIFT: (desc(b), b)}
+        emit(site, made, arguments, (arguments[DST][1],), "instance_normalization")
+    return y
+
+
+@kernel("GroupNormalization", 18, 21, on="onednn")
+def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
+    """A normalization of groups of channels, with a Relu that follows.
+
+    The moments of the channels, from a batch normalization of one sample, are combined to those of the groups.
+    """
+    groups = site.attributes["num_groups"]
+    site.require(groups >= 1 and x.ndim > 2 and x.shape[1] % groups == 0, "the groups do not divide the channels")
+    site.require(site.attributes.get("stash_type", 1) == 1, "the moments are not float32")
+    channels = x.shape[1]
+    each = channels // groups
+    if site.version == 18 and each > 1:  # one scale and one bias for each group
+        site.require(scale.constant and b.constant and scale.shape == b.shape == (groups,), "not one constant for each group")
+        scale, b = (derived(site, v, ("repeated", each), partial(np.repeat, v.array, each)) for v in (scale, b))
+    _require_channels(site, x, scale, b)
+    epsilon, hazard = site.attributes["epsilon"], _moments_of(site, x, scale, b)
+    relu = _takes_relu(site, hazard)
+    md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
+    flags = USE_GLOBAL_STATS | USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if relu else 0)
+    with threads_for(x.size * 8):
+        first = onednn.batch_normalization(md, md, epsilon=epsilon, prop="training")
+        second = onednn.batch_normalization(md, md, epsilon=epsilon, flags=flags)
+    site.absorb(int(relu))
+    x = channels_last(site, x)
+    y = site.new(x.shape, x.dtype, last_order(x.ndim), hazard)
+    mean, var = (site.new((channels,), x.dtype, hazard=hazard) for _ in range(2))
+    work = site.new((channels + 2 * groups,), x.dtype, hazard=hazard)
+    vector = desc(mean)
+
+    def combine() -> Bound:
+        by_group = (groups, each)
+        m, v = mean.array.reshape(by_group), var.array.reshape(by_group)
+        apart, centre, spread = np.split(work.array, (channels, channels + groups))
+        apart, centre, spread = apart.reshape(by_group), centre.reshape(groups, 1), spread.reshape(groups, 1)
+        return [
+            (np.mean, (m, 1, None, centre, True)),
+            (np.subtract, (m, centre, apart)),
+            (np.multiply, (apart, apart, apart)),
+            (np.add, (apart, v, apart)),
+            (np.mean, (apart, 1, None, spread, True)),
+            (np.copyto, (m, centre)),
+            (np.copyto, (v, spread)),
+        ]
+
+    for n in range(x.shape[0]):
+        one, to = _sample(x, n), _sample(y, n)
+        emit(
+            site,
+            first,
+            {SRC: (md, one), DST: (md, to), MEAN: (vector, mean), VARIANCE: (vector, var)},
+            (to, mean, var),
+            "moments",
+        )
+        site.emit(combine, reads=(mean, var), writes=(mean, var, work), kernel="numpy.moments")
+        arguments = {SRC: (md, one), DST: (md, to), MEAN: (vector, mean), VARIANCE: (vector, var)}
+        arguments |= {SCALE: (desc(scale), scale), SHIFT: (desc(b), b)}
+        emit(site, second, arguments, (to,), "group_normalization")
+    return y
+
+
+def _require_channels(site: Site, x: Value, *given: Value) -> None:
+    require_plain(site, x, *given)
+    site.require(3 <= x.ndim <= 5, "the rank is not 3, 4 or 5")
+    site.require(all(v.shape == x.shape[1:2] and v.contiguous for v in given), "not one value for each channel")
+
+
+def _moments_of(site: Site, x: Value, *given: Value) -> int:
+    """The hazard of a normalization by the moments of x."""
+    return FINITE if worst(x, *given) == FINITE and site.attributes["epsilon"] > 0 else NAN
+
+
+def _takes_relu(site: Site, hazard: int) -> bool:
+    """Whether a Relu follows that the normalization may compute."""
+    taken = bool(site.followers) and site.followers[0].name == "Relu" and hazard == FINITE
+    if taken:
+        site.needs_finite()
+    return taken
+
+
+def _sample(x: Value, n: int) -> Value:
+    """One sample of a batch."""
+    return x.view((1, *x.shape[1:]), x.strides, n * x.strides[0])
+
+
+@kernel("PRelu", 7, 9, 16, on="onednn")
+def prelu(site: Site, x: Value, slope: Value) -> Value:
+    """Negative elements multiplied with slopes."""
+    require_plain(site, x, slope)
+    padded = (1,) * (x.ndim - slope.ndim) + slope.shape
+    fits = len(padded) == x.ndim and all(d in (1, s) for d, s in zip(padded, x.shape, strict=True))
+    site.require(fits and slope.contiguous, "the slope does not broadcast")
+    site.require(x.size >= 1 << 14 and (x.channels_last or x.contiguous), "for small inputs")
+    site.require(worst(x, slope) == FINITE, "the input may be infinite")
+    site.needs_finite()
+    wide, md = dense_desc(x.dtype, padded), desc(x)
+    with threads_for(x.size * 4):
+        made = onednn.prelu(md, wide, md)
+    y = site.new(x.shape, x.dtype, last_order(x.ndim) if x.channels_last else None, FINITE)
+    emit(site, made, {SRC: (md, x), WEIGHTS: (wide, slope), DST: (md, y)}, (y,))
     return y

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ir.windows import Windows, windows
 from . import onednn
-from .convolution import _ends, geometry
+from .convolution import ends, geometry
 from .lowering import channels_last, dense_desc, emit, require_plain, threads_for
 from .onednn import DST, SRC
 from .table import Site, kernel
@@ -40,7 +40,7 @@ def _pool(site: Site, x: Value, at: Windows, algorithm: str, hazard: int) -> Val
     with threads_for(math.prod(shape) * math.prod(at.kernel)):
         made = onednn.pooling(
             src, dst, algorithm=algorithm, kernel=at.kernel, strides=at.strides, dilations=[d - 1 for d in at.dilations],
-            pads_begin=at.begins, pads_end=_ends(at),
+            pads_begin=at.begins, pads_end=ends(at),
         )  # fmt: skip
     x = channels_last(site, x)
     y = site.new(shape, x.dtype, order, hazard)
@@ -72,7 +72,7 @@ def average_pool(site: Site, x: Value) -> Value:
     at = _windows(site, x, site.attributes["kernel_shape"])
     include = site.attributes.get("count_include_pad", 0) and (any(at.begins) or any(at.ends))
     if include:
-        inside = all(need <= end for need, end in zip(_ends(at), at.ends, strict=True))
+        inside = all(need <= end for need, end in zip(ends(at), at.ends, strict=True))
         site.require(inside, "a window extends beyond padding that counts")
     return _pool(site, x, at, "avg_include_padding" if include else "avg_exclude_padding", _sum_of(x))
 

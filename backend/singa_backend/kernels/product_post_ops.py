@@ -62,7 +62,7 @@ def fuse(
     *,
     hazard: int,
     fpmath: str = "strict",
-    scale: float = 1.0,
+    before: Sequence[tuple[str, float, float]] = (),
     is_bias: Callable[[Value], bool] = lambda value: False,
     may_replace: Callable[[Value], bool] = lambda value: False,
 ) -> PostOps:
@@ -75,7 +75,7 @@ def fuse(
         describe: see Describe.
         hazard: of the primitive's own result.
         fpmath: see Attributes.
-        scale: the result is multiplied by it first.
+        before: functions of oneDNN, each with two parameters, that are applied first.
         is_bias: whether the primitive can add this value as its bias.
         may_replace: whether the result can take the place of this value, which is added to it.
 
@@ -83,8 +83,8 @@ def fuse(
         The post-ops, for `count` of the followers.
     """
     made = PostOps(Attributes(fpmath=fpmath), hazard=hazard)
-    if scale != 1.0:
-        made.attributes.append_eltwise("linear", scale, 0.0)
+    for function in before:
+        made.attributes.append_eltwise(*function)
     for f in followers:
         if f.version not in post_ops.VERSIONS.get(f.name, (f.version,)):
             break
@@ -176,4 +176,3 @@ def _worsen(made: PostOps, f: Follower, other: Value) -> None:
         made.low = low
     else:
         made.hazard, made.low = NAN, False
-

@@ -9,14 +9,18 @@ from dataclasses import replace
 import numpy as np
 
 from . import onednn
+from .elementwise import FLOATS
 from .lowering import F32, emit, packed, threads_for
-from .onednn import BIAS, DST, SRC, WEIGHTS, MemoryDesc, Unimplemented
+from .onednn import BIAS, DST, RUNTIME_DIM, SRC, WEIGHTS, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .product_post_ops import PostOps, fuse
 from .table import Follower, Site, kernel, worst
-from .values import FINITE, NAN, Value, strides_of
+from .values import FINITE, NAN, Bound, Value, strides_of
 
 TINY = 2 * 64 * 64
 """A product of at most so many FLOPs without followers is faster in NumPy."""
+
+COLUMNS = 64
+"""From so many columns on, a product of one row reads them as they are."""
 
 EXACT = 2**15
 """A product of integers of at most so many multiplications is NumPy's own; the definition has faster ways for larger ones."""
@@ -126,70 +130,102 @@ class Product:
         self,
         followers: Sequence[Follower] = (),
         *,
-        scale: float = 1.0,
-        bias: Value | None = None,
+        before: Sequence[tuple[str, float, float]] = (),
+        added: Sequence[Value] = (),
         order: Sequence[int] | None = None,
+        target: Value | None = None,
     ) -> Value:
         """Add the steps.
 
         Args:
             followers: the calls that may be computed too; those that are, are absorbed.
-            scale: the factor of the product.
-            bias: is added to the scaled product.
+            before: functions of oneDNN, each with two parameters, that are applied to the product.
+            added: are added after that, before the followers.
             order: of the axes of the result in memory, outermost first.
+            target: the result is written there.
 
         Returns:
             The result.
         """
-        given = [*([Follower("Add", {}, [None, bias], 0, 14)] if bias is not None else []), *followers]
-        for tried in (given, given[: len(given) - len(followers)]):
+        terms = [Follower("Add", {}, [None, v], 0, 14) for v in added]
+        for tried, needed in (([*terms, *followers], len(terms)), (terms, len(terms)), ([], 0)):
             post = fuse(
-                self.site, tried, self.shape, self.describe, hazard=self.hazard, fpmath=self.fpmath, scale=scale,
-                is_bias=self.is_bias, may_replace=self.may_replace,
+                self.site, tried, self.shape, self.describe, hazard=self.hazard, fpmath=self.fpmath, before=before,
+                is_bias=self.is_bias, may_replace=self.may_replace if target is None else _never,
             )  # fmt: skip
-            self.site.require(bias is None or post.count, "the bias does not fit")
             try:
-                return self._emit(post, post.count - (bias is not None), order)
+                if post.count >= needed:
+                    y = self._emit(post, max(post.count - len(terms), 0), order, target)
+                    return y if post.count >= len(terms) else self._plus(y, added)
             except Unimplemented:
-                if tried is not given or not followers:
+                if not tried:
                     raise
         raise AssertionError
 
-    def _emit(self, post: PostOps, absorbed: int, order: Sequence[int] | None) -> Value:
+    def _plus(self, y: Value, added: Sequence[Value]) -> Value:
+        """Add what no post-op can add."""
+        held = list(added)
+        if worst(y, *held) != FINITE:
+            y.hazard, y.low = NAN, False
+        self.site.emit(
+            lambda: [(np.add, (y.array, v.array, y.array)) for v in held], reads=(y, *held), writes=(y,), kernel="numpy.add"
+        )
+        return y
+
+    def _emit(self, post: PostOps, absorbed: int, order: Sequence[int] | None, target: Value | None) -> Value:
         site, a, b = self.site, self.a, self.b
-        strides = post.into.strides if post.into is not None else strides_of(self.shape, F32.itemsize, order)
-        rows = merged(self.shape[:-1], strides[:-1])
+        target = target or post.into
+        strides = target.strides if target is not None else strides_of(self.shape, F32.itemsize, order)
+        shape: tuple[int, ...] = self.shape
         if self.folded:
-            site.require(rows is not None, "the rows of the result are not evenly spaced")
-            assert rows is not None
-            shape, strides = (rows[0], self.shape[-1]), (rows[1], strides[-1])
-        else:
-            shape = self.shape
-        source = described(a)
-        target = MemoryDesc.of(F32, shape, normal(shape, [s // F32.itemsize for s in strides]))
+            rows = merged(shape[:-1], strides[:-1])
+            if rows is None:
+                site.refuse("the rows of the result are not evenly spaced")
+            shape, strides = (rows[0], shape[-1]), (rows[1], strides[-1])
+        source, plain = described(a), described(b)
+        into = MemoryDesc.of(F32, shape, normal(shape, [s // F32.itemsize for s in strides]))
         bias = None if post.bias is None else MemoryDesc.of(F32, (*[1] * (len(shape) - 1), shape[-1]))
-        plain = described(b)
         with threads_for(self.flops):
-            weights = MemoryDesc.any(F32, b.shape) if b.constant else plain
-            primitive = onednn.matmul(source, weights, bias, target, post.attributes)
+            primitive = self._open(source, plain, bias, into, post) if shape[-2] == 1 else None
+            if primitive is None:
+                weights = MemoryDesc.any(F32, b.shape) if b.constant else plain
+                primitive = onednn.matmul(source, weights, bias, into, post.attributes)
         right = b
         if b.constant:
             weights = primitive.query("weights")
             right = packed(site, replace(b, key=self.key), plain, weights)
-        site.absorb(absorbed)
-        if post.into is not None:
-            y = post.into.view(post.into.shape, post.into.strides)
         else:
-            y = site.new(self.shape, F32, order)
+            weights = plain
+        site.absorb(absorbed)
+        y = site.new(self.shape, F32, order) if target is None else target.view(target.shape, target.strides)
         y.hazard, y.low = post.hazard, post.low
         if post.finite:
             site.needs_finite()
-        arguments = {SRC: (source, a), WEIGHTS: (weights, right), DST: (target, y), **post.arguments}
+        arguments = {SRC: (source, a), WEIGHTS: (weights, right), DST: (into, y), **post.arguments}
         if post.bias is not None:
             assert bias is not None
             arguments[BIAS] = (bias, post.bias)
         emit(site, primitive, arguments, (y,))
         return y
+
+    def _open(
+        self, source: MemoryDesc, plain: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: PostOps
+    ) -> Primitive | None:
+        """For one row and a transposed right operand: oneDNN copies that operand, unless its columns are counted at run time."""
+        b = self.b
+        if b.constant or bias is not None or b.strides[-2] != F32.itemsize or b.shape[-1] < COLUMNS:
+            return None
+        outer = [RUNTIME_DIM] * (b.ndim - 2)
+        wide = MemoryDesc.of(F32, (*b.shape[:-1], RUNTIME_DIM), (*outer, 1, b.steps[-1]))
+        row = MemoryDesc.of(F32, (*into.shape[:-1], RUNTIME_DIM), (*outer, RUNTIME_DIM, 1))
+        try:
+            return onednn.matmul(source, wide, None, row, post.attributes)
+        except OneDnnError:
+            return None
+
+
+def _never(value: Value) -> bool:
+    return False
 
 
 def _order_of(b: Value) -> list[int] | None:
@@ -237,6 +273,51 @@ def matmul(site: Site, a: Value, b: Value) -> Value:
     return _multiply(site, a, b, site.followers)
 
 
+VECTOR = 9216
+"""OpenBLAS multiplies a vector and a matrix of at most so many elements with one thread."""
+
+CHEAP = frozenset(("Add", "Sub", "Mul", "Relu", "Clip"))
+"""Followers that take NumPy as long as a post-op."""
+
+
+def _row(site: Site, a: Value, b: Value) -> tuple[Value, Value]:
+    """The operands of a product of one row and a small matrix, the row with one axis."""
+    site.require(a.dtype == b.dtype and a.dtype in FLOATS and b.size <= VECTOR, "not floats, or not small")
+    site.require(a.size and b.size and b.ndim >= 2 and b.size == b.shape[-2] * b.shape[-1], "a batch of matrices")
+    site.require(a.ndim and a.size == a.shape[-1] == b.shape[-2], "not one row")
+    site.require(len(site.followers) <= 2 and all(f.name in CHEAP for f in site.followers), "post-ops are faster")
+    return a.view((a.size,), (a.strides[-1],)), b.view(b.shape[-2:], b.strides[-2:])
+
+
+@kernel("MatMul", 1, 9, 13, on="numpy", rank=1)
+def matmul_row(site: Site, a: Value, b: Value) -> Value:
+    _check(site, a, b)
+    left, right = _row(site, a, b)
+    y = site.new(_shape(a, b), a.dtype, hazard=FINITE if worst(a, b) == FINITE else NAN)
+    flat = y.view((y.size,), (y.dtype.itemsize,))
+    site.emit(lambda: [(left.array.dot, (right.array, flat.array))], reads=(a, b), writes=(y,), kernel="numpy.dot")
+    return y
+
+
+@kernel("Gemm", 1, 6, 7, 9, 11, 13, on="numpy", rank=1)
+def gemm_row(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
+    alpha, left, right, shape = _gemm(site, a, b, c)
+    beta = site.attributes["beta"]
+    site.require(alpha == 1 and beta == 1, "a factor")
+    left, right = _row(site, left, right)
+    y = site.new(shape, a.dtype, hazard=FINITE if worst(a, b, c) == FINITE else NAN)
+    flat = y.view((y.size,), (y.dtype.itemsize,))
+    bias = None if c is None else c.view((), ()) if c.size == 1 else c.view((c.size,), (c.strides[-1],))
+
+    def bind() -> Bound:
+        out = flat.array
+        product = (left.array.dot, (right.array, out))
+        return [product] if bias is None else [product, (np.add, (out, bias.array, out))]
+
+    site.emit(bind, reads=(a, b, bias), writes=(y,), kernel="numpy.dot")
+    return y
+
+
 @kernel("MatMul", 1, 9, 13, on="numpy")
 def matmul_numpy(site: Site, a: Value, b: Value) -> Value:
     _check(site, a, b)
@@ -260,7 +341,8 @@ def gemm(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
     bias = c if c is not None and site.attributes["beta"] != 0 else None
     if bias is not None and site.attributes["beta"] != 1:
         bias = _scaled(site, bias, site.attributes["beta"])
-    return Product(site, left, right, b).emit(site.followers, scale=alpha, bias=bias)
+    before = [] if alpha == 1 else [("linear", alpha, 0.0)]
+    return Product(site, left, right, b).emit(site.followers, before=before, added=[] if bias is None else [bias])
 
 
 def _scaled(site: Site, c: Value, beta: float) -> Value:

@@ -46,6 +46,15 @@ def _softmax(site: Site, x: Value, first: int, log: bool) -> Value:
     return y
 
 
+def softmax_in_place(site: Site, x: Value) -> None:
+    """Add the step that replaces a value in C order by its softmax over the last axis."""
+    rows = x.view((x.size // x.shape[-1], x.shape[-1]), (x.shape[-1] * F32.itemsize, F32.itemsize))
+    md = described(rows)
+    with threads_for(COST * x.size):
+        primitive = onednn.softmax(md, md, axis=1)
+    emit(site, primitive, {SRC: (md, rows), DST: (md, rows)}, (rows,))
+
+
 def _along(site: Site, x: Value, log: bool) -> Value:
     axis = site.attributes["axis"]
     site.require(-x.ndim <= axis < x.ndim, "the axis is out of range")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from ..ir.declaration import Ints
+from .lowering import copy
 from .table import Site, kernel
-from .values import Value, strides_of
+from .values import Value, last_order, strides_of
 
 
 def ints(site: Site, value: Value | None, name: str) -> tuple[int, ...]:
@@ -42,11 +41,45 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value | None:
 
 
 def copied(site: Site, x: Value, shape: Sequence[int]) -> Value:
-    """A contiguous copy of another shape."""
+    """A copy of another shape, in C order, or with the channels innermost in memory if they are in the input."""
+    groups = merged(x.shape, shape)
+    if groups is not None and 3 <= len(shape) <= 5:
+        near = [min((x.strides[a] for a in g if x.shape[a] != 1), default=0) for g in groups]
+        order = last_order(len(shape))
+        wide = [a for a in order if shape[a] != 1]
+        if wide == sorted(wide, key=lambda a: -near[a]):
+            y = site.new(shape, x.dtype, order)
+            strides = [0] * x.ndim
+            for a, g in zip(y.strides, groups, strict=True):
+                for axis in reversed(g):
+                    strides[axis] = a
+                    a *= x.shape[axis]
+            copy(site, x, y.view(x.shape, strides))
+            return y
     y = site.new(shape, x.dtype)
-    whole = y.view(x.shape, strides_of(x.shape, x.dtype.itemsize))
-    site.emit(lambda: [(np.copyto, (whole.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+    copy(site, x, y.view(x.shape, strides_of(x.shape, x.dtype.itemsize)))
     return y
+
+
+def merged(old: Sequence[int], new: Sequence[int]) -> list[list[int]] | None:
+    """For each axis of a new shape, the consecutive axes of the old one that it consists of; None if an axis is divided."""
+    groups: list[list[int]] = []
+    axis = 0
+    for size in new:
+        group: list[int] = []
+        count = 1
+        while axis < len(old) and (count < size or not group):
+            group.append(axis)
+            count *= old[axis]
+            axis += 1
+        if count != size:
+            return None
+        groups.append(group)
+    for rest in range(axis, len(old)):
+        if old[rest] != 1:
+            return None
+        groups[-1].append(rest)
+    return groups
 
 
 def as_shape(site: Site, x: Value, shape: Sequence[int]) -> Value:

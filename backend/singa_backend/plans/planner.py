@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from typing import Any
 
@@ -20,23 +23,25 @@ from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
-from .region import Region, region_of
+from .region import Region, TooManyCalls, region_of
 from .trace import Facts, Loose, Mismatch, Segment, State, Tracer
 
 PLANS = 16
 """The number of plans of a model that are kept."""
 
+_SMALL = 1 << 12
+
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
 
 
-Execute = Callable[[Segment, limits.Budget], None]
+Execute = Callable[[Segment, limits.Budget | None], None]
 """Runs the steps of a segment."""
 
 
-def execute(segment: Segment, budget: limits.Budget) -> None:
+def execute(segment: Segment, budget: limits.Budget | None) -> None:
     """Run the steps of a segment."""
-    if budget.watched:
+    if budget is not None and budget.watched:
         for function, arguments in segment.flat:
             budget.watch()
             function(*arguments)
@@ -48,10 +53,16 @@ def execute(segment: Segment, budget: limits.Budget) -> None:
 class Plan:
     """A model at fixed input shapes: segments of bound calls.
 
+    Everything that a run can find decided is decided when the plan is made.  The plan runs in a context of its own, in which NumPy
+    reports no floating-point errors: to enter it takes a tenth of the time of `np.errstate`.
+
     Attributes:
         first: the first segment.
         facts: what the trace found.
         inputs: the arrays that a run copies its inputs into; a Loose for an input that is not an array of numbers.
+        signature: the shape and the dtype of each input; None if one is not an array of numbers.
+        admitted: limits which the plan is known not to exceed.
+        sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.
     """
 
     def __init__(self, planner: Planner) -> None:
@@ -60,14 +71,30 @@ class Plan:
         self.facts = Facts()
         self.first = Segment()
         self.inputs: list[Any] = []
-        self.lock = threading.Lock()
+        self.signature: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] | None = None
+        self.admitted: limits.Limits | None = None
+        self.sums: list[tuple[Any, np.ndarray]] = []
+        self.renew()
 
-    def trace(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any]:
-        """Make the plan by a run on these inputs; return the outputs."""
+    def renew(self) -> None:
+        """Make the lock and the context; in a forked child another thread of the parent may have been in them."""
+        self.lock = threading.Lock()
+        self.context = Context()
+        self.context.run(np.seterr, all="ignore")
+
+    def trace(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
+        """Make the plan by a run on these inputs; return the outputs, None if it needs finite inputs and they are not."""
+        return self.context.run(self._trace, inputs, budget)
+
+    def _trace(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
+        limits.enter(budget)
         tracer = self._tracer(budget)
         self.first = tracer.start(inputs)
         self.inputs = [e.array if isinstance(e, Value) else e for e in tracer.entries]
-        return _outputs(tracer.segment)
+        if all(isinstance(e, Value) for e in tracer.entries):
+            self.signature = tuple((a.shape, a.dtype) for a in self.inputs)
+            self.sums = [(_sum_of(a), a.reshape(-1)) for a in self.inputs if a.dtype.kind not in "biu"]
+        return None if self.facts.finite and not all(map(finite, inputs)) else tracer.segment.results()
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
         planner = self.planner
@@ -75,38 +102,88 @@ class Plan:
         self.state.bodies = planner.bodies
         self.state.visit_body = partial(BodyVisitor, planner.executor)
         made = Tracer(planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget)
-        budget.begin(planner.executor.resident, made.live, planner.executor.states)
+        roots = (made.live, planner.shared)
+        if planner.is_body:
+            budget.roots += roots
+        else:
+            budget.begin(planner.executor.resident, *roots, planner.executor.states)
         return made
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute) -> list[Any]:
-        """Run the plan on inputs of its shapes and dtypes; return new arrays."""
-        with self.lock:
+    def run(
+        self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute = execute
+    ) -> list[Any] | None:
+        """Run the plan on inputs of its shapes and dtypes.
+
+        Args:
+            inputs: the inputs.
+            budget: of this run; None if there is neither a deadline nor a flag, and the limits are those of the planner.
+            execute: runs the steps of a segment; a profile measures them.
+
+        Returns:
+            New arrays; None if it needs finite inputs and they are not.
+        """
+        if self.facts.parallel:
+            before = onednn.exchange_threads(self.planner.options.threads)
+            if before:
+                try:
+                    return self._locked(inputs, budget, execute)
+                finally:
+                    onednn.set_threads(before)
+        return self._locked(inputs, budget, execute)
+
+    def _locked(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute) -> list[Any] | None:
+        lock = self.lock
+        lock.acquire()
+        try:
+            return self.context.run(self._run, inputs, budget, execute)
+        finally:
+            lock.release()
+
+    def _run(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute) -> list[Any] | None:
+        facts = self.facts
+        if facts.definitions and budget is None:
+            budget = self.planner.budget()
+        if budget is not None:
+            limits.enter(budget)
             self.state.visitor = Visitor(self.planner.executor, budget)
-            for target, x in zip(self.inputs, inputs, strict=True):
-                if isinstance(target, Loose):
-                    target.value = x
-                else:
-                    np.copyto(target, x)
-            segment = self.first
-            while True:
-                execute(segment, budget)
-                if segment.check is None:
-                    return _outputs(segment)
-                key = segment.check()
-                following = segment.next.get(key)
-                if following is None:
-                    return self._continue(segment, key, budget)
-                segment = following
+        for target, x in zip(self.inputs, inputs, strict=True):
+            if type(target) is Loose:
+                target.value = x
+            else:
+                target[...] = x
+        if facts.finite and not self._is_finite():
+            return None
+        segment = self.first
+        while True:
+            execute(segment, budget)
+            if segment.check is None:
+                return [copy() for copy in segment.copies]
+            key = segment.check()
+            following = segment.next.get(key)
+            if following is None:
+                return self._continue(segment, key, budget or self.planner.budget())
+            segment = following
+
+    def _is_finite(self) -> bool:
+        """Whether no input of this run holds a NaN or an infinity."""
+        if self.signature is None:
+            return all(map(finite, self.inputs))
+        for sum_of, elements in self.sums:
+            if not math.isfinite(sum_of(elements)) and not finite(elements):
+                return False
+        return True
 
     def _continue(self, segment: Segment, key: Any, budget: limits.Budget) -> list[Any]:
         """Trace a continuation of a segment."""
         assert segment.point is not None
+        limits.enter(budget)
         while len(segment.next) >= BRANCHES:
             del segment.next[next(iter(segment.next))]
+        self.admitted = None
         with self.planner.tracing:
             tracer = self._tracer(budget)
             segment.next[key] = tracer.resume(segment.point)
-        return _outputs(tracer.segment)
+        return tracer.segment.results()
 
     @property
     def segments(self) -> list[Segment]:
@@ -123,16 +200,6 @@ class Plan:
         return sum(s.arena_bytes for s in self.segments)
 
 
-def _outputs(segment: Segment) -> list[Any]:
-    return [e.array.copy() if isinstance(e, Value) else _copied(e.value) for e in segment.outputs]
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_copied(v) for v in value]
-    return value.copy() if isinstance(value, (np.ndarray, dict)) else value
-
-
 class BodyVisitor(Visitor):
     """Computes a Loop, a Scan or another operator with subgraphs, whose bodies run as plans of their own.
 
@@ -146,12 +213,14 @@ class BodyVisitor(Visitor):
 
     def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
         found = self.bodies.get(id(graph))
-        if found is not None:
+        if found is not None and all(map(_is_plain, inputs)):
             planner, slots = found
             self.budget.step()
             with self.budget.holding(inputs):
                 outputs = planner.run([*inputs, *(outer[s] for s in slots)], self.budget)
             if outputs is not None:
+                for y in outputs:
+                    self.budget.count_tensor(getattr(y, "nbytes", 0))
                 return outputs
         return super()._inner(graph, inputs, outer)
 
@@ -162,16 +231,29 @@ class Planner:
     Attributes:
         region: the calls of the model.
         options: how the plans compute.
+        is_body: whether the graph is the body of an operator.
         fused: the number of rewrites of each pass.
+        limits: the bounds of a run that does not set its own.
+        latest: the plan that was used last.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
     """
 
-    def __init__(self, graph: Graph, executor: Executor, options: Options, captured: dict[int, Any] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        executor: Executor,
+        options: Options,
+        captured: dict[int, Any] | None = None,
+        allowed: limits.Limits | None = None,
+    ) -> None:
         names = dict(graph.state_slots)
         states = {names[slot]: value for slot, value in executor.states[id(graph)]}
         self.executor = executor
         self.options = options
+        self.is_body = captured is not None
+        self.limits = allowed or limits.Limits()
+        self.latest: Plan | None = None
         self.region: Region = region_of(graph, states, captured)
         types = {i: (v.dtype, v.shape) for i, v in zip(self.region.inputs, graph.inputs, strict=False) if v.kind == "tensor"}
         self.fused = fuse(self.region, options.level, types)
@@ -186,9 +268,60 @@ class Planner:
         """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
         made = {}
         for graph in node.graphs:
+            if id(graph) not in self.executor.states:
+                continue
             slots = tuple(outer for outer, _ in graph.captured if outer not in constants)
-            made[id(graph)] = (Planner(graph, self.executor, self.options, constants), slots)
+            with suppress(TooManyCalls):
+                made[id(graph)] = (Planner(graph, self.executor, self.options, constants, self.limits), slots)
         return made
+
+    def budget(self) -> limits.Budget:
+        """A budget of the limits that hold for a run that sets no others."""
+        return limits.Budget(self.limits, memory=self.executor.device.memory)
+
+    def ready(self, inputs: Any, names: Sequence[str]) -> tuple[Plan, Sequence[Any]] | None:
+        """The plan for inputs whose checks can only succeed, as they did before; None if they must be checked.
+
+        Args:
+            inputs: as a user passes them: a dict, a list or one array.
+            names: of the graph's inputs.
+
+        Returns:
+            The plan, and the inputs in order.
+        """
+        if self.limits.deadline is not None:
+            return None
+        kind = type(inputs)
+        if kind is dict:
+            if len(inputs) != len(names):
+                return None
+            try:
+                inputs = [inputs[n] for n in names]
+            except KeyError:
+                return None
+        elif kind is np.ndarray:
+            inputs = (inputs,)
+        elif kind is not list and kind is not tuple:
+            return None
+        plan = self.latest
+        if plan is not None and plan.admitted is self.limits:
+            signature = plan.signature
+            if signature is not None and len(inputs) == len(signature):
+                for x, (shape, dtype) in zip(inputs, signature, strict=True):
+                    if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
+                        break
+                else:
+                    return plan, inputs
+        key = []
+        for x in inputs:
+            if type(x) is not np.ndarray:
+                return None
+            key.append((x.shape, x.dtype))
+        plan = self.plans.get(tuple(key))
+        if plan is None or plan.admitted is not self.limits:
+            return None
+        self._used(tuple(key), plan)
+        return plan, inputs
 
     def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute = execute) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
@@ -196,57 +329,62 @@ class Planner:
         Args:
             inputs: the converted inputs in the order of the graph's.
             budget: of this run.
-            execute: runs the steps of a segment; a profile measures them.
+            execute: as for `Plan.run`.
 
         Returns:
             The outputs, which belong to the caller.
         """
-        before = onednn.exchange_threads(self.options.threads)
-        try:
-            return self._run(inputs, budget, execute)
-        finally:
-            if before:
-                onednn.set_threads(before)
-
-    def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute) -> list[Any] | None:
         key = tuple((x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
-        with limits.spend(budget), np.errstate(all="ignore"):
-            for _ in range(8):
-                plan = self.plans.get(key)
-                try:
-                    if plan is None:
-                        plan = Plan(self)
+        for _ in range(8):
+            plan = self.plans.get(key)
+            try:
+                if plan is None:
+                    plan = Plan(self)
+                    before = onednn.exchange_threads(self.options.threads)
+                    try:
                         with self.tracing:
                             outputs = plan.trace(inputs, budget)
-                        self._keep(key, plan)
-                        return None if plan.facts.finite and not all(map(_finite, inputs)) else outputs
-                    if not self._fits(plan, budget) or (plan.facts.finite and not all(map(_finite, inputs))):
+                    finally:
+                        if before:
+                            onednn.set_threads(before)
+                    self._used(key, plan)
+                    return outputs
+                if plan.admitted is not budget.limits:
+                    if not self._fits(plan, budget):
                         return None
-                    return plan.run(inputs, budget, execute)
-                except Invalid:
-                    return None
-                except Mismatch as found:
-                    self.dynamic.add(id(found.call.node))
-                    self.plans.pop(key, None)
-                except ResourceExhausted as error:
-                    if plan is not None and plan.first.flat:
-                        raise
-                    if error.code in ("SX603", "SX604"):
-                        return None  # the definitions may need less
+                    plan.admitted = budget.limits
+                self._used(key, plan)
+                if self.is_body:
+                    budget.steps(plan.facts.executions)
+                return plan.run(inputs, budget, execute)
+            except Invalid:
+                return None
+            except Mismatch as found:
+                self.dynamic.add(id(found.call.node))
+                self.plans.pop(key, None)
+                self.latest = None
+            except ResourceExhausted as error:
+                if plan is not None and plan.first.flat:
                     raise
+                if error.code in ("SX603", "SX604"):
+                    return None  # the definitions may need less
+                raise
         return None
 
-    def _keep(self, key: Any, plan: Plan) -> None:
+    def _used(self, key: Any, plan: Plan) -> None:
+        """Keep a plan, and forget the one that was used least recently."""
         with self.lock:
             self.plans[key] = plan
+            self.plans.move_to_end(key)
             while len(self.plans) > PLANS:
                 self.plans.popitem(last=False)
+            self.latest = plan
 
     def _fits(self, plan: Plan, budget: limits.Budget) -> bool:
         bounds, facts = budget.limits, plan.facts
         return (
             facts.largest <= budget.tensor_bytes
-            and facts.executions <= bounds.executions
+            and facts.executions <= budget.left
             and facts.rank <= bounds.rank
             and plan.first.arena_bytes + self.executor.resident <= budget.live_bytes
         )
@@ -260,7 +398,7 @@ def _renew_locks() -> None:
     for planner in list(_planners):
         planner.lock, planner.tracing = threading.Lock(), threading.RLock()
         for plan in planner.plans.values():
-            plan.lock = threading.Lock()
+            plan.renew()
 
 
 if hasattr(os, "register_at_fork"):
@@ -271,13 +409,16 @@ def _is_plain(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype != dtypes.STRING
 
 
-def _finite(x: Any) -> bool:
+def _sum_of(x: np.ndarray) -> Any:
+    """A function that returns a number for the elements of an array in C order: finite only if they all are."""
+    if x.dtype != np.float32 and x.dtype != np.float64:
+        return lambda elements: math.nan
+    return x.reshape(-1).dot if x.size <= _SMALL else np.add.reduce  # of more elements BLAS may use several threads
+
+
+def finite(x: Any) -> bool:
     """Whether an input holds no NaN and no infinity."""
     if not isinstance(x, np.ndarray) or x.dtype.kind in "biuOSU":
         return True
-    if x.dtype == np.float32 or x.dtype == np.float64:
-        flat = x.reshape(-1) if x.flags.c_contiguous else x.ravel()
-        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(x).all())
-    if x.dtype.kind == "c" or x.dtype == np.float16:
-        return bool(np.isfinite(x).all())
-    return bool(np.isfinite(x.astype(np.float32)).all())
+    wide = x if x.dtype.kind in "fc" and x.dtype.itemsize > 1 else x.astype(np.float32)
+    return bool(np.isfinite(wide).all())

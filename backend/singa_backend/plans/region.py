@@ -18,6 +18,14 @@ from ..ir.graph import ABSENT, Graph, Node
 from ..ir.versioned import VersionedOperator
 
 
+MOST = 200_000
+"""The number of calls of a region: functions that call functions may have more, and are computed node by node."""
+
+
+class TooManyCalls(Exception):
+    """The functions of a model have more calls than a region holds."""
+
+
 @dataclass(eq=False)
 class Call:
     """One call of an operator.
@@ -68,6 +76,7 @@ class Region:
         constants: the values of initializers and Constant nodes by id.
         names: the name of each value in its graph, by id.
         size: the number of ids.
+        inlined: the number of nodes and functions that were read into it.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -76,6 +85,7 @@ class Region:
     constants: dict[int, Any] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     size: int = 0
+    inlined: int = 0
 
     def new(self, name: str = "") -> int:
         """A new id."""
@@ -203,6 +213,9 @@ def branch_of(region: Region, graph: Graph, scope: Sequence[int]) -> tuple[int, 
 
 
 def _inline(region: Region, graph: Graph, ids: list[int], states: dict[str, Any]) -> None:
+    region.inlined += 1 + len(graph.nodes)
+    if region.inlined > MOST:
+        raise TooManyCalls
     for slot, name in graph.state_slots:
         ids[slot] = region.constant(states.get(name, graph.states[name]), name)
     for node in graph.nodes:

@@ -7,19 +7,22 @@ shape continues with another segment.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import dtypes, limits
+from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
-from ..kernels.onednn import OneDnnError
+from ..kernels.onednn import OneDnnError, threads_of
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
-from ..kernels.values import FINITE, INFINITE, NAN, Buffer, Step, Value, aligned, strides_of
+from ..kernels.values import FINITE, INFINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
 from ..kernels.work import flops
 from ..runtime.executor import Visitor
 from . import arena as arenas
@@ -42,8 +45,8 @@ KEEPS = frozenset(
 )
 """Operators that make no NaN of infinities."""
 
-DATA_DEPENDENT = frozenset("NonZero Unique Compress NonMaxSuppression".split())
-"""Operators of ONNX whose output shape depends on the values of their inputs in every model."""
+FAILED = "failed with"
+"""Begins the reason of a kernel that raised an unexpected error; such a call must be invalid."""
 
 
 class Mismatch(Exception):
@@ -79,9 +82,10 @@ class Select:
 
 @dataclass(eq=False)
 class Adopt:
-    """Copies arrays whose shapes are the key of the segment into its arena."""
+    """Copies arrays whose shapes are the key of the segment, the results of a call, into its arena."""
 
     ids: tuple[int, ...]
+    call: Call
 
 
 @dataclass(eq=False)
@@ -135,6 +139,7 @@ class Segment:
         next: the segments that follow, by key, the least recently used first.
         point: what a new continuation starts from.
         outputs: the outputs of the plan, for the last segment.
+        copies: for each output the function that returns a copy.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -146,6 +151,11 @@ class Segment:
     next: dict[Any, Segment] = field(default_factory=dict)
     point: Point | None = None
     outputs: tuple[Entry, ...] = ()
+    copies: tuple[Callable[[], Any], ...] = ()
+
+    def results(self) -> list[Any]:
+        """The present outputs, copied."""
+        return [copy() for copy in self.copies]
 
 
 class State:
@@ -177,6 +187,8 @@ class Facts:
         largest: bytes of the largest tensor.
         rank: the highest rank.
         folded: the number of calls whose results depend on shapes only.
+        definitions: the number of calls that their definitions compute.
+        parallel: whether a step uses several threads.
     """
 
     finite: bool = False
@@ -184,6 +196,8 @@ class Facts:
     largest: int = 0
     rank: int = 0
     folded: int = 0
+    definitions: int = 0
+    parallel: bool = False
 
 
 class Tracer:
@@ -247,7 +261,7 @@ class Tracer:
                     self._set(target, self._get(source))
                 self._used(item.sources)
             elif isinstance(item, Adopt):
-                self._adopt(item.ids)
+                self._adopt(item.ids, item.call)
             elif isinstance(item, Select):
                 pending += self._select(item, pending)[::-1]
             else:
@@ -255,7 +269,7 @@ class Tracer:
                 if id(item[-1].node) in self.dynamic:
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
-                    self._split(pending, Adopt(ids), lambda cells=cells: tuple(map(_kind, cells)))
+                    self._split(pending, Adopt(ids, item[-1]), lambda cells=cells: tuple(map(_kind, cells)))
         self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
         self._finish()
         return first
@@ -274,7 +288,7 @@ class Tracer:
         self.segment, self.buffers = following, []
         self.copies.clear()
 
-    def _adopt(self, ids: Sequence[int]) -> None:
+    def _adopt(self, ids: Sequence[int], call: Call) -> None:
         for i in ids:
             cell = self.env.get(i)
             if isinstance(cell, Loose) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
@@ -285,7 +299,7 @@ class Tracer:
                     target = made.array
                     return [(lambda: np.copyto(target, cell.value), ())]
 
-                self._record(Step(bind, (), (made,), "copy"))
+                self._record(Step(bind, (), (made,), "copy", call.origins or (call.node,)))
                 self.env[i] = made
                 made.buffer.users += 1
 
@@ -295,7 +309,7 @@ class Tracer:
         condition = self._get(call.inputs[0])
         array = condition.array if isinstance(condition, Value) else None
         branches = [call.attributes[name] for name in ("then_branch", "else_branch")]
-        same = len({len(g.outputs) for g in branches}) == 1
+        same = len({len(g.outputs) for g in branches}) == 1 and len(branches[0].outputs) >= len(call.outputs)
         if array is None or array.size != 1 or array.dtype != np.bool_ or not same:
             return [(call,)]  # the definition reports the error
         if not item.chosen and not condition.constant:
@@ -343,6 +357,9 @@ class Tracer:
                 self.shared["constant", key] = held
         made: Value = held[1]
         made.buffer.users += 1
+        if key is None and made.buffer.memory is not None:
+            self.live[id(made.buffer)] = made.buffer.memory
+        self._admit(made.shape, made.dtype)
         return made
 
     def _entry(self, x: Any) -> Entry:
@@ -356,15 +373,20 @@ class Tracer:
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], order: Sequence[int] | None, hazard: int) -> Value:
         """A value in a new buffer."""
         shape = tuple(int(d) for d in shape)
-        self.budget.admit(shape, dtype.itemsize)
+        self._admit(shape, dtype)
         strides = strides_of(shape, dtype.itemsize, order)
         nbytes = max(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, 1)
-        self.facts.largest = max(self.facts.largest, nbytes)
-        self.facts.rank = max(self.facts.rank, len(shape))
         return Value(self.buffer(nbytes), shape, strides, dtype, 0, False, hazard)
+
+    def _admit(self, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+        """Check a tensor against the limits of this run, and note its size for those of other runs."""
+        self.budget.admit(shape, dtype.itemsize)
+        self.facts.largest = max(self.facts.largest, math.prod(d or 1 for d in shape) * dtype.itemsize)
+        self.facts.rank = max(self.facts.rank, len(shape))
 
     def buffer(self, nbytes: int) -> Buffer:
         """A new buffer with memory of its own until the segment is complete."""
+        self.budget.count_tensor(nbytes)
         made = Buffer(nbytes, aligned(nbytes))
         assert made.memory is not None
         self.live[id(made)] = made.memory
@@ -433,8 +455,14 @@ class Tracer:
                     result = one.body(site, *inputs)
                     taken = site.absorbed + 1
                     self._run_steps(site, one, group[:taken])
+            except SonnxError:
+                raise
             except (Refused, OneDnnError) as refusal:
                 self._reasons.append(f"{one.name}: {refusal}")
+                self._forget(first_buffer)
+                continue
+            except Exception as error:  # an invalid call that the kernel did not expect: the definition reports it
+                self._reasons.append(f"{one.name}: {FAILED} {type(error).__name__}: {error}")
                 self._forget(first_buffer)
                 continue
             made = result if isinstance(result, tuple) else (result,)
@@ -481,14 +509,20 @@ class Tracer:
         for v in made:
             if v is not None:
                 v.buffer.touch(max(len(self.segment.steps) - 1, 0))
+                self._admit(v.shape, v.dtype)
         for i, v in zip(calls[-1].outputs, made, strict=False):
             if v is not None:
                 self._set(i, v)
         inner = {o for c in calls[:-1] for o in c.outputs}
         for c in calls:
             self._used([i for i in c.reads if i not in inner])
-            self.facts.executions += 1
-            self.budget.account(())
+            self._count(c)
+
+    def _count(self, call: Call) -> None:
+        """Count the nodes of a call as executed, as the definitions would."""
+        count = max(len(call.origins), 1)
+        self.facts.executions += count
+        self.budget.steps(count)
 
     def _followers(self, group: tuple[Call, ...]) -> list[Follower]:
         made: list[Follower] = []
@@ -541,6 +575,7 @@ class Tracer:
         if outputs is None:
             arrays = [v.array if isinstance(v, Value) else v for v in self._values(call)]
             outputs = self.state.visitor.visit(call.node, arrays, [])
+            self.budget.left += 1  # counted below
             if any(not isinstance(o, np.ndarray) for i, o in zip(call.outputs, outputs, strict=False) if i != ABSENT):
                 return self._loose(call, outputs)
             if key is not None:
@@ -549,7 +584,7 @@ class Tracer:
             if i != ABSENT and o is not None:
                 self._set(i, self._constant(o, None if key is None else (id(call), n)))
         self._used(call.reads)
-        self.facts.executions += 1
+        self._count(call)
         self.facts.folded += 1
         return 1
 
@@ -558,6 +593,7 @@ class Tracer:
             if i != ABSENT:
                 self._set(i, self._constant(o))
         self._used(call.reads)
+        self._count(call)
         return 1
 
     # --- definitions
@@ -586,7 +622,7 @@ class Tracer:
                 np.copyto(value.array, o)
                 made.append(value)
             else:
-                made.append(Loose(_owned(o)))
+                made.append(Loose(_owned(o, [e.array for e in entries if isinstance(e, Value)])))
         state, node = self.state, call.node
 
         loose = any(isinstance(e, Loose) for e in (*entries, *(e for _, e in inner)))
@@ -603,7 +639,7 @@ class Tracer:
                     if target is None:
                         continue
                     if isinstance(target, Loose):
-                        target.value = _owned(result)
+                        target.value = _owned(result, values)
                     elif (
                         not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype
                     ):
@@ -615,6 +651,7 @@ class Tracer:
 
         reads = tuple(e for e in (*entries, *(e for _, e in inner)) if isinstance(e, Value))
         writes = tuple(m for m in made if isinstance(m, Value))
+        self.facts.definitions += 1
         step = Step(bind, reads, writes, "definition", call.origins or (node,), tuple(self._reasons))
         step.flops = _flops((call,), entries, writes[0]) if writes else None
         self._record(step)
@@ -622,7 +659,8 @@ class Tracer:
             if m is not None:
                 self._set(i, m)
         self._used(call.reads)
-        self.facts.executions += 1
+        self.budget.left += 1  # the visitor has counted it
+        self._count(call)
         return 1
 
     def _hazard(self, call: Call, entries: Sequence[Entry | None]) -> int:
@@ -652,9 +690,11 @@ class Tracer:
             b.memory, b.pinned = place, True
             self.live.pop(id(b), None)
         for step in segment.steps:
-            bound = step.bind()
-            step.count = len(bound)
-            segment.flat += bound
+            pieces = step.bind()
+            step.count = len(pieces)
+            segment.flat += pieces
+            self.facts.parallel |= _is_parallel(step, pieces)
+        segment.copies = tuple(e.array.copy if isinstance(e, Value) else partial(_copy, e) for e in segment.outputs)
 
 
 class TraceSite(Site):
@@ -708,6 +748,23 @@ def _flops(calls: Sequence[Call], inputs: Sequence[Entry | None], output: Value)
     return None if own is None else own + (len(calls) - 1) * output.size
 
 
+def _is_parallel(step: Step, pieces: Bound) -> bool:
+    """Whether a step uses several threads: a primitive that was created for them, or what is not known."""
+    if step.kernel.startswith(("numpy.", "definition", "copy")):
+        return False
+    return any(threads_of(arguments) != 1 for _, arguments in pieces)
+
+
+def _copy(entry: Loose) -> Any:
+    return _copied(entry.value)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(v) for v in value]
+    return value.copy() if isinstance(value, (np.ndarray, dict)) else value
+
+
 def _kind(entry: Entry) -> Any:
     value = entry.value if isinstance(entry, Loose) else entry
     return (value.shape, value.dtype) if isinstance(value, (Value, np.ndarray)) else type(value)
@@ -717,11 +774,13 @@ def _content(entry: Entry) -> Any:
     return entry.value if isinstance(entry, Loose) else entry.array
 
 
-def _owned(value: Any) -> Any:
-    """A sequence whose arrays are not memory of the plan."""
+def _owned(value: Any, inputs: Sequence[Any]) -> Any:
+    """A sequence in which arrays that are memory of the plan, the inputs and views, are copied."""
     if isinstance(value, list):
-        return [_owned(v) for v in value]
-    return value.copy() if isinstance(value, np.ndarray) and value.dtype != dtypes.STRING else value
+        return [_owned(v, inputs) for v in value]
+    if isinstance(value, np.ndarray) and value.dtype != dtypes.STRING:
+        return value.copy() if value.base is not None or any(value is x for x in inputs) else value
+    return value
 
 
 def _draws(node: Node) -> bool:

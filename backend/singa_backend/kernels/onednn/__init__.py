@@ -124,6 +124,7 @@ from .primitives import (
     shuffle,
     softmax,
     sum_,
+    threads_of,
 )
 
 __all__ = [
@@ -232,6 +233,7 @@ __all__ = [
     "sum_",
     "supported",
     "threads",
+    "threads_of",
     "using_threads",
     "zero_points_arg",
 ]

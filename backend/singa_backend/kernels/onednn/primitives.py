@@ -157,6 +157,19 @@ class _Argument(ctypes.Structure):
     _fields_ = [("arg", c_int), ("memory", c_void_p)]
 
 
+def threads_of(arguments: Sequence[Any]) -> int:
+    """The number of threads for which the primitive of a call was created.
+
+    Args:
+        arguments: the arguments of the call.
+
+    Returns:
+        The number; 0 if they are not those of a `Bound`.
+    """
+    kept = getattr(arguments[-1], "kept", None) if arguments else None
+    return kept[0].threads if kept else 0
+
+
 def bind(primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | Memory]) -> Bound:
     """Give a primitive its memories.
 

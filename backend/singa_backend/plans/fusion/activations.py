@@ -59,8 +59,8 @@ def activations(edit: Editor) -> int:
     """For any calls of the form x * (shift + scale * f(p(x))), in any order of the products, replace the last one by one call.
 
     Erf of x / sqrt(2) and Tanh or Sigmoid of the polynomial of the approximation form Gelu; Sigmoid of a multiple of x Swish;
-    Clip of x + 3 to 0 and 6, divided by 6, and HardSigmoid form HardSwish; Tanh of Softplus forms Mish.  The constants must be scalars of
-    float32, and the values in the middle must not be used elsewhere.
+    Clip of x + 3 to 0 and 6, divided by 6, and HardSigmoid form HardSwish; Tanh of Softplus forms Mish.  The constants must be
+    scalars of float32, and the values in the middle must not be used elsewhere.
     """
     count = 0
     for call in edit.named("Erf"):
@@ -137,6 +137,38 @@ def _leaky(edit: Editor, root: Call, pair: tuple[int, ...], between: bool) -> tu
         alpha = _factor(edit, call, x)
         if alpha is not None and math.isfinite(alpha) and (0 < alpha < 1 or not between):
             return x, alpha, [call]
+    return None
+
+
+def prelus(edit: Editor) -> int:
+    """For any calls of the form Relu(x) - a * Relu(-x), replace Sub, or Add for -a, by PRelu(x, a); a is a constant."""
+    count = 0
+    for root in edit.named("Add", "Sub"):
+        for at in (0, 1) if root.name == "Add" else (0,):
+            found = _prelu(edit, root, root.inputs[at], root.inputs[1 - at])
+            if found is not None:
+                x, slope, calls = found
+                inputs = (x, edit.region.constant(slope if root.name == "Sub" else -slope))
+                edit.put(root, edit.call("PRelu", inputs, [*calls, root], root.outputs))
+                count += 1
+                break
+    return count
+
+
+def _prelu(edit: Editor, root: Call, above: int, below: int) -> tuple[int, np.ndarray, list[Call]] | None:
+    relu, product = edit.made_by(above, "Relu"), edit.made_by(below, "Mul")
+    if relu is None or product is None:
+        return None
+    for at in (0, 1):
+        slope, other = edit.constant(product.inputs[1 - at]), edit.made_by(product.inputs[at], "Relu")
+        minus = edit.made_by(other.inputs[0], "Neg") if other is not None else None
+        if slope is None or slope.dtype != np.float32 or other is None or minus is None or minus.inputs[0] != relu.inputs[0]:
+            continue
+        calls, shape = [relu, minus, other, product], edit.facts.shape(relu.inputs[0])
+        fits = shape is not None and slope.ndim <= len(shape)
+        fits = fits and all(d in (1, s) for d, s in zip(slope.shape[::-1], (shape or ())[::-1], strict=False))
+        if fits and edit.inside([c.outputs[0] for c in calls], [*calls, root]):
+            return relu.inputs[0], slope, calls
     return None
 
 

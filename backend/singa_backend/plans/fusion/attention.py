@@ -6,13 +6,17 @@ import math
 
 import numpy as np
 
-from ... import dtypes
 from ...ir.graph import ABSENT
 from ..region import Call
 from .editing import Editor
 from .facts import Dim, Shape, operator
 
 LOWEST = float(np.finfo(np.float32).max)
+MOVES = (
+    "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Expand", "Transpose", "Slice", "Gather", "Concat", "Identity",
+)  # fmt: skip
+"""Operators whose results are elements of their first input, or of all inputs of a Concat."""
+ANYTHING = (-math.inf, math.inf)
 STEPS = 24
 """The number of calls that are visited to find that a mask is finite."""
 
@@ -21,13 +25,10 @@ def attentions(edit: Editor) -> int:
     """For any calls of the form MatMul(Softmax(scale * MatMul(q, Transpose(k)) + mask), v), replace the last one by Attention.
 
     The Softmax is over the last axis, the scales are constants that multiply or divide q, k or the product, and the mask is
-    optional.
-    The values have 4 axes: the batches are known to be equal, and the numbers of heads too, or k and v have one head, or
-    repeat their
-    heads by Expand.  The mask is known to broadcast to the product without changing its shape, and that no row of it is all
-    negative
-    infinity: Attention returns 0 there, Softmax NaN.  For the same reason a Where in place of the mask stays: it hides NaN in the
-    product.  Values in the middle must not be used elsewhere.
+    optional.  The values have 4 axes: the batches are known to be equal, and the numbers of heads too, or k and v have one head,
+    or repeat their heads by Expand.  The mask is known to broadcast to the product without changing its shape, and that no row of
+    it is all negative infinity: Attention returns 0 there, Softmax NaN.  For the same reason a Where in place of the mask stays:
+    it hides NaN in the product.  Values in the middle must not be used elsewhere.
     """
     count = 0
     for soft in edit.named("Softmax"):
@@ -177,58 +178,50 @@ def _visible(edit: Editor, mask: int) -> bool:
     array = edit.constant(mask)
     if array is not None and array.ndim and array.size:
         return bool((array.max(axis=-1) != -np.inf).all())
-    return magnitude(edit, mask, [STEPS]) <= LOWEST
+    low, high = bounds(edit, mask, [STEPS])
+    return low >= -LOWEST and high <= LOWEST
 
 
-def magnitude(edit: Editor, value: int, left: list[int]) -> float:
-    """A bound on the magnitude of each element that is not NaN; infinity if none is known.  `left`: calls that may be visited."""
+def bounds(edit: Editor, value: int, left: list[int]) -> tuple[float, float]:
+    """Bounds on the elements that are not NaN; infinities if none are known.  `left`: the number of calls that may be visited."""
     array = edit.constant(value)
     if array is not None:
-        return _largest(array)
-    dtype = edit.facts.dtype(value)
-    if dtype is not None and (dtype.kind in "iub"):
-        return 1.0 if dtype.kind == "b" else float(np.iinfo(dtype).max) + 1
-    call = edit.producer(value)
+        return _range(array)
+    dtype, call = edit.facts.dtype(value), edit.producer(value)
     name = operator(call)
-    if call is None or left[0] <= 0:
-        return math.inf
-    left[0] -= 1
-    if name in ("Add", "Sub"):
-        return magnitude(edit, call.inputs[0], left) + magnitude(edit, call.inputs[1], left)
-    if name in ("Mul", "Where"):
-        a, b = (magnitude(edit, i, left) for i in call.inputs[-2:])
-        if name == "Mul":
-            return 0.0 if a == b == 0 else a * b if not math.isnan(a * b) else math.inf
-        test = edit.made_by(call.inputs[0], "Cast")
-        if test is not None and test.inputs[0] == call.inputs[2] and edit.facts.dtype(test.outputs[0]) == np.bool_:
-            b = 0.0  # the places where it is not zero are replaced
-        return max(a, b)
-    if name == "Cast" and edit.facts.dtype(value) == dtypes.numpy_dtype(1):
-        return magnitude(edit, call.inputs[0], left)
-    if name in (
-        "Unsqueeze",
-        "Squeeze",
-        "Reshape",
-        "Expand",
-        "Transpose",
-        "Slice",
-        "Identity",
-        "Neg",
-        "Abs",
-        "Gather",
-        "Concat",
-        "Flatten",
-    ):
-        data = call.inputs if name == "Concat" else call.inputs[:1]
-        return max(magnitude(edit, i, left) for i in data)
-    return math.inf
+    found = ANYTHING
+    if call is not None and left[0] > 0:
+        left[0] -= 1
+        if name in ("Add", "Sub", "Mul", "Where"):
+            (a, b), (c, d) = (bounds(edit, i, left) for i in call.inputs[-2:])
+            test = edit.made_by(call.inputs[0], "Cast") if name == "Where" else None
+            if test is not None and test.inputs[0] == call.inputs[2] and edit.facts.dtype(test.outputs[0]) == np.bool_:
+                c = d = 0.0  # the places where it is not zero are replaced
+            if name == "Mul":
+                ends = [x * y for x in (a, b) for y in (c, d)]
+                found = ANYTHING if any(map(math.isnan, ends)) else (min(ends), max(ends))
+            else:
+                found = {"Add": (a + c, b + d), "Sub": (a - d, b - c), "Where": (min(a, c), max(b, d))}[name]
+        elif name == "Trilu":
+            a, b = bounds(edit, call.inputs[0], left)
+            found = min(a, 0.0), max(b, 0.0)
+        elif name in MOVES or (name == "Cast" and dtype == np.float32):
+            ranges = [bounds(edit, i, left) for i in (call.inputs if name == "Concat" else call.inputs[:1])]
+            found = min(a for a, _ in ranges), max(b for _, b in ranges)
+    if dtype is not None and dtype.kind in "iub":
+        info = (0.0, 1.0) if dtype.kind == "b" else (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))
+        # the results of integers may be taken modulo 2^n
+        found = found if info[0] <= found[0] and found[1] <= info[1] else info
+    return found
 
 
-def _largest(array: np.ndarray) -> float:
-    if array.dtype.kind not in "fiub" or not array.size:
-        return math.inf if array.size else 0.0
+def _range(array: np.ndarray) -> tuple[float, float]:
+    if array.dtype.kind not in "fiub":
+        return ANYTHING
+    if not array.size:
+        return 0.0, 0.0
     low, high = float(array.min()), float(array.max())
-    return math.inf if math.isnan(low) else max(abs(low), abs(high))
+    return ANYTHING if math.isnan(low) else (low, high)
 
 
 def scales(edit: Editor) -> int:

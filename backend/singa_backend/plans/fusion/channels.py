@@ -50,10 +50,9 @@ class _Linear:
 def channels(edit: Editor) -> int:
     """For any calls of the form f(x) * scale + shift, fold the constants into those of f.
 
-    f is Conv, ConvTranspose, Gemm or MatMul with a constant weight, MatMul + bias, or a BatchNormalization, and the value of f
-    is not
-    used elsewhere.  The scale and the shift have one value, or one for each channel; they are those of a BatchNormalization in
-    inference form, or of a Mul, Div, Add or Sub.  The new constants must be finite.
+    f is Conv, ConvTranspose, Gemm or MatMul with a constant weight, MatMul + bias, or a BatchNormalization, and the value of f is
+    not used elsewhere.  The scale and the shift have one value, or one for each channel; they are those of a BatchNormalization
+    in inference form, or of a Mul, Div, Add or Sub.  The new constants must be finite.
     """
     count = 0
     for root in edit.named("BatchNormalization", "Mul", "Div", "Add", "Sub"):

@@ -40,6 +40,17 @@ def constants(edit: Editor) -> int:
     return count
 
 
+def sizes(edit: Editor) -> int:
+    """For any call whose result consists of known sizes, such as Shape and Gather of it, replace the result by a constant."""
+    count = 0
+    for value, array in edit.facts.known_sizes():
+        call = edit.producer(value)
+        if call is not None and len(call.outputs) == 1:
+            edit.fold(call, {value: array})
+            count += 1
+    return count
+
+
 def _deterministic(edit: Editor, call: Call) -> bool:
     node = call.node
     if node.domain not in ("", "ai.onnx.ml") or node.op_type in KEPT or node.graphs or node.operator is None:

@@ -12,6 +12,8 @@ from ..region import Call, Region, call_of
 from .facts import Facts, Type, operator
 
 NOTHING: dict[Call, int] = {}
+ORIGINS = 32
+"""The number of nodes that a call names as those that it replaces."""
 
 
 class Editor:
@@ -29,6 +31,7 @@ class Editor:
     def __init__(self, region: Region, types: Mapping[int, Type] | None = None) -> None:
         self.region = region
         self.outputs = frozenset(region.outputs)
+        self._given = frozenset(region.constants)
         self.facts = Facts(region, types or {})
         self._made: dict[int, Call] = {}
         self._users: dict[int, dict[Call, int]] = {}
@@ -180,7 +183,9 @@ class Editor:
         self, op_type: str, inputs: Sequence[int], origins: Sequence[Call], outputs: Sequence[int] = (), **attributes: Any
     ) -> Call:
         """A call of an operator's newest version, which returns new values if `outputs` is not given."""
-        return call_of(op_type, inputs, outputs or (self.region.new(),), origins, **attributes)
+        made = call_of(op_type, inputs, outputs or (self.region.new(),), origins, **attributes)
+        made.origins = made.origins[-ORIGINS:]
+        return made
 
     def alias(self, old: int, new: int) -> None:
         """Let every reader of a value read another one instead, from the next `flush` on."""
@@ -220,6 +225,9 @@ class Editor:
                 self._drop(gone)
 
     def finish(self) -> None:
-        """Write the calls to the region."""
+        """Write the calls to the region, and remove the constants of passes that no call reads."""
         self.flush()
+        for value in self.region.constants.keys() - self._given:
+            if not self._needed(value):
+                del self.region.constants[value]
         self.region.calls = self.calls()

@@ -1,7 +1,7 @@
 """What is known of the values of a region before it runs: dtypes, shapes with symbolic sizes, and shapes that are computed.
 
-A dtype is that of a class of values: the operators' schemas bind the inputs and outputs of each call to one element type.  A
-size is an int, or a string that names an unknown size; values with the same name have the same size.
+A dtype is that of a class of values: the operators' schemas bind the inputs and outputs of each call to one element type.  A size
+is an int, or a string that names an unknown size; values with the same name have the same size.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ Type = tuple[np.dtype[Any] | None, Sequence[int | str | None] | None]
 
 MOST = 64
 """Elements of a vector of sizes."""
+LIMIT = 1 << 31
+"""The magnitude of sizes that are computed here: larger ones may be taken modulo 2^n."""
 
 FIRST = (
     "Softmax", "LogSoftmax", "Hardmax", "BatchNormalization", "LayerNormalization", "InstanceNormalization", "LRN", "Dropout",
@@ -134,11 +136,21 @@ class Facts:
         """A value that is a size or a vector of sizes; None if it is not known."""
         array = self.region.constants.get(value)
         if isinstance(array, np.ndarray):
-            if array.dtype.kind not in "iu" or array.ndim > 1 or array.size > MOST:
+            if array.dtype not in (np.int64, np.int32) or array.ndim > 1 or array.size > MOST:
                 return None
             found = array.tolist()
             return found if isinstance(found, int) else tuple(found)
         return self._sizes.get(value)
+
+    def known_sizes(self) -> list[tuple[int, np.ndarray]]:
+        """The computed sizes that are known as numbers: the values and their contents."""
+        found = []
+        for value, sizes in self._sizes.items():
+            numbers = sizes if isinstance(sizes, tuple) else (sizes,)
+            dtype = self.dtype(value)
+            if value not in self.region.constants and dtype is not None and all(isinstance(n, int) for n in numbers):
+                found.append((value, np.array(sizes, dtype)))
+        return found
 
     def fresh(self) -> str:
         """A name for an unknown size."""
@@ -279,12 +291,12 @@ def _reduction(facts: Facts, call: Call) -> None:
     shape = facts.shape(call.inputs[0])
     if shape is None:
         return
-    axes: tuple[int, ...] | None = tuple(range(len(shape)))
-    if _given(call, 1):
-        axes = _axes(facts, call)
-    if axes is None or (not axes and call.attributes.get("noop_with_empty_axes")):
+    axes = _axes(facts, call) if _given(call, 1) else ()
+    if axes is None:
         return
-    gone = {a % len(shape) for a in axes or range(len(shape)) if shape}
+    if not axes and not call.attributes.get("noop_with_empty_axes"):
+        axes = tuple(range(len(shape)))
+    gone = {a % len(shape) for a in axes if shape}
     keep = call.attributes.get("keepdims", 1)
     facts._set(call.outputs[0], [1 if i in gone else d for i, d in enumerate(shape) if keep or i not in gone])
 
@@ -447,7 +459,8 @@ def _pass_on(facts: Facts, call: Call) -> None:
     """Cast and Identity."""
     facts._set(call.outputs[0], facts.shape(call.inputs[0]))
     known = facts.sizes(call.inputs[0])
-    if known is not None and (call.name == "Identity" or call.attributes.get("to") in (6, 7)):
+    fits = all(isinstance(k, str) or abs(k) < LIMIT for k in (known if isinstance(known, tuple) else (known,)) if k is not None)
+    if known is not None and fits and (call.name == "Identity" or call.attributes.get("to") in (6, 7)):
         facts._sizes[call.outputs[0]] = known
 
 
@@ -463,7 +476,8 @@ def _arithmetic(facts: Facts, call: Call) -> None:
         if not isinstance(x, int) or not isinstance(y, int) or (call.name == "Div" and (y <= 0 or x < 0)):
             made.append(facts.fresh())
         else:
-            made.append(x + y if call.name == "Add" else x - y if call.name == "Sub" else x * y if call.name == "Mul" else x // y)
+            result = x + y if call.name == "Add" else x - y if call.name == "Sub" else x * y if call.name == "Mul" else x // y
+            made.append(result if abs(result) < LIMIT else facts.fresh())
     facts._sizes[call.outputs[0]] = tuple(made) if isinstance(a, tuple) or isinstance(b, tuple) else made[0]
 
 

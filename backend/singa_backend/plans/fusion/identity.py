@@ -18,9 +18,8 @@ VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def identity(edit: Editor) -> int:
     """For any calls of the form y = f(x), where f returns x for every x of its dtype and shape, replace y by x.
 
-    f is Identity, Dropout that drops nothing and whose mask is not used, Cast to the dtype of x, Concat, Sum, Mean, Max or Min
-    of one
-    value, Add or Sub of 0, Mul, Div or Pow by 1, Expand, Slice, Reshape, Squeeze and Unsqueeze that keep the shape, Transpose
+    f is Identity, Dropout that drops nothing and whose mask is not used, Cast to the dtype of x, Concat, Sum, Mean, Max or Min of
+    one value, Add or Sub of 0, Mul, Div or Pow by 1, Expand, Slice, Reshape, Squeeze and Unsqueeze that keep the shape, Transpose
     that keeps the axes.
     """
     count = 0

@@ -9,7 +9,7 @@ import numpy as np
 from ...ir.graph import ABSENT
 from ..region import Call
 from .editing import Editor
-from .facts import operator
+from .facts import Shape, operator
 
 
 @dataclass
@@ -21,6 +21,7 @@ class _Deviation:
         mean: the mean of x; None if it is not subtracted.
         axes: the axes of the mean.
         epsilon: what is added to the mean of the squares.
+        moved: the one axis of the mean, if it is not the last one.
         calls: the calls that compute it.
     """
 
@@ -29,17 +30,17 @@ class _Deviation:
     axes: tuple[int, ...]
     epsilon: float
     calls: list[Call] = field(default_factory=list)
+    moved: int | None = None
 
 
 def layer_norms(edit: Editor) -> int:
     """For any calls of the form d / sqrt(mean(d * d) + epsilon) * scale + shift, replace the last one by a normalization.
 
-    d is x - mean(x), for LayerNormalization, or x, for RMSNormalization.  The means are over the last axes, and keep them.
-    The square
-    is a product or a Pow, the division also a product with the reciprocal.  `* scale` and `+ shift` are optional, and taken if
-    they are constants with the sizes of these axes.  In another form, the scale multiplies the reciprocal first:
-    x * r + (shift - mean(x) * r), where r is the scale divided by the deviation.  Values in the middle must not be used
-    elsewhere.
+    d is x - mean(x), for LayerNormalization, or x, for RMSNormalization.  The means are over the last axes, or over one other,
+    which moves to the end, and keep them.  The square is a product or a Pow, the division also a product with the reciprocal.  `*
+    scale` and `+ shift` are optional, and taken if they are constants with the sizes of these axes.  In another form, the scale
+    multiplies the reciprocal first: x * r + (shift - mean(x) * r), where r is the scale divided by the deviation.  Values in the
+    middle must not be used elsewhere.
     """
     count = 0
     for root in edit.named("Sqrt", "Pow"):
@@ -136,9 +137,12 @@ def _first_axis(edit: Editor, found: _Deviation) -> int | None:
     """The first of the axes, from the end, if they are the last ones of float32 values; None otherwise."""
     rank = edit.facts.rank(found.x)
     axes = sorted(a if a < 0 else a - rank if rank is not None else 0 for a in found.axes)
-    if not axes or axes != list(range(-len(axes), 0)) or not edit.is_float32(found.x):
+    if not axes or not edit.is_float32(found.x):
         return None
-    return axes[0]
+    if rank is not None and len(axes) == 1 and -rank <= axes[0] < -1:
+        found.moved = axes[0] + rank
+        return -1
+    return axes[0] if axes == list(range(-len(axes), 0)) else None
 
 
 def _divided(edit: Editor, found: _Deviation, axis: int, value: int, inverse: bool) -> bool:
@@ -189,6 +193,8 @@ def _as_parameter(edit: Editor, value: int, found: _Deviation, axis: int) -> int
     array, shape = edit.constant(value), edit.facts.shape(found.x)
     if array is None or array.dtype != np.float32 or shape is None or array.ndim > len(shape):
         return None
+    if found.moved is not None:
+        return _moved_parameter(edit, array, shape, found.moved)
     extra = array.ndim + axis
     if extra > 0:
         if any(d != 1 for d in array.shape[:extra]):
@@ -210,16 +216,33 @@ def _as_parameter(edit: Editor, value: int, found: _Deviation, axis: int) -> int
     )
 
 
+def _moved_parameter(edit: Editor, array: np.ndarray, shape: Shape, axis: int) -> int | None:
+    """A constant with a value for each place of one axis, or for all, as a vector."""
+    size, at = shape[axis], axis - len(shape) + array.ndim
+    if not isinstance(size, int) or array.size not in (1, size) or (array.size > 1 and (at < 0 or array.shape[at] != size)):
+        return None
+    return edit.region.constant(np.ascontiguousarray(np.broadcast_to(array.reshape(-1), (size,))))
+
+
 def _normalize(edit: Editor, found: _Deviation, axis: int, scale: int | None, shift: int | None, calls: list[Call]) -> None:
     """Replace the last of the calls."""
+    shape, rank = edit.facts.shape(found.x), edit.facts.rank(found.x) or 0
     if scale is None:
-        shape = edit.facts.shape(found.x)
-        sizes = [d for d in (shape or ())[axis:] if isinstance(d, int)]
+        sizes = [
+            d for d in ((shape or ())[axis:] if found.moved is None else (shape or ())[found.moved :][:1]) if isinstance(d, int)
+        ]
         scale = edit.region.constant(np.ones(sizes if len(sizes) == -axis else 1, np.float32))
-    inputs = (found.x, scale) if shift is None else (found.x, scale, shift)
     name = "RMSNormalization" if found.mean is None else "LayerNormalization"
+    parameters = (scale,) if shift is None else (scale, shift)
     root = calls[-1]
-    edit.put(root, edit.call(name, inputs, calls, root.outputs, axis=axis, epsilon=found.epsilon))
+    if found.moved is None:
+        edit.put(root, edit.call(name, (found.x, *parameters), calls, root.outputs, axis=axis, epsilon=found.epsilon))
+        return
+    perm = [*(i for i in range(rank) if i != found.moved), found.moved]
+    last = edit.call("Transpose", (found.x,), calls, perm=perm)
+    norm = edit.call(name, (last.outputs[0], *parameters), calls, axis=-1, epsilon=found.epsilon)
+    back = edit.call("Transpose", norm.outputs, calls, root.outputs, perm=[perm.index(i) for i in range(rank)])
+    edit.put(root, last, norm, back)
 
 
 def _folded(edit: Editor, found: _Deviation, axis: int, value: int) -> bool | None:
@@ -253,10 +276,10 @@ def _folded(edit: Editor, found: _Deviation, axis: int, value: int) -> bool | No
 
 
 def group_norms(edit: Editor) -> int:
-    """For any calls of the form Reshape(InstanceNormalization(Reshape(x))) * scale + shift, replace Add by GroupNormalization.
+    """For any calls of the form Reshape(InstanceNormalization(Reshape(x))) * scale + shift, use GroupNormalization.
 
-    The first Reshape joins the channels of each group, the second one restores the shape of x; the InstanceNormalization
-    scales all groups by 1 and shifts them by 0; scale and shift are constants with one value for each channel.
+    The first Reshape joins the channels of each group, the second one restores the shape of x; the InstanceNormalization scales
+    all groups by 1 and shifts them by 0; scale and shift are constants with one value for each channel.
     """
     count = 0
     for norm in edit.named("InstanceNormalization"):
@@ -279,20 +302,19 @@ def group_norms(edit: Editor) -> int:
             continue
         if ones is None or zeros is None or ones.dtype != np.float32 or (ones != 1).any() or zeros.any():
             continue
-        calls, parameters, last = [first, norm, second], [], second
-        for name in ("Mul", "Add"):
+        calls, last = [first, norm, second], second
+        parameters = [np.ones(channels, np.float32), np.zeros(channels, np.float32)]
+        for at, name in enumerate(("Mul", "Add")):
             user = edit.only_user(last.outputs[0]) if edit.once(last.outputs[0]) else None
             if user is None or operator(user) != name:
-                break
+                continue
             array = edit.constant(user.inputs[0] if user.inputs[1] == last.outputs[0] else user.inputs[1])
             wide = (channels, *(1,) * (len(shape) - 2))
             if array is None or array.dtype != np.float32 or array.shape not in (wide, (1, *wide)):
-                break
-            parameters.append(array.reshape(-1))
+                continue
+            parameters[at] = array.reshape(-1)
             last = user
             calls.append(user)
-        if len(parameters) != 2:
-            continue
         inputs = (x, *(edit.region.constant(p) for p in parameters))
         epsilon = norm.attributes.get("epsilon", 1e-5)
         edit.put(last, edit.call("GroupNormalization", inputs, calls, last.outputs, num_groups=number, epsilon=epsilon))

@@ -6,17 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from ..region import Region
-from .activations import activations, hard_sigmoids, leaky_relus, softplus
+from .activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from .additions import additions, windows
 from .attention import attentions, scales
 from .channels import channels
-from .constants import constants
+from .constants import constants, sizes
 from .editing import Editor
 from .facts import Type
 from .identity import identity, sums
 from .normalization import global_pools, group_norms, layer_norms
 from .padding import padding
 from .products import products
+from .rotary import rotary_embeddings
 from .transposes import cancelled, through_reshapes, transposes
 
 Pass = Callable[[Editor], int]
@@ -24,7 +25,7 @@ Pass = Callable[[Editor], int]
 ROUNDS = 8
 """The number of times that each pass runs at most."""
 
-LEVEL_1: tuple[Pass, ...] = (constants, identity, sums, padding, channels)
+LEVEL_1: tuple[Pass, ...] = (sizes, constants, identity, sums, padding, channels)
 """Passes that only remove calls."""
 LEVEL_2: tuple[Pass, ...] = (
     transposes,
@@ -36,7 +37,9 @@ LEVEL_2: tuple[Pass, ...] = (
     activations,
     hard_sigmoids,
     leaky_relus,
+    prelus,
     softplus,
+    rotary_embeddings,
     windows,
     additions,
     attentions,

@@ -20,7 +20,7 @@ def transposes(edit: Editor) -> int:
         before = edit.made_by(call.inputs[0], "Transpose")
         first, second = _perm(edit, before), _perm(edit, call)
         if before is not None and first is not None and second is not None and len(first) == len(second):
-            made = edit.call("Transpose", before.inputs, [before, call], call.outputs, perm=list(compose(first, second)))
+            made = edit.call("Transpose", before.inputs, [call], call.outputs, perm=list(compose(first, second)))
             edit.put(call, made)
             count += 1
     return count

@@ -1,0 +1,243 @@
+"""Attention: two products and a softmax between them, which read and write heads by strides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .lowering import F32, derived
+from .products import Product
+from .softmaxes import softmax_in_place
+from .table import Site, kernel
+from .values import FINITE, INFINITE, Value
+
+LOWEST = np.float32(np.finfo(np.float32).min)
+"""Is added in place of negative infinity, so that the softmax of a query without visible keys is not NaN."""
+
+
+def heads_of(site: Site, x: Value, count: int | None) -> Value:
+    """(batch, length, heads * size) as (batch, heads, length, size)."""
+    site.require(count and count > 0 and x.shape[2] % count == 0, "the heads do not divide the last axis")
+    assert count is not None
+    batch, length, size = x.shape[0], x.shape[1], x.shape[2] // count
+    return x.view((batch, count, length, size), (x.strides[0], x.strides[2] * size, x.strides[1], x.strides[2]))
+
+
+def turned(x: Value, i: int, j: int) -> Value:
+    """A view with two axes swapped."""
+    shape, strides = list(x.shape), list(x.strides)
+    shape[i], shape[j], strides[i], strides[j] = shape[j], shape[i], strides[j], strides[i]
+    return x.view(shape, strides)
+
+
+def extended(site: Site, past: Value, now: Value) -> Value:
+    """Past and present keys or values, one after the other along axis 2."""
+    length = past.shape[2] + now.shape[2]
+    y = site.new((*now.shape[:2], length, now.shape[3]), now.dtype, hazard=max(past.hazard, now.hazard))
+    first = y.view(past.shape, y.strides)
+    rest = y.view(now.shape, y.strides, past.shape[2] * y.strides[2])
+
+    def bind() -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
+        parts = [(rest, now)] + ([(first, past)] if past.size else [])
+        return [(np.copyto, (target.array, source.array)) for target, source in parts]
+
+    site.emit(bind, reads=(past, now), writes=(y,), kernel="numpy.copyto")
+    return y
+
+
+class Bias:
+    """What is added to the scores: a mask, and negative infinity where a key must not be seen.
+
+    Attributes:
+        terms: the values that are added.
+        visible: for each query 1, or 0 if it sees no key; None if each sees a key.
+    """
+
+    def __init__(self, site: Site, mask: Value | None, shape: tuple[int, ...], past: int) -> None:
+        self.site, self.shape = site, shape
+        self.terms: list[Value] = []
+        self.visible: Value | None = None
+        forbidden = self._forbidden(past)
+        if mask is None:
+            if forbidden is not None:
+                self._constant(("windows", shape, past, self._windows()), lambda: forbidden)
+        elif mask.constant:
+            held = mask.array
+            what = ("mask", shape, past, self._windows())
+            self.terms = [derived(site, mask, what, lambda: self._joined(held, forbidden))]
+            site.require((self.terms[0].array.max(-1) > -np.inf).all(), "a query sees no key")
+            self.terms[0].low, self.terms[0].hazard = True, INFINITE
+        elif mask.dtype == np.bool_ or mask.shape[-1] != shape[-1]:
+            self._dynamic(mask, forbidden)
+        else:
+            site.require(mask.dtype == F32 and mask.hazard == FINITE, "the mask may not be finite")
+            self.terms = [mask]
+            if forbidden is not None:
+                self._constant(("windows", shape, past, self._windows()), lambda: forbidden)
+
+    def _windows(self) -> tuple[int, int, int]:
+        given = self.site.attributes
+        return given["is_causal"], given.get("left_window_size", -1), given.get("right_window_size", -1)
+
+    def _forbidden(self, past: int) -> np.ndarray | None:
+        """Negative infinity for the keys that causality and windows hide, 0 for others."""
+        causal, left, right = self._windows()
+        self.site.require(min(left, right) >= -1, "a window is not valid")
+        if not causal and left < 0 and right < 0:
+            return None
+        position = np.arange(self.shape[2])[:, None] + past
+        key = np.arange(self.shape[3])
+        hidden = np.zeros(self.shape[2:], np.bool_)
+        if causal:
+            hidden |= key > position
+        if left >= 0:
+            hidden |= key < position - left
+        if right >= 0:
+            hidden |= key > position + right
+        return np.where(hidden, np.float32(-np.inf), np.float32(0))
+
+    def _constant(self, key: Any, make: Callable[[], np.ndarray]) -> None:
+        if key not in self.site.shared:
+            self.site.shared[key] = Value.of(make())
+        made: Value = self.site.shared[key]
+        self.site.require((made.array.max(-1) > -np.inf).all(), "a query sees no key")
+        self.terms.append(made)
+
+    def _joined(self, mask: np.ndarray, forbidden: np.ndarray | None) -> np.ndarray:
+        bias = np.where(mask, np.float32(0), np.float32(-np.inf)) if mask.dtype == np.bool_ else mask.astype(F32)
+        missing = self.shape[-1] - bias.shape[-1]
+        if missing:
+            pads = [*[(0, 0)] * (bias.ndim - 1), (0, missing)]
+            bias = np.pad(bias, pads, constant_values=np.float32(-np.inf))
+        return bias if forbidden is None else bias + forbidden
+
+    def _dynamic(self, mask: Value, forbidden: np.ndarray | None) -> None:
+        """Add the steps that make a bias of a boolean or a short mask."""
+        site = self.site
+        site.require(mask.dtype in (np.bool_, F32) and mask.hazard == FINITE, "the mask may not be finite")
+        wide = mask.shape[:-1] if forbidden is None else np.broadcast_shapes(mask.shape[:-1], self.shape[2:3])
+        bias = site.new((*wide, self.shape[-1]), F32, hazard=FINITE)
+        visible = site.new((*wide, 1), F32, hazard=FINITE)
+        given = bias.view((*wide, mask.shape[-1]), bias.strides)
+        truth = mask.dtype == np.bool_
+        hidden = None if forbidden is None else forbidden < 0
+
+        def bind() -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
+            array, part = bias.array, given.array
+            calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(array.fill, (LOWEST,))]
+            calls.append((np.copyto, (part, np.float32(0), "same_kind", mask.array) if truth else (part, mask.array)))
+            if hidden is not None:
+                calls.append((np.copyto, (array, LOWEST, "same_kind", hidden)))
+            calls.append((_seen, (array, np.empty(visible.shape, np.bool_), visible.array)))
+            return calls
+
+        site.emit(bind, reads=(mask,), writes=(bias, visible), kernel="numpy.where")
+        self.terms, self.visible = [bias], visible
+
+
+def _seen(bias: np.ndarray, work: np.ndarray, visible: np.ndarray) -> None:
+    """Set `visible` to whether a row has an element that is not the lowest."""
+    np.maximum.reduce(bias, -1, None, visible, True)
+    np.greater(visible, LOWEST, work)
+    np.copyto(visible, work)
+
+
+@kernel("Attention", 23, 24, 25, on="onednn")
+def attention(
+    site: Site,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    past_key: Value | None = None,
+    past_value: Value | None = None,
+    lengths: Value | None = None,
+) -> tuple[Value | None, ...]:
+    """Scores by a product with the keys, read as columns; softmax in place; a product with the values, written by strides."""
+    given = site.attributes
+    site.require(lengths is None and not (site.outputs[3:] and site.outputs[3]), "lengths, or the scores are an output")
+    site.require(all(x is None or x.dtype == F32 for x in (q, k, v, past_key, past_value)), "not float32")
+    site.require(given["softmax_precision"] in (None, 1), "another precision")
+    site.require(q.ndim == k.ndim == v.ndim and q.ndim in (3, 4), "another rank")
+    site.require((past_key is None) == (past_value is None), "only one past")
+    flat = q.ndim == 3
+    if flat:
+        q, k, v = (heads_of(site, x, given[n]) for x, n in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads")))
+    else:
+        site.require(
+            given["q_num_heads"] in (None, q.shape[1]) and given["kv_num_heads"] in (None, k.shape[1]), "the heads differ"
+        )
+    past = 0
+    if past_key is not None and past_value is not None:
+        for old, new in ((past_key, k), (past_value, v)):
+            site.require(
+                old.ndim == 4 and old.shape[:2] == new.shape[:2] and old.shape[3] == new.shape[3], "the past does not fit"
+            )
+        past = past_key.shape[2]
+        k, v = extended(site, past_key, k), extended(site, past_value, v)
+    (batch, heads, queries, size), (keys, kv_heads) = q.shape, (k.shape[2], k.shape[1])
+    fits = (batch, kv_heads, size, keys) == (k.shape[0], v.shape[1], k.shape[3], v.shape[2]) and v.shape[0] == batch
+    site.require(fits and q.size and k.size and v.size and heads % kv_heads == 0, "the shapes do not match, or are empty")
+    site.require(max(q.hazard, k.hazard, v.hazard) == FINITE, "the inputs may not be finite")
+    bias = Bias(site, _checked(site, mask, (batch, heads, queries, keys)), (batch, heads, queries, keys), past)
+    scale = 1 / math.sqrt(size) if given["scale"] is None else given["scale"]
+    softcap = given["softcap"]
+    site.require(math.isfinite(scale) and math.isfinite(softcap), "a factor is not finite")
+    site.needs_finite()
+
+    shared = heads // kv_heads
+    terms, visible = bias.terms, bias.visible
+
+    def grouped(x: Value) -> Value:
+        return x if shared == 1 else split(x, kv_heads, queries == 1)
+
+    right, values = k, v
+    if shared > 1 and queries > 1:
+        right, values = (x.view((*x.shape[:2], 1, *x.shape[2:]), (*x.strides[:2], 0, *x.strides[2:])) for x in (k, v))
+    before = [("linear", scale, 0.0)] if scale != 1 else []
+    if softcap:
+        before += [("linear", 1 / softcap, 0.0), ("tanh", 0.0, 0.0), ("linear", softcap, 0.0)]
+    scores = Product(site, grouped(q), turned(right, -1, -2)).emit(before=before, added=[grouped(t) for t in terms])
+    softmax_in_place(site, scores)
+    scores.hazard, scores.low = FINITE, False
+    shape = (batch, heads, queries, v.shape[-1])
+    if flat:
+        y = site.new((batch, queries, heads * v.shape[-1]), F32, hazard=FINITE)
+        out = heads_of(site, y, heads)
+    else:
+        y = out = site.new(shape, F32, (0, 2, 1, 3), hazard=FINITE)
+    target = grouped(out)
+    Product(site, scores, values).emit(target=target)
+    if visible is not None:
+        factor = grouped(visible)
+        site.emit(
+            lambda: [(np.multiply, (target.array, factor.array, target.array))],
+            reads=(target, factor), writes=(target,), kernel="numpy.multiply",
+        )  # fmt: skip
+    return y, k.view(k.shape, k.strides), v.view(v.shape, v.strides), None
+
+
+def _checked(site: Site, mask: Value | None, shape: tuple[int, ...]) -> Value | None:
+    """A mask that broadcasts to the scores; the last axis may be short."""
+    if mask is None:
+        return None
+    site.require(0 < mask.ndim <= 4 and mask.size and mask.shape[-1] <= shape[-1], "the mask does not fit")
+    site.require(site.version > 23 or mask.shape[-1] == shape[-1], "the mask does not fit")
+    lead = mask.shape[:-1]
+    site.require(all(m in (1, s) for m, s in zip(lead[::-1], shape[-2::-1], strict=False)), "the mask does not fit")
+    return mask
+
+
+def split(x: Value, kv_heads: int, single: bool) -> Value:
+    """The heads as two axes, (kv_heads, heads / kv_heads); for a single query the second takes the place of the axis of queries."""
+    if x.ndim < 3:
+        return x
+    heads, step = x.shape[-3], x.strides[-3]
+    groups = (1, 1) if heads == 1 else (kv_heads, heads // kv_heads)
+    steps = (step * groups[1], step)
+    if single:
+        return x.view((*x.shape[:-3], *groups, x.shape[-1]), (*x.strides[:-3], *steps, x.strides[-1]))
+    return x.view((*x.shape[:-3], *groups, *x.shape[-2:]), (*x.strides[:-3], *steps, *x.strides[-2:]))

@@ -1,0 +1,349 @@
+"""RNN, GRU and LSTM on oneDNN: all time steps by one primitive; the weights are arranged and packed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from . import onednn
+from .lowering import F32, aligned_array, dense_desc, emit, ordered, packed, require_plain, strided_desc, unset
+from .onednn import (
+    BIAS,
+    DST_ITER,
+    DST_ITER_C,
+    DST_LAYER,
+    SRC_ITER,
+    SRC_ITER_C,
+    SRC_LAYER,
+    WEIGHTS_ITER,
+    WEIGHTS_LAYER,
+    WEIGHTS_PEEPHOLE,
+    MemoryDesc,
+    Primitive,
+)
+from .table import Site, kernel, worst
+from .values import FINITE, NAN, Bound, Value
+
+DIRECTIONS = {
+    "forward": "left2right",
+    "foward": "left2right",  # the default of GRU-1, as its schema spells it
+    "reverse": "right2left",
+    "bidirectional": "bidirectional_concat",
+}
+
+Kind = Literal["RNN", "GRU", "LSTM"]
+
+GATES = {"RNN": (0,), "GRU": (0, 1, 2), "LSTM": (0, 2, 3, 1)}
+"""The gates in oneDNN's order, as numbers in ONNX's: an LSTM's are input, output, forget, cell."""
+
+SMALL = {"RNN": 1 << 20, "GRU": 1 << 18, "LSTM": 1 << 18}
+"""Floating-point operations of a time step's recurrent product up to which one thread is faster than two."""
+
+Move = tuple[Callable[..., Any], tuple[Any, ...]]
+Moves = Callable[[np.ndarray, np.ndarray], list[Move]]
+
+
+def arranged(site: Site, source: Value, what: Any, shape: Sequence[int], moves: Moves) -> Value:
+    """An array that `moves(target, source)` compute from another: once for all plans for a constant, else in every run."""
+    if source.constant:
+
+        def make() -> Value:
+            made = aligned_array(shape, F32)
+            for function, arguments in moves(made.array, source.array):
+                function(*arguments)
+            return made
+
+        found: Value = site.derived(source, what, make)
+        return found
+    source = ordered(site, source, range(source.ndim))
+    target = site.new(shape, F32, hazard=source.hazard)
+
+    def bind() -> Bound:
+        return moves(target.array, source.array)
+
+    site.emit(bind, reads=(source,), writes=(target,), kernel="numpy.copyto")
+    return target
+
+
+class Layer:
+    """A recurrent layer at a site: its sizes, and its operands as oneDNN describes them.
+
+    Args:
+        site: the place.
+        kind: the operator.
+        x: the input.
+        w: the weights of the input.
+        r: the weights of the state.
+        b: the biases of both, or None.
+        lengths: the lengths of the sequences, or None.
+        states: the initial states, or None.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        kind: Kind,
+        x: Value,
+        w: Value,
+        r: Value,
+        b: Value | None,
+        lengths: Value | None,
+        states: Sequence[Value | None],
+    ) -> None:
+        a = site.attributes
+        require_plain(site, x, w, r, b, *states)
+        site.require(x.ndim == w.ndim == r.ndim == 3, "X, W and R do not have 3 axes")
+        site.require(a.get("direction") in DIRECTIONS and a.get("layout", 0) in (0, 1), "not a valid direction or layout")
+        site.require(not a.get("clip"), "the gates are clipped")
+        self.site, self.kind = site, kind
+        self.gates, self.layout = GATES[kind], a.get("layout", 0)
+        self.direction = DIRECTIONS[a["direction"]]
+        self.directions = 2 if a["direction"] == "bidirectional" else 1
+        self.sequence = time_first(x) if self.layout else x
+        self.time, self.batch, self.width = self.sequence.shape
+        self.hidden = r.shape[2]
+        rows, sizes = len(self.gates) * self.hidden, (self.directions, self.batch, self.hidden)
+        site.require(a.get("hidden_size") in (None, self.hidden), "hidden_size is not that of R")
+        site.require(
+            w.shape == (self.directions, rows, self.width)
+            and r.shape == (self.directions, rows, self.hidden)
+            and (b is None or b.shape == (self.directions, 2 * rows)),
+            "the shapes do not match",
+        )
+        if lengths is not None:
+            site.require(lengths.constant and lengths.shape == (self.batch,), "the lengths of the sequences depend on the data")
+            site.require(bool((lengths.array == self.time).all()), "the lengths of the sequences differ")
+        self.states = [None if s is None else time_first(s) if self.layout and s.ndim == 3 else s for s in states]
+        site.require(all(s is None or s.shape == sizes for s in self.states), "an initial state has another shape")
+        if all(s is None or (s.constant and not s.array.any()) for s in self.states):
+            self.states = [None] * len(self.states)
+        self.w, self.r, self.b = w, r, b
+        self.small = 2 * self.batch * rows * self.hidden <= SMALL[kind]
+        self.hazard = FINITE if worst(x, w, r, b, *states) == FINITE else NAN
+        self.src = self._sequence()
+        self.iter = dense_desc(F32, (1, *sizes))
+
+    def activations(self, *default: str) -> str:
+        """The first activation; declines unless all are the default ones, or Relu in place of the only one."""
+        a, site = self.site.attributes, self.site
+        names = a.get("activations")
+        site.require(not a.get("activation_alpha") and not a.get("activation_beta"), "the activations have parameters")
+        if names is None:
+            return default[0]
+        count = len(default) * self.directions
+        site.require(len(names) in (count, len(default) * 2), "not a valid number of activations")
+        chosen = [n.lower() for n in names[:count]]
+        if len(default) == 1 and chosen == ["relu"] * count:
+            return "relu"
+        site.require(chosen == [*default] * self.directions, "the activations are not the default ones")
+        return default[0]
+
+    # --- operands
+
+    def _sequence(self) -> MemoryDesc:
+        """The description of the input: time or batch outermost; copied if it is neither."""
+        x = self.sequence
+        if not ((x.shape[1] == 1 or x.strides[1] == x.shape[2] * 4) and (x.shape[2] == 1 or x.strides[2] == 4)):
+            batch_first = x.strides[1] > x.strides[0]
+            order = (1, 0, 2) if batch_first else (0, 1, 2)
+            self.sequence = x = ordered(self.site, x, order)
+        return strided(x.shape, x.strides)
+
+    def weights(self, of: Value, wanted: MemoryDesc) -> Value:
+        """Weights with the gates in oneDNN's order, in the layout that the primitive has chosen."""
+        directions, columns = self.directions, of.shape[2]
+        shape = (1, directions, columns, len(self.gates), self.hidden)
+        given = dense_desc(F32, shape)
+
+        def moves(target: np.ndarray, source: np.ndarray) -> list[Move]:
+            split = source.reshape(directions, len(self.gates), self.hidden, columns)
+            return [(np.copyto, (target[0, :, :, i], split[:, gate].transpose(0, 2, 1))) for i, gate in enumerate(self.gates)]
+
+        site, what = self.site, (self.kind, "weights")
+        if not of.constant:
+            return packed(site, arranged(site, of, what, shape, moves), given, wanted)
+
+        def make() -> Value:
+            made = aligned_array(shape, F32)
+            for function, arguments in moves(made.array, of.array):
+                function(*arguments)
+            return packed(site, made, given, wanted)
+
+        found: Value = site.derived(of, (*what, wanted), make)
+        return found
+
+    def bias(self, apart: bool = False) -> tuple[MemoryDesc, Value]:
+        """The sum of the biases of input and state; if `apart`, those of the last gate follow one another."""
+        n = len(self.gates)
+        shape = (1, self.directions, n + apart, self.hidden)
+        if self.b is None:
+            return dense_desc(F32, shape), self.site.constant(np.zeros(shape, F32))
+
+        def moves(target: np.ndarray, source: np.ndarray) -> list[Move]:
+            both = source.reshape(self.directions, 2, n, self.hidden)
+            made: list[Move] = [
+                (np.add, (both[:, 0, gate], both[:, 1, gate], target[0, :, i])) for i, gate in enumerate(self.gates)
+            ]
+            if apart:
+                made[-1:] = [(np.copyto, (target[0, :, n - 1 + i], both[:, i, n - 1])) for i in (0, 1)]
+            return made
+
+        return dense_desc(F32, shape), arranged(self.site, self.b, (self.kind, "bias", apart), shape, moves)
+
+    def peepholes(self, p: Value | None) -> tuple[MemoryDesc | None, Value | None]:
+        """The weights of the cells, in the order input, forget, output; ONNX's is input, output, forget."""
+        if p is None:
+            return None, None
+        require_plain(self.site, p)
+        self.site.require(p.shape == (self.directions, 3 * self.hidden), "P has another shape")
+        self.hazard = FINITE if self.hazard == FINITE == p.hazard else NAN
+        shape = (1, self.directions, 3, self.hidden)
+
+        def moves(target: np.ndarray, source: np.ndarray) -> list[Move]:
+            split = source.reshape(self.directions, 3, self.hidden)
+            return [(np.copyto, (target[0, :, i], split[:, gate])) for i, gate in enumerate((0, 2, 1))]
+
+        return dense_desc(F32, shape), arranged(self.site, p, (self.kind, "peepholes"), shape, moves)
+
+    def layout_of_weights(self, of: Value) -> MemoryDesc:
+        """The description of weights for a primitive that is to be created.
+
+        For a batch of 1 and for RNN the products of a plain layout are faster than those of packed weights.
+        """
+        shape = (1, self.directions, of.shape[2], len(self.gates), self.hidden)
+        return dense_desc(F32, shape) if self.batch == 1 or self.kind == "RNN" else unset(F32, shape)
+
+    # --- results
+
+    def compute(
+        self,
+        create: Callable[..., Primitive],
+        *,
+        apart: bool = False,
+        peepholes: Value | None = None,
+        **options: Any,
+    ) -> tuple[Value | None, ...]:
+        """Create the primitive, add its steps, and return Y and the last states, None for those that are not used."""
+        site, cells = self.site, self.kind == "LSTM"
+        outputs = (*site.outputs, False, False)[: 3 if cells else 2]
+        last = any(outputs[1:])
+        dst = self.iter if last else None
+        bias_md, bias = self.bias(apart)
+        peephole_md, peephole = self.peepholes(peepholes)
+        if cells and any(s is not None for s in self.states):
+            zeros = site.constant(np.zeros((self.directions, self.batch, self.hidden), F32))
+            self.states = [zeros if s is None else s for s in self.states]
+        src = None if self.states[0] is None else self.iter
+        y = self._result()
+        y_md = strided((self.time, self.batch, self.directions * self.hidden), self._y_strides(y))
+        first: list[Any] = [self.src, src, src] if cells else [self.src, src]
+        final: list[Any] = [y_md, dst, dst] if cells else [y_md, dst]
+        if peephole_md is not None:
+            options["peephole"] = peephole_md
+        layouts = [self.layout_of_weights(self.w), self.layout_of_weights(self.r)]
+        with onednn.using_threads(1 if self.small else site.options.threads):
+            made = create(*first, *layouts, bias_md, *final, direction=self.direction, **options)
+        arguments: dict[int, tuple[MemoryDesc, Value]] = {SRC_LAYER: (self.src, self.sequence)}
+        for arg, of in (WEIGHTS_LAYER, self.w), (WEIGHTS_ITER, self.r):
+            layout = made.query("argument", arg)
+            arguments[arg] = (layout, self.weights(of, layout))
+        arguments[BIAS] = (bias_md, bias)
+        if peephole_md is not None and peephole is not None:
+            arguments[WEIGHTS_PEEPHOLE] = (peephole_md, peephole)
+        for arg, state in zip((SRC_ITER, SRC_ITER_C), self.states, strict=False):
+            if state is not None:
+                arguments[arg] = (self.iter, ordered(site, state, (0, 1, 2)))
+        arguments[DST_LAYER] = (y_md, y)
+        writes = [y]
+        if last:
+            for arg in (DST_ITER, DST_ITER_C) if cells else (DST_ITER,):
+                writes.append(self._state())
+                arguments[arg] = (self.iter, writes[-1])
+        emit(site, made, arguments, writes, self.kind.lower(), single=self.small)
+        results = [*writes, *[None] * (len(outputs) - len(writes))]
+        return tuple(v if used else None for v, used in zip(results, outputs, strict=True))
+
+    def _result(self) -> Value:
+        """Y, with the directions next to the hidden size in memory."""
+        t, d, b, h = self.time, self.directions, self.batch, self.hidden
+        if self.layout:
+            return self.site.new((b, t, d, h), F32, hazard=self.hazard)
+        return self.site.new((t, d, b, h), F32, (0, 2, 1, 3), self.hazard)
+
+    def _y_strides(self, y: Value) -> tuple[int, ...]:
+        return (y.strides[1], y.strides[0], 4) if self.layout else (y.strides[0], y.strides[2], 4)
+
+    def _state(self) -> Value:
+        """A last state, with the directions outermost in memory."""
+        d, b, h = self.directions, self.batch, self.hidden
+        if self.layout:
+            return self.site.new((b, d, h), F32, (1, 0, 2), self.hazard)
+        return self.site.new((d, b, h), F32, hazard=self.hazard)
+
+
+def time_first(x: Value) -> Value:
+    """A view with the first two axes exchanged."""
+    return x.view((x.shape[1], x.shape[0], x.shape[2]), (x.strides[1], x.strides[0], x.strides[2]))
+
+
+def strided(shape: Sequence[int], strides: Sequence[int]) -> MemoryDesc:
+    """The description of (time, batch, channels) with dense channels; axes of size 1 have the strides of the next."""
+    t, b, c = shape
+    return strided_desc(F32, shape, (strides[0] if t > 1 else 4 * b * c, strides[1] if b > 1 else 4 * c, 4))
+
+
+@kernel("RNN", 1, 7, 14, 22, on="onednn")
+def rnn(
+    site: Site,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value | None = None,
+    lengths: Value | None = None,
+    initial_h: Value | None = None,
+) -> tuple[Value | None, ...]:
+    """A layer with Tanh, or with Relu for finite values."""
+    layer = Layer(site, "RNN", x, w, r, b, lengths, [initial_h])
+    activation = layer.activations("tanh")
+    if activation == "relu":
+        site.require(layer.hazard == FINITE, "Relu of oneDNN does not return NaN")
+        site.needs_finite()
+    return layer.compute(onednn.rnn, activation=activation)
+
+
+@kernel("GRU", 1, 3, 7, 14, 22, on="onednn")
+def gru(
+    site: Site,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value | None = None,
+    lengths: Value | None = None,
+    initial_h: Value | None = None,
+) -> tuple[Value | None, ...]:
+    """A layer whose reset gate is applied before or after the product of the state."""
+    layer = Layer(site, "GRU", x, w, r, b, lengths, [initial_h])
+    layer.activations("sigmoid", "tanh")
+    after = bool(site.attributes.get("linear_before_reset", 0))
+    return layer.compute(onednn.gru, apart=after, linear_before_reset=after)
+
+
+@kernel("LSTM", 1, 7, 14, 22, on="onednn")
+def lstm(
+    site: Site,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value | None = None,
+    lengths: Value | None = None,
+    initial_h: Value | None = None,
+    initial_c: Value | None = None,
+    p: Value | None = None,
+) -> tuple[Value | None, ...]:
+    """A layer with or without peepholes."""
+    layer = Layer(site, "LSTM", x, w, r, b, lengths, [initial_h, initial_c])
+    layer.activations("sigmoid", "tanh", "tanh")
+    site.require(not site.attributes.get("input_forget"), "the input and forget gates are coupled")
+    return layer.compute(onednn.lstm, peepholes=p)
