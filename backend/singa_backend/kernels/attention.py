@@ -140,7 +140,7 @@ class Bias:
 
 def _seen(bias: np.ndarray, work: np.ndarray, visible: np.ndarray) -> None:
     """Set `visible` to whether a row has an element that is not the lowest."""
-    np.maximum.reduce(bias, -1, None, visible, True)
+    np.maximum.reduce(bias, axis=-1, out=visible, keepdims=True)
     np.greater(visible, LOWEST, work)
     np.copyto(visible, work)
 

@@ -41,9 +41,8 @@ def conv(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
     at = geometry(
         site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
     )
-    outputs, steps = w.shape[0], w.steps
-    given = _desc_of(w, (group, outputs // group, w.shape[1]), (steps[0] * (outputs // group), steps[0], steps[1]))
-    return _convolve(site, onednn.convolution, x, w, b, given, (x.shape[0], outputs, *at.counts), at, math.prod(w.shape[1:]))
+    shape = (x.shape[0], w.shape[0], *at.counts)
+    return _convolve(site, onednn.convolution, x, w, b, filters_of(w, group), shape, at, math.prod(w.shape[1:]))
 
 
 @kernel("ConvTranspose", 1, 11, 22, on="onednn")
@@ -70,6 +69,12 @@ def _require_filters(site: Site, x: Value, w: Value, group: int) -> None:
     site.require(group >= 1 and w.hazard == FINITE, "the filters may be infinite, or there is no group")
     if not w.constant:
         site.needs_finite()  # oneDNN does not multiply padding with infinite weights
+
+
+def filters_of(w: Value, group: int) -> MemoryDesc:
+    """The description of the filters of a Conv."""
+    outputs, steps = w.shape[0] // group, w.steps
+    return _desc_of(w, (group, outputs, w.shape[1]), (steps[0] * outputs, steps[0], steps[1]))
 
 
 def _desc_of(w: Value, shape: tuple[int, int, int], steps: tuple[int, int, int]) -> MemoryDesc:

@@ -61,6 +61,7 @@ def fuse(
     describe: Describe,
     *,
     hazard: int,
+    low: bool = False,
     fpmath: str = "strict",
     before: Sequence[tuple[str, float, float]] = (),
     is_bias: Callable[[Value], bool] = lambda value: False,
@@ -74,6 +75,7 @@ def fuse(
         shape: of the result.
         describe: see Describe.
         hazard: of the primitive's own result.
+        low: whether all infinities that the hazard permits are negative.
         fpmath: see Attributes.
         before: functions of oneDNN, each with two parameters, that are applied first.
         is_bias: whether the primitive can add this value as its bias.
@@ -82,7 +84,7 @@ def fuse(
     Returns:
         The post-ops, for `count` of the followers.
     """
-    made = PostOps(Attributes(fpmath=fpmath), hazard=hazard)
+    made = PostOps(Attributes(fpmath=fpmath), hazard=hazard, low=low)
     for function in before:
         made.attributes.append_eltwise(*function)
     for f in followers:
@@ -151,7 +153,7 @@ def _binary(
         _append(made, "add", other, describe)
     elif not _append(made, {"Sub": "sub", "Mul": "mul", "Div": "div"}[f.name], other, describe):
         return False
-    _worsen(made, f, other)
+    worsen(made, f, other)
     return True
 
 
@@ -164,8 +166,14 @@ def _append(made: PostOps, algorithm: str, other: Value, describe: Describe) -> 
     return True
 
 
-def _worsen(made: PostOps, f: Follower, other: Value) -> None:
-    """Set the hazard of a result of two operands."""
+def worsen(made: PostOps, f: Follower, other: Value) -> None:
+    """Set the hazard of a result of two operands.
+
+    Args:
+        made: of the first operand, then of the result.
+        f: the operator.
+        other: the second operand.
+    """
     if f.name == "Div":
         made.hazard, made.low = NAN, False
     elif made.hazard == other.hazard == FINITE:

@@ -221,7 +221,10 @@ def qlinear_matmul(
     y_scale: Array,
     y_zero_point: Array,
 ) -> Array:
-    """Compute saturate(round(real / y_scale) + y_zero_point) with real = (a - za) sa @ (b - zb) sb."""
+    """Compute saturate(round(real / y_scale) + y_zero_point) with real = (a - za) sa @ (b - zb) sb.
+
+    The sums are exact; the product with the float32 factor sa * sb / y_scale is in float32, as in QLinearConv.
+    """
     if y_scale.ndim == 1 and y_scale.size > 1:
         raise OperatorError(f"y_scale must be a scalar or have two axes, got shape {y_scale.shape}", code="SX404")
     za, sa = _per_row(a_zero_point, a), _per_row(a_scale, a).astype(np.float32)
@@ -241,7 +244,7 @@ def qlinear_matmul(
     elif a.ndim == 1 and sb.ndim > 1:
         sb = sb[..., 0, :]
     limits.admit_broadcast([exact, sa, sb, _per_column(y_scale), _per_column(y_zero_point)])
-    real = exact.astype(np.float64) * (sa * sb / _per_column(y_scale).astype(np.float32))
+    real = exact.astype(np.float32) * (sa * sb / _per_column(y_scale).astype(np.float32))
     return _quantized(xp, real, _per_column(y_zero_point))
 
 

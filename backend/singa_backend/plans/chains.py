@@ -9,7 +9,8 @@ from ..kernels.table import table
 from .region import Call
 
 UNARY = frozenset(
-    "Relu LeakyRelu Clip Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round PRelu".split()
+    "Relu LeakyRelu Clip Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round PRelu "
+    "Cast QuantizeLinear DequantizeLinear".split()
 )
 BINARY = frozenset("Add Sub Mul Div Max Min Sum".split())
 LONGEST = 8

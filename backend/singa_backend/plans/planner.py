@@ -35,19 +35,8 @@ BRANCHES = 16
 """The number of continuations of a segment that are kept."""
 
 
-Execute = Callable[[Segment, limits.Budget | None], None]
+Execute = Callable[[Segment, limits.Budget], None]
 """Runs the steps of a segment."""
-
-
-def execute(segment: Segment, budget: limits.Budget | None) -> None:
-    """Run the steps of a segment."""
-    if budget is not None and budget.watched:
-        for function, arguments in segment.flat:
-            budget.watch()
-            function(*arguments)
-    else:
-        for function, arguments in segment.flat:
-            function(*arguments)
 
 
 class Plan:
@@ -110,14 +99,14 @@ class Plan:
         return made
 
     def run(
-        self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute = execute
+        self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute | None = None
     ) -> list[Any] | None:
         """Run the plan on inputs of its shapes and dtypes.
 
         Args:
             inputs: the inputs.
             budget: of this run; None if there is neither a deadline nor a flag, and the limits are those of the planner.
-            execute: runs the steps of a segment; a profile measures them.
+            execute: runs the steps of a segment; None to run them as fast as possible.
 
         Returns:
             New arrays; None if it needs finite inputs and they are not.
@@ -131,7 +120,7 @@ class Plan:
                     onednn.set_threads(before)
         return self._locked(inputs, budget, execute)
 
-    def _locked(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute) -> list[Any] | None:
+    def _locked(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute | None) -> list[Any] | None:
         lock = self.lock
         lock.acquire()
         try:
@@ -139,7 +128,7 @@ class Plan:
         finally:
             lock.release()
 
-    def _run(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute) -> list[Any] | None:
+    def _run(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute | None) -> list[Any] | None:
         facts = self.facts
         if facts.definitions and budget is None:
             budget = self.planner.budget()
@@ -155,7 +144,15 @@ class Plan:
             return None
         segment = self.first
         while True:
-            execute(segment, budget)
+            if execute is not None:
+                execute(segment, budget or self.planner.budget())
+            elif budget is not None and budget.watched:
+                for function, arguments in segment.flat:
+                    budget.watch()
+                    function(*arguments)
+            else:
+                for function, arguments in segment.flat:
+                    function(*arguments)
             if segment.check is None:
                 return [copy() for copy in segment.copies]
             key = segment.check()
@@ -323,13 +320,13 @@ class Planner:
         self._used(tuple(key), plan)
         return plan, inputs
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute = execute) -> list[Any] | None:
+    def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None = None) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
 
         Args:
             inputs: the converted inputs in the order of the graph's.
             budget: of this run.
-            execute: as for `Plan.run`.
+            execute: runs the steps of a segment; a profile measures them.
 
         Returns:
             The outputs, which belong to the caller.

@@ -82,10 +82,9 @@ class Select:
 
 @dataclass(eq=False)
 class Adopt:
-    """Copies arrays whose shapes are the key of the segment, the results of a call, into its arena."""
+    """Copies arrays whose shapes are the key of the segment into its arena."""
 
     ids: tuple[int, ...]
-    call: Call
 
 
 @dataclass(eq=False)
@@ -261,7 +260,7 @@ class Tracer:
                     self._set(target, self._get(source))
                 self._used(item.sources)
             elif isinstance(item, Adopt):
-                self._adopt(item.ids, item.call)
+                self._adopt(item.ids)
             elif isinstance(item, Select):
                 pending += self._select(item, pending)[::-1]
             else:
@@ -269,7 +268,7 @@ class Tracer:
                 if id(item[-1].node) in self.dynamic:
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
-                    self._split(pending, Adopt(ids, item[-1]), lambda cells=cells: tuple(map(_kind, cells)))
+                    self._split(pending, Adopt(ids), lambda cells=cells: tuple(map(_kind, cells)))
         self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
         self._finish()
         return first
@@ -288,7 +287,7 @@ class Tracer:
         self.segment, self.buffers = following, []
         self.copies.clear()
 
-    def _adopt(self, ids: Sequence[int], call: Call) -> None:
+    def _adopt(self, ids: Sequence[int]) -> None:
         for i in ids:
             cell = self.env.get(i)
             if isinstance(cell, Loose) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
@@ -299,7 +298,7 @@ class Tracer:
                     target = made.array
                     return [(lambda: np.copyto(target, cell.value), ())]
 
-                self._record(Step(bind, (), (made,), "copy", call.origins or (call.node,)))
+                self._record(Step(bind, (), (made,), "copy"))
                 self.env[i] = made
                 made.buffer.users += 1
 
@@ -740,14 +739,6 @@ class TraceSite(Site):
         return made
 
 
-def _flops(calls: Sequence[Call], inputs: Sequence[Entry | None], output: Value) -> int | None:
-    """The work of a call and of those that follow it, each of which computes one number for each element."""
-    first = calls[0]
-    shapes = [e.shape if isinstance(e, Value) else None for e in inputs]
-    own = flops(first.node.domain, first.name, first.attributes, shapes, output.shape)
-    return None if own is None else own + (len(calls) - 1) * output.size
-
-
 def _is_parallel(step: Step, pieces: Bound) -> bool:
     """Whether a step uses several threads: a primitive that was created for them, or what is not known."""
     if step.kernel.startswith(("numpy.", "definition", "copy")):
@@ -763,6 +754,14 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(v) for v in value]
     return value.copy() if isinstance(value, (np.ndarray, dict)) else value
+
+
+def _flops(calls: Sequence[Call], inputs: Sequence[Entry | None], output: Value) -> int | None:
+    """The work of a call and of those that follow it, each of which computes one number for each element."""
+    first = calls[0]
+    shapes = [e.shape if isinstance(e, Value) else None for e in inputs]
+    own = flops(first.node.domain, first.name, first.attributes, shapes, output.shape)
+    return None if own is None else own + (len(calls) - 1) * output.size
 
 
 def _kind(entry: Entry) -> Any:

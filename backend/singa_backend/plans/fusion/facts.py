@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ... import dtypes
+from ...errors import OperatorError
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
+from ...ir.windows import windows
 from ...proto.schemas import schemas, type_strings
 from ..region import Call, Region
 
@@ -503,18 +506,18 @@ def _window(facts: Facts, call: Call, channels: Dim | None, kernel: Sequence[Dim
     n = rank - 2
     auto = attributes.get("auto_pad") or "NOTSET"
     auto = auto.decode() if isinstance(auto, bytes) else auto
-    pads, strides, dilations = (attributes.get(k) for k in ("pads", "strides", "dilations"))
-    pads, strides, dilations = pads or [0] * (2 * n), strides or [1] * n, dilations or [1] * n
+    named = [tuple(attributes.get(k) or ()) for k in ("strides", "dilations", "pads")]
+    fits = all(len(v) in (0, m) for v, m in zip(named, (n, n, 2 * n), strict=True))
     for i in range(n):
         size = shape[i + 2] if shape is not None and len(shape) == rank else None
         window = kernel[i] if i < len(kernel) else None
-        plain = isinstance(size, int) and isinstance(window, int) and not attributes.get("ceil_mode")
-        if not plain or auto not in ("NOTSET", "VALID") or attributes.get("output_shape") or call.name == "ConvTranspose":
-            made.append(facts.fresh())
-            continue
-        assert isinstance(size, int) and isinstance(window, int)
-        room = size + (pads[i] + pads[i + n] if auto == "NOTSET" else 0) - dilations[i] * (window - 1) - 1
-        made.append(max(room // strides[i] + 1, 0))
+        found: Dim | None = None
+        if fits and isinstance(size, int) and isinstance(window, int) and call.name != "ConvTranspose":
+            strides, dilations, pads = (v[i::n] for v in named)
+            ceil, partial = attributes.get("ceil_mode", 0), call.name != "Conv"
+            with suppress(OperatorError):
+                found = windows([size], [window], strides, pads, dilations, auto, ceil, partial).counts[0]
+        made.append(facts.fresh() if found is None else found)
     for value in call.outputs:
         facts._set(value, made)
 

@@ -1,0 +1,142 @@
+"""Elementwise operators on large arrays, and the elementwise calls that follow them, in one pass by oneDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import onednn, post_ops
+from .elementwise import order_of
+from .lowering import F32, emit, threads_for
+from .onednn import DST, SRC, SRC_1, MemoryDesc, OneDnnError, Primitive
+from .product_post_ops import PostOps, fuse, scalar, worsen
+from .products import normal
+from .table import Follower, Site, kernel
+from .values import FINITE, Value
+
+PLAIN = 1 << 16
+"""Elements from which an addition or a hyperbolic tangent is faster by oneDNN than by NumPy."""
+
+CHAIN = 1 << 12
+"""Elements from which two calls in one pass are."""
+
+FUNCTION = 1 << 11
+"""Elements from which a function is that takes NumPy several passes."""
+
+COST = 16
+"""FLOPs that take the time of one element."""
+
+
+def _tries(site: Site) -> tuple[Sequence[Follower], ...]:
+    return (site.followers, ()) if site.followers else ((),)
+
+
+def _result(site: Site, post: PostOps, x: Value, place: int, order: Sequence[int] | None) -> Value:
+    """The value of the last call: in the memory of the input at `place` if nothing reads that again."""
+    inside = place >= 0 and site.reusable(place)
+    site.absorb(post.count)
+    y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, order)
+    y.hazard, y.low = post.hazard, post.low
+    if post.finite:
+        site.needs_finite()
+    return y
+
+
+def _function(site: Site, x: Value, *rest: Value | None) -> Value:
+    """A function of each element, and those that follow."""
+    site.require(x.dtype == F32 and x.size >= FUNCTION, "not float32, or small")
+    first = Follower(site.name, site.attributes, [None, *rest], 0, site.version)
+    found = post_ops.activation(first) if site.version in post_ops.VERSIONS.get(site.name, (site.version,)) else None
+    if found is None:
+        site.refuse("oneDNN does not have the function")
+    site.require(site.name != "Tanh" or x.size >= (CHAIN if site.followers else PLAIN), "NumPy is faster for a small input")
+    order = order_of(x)
+    site.require(order is not None, "the input has gaps in memory")
+    flat = MemoryDesc.of(F32, (x.size,))
+    for followers in _tries(site):
+        # the function itself as the first follower of x tells the hazard
+        post = fuse(site, [first, *followers], x.shape, lambda v: None, hazard=x.hazard)
+        site.require(post.count, "the input may not be finite")
+        rest_of = fuse(site, followers[: post.count - 1], x.shape, lambda v: None, hazard=FINITE)
+        try:
+            with threads_for(COST * x.size):
+                name, alpha, beta = found
+                primitive = onednn.eltwise(flat, flat, algorithm=name, alpha=alpha, beta=beta, attributes=rest_of.attributes)
+        except OneDnnError:
+            if not followers:
+                raise
+            continue
+        post.count -= 1
+        y = _result(site, post, x, 0, order)
+        emit(site, primitive, {SRC: (flat, x), DST: (flat, y)}, (y,))
+        return y
+    raise AssertionError
+
+
+FUNCTIONS = {
+    "Relu": (1, 6, 13, 14), "LeakyRelu": (1, 6, 16), "Elu": (1, 6, 22), "Sigmoid": (1, 6, 13), "Tanh": (1, 6, 13),
+    "HardSigmoid": (1, 6, 22), "HardSwish": (14, 22), "Swish": (24,), "Gelu": (20,), "Mish": (18, 22), "Softplus": (1, 22),
+    "Clip": (6, 11, 12, 13),
+}  # fmt: skip
+"""The operators of one input and their versions."""
+
+for _name, _versions in FUNCTIONS.items():
+    kernel(_name, *_versions, on="onednn")(_function)
+
+
+def _pair(site: Site, a: Value, b: Value) -> Value:
+    """A function of two arrays, and the calls that follow."""
+    site.require(a.dtype == b.dtype == F32, "not float32")
+    size = max(a.size, b.size)
+    site.require(size >= (CHAIN if site.followers else PLAIN), "NumPy is faster for a small input")
+    place = 0
+    if site.name in ("Add", "Mul", "Sum") and (
+        b.size > a.size or (b.size == a.size and site.reusable(1) and not site.reusable(0))
+    ):
+        a, b, place = b, a, 1
+    wide = b.ndim <= a.ndim and all(d in (1, s) for d, s in zip(b.shape[::-1], a.shape[::-1], strict=False))
+    site.require(wide and scalar(b) is None, "the first operand is broadcast, or the second is a number")
+    order = order_of(a)
+    site.require(order is not None, "the input has gaps in memory")
+    flat = a.shape == b.shape and all(d == 1 or s == t for d, s, t in zip(a.shape, a.strides, b.strides, strict=True))
+
+    def described(v: Value) -> MemoryDesc | None:
+        if flat:
+            same = v.shape == a.shape and all(d == 1 or s == t for d, s, t in zip(a.shape, a.strides, v.strides, strict=True))
+            return MemoryDesc.of(F32, (a.size,)) if same else None
+        shape = (*[1] * (a.ndim - v.ndim), *v.shape)
+        steps = (*[1] * (a.ndim - v.ndim), *v.steps)
+        if any(s <= 0 and d != 1 for d, s in zip(shape, steps, strict=True)):
+            return None
+        return MemoryDesc.of(F32, shape, normal(shape, steps))
+
+    first = PostOps(onednn.Attributes(), hazard=a.hazard, low=a.low)
+    worsen(first, Follower(site.name, {}, [None, b], 0, site.version), b)
+    left, right = described(a), described(b)
+    if left is None or right is None:
+        site.refuse("an operand is repeated or reversed in memory")
+    for followers in _tries(site):
+        post = fuse(site, followers, a.shape, described, hazard=first.hazard, low=first.low)
+        try:
+            with threads_for(COST * a.size):
+                primitive: Primitive = onednn.binary(
+                    left, right, left, algorithm=post_ops.BINARY[site.name], attributes=post.attributes
+                )
+        except OneDnnError:
+            if not followers:
+                raise
+            continue
+        site.require(post.count or size >= PLAIN, "NumPy is faster for a small input")
+        y = _result(site, post, a, place, order)
+        emit(site, primitive, {SRC: (left, a), SRC_1: (right, b), DST: (left, y), **post.arguments}, (y,))
+        return y
+    raise AssertionError
+
+
+for _name in ("Add", "Sub", "Mul", "Div"):
+    kernel(_name, 7, 13, 14, on="onednn")(_pair)
+
+
+@kernel("Sum", 6, 8, 13, on="onednn")
+def sum_(site: Site, *values: Value) -> Value:
+    site.require(len(values) == 2, "not two operands")
+    return _pair(site, *values)

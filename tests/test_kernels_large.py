@@ -1,0 +1,91 @@
+"""The kernels of elementwise operators on large arrays against their definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+from singa_backend.kernels import onednn
+from tests.plan_checks import check, drawn, model_of
+
+pytestmark = pytest.mark.skipif(onednn.library() is None, reason="oneDNN is not installed")
+node = helper.make_node
+FUNCTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("Relu", {}), ("LeakyRelu", {"alpha": 0.2}), ("Elu", {"alpha": 0.7}), ("Sigmoid", {}), ("Tanh", {}), ("HardSigmoid", {}),
+    ("HardSwish", {}), ("Swish", {"alpha": 1.5}), ("Gelu", {}), ("Gelu", {"approximate": "tanh"}), ("Mish", {}), ("Softplus", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "attributes"), FUNCTIONS)
+@pytest.mark.parametrize("perm", [None, (2, 0, 1)])
+def test_functions(name: str, attributes: dict[str, Any], perm: Any) -> None:
+    feeds = [{"x": drawn(s, x=(8, 64, 129))["x"] * np.float32(9)} for s in (1, 2)]
+    nodes = [node(name, ["t" if perm else "x"], ["y"], **attributes)]
+    if perm:
+        nodes.insert(0, node("Transpose", ["x"], ["t"], perm=perm))
+    (used,) = check(model_of(nodes, feeds[0], ["y"]), feeds)
+    assert used.startswith("eltwise jit")
+
+
+@pytest.mark.parametrize(("name", "attributes"), FUNCTIONS)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_functions_of_what_is_not_finite(name: str, attributes: dict[str, Any], number: float) -> None:
+    feeds = [drawn(s, x=(64, 129)) for s in (1, 2, 3)]
+    feeds[1]["x"][3, 4] = number
+    nodes = [node(name, ["x"], ["y"], **attributes)]
+    check(model_of(nodes, feeds[0], ["y"]), feeds)
+    held = drawn(4, c=(129,))
+    held["c"][7] = number  # a constant is not checked at each run
+    nodes = [node("Add", ["x", "c"], ["s"]), node(name, ["s"], ["y"], **attributes)]
+    check(model_of(nodes, feeds[0], ["y"], held), [feeds[0], feeds[2]])
+
+
+@pytest.mark.parametrize("name", ["Add", "Sub", "Mul", "Div", "Sum"])
+@pytest.mark.parametrize("shape", [(8, 64, 129), (129,), (64, 1), (8, 1, 1), (1, 64, 129), (1, 8, 64, 129), ()])
+@pytest.mark.parametrize("after", ["", "Relu", "Sigmoid"])
+def test_pairs(name: str, shape: tuple[int, ...], after: str) -> None:
+    feeds = [drawn(s, a=(8, 64, 129), b=shape) for s in (1, 2)]
+    for f in feeds:
+        f["b"] = np.abs(f["b"]) + np.float32(0.5)
+    for names in (["a", "b"], ["b", "a"]):
+        if name == "Div" and names[0] == "b":
+            continue
+        nodes = [node(name, names, ["s" if after else "y"])]
+        if after:
+            nodes.append(node(after, ["s"], ["y"]))
+        used = check(model_of(nodes, feeds[0], ["y"]), feeds)
+        assert len(shape) != 3 or shape[0] == 1 or shape[-1] == 1 or used[0].startswith("binary jit")
+
+
+def test_a_chain_is_one_pass() -> None:
+    feeds = [drawn(s, a=(8, 64, 128), b=(8, 64, 128)) for s in (1, 2)]
+    nodes = [
+        node("Add", ["a", "b"], ["s"]),
+        node("Mul", ["b", "s"], ["t"]),
+        node("Mul", ["t", "h"], ["u"]),
+        node("Relu", ["u"], ["y"]),
+    ]
+    (used,) = check(model_of(nodes, feeds[0], ["y"], {"h": np.float32(0.5)}), feeds)
+    assert used.startswith("binary jit")
+    nodes = [node("Transpose", [n], [n + "t"], perm=[1, 2, 0]) for n in "ab"] + [
+        node("Add", ["at", "bt"], ["s"]),
+        node("Relu", ["s"], ["y"]),
+    ]
+    (used,) = check(model_of(nodes, feeds[0], ["y"]), feeds)
+    assert used.startswith("binary jit")
+
+
+def test_in_place() -> None:
+    feeds = [drawn(s, a=(300, 300)) for s in (1, 2)]
+    nodes = [
+        node("MatMul", ["a", "w"], ["m"]),
+        node("MatMul", ["a", "v"], ["n"]),
+        node("Sigmoid", ["m"], ["o"]),
+        node("Mul", ["o", "n"], ["p"]),
+        node("Add", ["p", "o"], ["q"]),
+        node("Gelu", ["q"], ["y"]),
+    ]
+    check(model_of(nodes, feeds[0], ["y"], drawn(5, w=(300, 300), v=(300, 300))), feeds)
+    check(model_of(nodes, feeds[0], ["y", "m", "p"], drawn(5, w=(300, 300), v=(300, 300))), feeds)
