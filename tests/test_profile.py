@@ -1,9 +1,10 @@
-"""Profiles: times, work, kernels and reasons by step, node and operator; the trace; the page; the command.  No test depends on time."""
+"""Profiles: work, kernels and reasons by step, node and operator; the trace; the page; the command.  No test depends on time."""
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ net (float[1, 3, 10, 12] x) => (float[1, 8, 10, 12] y, float[1, 8] d, float[N, 4
 
 LOOP = """<ir_version: 8, opset_import: ["": 17]>
 loops (int64 n, bool go, float[2, 3] x) => (float[2, 3] y) {
-  y = Loop<body = body (int64 i, bool c, float[2, 3] v) => (bool k, float[2, 3] w) { k = Identity(c)  u = Exp(v)  w = Tanh(u) }>(n, go, x)
+  y = Loop<body = body (int64 i, bool c, float[2, 3] v) => (bool k, float[2, 3] w) {
+    k = Identity(c)  u = Exp(v)  w = Tanh(u)
+  }>(n, go, x)
 }"""
 
 X = np.random.default_rng(0).normal(size=(1, 3, 10, 12)).astype(np.float32)
@@ -132,6 +135,32 @@ def test_definitions(device: str, options: dict[str, Any]) -> None:
     assert found.steps[0].flops == 2 * 8 * 10 * 12 * 27 and found.steps[0].inputs[0] == "float[1, 3, 10, 12]"
 
 
+BRANCH = """<ir_version: 8, opset_import: ["": 17]>
+branches (float[N] x, bool c) => (float[M] y, float[K] z) {
+  s = ReduceSum<keepdims = 0>(x)
+  p = Greater(s, o)
+  o = Constant<value_float = 0.0>()
+  a = If<then_branch = yes () => (float[N] r) { r = Exp(x) }, else_branch = no () => (float[N] r) { q = Neg(x)  r = Abs(q) }>(p)
+  e = If<then_branch = big () => (seq(float[N]) l) { l = SequenceConstruct(a, x) },
+         else_branch = small () => (seq(float[N]) l) { l = SequenceConstruct(x) }>(c)
+  y = ConcatFromSequence<axis = 0>(e)
+  n = Greater(y, o)
+  z = Compress(y, n)
+}"""
+
+
+@pytest.mark.parametrize("go", [False, True])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_every_step_is_that_of_a_node(go: bool, sign: int) -> None:
+    """In branches, of sequences, and of values whose shape depends on data."""
+    inputs = [np.arange(1, 5, dtype=np.float32) * sign, np.array(go)]
+    for options in ({}, {"optimize": 1}, {"optimize": 0}):
+        found = profiled(BRANCH, inputs, **options)
+        consistent(found)
+        assert all(s.nodes and s.operators for s in found.steps)
+        assert ("Exp" in {n.operator for n in found.nodes if n.steps}) == (sign > 0)
+
+
 def test_nodes_of_loops_run_several_times() -> None:
     inputs = [np.array(5), np.array(True), np.ones((2, 3), np.float32)]
     found = profiled(LOOP, inputs, optimize=0)
@@ -174,8 +203,8 @@ def test_the_trace_has_every_step_in_order() -> None:
         found = profiled(SHORT, [X], **options)
         events = found.chrome_trace()["traceEvents"]
         assert len(events) == len(found.steps) and {e["ph"] for e in events} == {"X"}
-        for a, b in zip(events, events[1:], strict=False):
-            assert 0 <= a["ts"] and a["ts"] + a["dur"] <= b["ts"] + 1e-3
+        for a, b in pairwise(events):
+            assert a["ts"] >= 0 and a["ts"] + a["dur"] <= b["ts"] + 1e-3
 
 
 # --- work
@@ -188,9 +217,11 @@ WORK: list[tuple[str, dict[str, Any], list[Any], tuple[int, ...], int | None]] =
     ("Gemm", {"transA": 1}, [(3, 2), (3, 4)], (2, 4), 48), ("Gemm", {"transA": 0}, [(2, 3), (3, 4)], (2, 4), 48),
     ("LSTM", {}, [(7, 2, 3), (1, 20, 3), (1, 20, 5)], (7, 1, 2, 5), 2 * 14 * 160),
     ("Attention", {}, [(1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 6)], (1, 2, 3, 6), 2 * 2 * 3 * 5 * (4 + 6)),
-    ("Einsum", {"equation": b"ij, jk -> ik"}, [(2, 3), (3, 4)], (2, 4), 48), ("Einsum", {"equation": "...i->..."}, [(2, 3)], (2,), None),
+    ("Einsum", {"equation": b"ij, jk -> ik"}, [(2, 3), (3, 4)], (2, 4), 48),
+    ("Einsum", {"equation": "...i->..."}, [(2, 3)], (2,), None),
     ("MaxPool", {"kernel_shape": (2, 3)}, [(1, 1, 4, 6)], (1, 1, 2, 2), 24), ("ReduceSum", {}, [(4, 5)], (4,), 20),
-    ("Resize", {"mode": b"linear"}, [(1, 1, 2, 2)], (1, 1, 4, 4), 16 * 8), ("Resize", {"mode": "nearest"}, [(1, 1, 2, 2)], (1, 1, 4, 4), 0),
+    ("Resize", {"mode": b"linear"}, [(1, 1, 2, 2)], (1, 1, 4, 4), 16 * 8),
+    ("Resize", {"mode": "nearest"}, [(1, 1, 2, 2)], (1, 1, 4, 4), 0),
     ("Add", {}, [(2, 1), (1, 3)], (2, 3), 6), ("Transpose", {}, [(2, 3)], (3, 2), 0), ("Loop", {}, [(), ()], (3,), None),
     ("MatMul", {}, [None, (3, 4)], (2, 4), None), ("LSTM", {}, [(7, 2, 3)], (7, 1, 2, 5), None),
 ]  # fmt: skip
