@@ -82,9 +82,10 @@ class Select:
 
 @dataclass(eq=False)
 class Adopt:
-    """Copies arrays whose shapes are the key of the segment into its arena."""
+    """Copies arrays whose shapes are the key of the segment, the results of a call, into its arena."""
 
     ids: tuple[int, ...]
+    call: Call
 
 
 @dataclass(eq=False)
@@ -260,7 +261,7 @@ class Tracer:
                     self._set(target, self._get(source))
                 self._used(item.sources)
             elif isinstance(item, Adopt):
-                self._adopt(item.ids)
+                self._adopt(item.ids, item.call)
             elif isinstance(item, Select):
                 pending += self._select(item, pending)[::-1]
             else:
@@ -268,7 +269,7 @@ class Tracer:
                 if id(item[-1].node) in self.dynamic:
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
-                    self._split(pending, Adopt(ids), lambda cells=cells: tuple(map(_kind, cells)))
+                    self._split(pending, Adopt(ids, item[-1]), lambda cells=cells: tuple(map(_kind, cells)))
         self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
         self._finish()
         return first
@@ -287,7 +288,7 @@ class Tracer:
         self.segment, self.buffers = following, []
         self.copies.clear()
 
-    def _adopt(self, ids: Sequence[int]) -> None:
+    def _adopt(self, ids: Sequence[int], call: Call) -> None:
         for i in ids:
             cell = self.env.get(i)
             if isinstance(cell, Loose) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
@@ -298,7 +299,7 @@ class Tracer:
                     target = made.array
                     return [(lambda: np.copyto(target, cell.value), ())]
 
-                self._record(Step(bind, (), (made,), "copy"))
+                self._record(Step(bind, (), (made,), "copy", call.origins or (call.node,)))
                 self.env[i] = made
                 made.buffer.users += 1
 
@@ -648,9 +649,7 @@ class Tracer:
                         continue
                     if isinstance(target, Loose):
                         target.value = _owned(result, values)
-                    elif (
-                        not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype
-                    ):
+                    elif not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype:
                         raise Mismatch(call)
                     else:
                         np.copyto(target, result)
