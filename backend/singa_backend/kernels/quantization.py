@@ -183,13 +183,43 @@ def add(site: Site, a: Value, b: Value) -> Value:
         tail.made.hazard = FINITE if worst(a, b) == FINITE else NAN
         return tail
 
-    def build(attributes: Attributes, dtype: np.dtype[Any]) -> Primitive:
-        return onednn.binary(src, second, dense_desc(dtype, a.shape, order), algorithm="add", attributes=attributes)
+    def build(tail: Tail) -> Primitive:
+        site.require(tail.dtype in INT8, "the sum is not quantized")
+        return onednn.binary(src, second, dense_desc(tail.dtype, a.shape, order), algorithm="add", attributes=tail.made.attributes)
 
     with threads_for(a.size * 4):
         made, tail = create(site, start, build)
-    site.require(tail.dtype in INT8, "the sum is not quantized")
     y, arguments = result(tail, a.shape, tuple(order))
     arguments |= {SRC: (src, a), SRC_1: (second, wide), DST: (dense_desc(y.dtype, a.shape, order), y)}
     emit(site, made, arguments, (y,), "add and quantize")
     return y
+
+
+@kernel("Cast", 6, 9, 13, 19, 21, 23, 24, 25, 28, on="numpy", rank=1)
+def lookup(site: Site, x: Value) -> Value:
+    """A table of the 256 results of a function of one quantized value (Cast, Gather)."""
+    f = site.followers[0] if site.followers else None
+    site.require(f is not None and f.name == "Gather" and f.place == 1, "no table follows")
+    assert f is not None
+    table, order = f.inputs[0], order_of(x)
+    site.require(table is not None and table.constant and table.shape == (256,) and table.dtype in INT8, "it is not a table of bytes")
+    site.require(x.dtype in INT8 and order is not None and numpy_dtype(site.attributes["to"]) == INT32, "it is not an index of bytes")
+    assert table is not None and order is not None
+    entries = table.array.tobytes()
+    site.absorb(1)
+    y = site.new(x.shape, table.dtype, order, FINITE)
+
+    def bind() -> Any:
+        source, target = memoryview(_bytes(x, order)), memoryview(_bytes(y, order))
+
+        def run() -> None:
+            target[:] = bytes(source).translate(entries)
+
+        return [(run, ())]
+
+    site.emit(bind, reads=(x,), writes=(y,), kernel="bytes.translate")
+    return y
+
+
+def _bytes(x: Value, order: list[int]) -> np.ndarray:
+    return x.array.transpose(order).reshape(-1).view(np.uint8)

@@ -17,6 +17,7 @@ from .identity import identity, sums
 from .normalization import global_pools, group_norms, layer_norms
 from .padding import padding
 from .products import products
+from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_sums, quantized_tables
 from .transposes import cancelled, through_reshapes, transposes
 
 Pass = Callable[[Editor], int]
@@ -27,6 +28,11 @@ ROUNDS = 8
 LEVEL_1: tuple[Pass, ...] = (constants, identity, sums, padding, channels)
 """Passes that only remove calls."""
 LEVEL_2: tuple[Pass, ...] = (
+    quantized_moves,
+    quantized_pairs,
+    quantized_tables,
+    quantized_products,
+    quantized_sums,
     transposes,
     through_reshapes,
     cancelled,
