@@ -357,7 +357,7 @@ def _dense(site: Site, x: Value, rank: int) -> Value:
     for axis in reversed(range(x.ndim)):  # axes of size 1 as in C order
         if x.shape[axis] == 1:
             strides[axis] = follow
-        follow = max(strides[axis] * x.shape[axis], size)
+        follow = max(strides[axis] * x.shape[axis], follow)
     fill = rank - x.ndim
     return x.view((*[1] * fill, *x.shape), (*[follow] * fill, *strides))
 

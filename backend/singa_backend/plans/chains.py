@@ -17,7 +17,7 @@ INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 LOOKUP = frozenset(["Gather"])
 """Operators whose second input may be the preceding result."""
 BINARY = frozenset("Add Sub Mul Div Max Min Sum".split())
-LONGEST = 8
+LONGEST = 12
 
 
 def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ...]]:
@@ -44,7 +44,7 @@ def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ..
         for i in places:
             chain = chain_of.get(maker[i])
             if chain is not None and len(chain) < LONGEST and (calls[chain[0]].node.domain, calls[chain[0]].name) in table:
-                side = [maker[j] for j in places if j != i and calls[maker[j]].is_("DequantizeLinear") and maker[j] in chain_of]
+                side = [maker[j] for j in places if j != i and _reads_result(calls[maker[j]], maker) and maker[j] in chain_of]
                 if side and calls[chain[0]].is_(*INTEGER):
                     rest = chain_of.pop(side[0])[:-1]
                     if rest:
@@ -55,3 +55,8 @@ def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ..
                 break
     return [tuple(calls[i] for i in chain) for _, chain in sorted(chain_of.items())]
 
+
+
+def _reads_result(call: Call, maker: dict[int, int]) -> bool:
+    """Whether a call is a DequantizeLinear of another call's result."""
+    return call.is_("DequantizeLinear") and call.inputs[0] in maker
