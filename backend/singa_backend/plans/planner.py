@@ -101,9 +101,7 @@ class Plan:
             budget.begin(planner.executor.resident, *roots, planner.executor.states)
         return made
 
-    def run(
-        self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute | None = None
-    ) -> list[Any] | None:
+    def run(self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute | None = None) -> list[Any] | None:
         """Run the plan on inputs of its shapes and dtypes.
 
         Args:
@@ -362,9 +360,11 @@ class Planner:
             except ResourceExhausted as error:
                 if plan is not None and plan.first.flat:
                     raise
-                if error.code in ("SX603", "SX604"):
-                    return None  # the definitions may need less
-                raise
+                if error.code not in ("SX603", "SX604") or self.is_body:
+                    raise
+                self.shared.clear()
+                budget.restart()
+                return None  # the definitions may need less
         return None
 
     def _used(self, key: Any, plan: Plan) -> None:
