@@ -119,7 +119,7 @@ def compute(
     scratch = site.scratch(places[-1]) if places[-1] else None
 
     def bind() -> Bound:
-        arrays = []
+        arrays: list[np.ndarray] = []
         for v, strides in zip([y, *inputs], steps, strict=True):
             same = v.buffer is y.buffer and v.offset == y.offset and strides == steps[0] and v.dtype == dtype
             if arrays and same:  # NumPy is faster when the object is the same
@@ -128,12 +128,11 @@ def compute(
                 arrays.append(np.ndarray(dims if strides else (), v.dtype, v.buffer.memory, v.offset, strides))
         calls: list[Any] = []
         for start in range(0, max(y.size, 1), count or 1):
+            now, size = arrays, dims
             if count < y.size:
                 stop = min(start + count, y.size)
                 pieces = {id(a): a[start:stop] if a.ndim else a for a in arrays}
                 now, size = [pieces[id(a)] for a in arrays], (stop - start,)
-            else:
-                now, size = arrays, dims
             memory = None if scratch is None else scratch.memory
             made = [np.ndarray(size, t, memory, p) for t, p in zip(temporary, places, strict=False)]
             calls += recipe(*now, *made)
@@ -672,6 +671,7 @@ def clip_6(site: Site, x: Value) -> Value:
 def where(site: Site, condition: Value, x: Value, y: Value) -> Value:
     """Copy one operand, and the other where the condition selects it."""
     site.require(condition.dtype == BOOL and x.dtype == y.dtype and x.dtype in NUMBERS | {BOOL}, f"elements of {x.dtype}")
+
     def recipe(out: Any, c: Any, a: Any, b: Any) -> Bound:
         calls = [] if b is out else [(out.__setitem__, (..., b))]
         if c.shape == a.shape == out.shape and all(v.flags.c_contiguous for v in (out, c, a)):

@@ -22,7 +22,7 @@ CHAIN = 1 << 12
 FUNCTION = 1 << 11
 """Elements from which a function is that takes NumPy several passes."""
 
-MANY_PASSES = frozenset("Sigmoid Elu Swish Softplus Gelu Mish".split())
+MANY_PASSES = frozenset(["Sigmoid", "Elu", "Swish", "Softplus", "Gelu", "Mish"])
 """Functions that take NumPy five passes or more: one call of oneDNN is faster for a single element."""
 
 COST = 16

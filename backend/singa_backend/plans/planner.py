@@ -140,7 +140,7 @@ class Plan:
             function(*arguments)
         made = []
         for copy in self.first.copies:
-            made.append(copy())  # noqa: PERF401
+            made.append(copy())
         return made
 
     def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
