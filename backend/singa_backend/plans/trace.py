@@ -31,76 +31,17 @@ from .fusion import fuse
 from .region import Call, Region, branch_of
 
 GENERATORS = frozenset(
-    [
-        "Div",
-        "Log",
-        "Sqrt",
-        "Pow",
-        "Reciprocal",
-        "Acos",
-        "Asin",
-        "Acosh",
-        "Atanh",
-        "Mod",
-        "LpNormalization",
-        "ReduceLogSum",
-        "ReduceLogSumExp",
-        "ReduceMean",
-        "LogSoftmax",
-        "Softmax",
-        "Tan",
-        "Det",
-        "Gemm",
-        "MatMul",
-        "Loop",
-        "Scan",
-        "If",
-        "SequenceMap",
-        "Where",
-        "CastLike",
-        "BitCast",
-        "Cast",
-        "DequantizeLinear",
-        "Dropout",
-    ]
+    "Div Log Sqrt Pow Reciprocal Acos Asin Acosh Atanh Mod LpNormalization ReduceLogSum ReduceLogSumExp ReduceMean LogSoftmax "
+    "Softmax Tan Det Gemm MatMul Loop Scan If SequenceMap Where CastLike BitCast Cast DequantizeLinear Dropout".split()
 )
 """Operators that may return a NaN or an infinity for finite inputs without an overflow, or whose contents are not examined."""
 
-QUIET = frozenset(["Gemm", "MatMul", "ReduceMean", "Softmax", "Where", "Cast", "CastLike", "Dropout", "DequantizeLinear"])
+QUIET = frozenset("Gemm MatMul ReduceMean Softmax Where Cast CastLike Dropout DequantizeLinear".split())
 """Those among them that return finite values for finite inputs that are not empty, unless a sum overflows."""
 
 KEEPS = frozenset(
-    [
-        "Reshape",
-        "Transpose",
-        "Concat",
-        "Slice",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Squeeze",
-        "Unsqueeze",
-        "Flatten",
-        "Split",
-        "Identity",
-        "Expand",
-        "Tile",
-        "Pad",
-        "Where",
-        "ScatterElements",
-        "ScatterND",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "Cast",
-        "Relu",
-        "Max",
-        "Min",
-        "Clip",
-        "Abs",
-        "Neg",
-        "ReduceMax",
-        "ReduceMin",
-    ]
+    "Reshape Transpose Concat Slice Gather GatherElements GatherND Squeeze Unsqueeze Flatten Split Identity Expand Tile Pad Where "
+    "ScatterElements ScatterND DepthToSpace SpaceToDepth Cast Relu Max Min Clip Abs Neg ReduceMax ReduceMin".split()
 )
 """Operators that make no NaN of infinities."""
 
