@@ -1094,3 +1094,32 @@ def test_generated_graphs_keep_their_results() -> None:
                 if isinstance(a, np.ndarray):
                     same([a], [b], 1e-5)
     assert changed > 20
+
+
+def test_facts_hold_for_the_values_of_a_run() -> None:
+    """Dtypes, shapes and sizes, of which equal names are equal numbers."""
+    known = 0
+    for index in (*range(100), 942, 2030, 2444):
+        case = draw(3, index)
+        graph = read(case.model)
+        region = region_of(graph)
+        if any(call.node.graphs for call in region.calls):
+            continue
+        facts = Editor(region, declared(region, graph)).facts
+        values = {**region.constants, **dict(zip(region.inputs, (case.feeds[v.name] for v in graph.inputs), strict=True))}
+        names: dict[str, int] = {}
+        with np.errstate(all="ignore"):
+            for call in region.calls:
+                _run(call, values)
+        for value, array in values.items():
+            if not isinstance(array, np.ndarray):
+                continue
+            assert facts.dtype(value) in (None, array.dtype)
+            shape, sizes = facts.shape(value), facts.sizes(value)
+            pairs = [] if shape is None else [*zip(shape, array.shape, strict=True)]
+            if sizes is not None:
+                pairs += zip(sizes if isinstance(sizes, tuple) else (sizes,), array.reshape(-1).tolist(), strict=True)
+            for size, number in pairs:
+                assert number == (size if isinstance(size, int) else names.setdefault(size, number))
+            known += len(pairs)
+    assert known > 1000

@@ -70,7 +70,9 @@ def branches(edit: Editor) -> int:
             if old != ABSENT:
                 edit.alias(old, new)
         count += 1
-    edit.flush()
+    if count:
+        edit.flush()
+        edit.facts.infer_all(edit.calls())
     return count
 
 
