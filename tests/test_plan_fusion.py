@@ -1077,7 +1077,7 @@ def test_exported_models_keep_their_results(path: Path) -> None:
 
 def test_generated_graphs_keep_their_results() -> None:
     changed = 0
-    for index in (*range(60), 995, 3141):
+    for index in (*range(40), 995, 3141):
         case = draw(5, index)
         if any(n.op_type in ("If", "Loop", "Scan", "SequenceMap", "RandomNormal", "Bernoulli") for n in every_node(case.model)):
             continue
@@ -1093,13 +1093,13 @@ def test_generated_graphs_keep_their_results() -> None:
             for a, b in zip(want, evaluate(after, feeds), strict=True):
                 if isinstance(a, np.ndarray):
                     same([a], [b], 1e-5)
-    assert changed > 20
+    assert changed > 12
 
 
 def test_facts_hold_for_the_values_of_a_run() -> None:
     """Dtypes, shapes and sizes, of which equal names are equal numbers."""
     known = 0
-    for index in (*range(100), 942, 2030, 2444):
+    for index in (*range(30), 942, 2030, 2444):
         case = draw(3, index)
         graph = read(case.model)
         region = region_of(graph)
@@ -1122,4 +1122,4 @@ def test_facts_hold_for_the_values_of_a_run() -> None:
             for size, number in pairs:
                 assert number == (size if isinstance(size, int) else names.setdefault(size, number))
             known += len(pairs)
-    assert known > 1000
+    assert known > 300
