@@ -203,8 +203,9 @@ def test_random_and_failing_and_large_calls_stay() -> None:
     assert calls("r = ConstantOfShape(s) m = ReduceSum(r) y = Add(x, m)", s=np.array([1 << 10, 1 << 10])).keys() >= {
         "ConstantOfShape"
     }
-    quantized = {"q": np.ones((2, 5), np.int8), "s": 0.5, "z": np.zeros((), np.int8)}
-    assert "DequantizeLinear" in calls("w = DequantizeLinear(q, s, z) y = Add(x, w)", **quantized)
+    quantized = {"q": np.ones((5, 2), np.int8), "s": 0.5, "z": np.zeros((), np.int8)}
+    assert calls("w = DequantizeLinear(q, s, z) y = MatMul(x, w)", **quantized) == {"DequantizeLinear": 1, "MatMul": 1}
+    assert calls("w = DequantizeLinear(q, s, z) t = Transpose(w) y = Add(x, t)", **quantized) == {"Add": 1}
 
 
 IDENTITIES = [
