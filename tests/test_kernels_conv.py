@@ -407,6 +407,18 @@ def test_activations_are_joined_with_their_channels_innermost() -> None:
     assert sum("reorder" in s for s in steps_of(rep)) == 1
 
 
+def test_large_activations_are_joined_by_copies() -> None:
+    known = {"v": normal(64, 16, 1, 1)}
+    nodes = [
+        node("Conv", "x", "v", to="a"),
+        node("Split", "a", to="b", axis=1, num_outputs=2),
+        node("Concat", "a", "b", "c", "x", to="y", axis=1),
+    ]
+    nodes[1].output.append("c")
+    rep = agree(nodes, {"x": normal(1, 16, 80, 80)}, known, special=False)
+    assert [s.split()[0] for s in steps_of(rep)] == ["reorder", "conv", *["reorder"] * 4]
+
+
 def test_a_shuffle_of_channels_keeps_them_innermost() -> None:
     known = {
         "w": normal(16, 16, 1, 1),
