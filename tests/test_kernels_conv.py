@@ -346,7 +346,10 @@ def test_group_normalization(shape: tuple[int, ...], groups: int, opset: int) ->
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("shape", [(1, 16, 7, 7), (2, 32, 5, 6)], ids=str)
 def test_local_response_normalization(shape: tuple[int, ...], size: int) -> None:
-    agree([node("LRN", "x", size=size, alpha=2e-3, bias=2.0)], {"x": normal(*shape) * F32(10)}, uses=["lrn"] if size > 1 else [])
+    library = onednn.library()
+    fast = size == 5 or (library is not None and "avx512" in library.isa)  # oneDNN's other code is for 5 channels only
+    nodes = [node("LRN", "x", size=size, alpha=2e-3, bias=2.0)]
+    agree(nodes, {"x": normal(*shape) * F32(10)}, uses=["lrn"] if fast else [], lacks=["definition"] if fast else [])
 
 
 def test_an_even_window_of_channels_is_not_symmetric() -> None:
