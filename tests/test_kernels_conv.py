@@ -410,6 +410,22 @@ def test_activations_are_joined_with_their_channels_innermost() -> None:
     assert sum("reorder" in s for s in steps_of(rep)) == 1
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_channels_are_weighted_by_what_was_pooled(batch: int) -> None:
+    """The block of squeeze and excitation."""
+    known = {"u": normal(32, 8, 3, 3), "v": normal(8, 32, 1, 1, seed=1), "w": normal(32, 8, 1, 1, seed=2)}
+    nodes = [
+        node("Conv", "x", "u", to="a"),
+        node("GlobalAveragePool", "a", to="p"),
+        node("Conv", "p", "v", to="q"),
+        node("Relu", "q", to="r"),
+        node("Conv", "r", "w", to="s"),
+        node("Sigmoid", "s", to="t"),
+        node("Mul", "a", "t"),
+    ]
+    agree(nodes, {"x": normal(batch, 8, 60, 60)}, known, uses=["binary jit"])
+
+
 def test_large_activations_are_joined_by_copies() -> None:
     known = {"v": normal(64, 16, 1, 1)}
     nodes = [
