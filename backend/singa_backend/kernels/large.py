@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from . import onednn, post_ops
 from .elementwise import order_of
-from .lowering import F32, emit, threads_for
+from .lowering import F32, desc, emit, threads_for
 from .onednn import DST, SRC, SRC_1, MemoryDesc, OneDnnError, Primitive
 from .product_post_ops import PostOps, fuse, scalar, worsen
 from .products import normal
@@ -103,6 +103,8 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
         if flat:
             same = v.shape == a.shape and all(d == 1 or s == t for d, s, t in zip(a.shape, a.strides, v.strides, strict=True))
             return MemoryDesc.of(F32, (a.size,)) if same else None
+        if v.channels_last and v.shape == a.shape:
+            return desc(v)
         shape = (*[1] * (a.ndim - v.ndim), *v.shape)
         steps = (*[1] * (a.ndim - v.ndim), *v.steps)
         if any(s <= 0 and d != 1 for d, s in zip(shape, steps, strict=True)):
