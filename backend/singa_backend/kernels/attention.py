@@ -175,7 +175,9 @@ def attention(
     given = site.attributes
     site.require(lengths is None and not (site.outputs[3:] and site.outputs[3]), "lengths, or the scores are an output")
     site.require(all(x is None or x.dtype == F32 for x in (q, k, v, past_key, past_value)), "not float32")
-    site.require(given["softmax_precision"] in (None, 1), "another precision")
+    site.require(
+        given["softmax_precision"] in (None, 1) and given["qk_matmul_output_mode"] in range(4), "another precision or mode"
+    )
     site.require(q.ndim == k.ndim == v.ndim and q.ndim in (3, 4), "another rank")
     site.require((past_key is None) == (past_value is None), "only one past")
     flat = q.ndim == 3
