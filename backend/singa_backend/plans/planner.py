@@ -115,13 +115,17 @@ class Plan:
             New arrays; None if it needs finite inputs and they are not.
         """
         plain = self.is_plain and budget is None and execute is None
-        before = onednn.exchange_threads(self.planner.options.threads) if self.facts.parallel else 0
+        threads, parallel = self.planner.options.threads, self.facts.parallel
+        before = onednn.exchange_threads(threads) if parallel else 0
         lock = self.lock
         lock.acquire()
         try:
             if plain:
                 return self.context.run(self._plain, inputs)
             return self.context.run(self._run, inputs, budget or self.planner.budget(), execute)
+        except BaseException:
+            before = before or (threads if parallel else 0)  # the steps before the failed one may have set another number
+            raise
         finally:
             lock.release()
             if before:
