@@ -101,9 +101,7 @@ class Plan:
             budget.begin(planner.executor.resident, *roots, planner.executor.states)
         return made
 
-    def run(
-        self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute | None = None
-    ) -> list[Any] | None:
+    def run(self, inputs: Sequence[Any], budget: limits.Budget | None = None, execute: Execute | None = None) -> list[Any] | None:
         """Run the plan on inputs of its shapes and dtypes.
 
         Args:

@@ -639,9 +639,7 @@ class Tracer:
                         continue
                     if isinstance(target, Loose):
                         target.value = _owned(result, values)
-                    elif (
-                        not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype
-                    ):
+                    elif not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype:
                         raise Mismatch(call)
                     else:
                         np.copyto(target, result)
