@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import parser
+from onnx import numpy_helper, parser
 
 from singa import sonnx, tensor
 from singa.cli import main
@@ -32,6 +32,16 @@ def model() -> onnx.ModelProto:
     return parser.parse_model(MODEL)
 
 
+def large() -> onnx.ModelProto:
+    """A convolution that is worth several threads."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[1, 32, 48, 48] x) => (float[1, 64, 48, 48] y, float[1, 64] z) { y = Conv<pads = [1, 1, 1, 1]>(x, w)  z = Det(y) }"""
+    made = parser.parse_model(text)
+    w = np.random.default_rng(0).normal(size=(64, 32, 3, 3)).astype(np.float32)
+    made.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    return made
+
+
 def kernels(rep: SingaRep) -> list[str]:
     planner = rep._planner
     return [] if planner is None else [step.kernel for p in planner.plans.values() for s in p.segments for step in s.steps]
@@ -40,7 +50,8 @@ def kernels(rep: SingaRep) -> list[str]:
 WRONG: list[tuple[str, Any]] = [
     ("threads", 0), ("threads", -1), ("threads", 1.5), ("threads", "2"), ("threads", True), ("threads", 10**6), ("threads", [2]),
     ("precision", "bfloat16"), ("precision", 16), ("precision", None), ("precision", np.float32), ("optimize", 3),
-    ("optimize", -1), ("optimize", True), ("optimize", "2"), ("optimize", np.ones(2)), ("deterministic", 1), ("deterministic", "no"),
+    ("optimize", -1), ("optimize", True), ("optimize", "2"), ("optimize", np.ones(2)), ("deterministic", 1),
+    ("deterministic", "no"),
 ]  # fmt: skip
 
 
@@ -92,14 +103,15 @@ def test_a_run_has_its_threads_and_restores_those_of_the_caller(monkeypatch: pyt
         seen.append(onednn.threads())
         return visit(self, *arguments)
 
-    rep, before = SingaBackend.prepare(model(), threads=3), onednn.threads()
+    rep, before = SingaBackend.prepare(large(), threads=3), onednn.threads()
+    x = np.ones((1, 32, 48, 48), np.float32)
     monkeypatch.setattr(Visitor, "visit", seeing)
     for _ in range(3):
-        rep.run([X])
+        rep.run([x])
     assert seen == [3] * 3 and onednn.threads() == before
     monkeypatch.setattr(Visitor, "visit", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        rep.run([X])
+        rep.run([x])
     assert onednn.threads() == before
 
 

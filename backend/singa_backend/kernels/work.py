@@ -82,7 +82,7 @@ def flops(domain: str, name: str, attributes: Mapping[str, Any], inputs: Sequenc
         return 0
     try:
         return _RULES.get(name, _elementwise)(attributes, inputs, output)
-    except (IndexError, TypeError, KeyError):  # not the usual inputs: the definition decides what they mean
+    except (IndexError, TypeError, KeyError, ValueError):  # not the usual inputs: the definition decides what they mean
         return None
 
 
@@ -141,7 +141,7 @@ def _einsum(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequ
 
 
 def _pool(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    return math.prod(output) * math.prod(attributes["kernel_shape"])
+    return math.prod(output) * int(math.prod(attributes["kernel_shape"]))
 
 
 def _resize(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
@@ -158,14 +158,17 @@ _RULES: dict[str, Rule] = {
     "RNN": _recurrent, "GRU": _recurrent, "LSTM": _recurrent, "Attention": _attention, "Einsum": _einsum,
     "AveragePool": _pool, "MaxPool": _pool, "LpPool": _pool, "Resize": _resize,
     "BatchNormalization": _each_input(2), "LRN": lambda a, inputs, output: _size(inputs[0]) * (2 * int(a["size"]) + 3),
-} | {
-    name: _each_input(1) for name in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceSum", "ReduceMean",
-                                      "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
-                                      "ReduceSumSquare", "ArgMax", "ArgMin", "CumSum", "TopK")
-} | {
-    name: _each_input(8) for name in ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization",
-                                      "MeanVarianceNormalization", "LpNormalization", "Softmax", "LogSoftmax", "Hardmax")
 }  # fmt: skip
+
+_REDUCTIONS = (
+    *("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"),
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin", "CumSum", "TopK"),
+)
+_NORMS = (
+    *("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "MeanVarianceNormalization"),
+    *("LpNormalization", "Softmax", "LogSoftmax", "Hardmax"),
+)
+_RULES |= dict.fromkeys(_REDUCTIONS, _each_input(1)) | dict.fromkeys(_NORMS, _each_input(8))
 
 
 @dataclass(frozen=True)

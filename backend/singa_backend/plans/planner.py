@@ -363,9 +363,11 @@ class Planner:
             except ResourceExhausted as error:
                 if plan is not None and plan.first.flat:
                     raise
-                if error.code in ("SX603", "SX604"):
-                    return None  # the definitions may need less
-                raise
+                if error.code not in ("SX603", "SX604") or self.is_body:
+                    raise
+                self.shared.clear()
+                budget.restart()
+                return None  # the definitions may need less
         return None
 
     def _used(self, key: Any, plan: Plan) -> None:

@@ -297,10 +297,11 @@ class _Recorder:
     def begin(self) -> None:
         self.present, self.origin = [], time.perf_counter()
 
-    def __call__(self, segment: Segment, budget: limits.Budget) -> None:
+    def __call__(self, segment: Segment, budget: limits.Budget | None) -> None:
         clock, at, times = time.perf_counter, 0, []
         for step in segment.steps:
-            budget.watch()
+            if budget is not None:
+                budget.watch()
             bound = segment.flat[at : at + step.count]
             at += step.count
             start = clock()

@@ -82,9 +82,10 @@ class Select:
 
 @dataclass(eq=False)
 class Adopt:
-    """Copies arrays whose shapes are the key of the segment into its arena."""
+    """Copies arrays whose shapes are the key of the segment, the results of a call, into its arena."""
 
     ids: tuple[int, ...]
+    call: Call
 
 
 @dataclass(eq=False)
@@ -223,7 +224,7 @@ class Tracer:
         self.uses: Counter[int] = Counter()
         self.segment = Segment()
         self.buffers: list[Buffer] = []
-        self.live: dict[int, np.ndarray] = {}
+        self.live: dict[int, Any] = {}
         self.entries: list[Entry] = []
         self.copies: dict[int, tuple[Value, dict[Any, Value]]] = {}
 
@@ -260,7 +261,7 @@ class Tracer:
                     self._set(target, self._get(source))
                 self._used(item.sources)
             elif isinstance(item, Adopt):
-                self._adopt(item.ids)
+                self._adopt(item.ids, item.call)
             elif isinstance(item, Select):
                 pending += self._select(item, pending)[::-1]
             else:
@@ -268,7 +269,7 @@ class Tracer:
                 if id(item[-1].node) in self.dynamic:
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
-                    self._split(pending, Adopt(ids), lambda cells=cells: tuple(map(_kind, cells)))
+                    self._split(pending, Adopt(ids, item[-1]), lambda cells=cells: tuple(map(_kind, cells)))
         self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
         self._finish()
         return first
@@ -287,7 +288,7 @@ class Tracer:
         self.segment, self.buffers = following, []
         self.copies.clear()
 
-    def _adopt(self, ids: Sequence[int]) -> None:
+    def _adopt(self, ids: Sequence[int], call: Call) -> None:
         for i in ids:
             cell = self.env.get(i)
             if isinstance(cell, Loose) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
@@ -298,7 +299,7 @@ class Tracer:
                     target = made.array
                     return [(lambda: np.copyto(target, cell.value), ())]
 
-                self._record(Step(bind, (), (made,), "copy"))
+                self._record(Step(bind, (), (made,), "copy", call.origins or (call.node,)))
                 self.env[i] = made
                 made.buffer.users += 1
 
@@ -412,6 +413,7 @@ class Tracer:
 
     def _drop(self, i: int) -> None:
         entry = self.env.pop(i)
+        self.live.pop(id(entry), None)
         if isinstance(entry, Value):
             entry.buffer.users -= 1
             self._release(entry.buffer)
@@ -444,15 +446,17 @@ class Tracer:
         if self.options.level == 0 or call.node.operator is None or any(isinstance(v, Loose) for v in found):
             return 0
         inputs: list[Value | None] = [v if isinstance(v, Value) else None for v in found]
-        if self._is_folded(call, inputs):
-            return self._fold(call)
+        folded = self._is_folded(call, inputs)
         for one in kernels_of(call.node.domain, call.name, call.node.operator.version):
+            if folded and one.on != "view":
+                break
             site = TraceSite(self, call, inputs, self._followers(group))
             first_buffer = len(self.buffers)
             try:
                 with np.errstate(all="ignore"):
                     result = one.body(site, *inputs)
                     taken = site.absorbed + 1
+                    site.require(not (folded and site.steps), "a constant is not copied in every run")
                     self._run_steps(site, one, group[:taken])
             except SonnxError:
                 raise
@@ -465,6 +469,9 @@ class Tracer:
                 self._forget(first_buffer)
                 continue
             made = result if isinstance(result, tuple) else (result,)
+            if folded and all(v is None or v.key is not None for v in inputs):
+                for n, v in enumerate(made):
+                    v.key = (id(call), n)
             for value, what, copy in site.made:
                 self.copies.setdefault(id(value), (value, {}))[1][what] = copy
                 copy.buffer.users += 1
@@ -472,7 +479,7 @@ class Tracer:
             for buffer in self.buffers[first_buffer:]:
                 self._release(buffer)
             return taken
-        return 0
+        return self._fold(call) if folded else 0
 
     def _forget(self, first: int) -> None:
         """Release the buffers of a kernel that has declined."""
@@ -527,7 +534,8 @@ class Tracer:
         made: list[Follower] = []
         if self.options.level < 2:
             return made
-        for before, call in zip(group, group[1:], strict=False):
+        before, sides = group[0], dict[int, Follower]()
+        for call in group[1:]:
             operator = call.node.operator
             inputs: list[Value | None] = []
             place = -1
@@ -536,13 +544,19 @@ class Tracer:
                     place = p
                     inputs.append(None)
                     continue
-                entry = None if i == ABSENT else self._get(i)
+                entry = None if i == ABSENT or i in sides else self._get(i)
                 if isinstance(entry, Loose):
                     return made
                 inputs.append(entry)
             assert operator is not None
-            free = frozenset(p for p, i in enumerate(call.inputs) if p != place and self.reusable(i, 1))
-            made.append(Follower(call.name, call.attributes, inputs, place, operator.version, free))
+            free = frozenset(p for p, i in enumerate(call.inputs) if p != place and i not in sides and self.reusable(i, 1))
+            one = Follower(call.name, call.attributes, inputs, place, operator.version, free)
+            one.sides = {p: sides[i] for p, i in enumerate(call.inputs) if i in sides}
+            made.append(one)
+            if place < 0:
+                sides[call.outputs[0]] = one
+            else:
+                before = call
         return made
 
     def reusable(self, i: int, uses: int) -> bool:
@@ -621,7 +635,10 @@ class Tracer:
                 np.copyto(value.array, o)
                 made.append(value)
             else:
-                made.append(Loose(_owned(o, [e.array for e in entries if isinstance(e, Value)])))
+                cell = Loose(_owned(o, [e.array for e in entries if isinstance(e, Value)]))
+                self.live[id(cell)] = cell.value
+                self.budget.count_tensor(limits.size_of(cell.value))
+                made.append(cell)
         state, node = self.state, call.node
 
         loose = any(isinstance(e, Loose) for e in (*entries, *(e for _, e in inner)))

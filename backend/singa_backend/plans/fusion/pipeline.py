@@ -10,13 +10,14 @@ from .activations import activations, hard_sigmoids, leaky_relus, prelus, softpl
 from .additions import additions, windows
 from .attention import attentions, scales
 from .channels import channels
-from .constants import constants, sizes
+from .constants import branches, constants, sizes
 from .editing import Editor
 from .facts import Type
-from .identity import identity, sums
+from .identity import identity, squares, sums
 from .normalization import global_pools, group_norms, layer_norms
 from .padding import padding
 from .products import products
+from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_sums, quantized_tables
 from .rotary import rotary_embeddings
 from .transposes import cancelled, through_reshapes, transposes
 
@@ -25,9 +26,14 @@ Pass = Callable[[Editor], int]
 ROUNDS = 8
 """The number of times that each pass runs at most."""
 
-LEVEL_1: tuple[Pass, ...] = (sizes, constants, identity, sums, padding, channels)
+LEVEL_1: tuple[Pass, ...] = (sizes, constants, branches, identity, sums, padding, channels)
 """Passes that only remove calls."""
 LEVEL_2: tuple[Pass, ...] = (
+    quantized_moves,
+    quantized_pairs,
+    quantized_tables,
+    quantized_products,
+    quantized_sums,
     transposes,
     through_reshapes,
     cancelled,
@@ -39,6 +45,7 @@ LEVEL_2: tuple[Pass, ...] = (
     leaky_relus,
     prelus,
     softplus,
+    squares,
     rotary_embeddings,
     windows,
     additions,
