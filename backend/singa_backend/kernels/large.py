@@ -19,8 +19,8 @@ PLAIN = 1 << 16
 CHAIN = 1 << 12
 """Elements from which two calls in one pass are."""
 
-FUNCTION = 1 << 11
-"""Elements from which a function is that takes NumPy several passes."""
+FUNCTION = {"Relu": 1 << 11, "Clip": 1 << 11, "LeakyRelu": 1 << 11, "HardSigmoid": 1 << 11}
+"""Elements from which a function is that takes NumPy few passes; others, such as Sigmoid, are for any number."""
 
 COST = 16
 """FLOPs that take the time of one element."""
@@ -43,7 +43,7 @@ def _result(site: Site, post: PostOps, x: Value, place: int, order: Sequence[int
 
 def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     """A function of each element, and those that follow."""
-    site.require(x.dtype == F32 and x.size >= FUNCTION, "not float32, or small")
+    site.require(x.dtype == F32 and x.size >= FUNCTION.get(site.name, 1), "not float32, or small")
     first = Follower(site.name, site.attributes, [None, *rest], 0, site.version)
     found = post_ops.activation(first) if site.version in post_ops.VERSIONS.get(site.name, (site.version,)) else None
     if found is None:
