@@ -22,7 +22,7 @@ from .ir.reader import read
 from .kernels.options import options as plan_options
 from .kernels.table import Invalid, Options
 from .limits import Budget, Flag, Limits, check_number, spend
-from .plans.planner import Plan, Planner
+from .plans.planner import Planner
 from .plans.profile import Profile, profile
 from .plans.region import TooManyCalls
 from .plans.trace import Mismatch

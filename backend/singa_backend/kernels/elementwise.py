@@ -119,7 +119,7 @@ def compute(
     scratch = site.scratch(places[-1]) if places[-1] else None
 
     def bind() -> Bound:
-        arrays = []
+        arrays: list[np.ndarray] = []
         for v, strides in zip([y, *inputs], steps, strict=True):
             same = v.buffer is y.buffer and v.offset == y.offset and strides == steps[0] and v.dtype == dtype
             if arrays and same:  # NumPy is faster when the object is the same
@@ -128,12 +128,11 @@ def compute(
                 arrays.append(np.ndarray(dims if strides else (), v.dtype, v.buffer.memory, v.offset, strides))
         calls: list[Any] = []
         for start in range(0, max(y.size, 1), count or 1):
+            now, size = arrays, dims
             if count < y.size:
                 stop = min(start + count, y.size)
                 pieces = {id(a): a[start:stop] if a.ndim else a for a in arrays}
                 now, size = [pieces[id(a)] for a in arrays], (stop - start,)
-            else:
-                now, size = arrays, dims
             memory = None if scratch is None else scratch.memory
             made = [np.ndarray(size, t, memory, p) for t, p in zip(temporary, places, strict=False)]
             calls += recipe(*now, *made)

@@ -158,16 +158,20 @@ class _Argument(ctypes.Structure):
 
 
 def threads_of(arguments: Sequence[Any]) -> int:
-    """The number of threads for which the primitive of a call was created.
+    """The number of threads that a call needs: that for which its primitive was created.
 
     Args:
         arguments: the arguments of the call.
 
     Returns:
-        The number; 0 if they are not those of a `Bound`.
+        The number; 0 if any will do: the call is not one of a `Bound`, or its code keeps to the one thread of its creation, as
+        that of products and convolutions does.
     """
     kept = getattr(arguments[-1], "kept", None) if arguments else None
-    return kept[0].threads if kept else 0
+    if not kept:
+        return 0
+    primitive: Primitive = kept[0]
+    return 0 if primitive.threads == 1 and primitive.implementation.startswith("brg") else primitive.threads
 
 
 def bind(primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | Memory]) -> Bound:
