@@ -151,7 +151,7 @@ CASES = [
     case("Div", 22, ints(5, 7), array(-1), kernel="definition", constants=(1,)),
     case("Div", 22, ints(5, 7), ints(5, 7, low=1), kernel="definition"),
     case("Mod", 22, floats(5, 7), floats(5, 7), kernel="numpy.fmod", fmod=1),
-    *(case("Pow", 22, floats(5, 7), array(n), kernel="numpy.power", constants=(1,)) for n in (-3, -2, 0, 1, 2, 3)),
+    *(case("Pow", 22, floats(5, 7), array(n), kernel="numpy.power", constants=(1,)) for n in (-3, -2, 0, 2, 3)),
     *(case("Add", 6, floats(2, 3, 4), floats(*s), kernel="numpy.add", broadcast=1, **a) for s, a in (((3, 4), {}), ((3,), {"axis": 1}), ((1,), {}))),
     *(case(op, 13, floats(5, 7), floats(7), floats(5, 1), kernel="numpy") for op in ("Sum", "Mean", "Max", "Min")),
     *(case(op, 13, ints(5, 7), ints(7), kernel="numpy") for op in ("Max", "Min")),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from . import onednn, post_ops
 from .elementwise import order_of
-from .lowering import F32, desc, emit, threads_for
+from .lowering import F32, emit, threads_for
 from .onednn import DST, SRC, SRC_1, MemoryDesc, OneDnnError, Primitive
 from .product_post_ops import PostOps, fuse, scalar, worsen
 from .products import normal
@@ -19,8 +19,12 @@ PLAIN = 1 << 16
 CHAIN = 1 << 12
 """Elements from which two calls in one pass are."""
 
-FUNCTION = {"Relu": 1 << 11, "Clip": 1 << 11, "LeakyRelu": 1 << 11, "HardSigmoid": 1 << 11}
-"""Elements from which a function is that takes NumPy few passes; others, such as Sigmoid, are for any number."""
+FUNCTION = 1 << 11
+"""Elements from which a function is that takes NumPy several passes."""
+
+ANY_SIZE = frozenset(["Sigmoid", "Swish"])
+"""Functions that take NumPy seven passes or more, so that one call of oneDNN is faster for a single element.  Its results are close
+in relation to each value; those of other functions are close in relation to the largest."""
 
 COST = 16
 """FLOPs that take the time of one element."""
@@ -43,7 +47,7 @@ def _result(site: Site, post: PostOps, x: Value, place: int, order: Sequence[int
 
 def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     """A function of each element, and those that follow."""
-    site.require(x.dtype == F32 and x.size >= FUNCTION.get(site.name, 1), "not float32, or small")
+    site.require(x.dtype == F32 and x.size and (x.size >= FUNCTION or site.name in ANY_SIZE), "not float32, or small")
     first = Follower(site.name, site.attributes, [None, *rest], 0, site.version)
     found = post_ops.activation(first) if site.version in post_ops.VERSIONS.get(site.name, (site.version,)) else None
     if found is None:
@@ -74,7 +78,7 @@ def _function(site: Site, x: Value, *rest: Value | None) -> Value:
 
 FUNCTIONS = {
     "Relu": (1, 6, 13, 14), "LeakyRelu": (1, 6, 16), "Elu": (1, 6, 22), "Sigmoid": (1, 6, 13), "Tanh": (1, 6, 13),
-    "HardSigmoid": (1, 6, 22), "HardSwish": (14, 22), "Swish": (24,), "Gelu": (20,), "Mish": (18, 22), "Softplus": (1, 22),
+    "HardSigmoid": (1, 6, 22), "HardSwish": (14, 22), "Swish": (24,), "Gelu": (20,), "Mish": (18, 22),
     "Clip": (6, 11, 12, 13),
 }  # fmt: skip
 """The operators of one input and their versions."""
@@ -103,8 +107,6 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
         if flat:
             same = v.shape == a.shape and all(d == 1 or s == t for d, s, t in zip(a.shape, a.strides, v.strides, strict=True))
             return MemoryDesc.of(F32, (a.size,)) if same else None
-        if v.channels_last and v.shape == a.shape:
-            return desc(v)
         shape = (*[1] * (a.ndim - v.ndim), *v.shape)
         steps = (*[1] * (a.ndim - v.ndim), *v.steps)
         if any(s <= 0 and d != 1 for d, s in zip(shape, steps, strict=True)):

@@ -48,7 +48,10 @@ class Fused:
 
 
 def activation(f: Follower) -> tuple[str, float, float] | None:
-    """The function of oneDNN, and its two parameters, that is a unary operator; None if there is none."""
+    """The function of oneDNN, and its two parameters, that is a unary operator; None if there is none.
+
+    Its `soft_relu` is not Softplus: it is negative below -17, where a logarithm that follows would be NaN.
+    """
     a = f.attributes
     match f.name:
         case "Relu":
@@ -73,8 +76,6 @@ def activation(f: Follower) -> tuple[str, float, float] | None:
             return "gelu_erf" if a["approximate"] == "none" else "gelu_tanh", 0.0, 0.0
         case "Mish":
             return "mish", 0.0, 0.0
-        case "Softplus":
-            return "soft_relu", 1.0, 0.0
         case "Abs":
             return "abs", 0.0, 0.0
         case "Neg":

@@ -102,8 +102,9 @@ def _same_shape(edit: Editor, call: Call) -> int | None:
 
 
 def _transpose(edit: Editor, call: Call) -> int | None:
-    perm = call.attributes.get("perm")
-    return call.inputs[0] if perm is not None and tuple(perm) == tuple(range(len(perm))) else None
+    """A Transpose that keeps the order; of another rank than its permutation it is invalid, and the definition reports that."""
+    perm, x = call.attributes.get("perm"), call.inputs[0]
+    return x if perm is not None and tuple(perm) == tuple(range(len(perm))) and edit.facts.rank(x) == len(perm) else None
 
 
 def _slice(edit: Editor, call: Call) -> int | None:
