@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
 from singa_backend.backend import SingaBackend, SingaRep
 from singa_backend.kernels.table import Options
 
@@ -50,7 +51,7 @@ def check(
     model: onnx.ModelProto,
     feeds: Sequence[Mapping[str, np.ndarray]],
     *,
-    options: Options = Options(threads=2),
+    options: Options | None = None,
     tolerance: float = 1e-5,
 ) -> list[str]:
     """Run a model by a plan and by the definitions on each feed, twice each; return the kernels of the plan.
@@ -61,7 +62,7 @@ def check(
         warnings.simplefilter("ignore")
         truth = SingaBackend.prepare(model)
         graph, device = truth.graph, truth.device
-        exact, planned = SingaRep(graph, device, options=Options(level=0)), SingaRep(graph, device, options=options)
+        exact, planned = SingaRep(graph, device, options=Options(level=0)), SingaRep(graph, device, options=options or Options(threads=2))
         for feed in (*feeds, feeds[0]):
             values = list(feed.values())
             wanted, got = exact.run(values), planned.run(values)

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
-from singa_backend.kernels import onednn
 from tests.plan_checks import check, drawn, model_of
+
+from singa_backend.kernels import onednn
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="oneDNN is not installed")
 node = helper.make_node

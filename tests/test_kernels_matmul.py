@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 from tests.plan_checks import check, drawn, model_of
+
 from singa_backend.kernels import onednn
 from singa_backend.kernels.table import Options
 

@@ -83,7 +83,7 @@ def chain(count: int, each: int) -> ModelProto:
 def test_what_has_died_does_not_count(device: str) -> None:
     x = np.ones(MIB // 4, np.float32)
     SingaBackend.prepare(chain(200, x.size), device, limits=Limits(live_bytes=4 * MIB)).run([x])
-    refused(chain(3, x.size), [x], "SX604", device, live_bytes=2 * MIB)
+    refused(chain(3, x.size), [x], "SX604", device, live_bytes=MIB * 3 // 2)
 
 
 def test_views_and_aliases_count_once(device: str) -> None:

@@ -156,6 +156,36 @@ def test_known_sizes_are_constants() -> None:
     assert unary(body, types=False, **weights, only=["sizes"]).keys() > {"Shape", "Concat"}
 
 
+def test_branches_of_known_conditions_are_inlined() -> None:
+    text = """g (float[2] x) => (float y) {
+        a = Identity(x) z = Shape(x) s = ReduceSum(z) c = Equal(s, size)
+        b = If (c) <then_branch = t () => (float p) { k = Constant <value = float {2.0}> () p = Mul(a, k) },
+                    else_branch = e () => (float q) { q = Abs(a) }>
+        y = Neg(b) }"""
+    assert fused(model(text, size=np.array([2])), normal(2)) == {"Mul": 1, "Neg": 1}
+    assert fused(model(text, size=np.array([3])), normal(2)) == {"Abs": 1, "Neg": 1}
+    assert "If" in fused(model(text, size=np.array([2])), normal(2), types=False)
+
+
+def test_squares_are_products() -> None:
+    assert unary("y = Pow(x, k)", k=2.0) == {"Mul": 1}
+    assert unary("y = Pow(x, k)", k=np.array(2)) == {"Mul": 1}
+    for k in (3.0, 0.5, np.full((1, 1, 1), 2, F), normal(5)):
+        assert unary("y = Pow(x, k)", k=k) == {"Pow": 1}
+    assert unary("y = Pow(x, k)", k=2.0, types=False) == {"Pow": 1}
+
+
+def test_large_constants_may_be_viewed() -> None:
+    large = np.zeros((1 << 10, 1 << 9), F)
+    graph = read(
+        model("g (float[2,512] x) => (float y, float z) { t = Transpose(w) y = MatMul(x, t) z = ReduceSum(w) }", w=large)
+    )
+    region = region_of(graph)
+    fuse(region)
+    assert [c.name for c in region.calls] == ["MatMul"]
+    assert np.shares_memory(region.constants[region.calls[0].inputs[1]], graph.states["w"])
+
+
 def test_a_constant_output_stays_an_output() -> None:
     text = "g (float[2] x) => (float y, float z) { y = Neg(w) z = Add(x, y) }"
     assert fused(model(text, w=normal(2)), normal(2)) == {"Add": 1}
@@ -574,6 +604,17 @@ def test_layer_norm_of_another_axis_moves_it_to_the_end() -> None:
     assert unary(body.format("1"), x, 13, shape="2,3,4,5", **{**weights, "w": normal(5)})["Mul"] == 1
     assert unary(body.format("1"), x, 13, shape="N,C,H,W", **weights)["Mul"] == 1
     assert "Sqrt" in unary(body.format("1"), x, 13, shape="2,3,4,5", types=False, **weights)
+
+
+def test_instance_norm() -> None:
+    mean = "u = ReduceMean <axes = [2, 3]> (x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean <axes = [2, 3]> (q) "
+    body = mean + "a = Add(v, e) s = Sqrt(a) n = Div(d, s) "
+    x, weights = normal(2, 3, 4, 5), {"e": 1e-5, "w": normal(3, 1, 1), "b": normal(1, 3, 1, 1)}
+    for tail in ("m = Mul(n, w) y = Add(m, b)", "y = Mul(w, n)", "y = Add(n, b)"):
+        used = {n: w for n, w in weights.items() if n == "e" or f" {n})" in tail or f"({n}," in tail}
+        assert unary(body + tail, x, 13, shape="2,3,4,5", **used) == {"InstanceNormalization": 1}
+    other = {"e": 1e-5, "w": normal(4, 5), "b": normal(3, 1, 1)}
+    assert unary(body + "m = Mul(n, w) y = Add(m, b)", x, 13, shape="2,3,4,5", **other).keys() == {"LayerNormalization", "Add"}
 
 
 def test_layer_norm_leaves_parameters_that_broadcast_otherwise() -> None:

@@ -38,6 +38,8 @@ _QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
 """Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
 
 
+_new = tuple.__new__
+
 _ALL = -1
 _NONE: tuple[str, ...] = ()
 """The defaults of `run`, which it recognizes by identity."""
@@ -61,8 +63,8 @@ class Outputs(tuple[Any, ...]):
             values: the outputs, in order.
             names: their names, as many as there are values.
         """
-        self = tuple.__new__(cls, values)
-        self.names = tuple(names)
+        self = _new(cls, values)
+        self.names = names if type(names) is tuple else tuple(names)
         return self
 
     def __getitem__(self, key: Any) -> Any:

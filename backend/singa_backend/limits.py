@@ -180,6 +180,11 @@ class Budget:
         self.roots += roots
         self.room = self.live_bytes - resident
 
+    def restart(self) -> None:
+        """Forget what was counted, but not the time: the work begins again in another way."""
+        self.left, self.made, self.kept, self.room = self.limits.executions, 0, 0, self.live_bytes
+        self.roots.clear()
+
     def keep(self, size: int) -> None:
         """Count bytes that stay allocated until the call ends."""
         self.kept += size

@@ -3,6 +3,7 @@
 from . import (
     attention,
     convolution,
+    einsums,
     elementwise,
     large,
     layer_norms,
@@ -16,6 +17,7 @@ from . import (
     recurrent,
     reductions,
     resampling,
+    rotary,
     softmaxes,
     views,
 )
@@ -23,6 +25,7 @@ from . import (
 __all__ = [
     "attention",
     "convolution",
+    "einsums",
     "elementwise",
     "large",
     "layer_norms",
@@ -36,6 +39,7 @@ __all__ = [
     "recurrent",
     "reductions",
     "resampling",
+    "rotary",
     "softmaxes",
     "views",
 ]

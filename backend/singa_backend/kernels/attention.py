@@ -232,7 +232,7 @@ def _checked(site: Site, mask: Value | None, shape: tuple[int, ...]) -> Value | 
 
 
 def split(x: Value, kv_heads: int, single: bool) -> Value:
-    """The heads as two axes, (kv_heads, heads / kv_heads); for a single query the second takes the place of the axis of queries."""
+    """The heads as two axes, (kv_heads, heads / kv_heads); the second takes the place of the axis of a single query."""
     if x.ndim < 3:
         return x
     heads, step = x.shape[-3], x.strides[-3]

@@ -49,9 +49,10 @@ class Plan:
         first: the first segment.
         facts: what the trace found.
         inputs: the arrays that a run copies its inputs into; a Loose for an input that is not an array of numbers.
-        signature: the shape and the dtype of each input; None if one is not an array of numbers.
+        signature: the type, the shape and the dtype of each input; None if one is not an array of numbers.
         admitted: limits which the plan is known not to exceed.
         sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.
+        is_plain: whether it is one segment without definitions, on arrays.
     """
 
     def __init__(self, planner: Planner) -> None:
@@ -60,9 +61,10 @@ class Plan:
         self.facts = Facts()
         self.first = Segment()
         self.inputs: list[Any] = []
-        self.signature: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] | None = None
+        self.signature: list[tuple[type, tuple[int, ...], np.dtype[Any]]] | None = None
         self.admitted: limits.Limits | None = None
         self.sums: list[tuple[Any, np.ndarray]] = []
+        self.is_plain = False
         self.renew()
 
     def renew(self) -> None:
@@ -81,8 +83,9 @@ class Plan:
         self.first = tracer.start(inputs)
         self.inputs = [e.array if isinstance(e, Value) else e for e in tracer.entries]
         if all(isinstance(e, Value) for e in tracer.entries):
-            self.signature = tuple((a.shape, a.dtype) for a in self.inputs)
+            self.signature = [(np.ndarray, a.shape, a.dtype) for a in self.inputs]
             self.sums = [(_sum_of(a), a.reshape(-1)) for a in self.inputs if a.dtype.kind not in "biu"]
+            self.is_plain = self.first.check is None and not self.facts.definitions
         return None if self.facts.finite and not all(map(finite, inputs)) else tracer.segment.results()
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
@@ -109,42 +112,51 @@ class Plan:
         Returns:
             New arrays; None if it needs finite inputs and they are not.
         """
-        if self.facts.parallel:
-            before = onednn.exchange_threads(self.planner.options.threads)
-            if before:
-                try:
-                    return self._locked(inputs, budget, execute)
-                finally:
-                    onednn.set_threads(before)
-        return self._locked(inputs, budget, execute)
-
-    def _locked(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute | None) -> list[Any] | None:
+        plain = self.is_plain and budget is None and execute is None
+        before = onednn.exchange_threads(self.planner.options.threads) if self.facts.parallel else 0
         lock = self.lock
         lock.acquire()
         try:
-            return self.context.run(self._run, inputs, budget, execute)
+            if plain:
+                return self.context.run(self._plain, inputs)
+            return self.context.run(self._run, inputs, budget or self.planner.budget(), execute)
         finally:
             lock.release()
+            if before:
+                onednn.set_threads(before)
 
-    def _run(self, inputs: Sequence[Any], budget: limits.Budget | None, execute: Execute | None) -> list[Any] | None:
-        facts = self.facts
-        if facts.definitions and budget is None:
-            budget = self.planner.budget()
-        if budget is not None:
-            limits.enter(budget)
-            self.state.visitor = Visitor(self.planner.executor, budget)
+    def _plain(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""
+        i = 0
+        for target in self.inputs:
+            target[...] = inputs[i]
+            i += 1
+        if self.facts.finite:
+            for sum_of, elements in self.sums:
+                if not math.isfinite(sum_of(elements)) and not finite(elements):
+                    return None
+        for function, arguments in self.first.flat:
+            function(*arguments)
+        made = []
+        for copy in self.first.copies:
+            made.append(copy())  # noqa: PERF401
+        return made
+
+    def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
+        limits.enter(budget)
+        self.state.visitor = Visitor(self.planner.executor, budget)
         for target, x in zip(self.inputs, inputs, strict=True):
-            if type(target) is Loose:
+            if isinstance(target, Loose):
                 target.value = x
             else:
                 target[...] = x
-        if facts.finite and not self._is_finite():
+        if self.facts.finite and not all(map(finite, self.inputs)):
             return None
         segment = self.first
         while True:
             if execute is not None:
-                execute(segment, budget or self.planner.budget())
-            elif budget is not None and budget.watched:
+                execute(segment, budget)
+            elif budget.watched:
                 for function, arguments in segment.flat:
                     budget.watch()
                     function(*arguments)
@@ -152,21 +164,12 @@ class Plan:
                 for function, arguments in segment.flat:
                     function(*arguments)
             if segment.check is None:
-                return [copy() for copy in segment.copies]
+                return segment.results()
             key = segment.check()
             following = segment.next.get(key)
             if following is None:
-                return self._continue(segment, key, budget or self.planner.budget())
+                return self._continue(segment, key, budget)
             segment = following
-
-    def _is_finite(self) -> bool:
-        """Whether no input of this run holds a NaN or an infinity."""
-        if self.signature is None:
-            return all(map(finite, self.inputs))
-        for sum_of, elements in self.sums:
-            if not math.isfinite(sum_of(elements)) and not finite(elements):
-                return False
-        return True
 
     def _continue(self, segment: Segment, key: Any, budget: limits.Budget) -> list[Any]:
         """Trace a continuation of a segment."""
@@ -287,36 +290,31 @@ class Planner:
         if self.limits.deadline is not None:
             return None
         kind = type(inputs)
+        given = inputs
         if kind is dict:
             if len(inputs) != len(names):
                 return None
-            try:
-                inputs = [inputs[n] for n in names]
-            except KeyError:
-                return None
+            given = []
+            for name in names:
+                if name not in inputs:
+                    return None
+                given.append(inputs[name])
         elif kind is np.ndarray:
-            inputs = (inputs,)
+            given = (inputs,)
         elif kind is not list and kind is not tuple:
             return None
-        plan = self.latest
-        if plan is not None and plan.admitted is self.limits:
-            signature = plan.signature
-            if signature is not None and len(inputs) == len(signature):
-                for x, (shape, dtype) in zip(inputs, signature, strict=True):
-                    if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
-                        break
-                else:
-                    return plan, inputs
         key = []
-        for x in inputs:
+        for x in given:
             if type(x) is not np.ndarray:
                 return None
-            key.append((x.shape, x.dtype))
-        plan = self.plans.get(tuple(key))
-        if plan is None or plan.admitted is not self.limits:
-            return None
-        self._used(tuple(key), plan)
-        return plan, inputs
+            key.append((np.ndarray, x.shape, x.dtype))
+        plan = self.latest
+        if plan is None or key != plan.signature:
+            plan = self.plans.get(tuple(key))
+            if plan is None:
+                return None
+            self._used(tuple(key), plan)
+        return (plan, given) if plan.admitted is self.limits else None
 
     def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None = None) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
@@ -329,7 +327,7 @@ class Planner:
         Returns:
             The outputs, which belong to the caller.
         """
-        key = tuple((x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
+        key = tuple((np.ndarray, x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
         for _ in range(8):
             plan = self.plans.get(key)
             try:
@@ -361,9 +359,11 @@ class Planner:
             except ResourceExhausted as error:
                 if plan is not None and plan.first.flat:
                     raise
-                if error.code in ("SX603", "SX604"):
-                    return None  # the definitions may need less
-                raise
+                if error.code not in ("SX603", "SX604") or self.is_body:
+                    raise
+                self.shared.clear()
+                budget.restart()
+                return None  # the definitions may need less
         return None
 
     def _used(self, key: Any, plan: Plan) -> None:

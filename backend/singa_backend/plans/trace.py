@@ -224,7 +224,7 @@ class Tracer:
         self.uses: Counter[int] = Counter()
         self.segment = Segment()
         self.buffers: list[Buffer] = []
-        self.live: dict[int, np.ndarray] = {}
+        self.live: dict[int, Any] = {}
         self.entries: list[Entry] = []
         self.copies: dict[int, tuple[Value, dict[Any, Value]]] = {}
 
@@ -413,6 +413,7 @@ class Tracer:
 
     def _drop(self, i: int) -> None:
         entry = self.env.pop(i)
+        self.live.pop(id(entry), None)
         if isinstance(entry, Value):
             entry.buffer.users -= 1
             self._release(entry.buffer)
@@ -445,15 +446,17 @@ class Tracer:
         if self.options.level == 0 or call.node.operator is None or any(isinstance(v, Loose) for v in found):
             return 0
         inputs: list[Value | None] = [v if isinstance(v, Value) else None for v in found]
-        if self._is_folded(call, inputs):
-            return self._fold(call)
+        folded = self._is_folded(call, inputs)
         for one in kernels_of(call.node.domain, call.name, call.node.operator.version):
+            if folded and one.on != "view":
+                break
             site = TraceSite(self, call, inputs, self._followers(group))
             first_buffer = len(self.buffers)
             try:
                 with np.errstate(all="ignore"):
                     result = one.body(site, *inputs)
                     taken = site.absorbed + 1
+                    site.require(not (folded and site.steps), "a constant is not copied in every run")
                     self._run_steps(site, one, group[:taken])
             except SonnxError:
                 raise
@@ -466,6 +469,9 @@ class Tracer:
                 self._forget(first_buffer)
                 continue
             made = result if isinstance(result, tuple) else (result,)
+            if folded and all(v is None or v.key is not None for v in inputs):
+                for n, v in enumerate(made):
+                    v.key = (id(call), n)
             for value, what, copy in site.made:
                 self.copies.setdefault(id(value), (value, {}))[1][what] = copy
                 copy.buffer.users += 1
@@ -473,7 +479,7 @@ class Tracer:
             for buffer in self.buffers[first_buffer:]:
                 self._release(buffer)
             return taken
-        return 0
+        return self._fold(call) if folded else 0
 
     def _forget(self, first: int) -> None:
         """Release the buffers of a kernel that has declined."""
@@ -622,7 +628,10 @@ class Tracer:
                 np.copyto(value.array, o)
                 made.append(value)
             else:
-                made.append(Loose(_owned(o, [e.array for e in entries if isinstance(e, Value)])))
+                cell = Loose(_owned(o, [e.array for e in entries if isinstance(e, Value)]))
+                self.live[id(cell)] = cell.value
+                self.budget.count_tensor(limits.size_of(cell.value))
+                made.append(cell)
         state, node = self.state, call.node
 
         loose = any(isinstance(e, Loose) for e in (*entries, *(e for _, e in inner)))

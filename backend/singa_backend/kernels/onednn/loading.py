@@ -176,7 +176,8 @@ class Library:
         functions: the C functions by name without the prefix `dnnl_`, as far as the library has them.
         engine: the handle of the engine.
         stream: the handle of the stream.
-        execute: the C function `dnnl_primitive_execute`, to be called with `Bound.args`; it returns a status, 0 is success.
+        execute: the C function `dnnl_primitive_execute`, to be called with `Bound.args`, objects of ctypes; it returns a status,
+            0 is success.
     """
 
     def __init__(self, path: str) -> None:
@@ -202,7 +203,7 @@ class Library:
         if info.cpu_runtime not in RUNTIMES:
             raise _Refused(f"{path} is built for CPU runtime {info.cpu_runtime}; OpenMP, TBB or sequential is needed")
         self.runtime = RUNTIMES[info.cpu_runtime]
-        self.execute = self.functions["primitive_execute"]
+        self.execute = dll["dnnl_primitive_execute"]  # without types of parameters, which ctypes would check at every call
         isa = self.functions["get_effective_cpu_isa"]()
         self.isa = ISA.get(isa, hex(isa))
         engine, stream = c_void_p(), c_void_p()

@@ -194,7 +194,8 @@ def _bounds(edit: Editor, call: Call) -> tuple[float, float, int, tuple[Call, ..
     """The bounds of Clip(x), of Min(Relu(x), c) and of Min(Max(x, 0), c), x, and the inner call; None for other calls."""
     if call.name == "Clip":
         if "min" in call.attributes:  # before version 11
-            return float(call.attributes["min"]), float(call.attributes["max"]), call.inputs[0], ()
+            first, last = call.attributes["min"], call.attributes["max"]
+            return None if first is None or last is None else (float(first), float(last), call.inputs[0], ())
         if len(call.inputs) < 3 or ABSENT in call.inputs[1:]:
             return None
         low, high = (edit.scalar(i) for i in call.inputs[1:3])

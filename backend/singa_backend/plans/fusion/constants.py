@@ -1,4 +1,4 @@
-"""Calls whose inputs are all constants."""
+"""Calls whose results are constants."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...limits import Budget, spend
 from ...passes.constants import BOUNDS, LARGEST, MOST
-from ..region import Call
+from ..region import Call, Region, branch_of
 from .editing import Editor
+from .facts import operator
 from .identity import drops_nothing
 
+VIEWS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity")
+"""Operators whose results may be views of a constant, which need no memory."""
 KEPT = ("DequantizeLinear",)
 """Operators whose quantized constants are smaller than their results, and are read by kernels as they are."""
 
@@ -51,6 +54,26 @@ def sizes(edit: Editor) -> int:
     return count
 
 
+def branches(edit: Editor) -> int:
+    """For any call of the form If(c), where c is a constant, replace it by the calls of its branch."""
+    count = 0
+    for call in edit.named("If"):
+        condition = edit.constant(call.inputs[0])
+        if condition is None or condition.size != 1:
+            continue
+        graph = call.attributes["then_branch" if condition.reshape(-1)[0] else "else_branch"]
+        inner = Region(constants=edit.region.constants, names=edit.region.names, size=edit.region.size)
+        outputs = branch_of(inner, graph, call.scope)
+        edit.region.size = inner.size
+        edit.put(call, *inner.calls)
+        for old, new in zip(call.outputs, outputs, strict=True):
+            if old != ABSENT:
+                edit.alias(old, new)
+        count += 1
+    edit.flush()
+    return count
+
+
 def _deterministic(edit: Editor, call: Call) -> bool:
     node = call.node
     if node.domain not in ("", "ai.onnx.ml") or node.op_type in KEPT or node.graphs or node.operator is None:
@@ -62,7 +85,7 @@ def _deterministic(edit: Editor, call: Call) -> bool:
 
 def _results(edit: Editor, call: Call) -> dict[int, np.ndarray] | None:
     room = _room(edit, call)
-    for o in call.outputs:
+    for o in call.outputs if operator(call) not in VIEWS else ():
         shape, dtype = edit.facts.shape(o), edit.facts.dtype(o)
         if shape is not None and dtype is not None:
             sizes = [d for d in shape if isinstance(d, int)]
@@ -75,16 +98,10 @@ def _results(edit: Editor, call: Call) -> dict[int, np.ndarray] | None:
     except (SonnxError, ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError):
         return None
     made = {o: r for o, r in zip(call.outputs, found, strict=False) if o != ABSENT}
-    if (
-        any(not isinstance(r, np.ndarray) or r.dtype == object for r in made.values())
-        or sum(r.nbytes for r in made.values()) > room
-    ):
+    if any(not isinstance(r, np.ndarray) or r.dtype == object for r in made.values()):
         return None
-    owned = {id(v) for v in values}
-    return {
-        o: r.copy() if r.base is not None and id(r.base) not in owned and r.base.nbytes > 2 * r.nbytes else r
-        for o, r in made.items()
-    }
+    new = [r.nbytes for r in made.values() if not any(np.may_share_memory(r, v) for v in values if isinstance(v, np.ndarray))]
+    return made if sum(new) <= room else None
 
 
 def compute(call: Call, values: list[Any]) -> list[Any]:

@@ -129,6 +129,19 @@ TESTS = {
 }  # fmt: skip
 
 
+def squares(edit: Editor) -> int:
+    """For any calls of the form Pow(x, 2), where x is float32, replace Pow by Mul(x, x)."""
+    count = 0
+    for call in edit.named("Pow"):
+        exponent, x = edit.constant(call.inputs[1]), call.inputs[0]
+        if exponent is None or exponent.size != 1 or exponent.reshape(-1)[0] != 2 or edit.facts.dtype(x) != np.float32:
+            continue
+        if edit.facts.rank_at_least(x, exponent.ndim):
+            edit.put(call, edit.call("Mul", (x, x), [call], call.outputs))
+            count += 1
+    return count
+
+
 def sums(edit: Editor) -> int:
     """For any calls of the form Sum(a, b), replace Sum by Add."""
     count = 0

@@ -37,10 +37,11 @@ def layer_norms(edit: Editor) -> int:
     """For any calls of the form d / sqrt(mean(d * d) + epsilon) * scale + shift, replace the last one by a normalization.
 
     d is x - mean(x), for LayerNormalization, or x, for RMSNormalization.  The means are over the last axes, or over one other,
-    which moves to the end, and keep them.  The square is a product or a Pow, the division also a product with the reciprocal.  `*
-    scale` and `+ shift` are optional, and taken if they are constants with the sizes of these axes.  In another form, the scale
-    multiplies the reciprocal first: x * r + (shift - mean(x) * r), where r is the scale divided by the deviation.  Values in the
-    middle must not be used elsewhere.
+    which moves to the end, and keep them.  The square is a product or a Pow, the division also a product with the
+    reciprocal.  The scale and the shift are optional, and taken if they are constants with the sizes of these axes.  In another
+    form, the scale multiplies the reciprocal first: x * r + (shift - mean(x) * r), where r is the scale divided by the
+    deviation.  With a scale for each channel, and means over all axes but the first two, the result is an
+    InstanceNormalization.  Values in the middle must not be used elsewhere.
     """
     count = 0
     for root in edit.named("Sqrt", "Pow"):
@@ -165,6 +166,8 @@ def _divided(edit: Editor, found: _Deviation, axis: int, value: int, inverse: bo
     if not edit.inside([c.outputs[0] for c in found.calls], [*found.calls, root]):
         return False
     calls = [*found.calls, root]
+    if found.mean is not None and _instance_norm(edit, found, axis, calls):
+        return True
     scale, last = _parameter(edit, root, "Mul", found, axis)
     shift = None
     if last is not root:
@@ -175,6 +178,32 @@ def _divided(edit: Editor, found: _Deviation, axis: int, value: int, inverse: bo
             calls.append(end)
             last = end
     _normalize(edit, found, axis, scale, shift, calls)
+    return True
+
+
+def _instance_norm(edit: Editor, found: _Deviation, axis: int, calls: list[Call]) -> bool:
+    """The form with a constant scale for each channel, over all axes but the first two."""
+    shape = edit.facts.shape(found.x)
+    if shape is None or found.moved is not None or len(shape) < 3 or axis != 2 - len(shape) or not isinstance(shape[1], int):
+        return False
+    parameters = [np.ones(shape[1], np.float32), np.zeros(shape[1], np.float32)]
+    calls, before = list(calls), len(calls)
+    for at, name in enumerate(("Mul", "Add")):
+        last = calls[-1]
+        user = edit.only_user(last.outputs[0]) if edit.once(last.outputs[0]) else None
+        if user is None or operator(user) != name:
+            continue
+        array = edit.constant(user.inputs[0] if user.inputs[1] == last.outputs[0] else user.inputs[1])
+        if array is None or array.dtype != np.float32 or array.ndim > len(shape) or array.size != shape[1]:
+            continue
+        if array.ndim < len(shape) - 1 or array.shape[1 - len(shape)] != shape[1]:
+            continue
+        parameters[at] = array.reshape(-1)
+        calls.append(user)
+    if len(calls) == before:
+        return False
+    inputs = (found.x, *(edit.region.constant(p) for p in parameters))
+    edit.put(calls[-1], edit.call("InstanceNormalization", inputs, calls, calls[-1].outputs, epsilon=found.epsilon))
     return True
 
 

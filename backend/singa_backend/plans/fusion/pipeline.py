@@ -10,10 +10,10 @@ from .activations import activations, hard_sigmoids, leaky_relus, prelus, softpl
 from .additions import additions, windows
 from .attention import attentions, scales
 from .channels import channels
-from .constants import constants, sizes
+from .constants import branches, constants, sizes
 from .editing import Editor
 from .facts import Type
-from .identity import identity, sums
+from .identity import identity, squares, sums
 from .normalization import global_pools, group_norms, layer_norms
 from .padding import padding
 from .products import products
@@ -25,7 +25,7 @@ Pass = Callable[[Editor], int]
 ROUNDS = 8
 """The number of times that each pass runs at most."""
 
-LEVEL_1: tuple[Pass, ...] = (sizes, constants, identity, sums, padding, channels)
+LEVEL_1: tuple[Pass, ...] = (sizes, constants, branches, identity, sums, padding, channels)
 """Passes that only remove calls."""
 LEVEL_2: tuple[Pass, ...] = (
     transposes,
@@ -39,6 +39,7 @@ LEVEL_2: tuple[Pass, ...] = (
     leaky_relus,
     prelus,
     softplus,
+    squares,
     rotary_embeddings,
     windows,
     additions,
