@@ -10,6 +10,7 @@ oneDNN's own scales are not used: with several of them it rounds several times, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,11 +19,11 @@ import numpy as np
 
 from ..dtypes import numpy_dtype
 from . import onednn, post_ops
-from .lowering import F32, dense_desc, derived
+from .lowering import F32, copy, dense_desc, derived
 from .onednn import Attributes, MemoryDesc, Primitive, post_op_arg
 from .post_ops import Fused
 from .table import Follower, Site
-from .values import FINITE, NAN, Value
+from .values import FINITE, NAN, Value, strides_of
 
 INT8 = (np.dtype(np.uint8), np.dtype(np.int8))
 INT32 = np.dtype(np.int32)
@@ -54,6 +55,10 @@ class Tail:
         zero: the zero point of a quantized type: the post-ops return the steps without it.
         rounded: whether steps are rounded and in the range of their type.
         made: the post-ops and their operands.
+        bound: the highest absolute sum of each channel.
+        bias: float32, what is added to the sums.
+        target: the quantized value whose memory becomes the result: what the result is added to.
+        free: whether that memory may be overwritten.
     """
 
     site: Site
@@ -66,6 +71,15 @@ class Tail:
     zero: int = 0
     rounded: bool = False
     made: Fused = field(default_factory=lambda: Fused(Attributes()))
+    bound: np.ndarray | None = None
+    bias: Value | None = None
+    target: Value | None = None
+    free: bool = False
+
+    @property
+    def term(self) -> MemoryDesc | None:
+        """The description of the bias."""
+        return None if self.bias is None else dense_desc(F32, self.bias.shape)
 
     def multiply(self, w: Value, factor: np.ndarray, what: Any) -> None:
         """Multiply with one float32, or one for each channel, derived from the constant w."""
@@ -104,9 +118,11 @@ class Tail:
 
     def follow(self, f: Follower) -> bool:
         """Add a follower; return whether it is possible."""
-        if self.kind == SUM:
-            done = f.name == "Cast" and f.place == 0 and numpy_dtype(f.attributes["to"]) == F32
-            if done:
+        if f.place < 0:
+            done = f.name == "DequantizeLinear"
+        elif self.kind == SUM:
+            done = self._add_bias(f) or (f.name == "Cast" and f.place == 0 and numpy_dtype(f.attributes["to"]) == F32)
+            if done and f.name == "Cast":
                 self.kind, self.dtype = FLOAT, F32
         elif self.kind == STEPS:
             done = f.place == 0 and (self._dequantize(f) if f.name == "DequantizeLinear" else self._bound(f))
@@ -114,6 +130,33 @@ class Tail:
             done = self._quantize(f) if f.name == "QuantizeLinear" else self._float(f)
         self.made.count += done
         return done
+
+    def _add_bias(self, f: Follower) -> bool:
+        """Integers for each channel that are added to the sums, if float32 can add them exactly before the factor that follows."""
+        after = list(self.site.followers)
+        after = after[after.index(f) + 1 :]
+        b, scaled = f.other, f.name == "Add" and len(after) > 1 and after[0].name == "Cast" and after[1].name == "Mul"
+        factor = after[1].other if scaled else None
+        if self.bias is not None or b is None or b.dtype != INT32 or factor is None or self.bound is None:
+            return False
+        channels = self.shape[self.channels]
+        fits = all(v.constant and v.size in (1, channels) and self._varies(v) for v in (b, factor))
+        if not fits or factor.dtype != F32 or numpy_dtype(after[0].attributes["to"]) != F32 or b.size != channels:
+            return False
+        if not exact_bias(self.bound, b.array.reshape(-1), factor.array.reshape(-1)):
+            return False
+        shape = [1] * len(self.shape)
+        shape[self.channels] = channels
+        known = [channels] if self.channels == 1 and len(shape) > 2 else shape
+        self.bias = derived(self.site, b, ("float", tuple(known)), lambda: b.array.astype(np.float32).reshape(known))
+        return True
+
+    def _varies(self, v: Value) -> bool:
+        """Whether a value has one element, or varies along the channels only."""
+        if v.size == 1:
+            return True
+        axis = self.channels - len(self.shape) + v.ndim
+        return axis >= 0 and v.shape[axis] == v.size
 
     def _bound(self, f: Follower) -> bool:
         """Relu, Max, Min and Clip of quantized values."""
@@ -149,7 +192,7 @@ class Tail:
 
     def _quantize(self, f: Follower) -> bool:
         found = parameters(f)
-        if found is None or f.place != 0 or self.made.hazard == NAN or self.made.target is not None:
+        if found is None or f.place != 0 or self.made.hazard == NAN:
             return False
         scale, zero, dtype = found
         if dtype not in INT8:
@@ -162,6 +205,8 @@ class Tail:
     def _float(self, f: Follower) -> bool:
         if f.version not in post_ops.VERSIONS.get(f.name, (f.version,)):
             return False
+        if f.sides:
+            return self._add_quantized(f, next(iter(f.sides.values())))
         inputs: list[Value | None] = []
         for i, v in enumerate(f.inputs):
             folded = v if v is None or i == f.place or v.size == 1 else self.fold(v)
@@ -169,6 +214,20 @@ class Tail:
                 return False
             inputs.append(folded)
         return post_ops._append(self.made, replace(f, inputs=inputs), self.shape, self.order, False)
+
+
+    def _add_quantized(self, f: Follower, side: Follower) -> bool:
+        """Add integers: a quantized value minus its zero point, read as it is."""
+        found = parameters(side)
+        v = side.inputs[0]
+        if f.name != "Add" or found is None or found[0] != 1 or v is None or self.target is not None:
+            return False
+        v = self.fold(v)
+        if v is None or v.shape != self.shape:
+            return False
+        self.made.attributes.append_sum(1.0, found[1], v.dtype)
+        self.target, self.free = v, 0 in side.reusable
+        return True
 
 
 def parameters(f: Follower) -> tuple[float, int, np.dtype[Any]] | None:
@@ -189,13 +248,13 @@ def parameters(f: Follower) -> tuple[float, int, np.dtype[Any]] | None:
     return float(number), int(offset or 0), np.dtype(np.uint8) if zero is None else zero.dtype
 
 
-def create(site: Site, start: Callable[[], Tail], build: Callable[[Attributes, np.dtype[Any]], Primitive]) -> tuple[Primitive, Tail]:
+def create(site: Site, start: Callable[[], Tail], build: Callable[[Tail], Primitive]) -> tuple[Primitive, Tail]:
     """Create a primitive with as many followers as it can compute.
 
     Args:
         site: where the kernel is used.
         start: returns the post-ops of the call itself.
-        build: creates the primitive with these attributes and this type of the result.
+        build: creates the primitive with these post-ops.
 
     Raises:
         Unimplemented: oneDNN has no fast and exact code, even without followers.
@@ -206,13 +265,18 @@ def create(site: Site, start: Callable[[], Tail], build: Callable[[Attributes, n
         for f in site.followers[:limit]:
             if not tail.follow(f):
                 break
-        tail.finish()
-        try:
-            return build(tail.made.attributes, tail.dtype), tail
-        except onednn.Unimplemented:
-            if not tail.made.count:
-                raise
-            limit = tail.made.count - 1
+        count = tail.made.count
+        complete = tail.target is None or tail.kind == STEPS  # a result in the memory of 8-bit values has 8 bits
+        complete = complete and (tail.kind != SUM or tail.bias is None)
+        complete = complete and not (count and site.followers[count - 1].place < 0)
+        if complete or not count:
+            tail.finish()
+            try:
+                return build(tail), tail
+            except onednn.Unimplemented:
+                if not count:
+                    raise
+        limit = count - 1
 
 
 def result(tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[Value, dict[int, tuple[MemoryDesc, Value]]]:
@@ -221,11 +285,28 @@ def result(tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None) ->
     site.absorb(made.count)
     if made.finite:
         site.needs_finite()
-    y = site.new(shape, tail.dtype, order, made.hazard if tail.kind == FLOAT else FINITE)
+    y = _memory(tail, shape, order)
     arguments = {}
     for arg, (md, v, way) in made.operands.items():
         arguments[arg] = (md, v if way is None else post_ops.ordered(site, v, way))
     return y, arguments
+
+
+def _memory(tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None) -> Value:
+    """The value that the primitive writes."""
+    site, t = tail.site, tail.target
+    hazard = tail.made.hazard if tail.kind == FLOAT else FINITE
+    if t is None:
+        return site.new(shape, tail.dtype, order, hazard)
+    strides = strides_of(shape, 1, order)
+    same = t.size == math.prod(shape) and all(
+        d == 1 or s == w for d, s, w in zip(t.shape, t.strides, strides_of(t.shape, 1, tail.order), strict=True)
+    )
+    if tail.free and same:
+        return Value(t.buffer, shape, strides, tail.dtype, t.offset, False, hazard)
+    y = site.new(shape, tail.dtype, order, hazard)
+    copy(site, t, Value(y.buffer, t.shape, strides_of(t.shape, 1, tail.order), t.dtype, y.offset, False, hazard))
+    return y
 
 
 def exact_bias(bound: np.ndarray, bias: np.ndarray, factor: np.ndarray) -> bool:

@@ -32,6 +32,11 @@ def _axis(site: Site, x: Value, s: Value) -> int | None:
     return int(axis) % x.ndim
 
 
+def _flat(x: Value) -> Value:
+    """A dense value as a vector in the order of its memory."""
+    return x.view((x.size,), (x.dtype.itemsize,))
+
+
 def _wide(v: Value, rank: int, axis: int | None) -> Value:
     """A view of a vector along an axis, or of one value, with this rank."""
     shape = [1] * rank
@@ -58,23 +63,29 @@ def quantized(site: Site, x: Value, s: Value, z: Value | None, dtype: np.dtype[A
     if order is None:
         order = list(range(x.ndim))
         x = ordered(site, x, order)
-    md, out = dense_desc(F32, x.shape, order), dense_desc(dtype, x.shape, order)
-    divisor = _wide(s, x.ndim, axis)
+    y = site.new(x.shape, dtype, order, FINITE)
+    if axis is None:
+        source, target = _flat(x), _flat(y)
+        md, out = dense_desc(F32, (x.size,)), dense_desc(dtype, (x.size,))
+    else:
+        source, target = x, y
+        md, out = dense_desc(F32, x.shape, order), dense_desc(dtype, x.shape, order)
+    rank = source.ndim
+    divisor = _wide(s, rank, axis)
     attributes = Attributes()
-    arguments = {SRC: (md, x), SRC_1: (dense_desc(F32, divisor.shape), divisor)}
+    arguments = {SRC: (md, source), SRC_1: (dense_desc(F32, divisor.shape), divisor)}
     zero = scalar(z) if z is not None else 0
     if z is not None and zero != 0 and not (z.constant and not z.array.any()):
         attributes.append_eltwise("round")
         if zero is not None:
             attributes.append_eltwise("linear", 1.0, float(zero))
         else:
-            offset = _wide(_float(site, z), x.ndim, axis)
+            offset = _wide(_float(site, z), rank, axis)
             arguments[post_op_arg(1)] = (dense_desc(F32, offset.shape), offset)
             attributes.append_binary("add", arguments[post_op_arg(1)][0])
     with threads_for(x.size * 4):
         made = onednn.binary(md, arguments[SRC_1][0], out, algorithm="div", attributes=attributes)
-    y = site.new(x.shape, dtype, order, FINITE)
-    emit(site, made, arguments | {DST: (out, y)}, (y,), "quantize")
+    emit(site, made, arguments | {DST: (out, target)}, (target,), "quantize")
     return y
 
 
@@ -111,8 +122,11 @@ def dequantize_linear(site: Site, x: Value, s: Value, z: Value | None = None) ->
         order = list(range(x.ndim))
         x = ordered(site, x, order)
     attributes = Attributes().set_scales(SRC, 0 if axis is None else 1 << axis)
-    src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(F32, x.shape, order)
-    arguments = {SRC: (src, x), scales_arg(SRC): (dense_desc(F32, (s.size,)), _wide(s, 1, None if axis is None else 0))}
+    y = site.new(x.shape, F32, order, FINITE if s.hazard == FINITE else NAN)
+    source, target = (_flat(x), _flat(y)) if axis is None else (x, y)
+    order = order if axis is not None else [0]
+    src, dst = dense_desc(x.dtype, source.shape, order), dense_desc(F32, source.shape, order)
+    arguments = {SRC: (src, source), scales_arg(SRC): (dense_desc(F32, (s.size,)), _wide(s, 1, None if axis is None else 0))}
     if z is not None and not none:
         attributes.set_zero_points(SRC, 0)
         if z.constant:
@@ -123,8 +137,7 @@ def dequantize_linear(site: Site, x: Value, s: Value, z: Value | None = None) ->
         arguments[zero_points_arg(SRC)] = (MemoryDesc.of(np.int32, (1,)), wide)
     with threads_for(x.size * 4):
         made = onednn.reorder(src, dst, attributes=attributes)
-    y = site.new(x.shape, F32, order, FINITE if s.hazard == FINITE else NAN)
-    emit(site, made, arguments | {DST: (dst, y)}, (y,), "dequantize")
+    emit(site, made, arguments | {DST: (dst, target)}, (target,), "dequantize")
     return y
 
 
@@ -183,13 +196,43 @@ def add(site: Site, a: Value, b: Value) -> Value:
         tail.made.hazard = FINITE if worst(a, b) == FINITE else NAN
         return tail
 
-    def build(attributes: Attributes, dtype: np.dtype[Any]) -> Primitive:
-        return onednn.binary(src, second, dense_desc(dtype, a.shape, order), algorithm="add", attributes=attributes)
+    def build(tail: Tail) -> Primitive:
+        site.require(tail.dtype in INT8, "the sum is not quantized")
+        return onednn.binary(src, second, dense_desc(tail.dtype, a.shape, order), algorithm="add", attributes=tail.made.attributes)
 
     with threads_for(a.size * 4):
         made, tail = create(site, start, build)
-    site.require(tail.dtype in INT8, "the sum is not quantized")
     y, arguments = result(tail, a.shape, tuple(order))
     arguments |= {SRC: (src, a), SRC_1: (second, wide), DST: (dense_desc(y.dtype, a.shape, order), y)}
     emit(site, made, arguments, (y,), "add and quantize")
     return y
+
+
+@kernel("Cast", 6, 9, 13, 19, 21, 23, 24, 25, 28, on="numpy", rank=1)
+def lookup(site: Site, x: Value) -> Value:
+    """A table of the 256 results of a function of one quantized value (Cast, Gather)."""
+    f = site.followers[0] if site.followers else None
+    site.require(f is not None and f.name == "Gather" and f.place == 1, "no table follows")
+    assert f is not None
+    table, order = f.inputs[0], order_of(x)
+    site.require(table is not None and table.constant and table.shape == (256,) and table.dtype in INT8, "it is not a table of bytes")
+    site.require(x.dtype in INT8 and order is not None and numpy_dtype(site.attributes["to"]) == INT32, "it is not an index of bytes")
+    assert table is not None and order is not None
+    entries = table.array.tobytes()
+    site.absorb(1)
+    y = site.new(x.shape, table.dtype, order, FINITE)
+
+    def bind() -> Any:
+        source, target = memoryview(_bytes(x, order)), memoryview(_bytes(y, order))
+
+        def run() -> None:
+            target[:] = bytes(source).translate(entries)
+
+        return [(run, ())]
+
+    site.emit(bind, reads=(x,), writes=(y,), kernel="bytes.translate")
+    return y
+
+
+def _bytes(x: Value, order: list[int]) -> np.ndarray:
+    return x.array.transpose(order).reshape(-1).view(np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,21 @@ from . import onednn
 from .convolution import ends, filters_of, geometry
 from .integer_tails import INT8, INT32, Tail, create, exact_bias, result, scalar
 from .lowering import F32, channels_last, dense_desc, derived, emit, packed, require_plain, threads_for, unset
-from .onednn import BIAS, DST, SRC, WEIGHTS, Attributes, MemoryDesc, Primitive, zero_points_arg
+from .onednn import BIAS, DST, SRC, WEIGHTS, MemoryDesc, Primitive, zero_points_arg
 from .table import Site, kernel
 from .values import FINITE, Value, last_order, strides_of
 
 LARGEST = 2**31 - 1
+
+
+INEXACT = ("generic", "sse41", "avx", "avx2", "avx512_core")
+"""Instruction sets without exact products of 8-bit integers: sums of pairs saturate in 16 bits."""
+
+
+def exact_int8() -> bool:
+    """Whether oneDNN computes products of 8-bit integers exactly on this machine."""
+    library = onednn.library()
+    return library is not None and library.isa not in INEXACT
 
 
 def factor_of(site: Site, x: Value, w: Value, y: Value) -> np.ndarray:
@@ -140,20 +151,20 @@ class Convolution:
 
     def tail(self) -> Tail:
         """No post-ops."""
-        return Tail(self.site, self.shape, self.order, lambda v: v, 1)
+        return Tail(self.site, self.shape, self.order, lambda v: v, 1, bound=self.bound)
 
-    def emit(self, start: Any, bias: Value | None = None) -> Value:
-        """Add the steps; `start` returns the post-ops of the call itself, bias is float32."""
+    def emit(self, start: Callable[[], Tail]) -> Value:
+        """Add the steps; `start` returns the post-ops of the call itself."""
         site, x, w, at = self.site, self.x, self.w, self.at
         src = dense_desc(x.dtype, x.shape, self.order)
         given = filters_of(w, self.group)
-        term = None if bias is None else dense_desc(F32, bias.shape)
 
-        def build(attributes: Attributes, dtype: np.dtype[Any]) -> Primitive:
+        def build(tail: Tail) -> Primitive:
+            attributes = tail.made.attributes
             if self.x_zero is not None:
                 attributes.set_zero_points(SRC, 0)
             return onednn.convolution(
-                src, unset(w.dtype, given.shape), term, dense_desc(dtype, self.shape, self.order), strides=at.strides,
+                src, unset(w.dtype, given.shape), tail.term, dense_desc(tail.dtype, self.shape, self.order), strides=at.strides,
                 dilations=[d - 1 for d in at.dilations], pads_begin=at.begins, pads_end=ends(at), attributes=attributes,
             )  # fmt: skip
 
@@ -164,8 +175,8 @@ class Convolution:
         weights = packed(site, w, given, layout)
         y, arguments = result(tail, self.shape, self.order)
         arguments |= {SRC: (src, x), WEIGHTS: (layout, weights), DST: (dense_desc(y.dtype, self.shape, self.order), y)}
-        if bias is not None and term is not None:
-            arguments[BIAS] = (term, bias)
+        if tail.bias is not None and tail.term is not None:
+            arguments[BIAS] = (tail.term, tail.bias)
         with_zero(site, arguments, self.x_zero, SRC)
         emit(site, made, arguments, (y,), "conv")
         return y
@@ -188,16 +199,17 @@ def qlinear_conv(
         tail = one.tail()
         tail.multiply(w, factor, ("factor", factor.tobytes()))
         tail.quantize(zero, yz.dtype)
+        tail.bias = bias
         return tail
 
-    return one.emit(start, bias)
+    return one.emit(start)
 
 
-def float_bias(site: Site, b: Value, outputs: int, bound: np.ndarray, factor: np.ndarray, lead: int = 0) -> Value:
+def float_bias(site: Site, b: Value, outputs: int, bound: np.ndarray, factor: np.ndarray) -> Value:
     """The bias as float32; declines if the sum would be rounded twice."""
     site.require(b.constant and b.dtype == INT32 and b.shape == (outputs,), "the bias is not a constant int32 for each channel")
     site.require(exact_bias(bound, b.array, factor), "float32 cannot add the bias exactly")
-    return derived(site, b, ("float", lead), lambda: b.array.astype(np.float32).reshape((1,) * lead + (outputs,)))
+    return derived(site, b, "float", lambda: b.array.astype(np.float32))
 
 
 @kernel("ConvInteger", 10, on="onednn")
@@ -268,22 +280,22 @@ class Product:
 
     def tail(self) -> Tail:
         """No post-ops."""
-        return Tail(self.site, self.inner, tuple(range(self.rank)), self.fold, self.rank - 1)
+        return Tail(self.site, self.inner, tuple(range(self.rank)), self.fold, self.rank - 1, bound=self.bound)
 
-    def emit(self, start: Any, bias: Value | None = None) -> Value:
-        """Add the steps; `start` returns the post-ops of the call itself, bias is float32 of the rank of the product."""
+    def emit(self, start: Callable[[], Tail]) -> Value:
+        """Add the steps; `start` returns the post-ops of the call itself."""
         site, a, b = self.site, self.a, self.b
         src = MemoryDesc.of(a.dtype, a.shape, a.steps)
         given = MemoryDesc.of(b.dtype, b.shape, b.steps)
         constant = b.constant
-        term = None if bias is None else dense_desc(F32, bias.shape)
 
-        def build(attributes: Attributes, dtype: np.dtype[Any]) -> Primitive:
+        def build(tail: Tail) -> Primitive:
+            attributes = tail.made.attributes
             for zero, arg in (self.a_zero, SRC), (self.b_zero, WEIGHTS):
                 if zero is not None:
                     attributes.set_zero_points(arg, 0)
             weights = unset(b.dtype, b.shape) if constant else given
-            return onednn.matmul(src, weights, term, dense_desc(dtype, self.inner), attributes)
+            return onednn.matmul(src, weights, tail.term, dense_desc(tail.dtype, self.inner), attributes)
 
         with threads_for(math.prod(self.inner) * a.shape[-1] / 2):
             made, tail = create(site, start, build)
@@ -292,8 +304,8 @@ class Product:
         y, arguments = result(tail, self.shape, None)
         inner = y.view(self.inner, strides_of(self.inner, y.dtype.itemsize))
         arguments |= {SRC: (src, a), WEIGHTS: (layout, weights), DST: (dense_desc(y.dtype, self.inner), inner)}
-        if bias is not None and term is not None:
-            arguments[BIAS] = (term, bias)
+        if tail.bias is not None and tail.term is not None:
+            arguments[BIAS] = (tail.term, tail.bias)
         with_zero(site, arguments, self.a_zero, SRC)
         with_zero(site, arguments, self.b_zero, WEIGHTS, self.b_offset)
         emit(site, made, arguments, (inner,), "matmul")
@@ -344,7 +356,7 @@ def _dense(site: Site, x: Value, rank: int) -> Value:
     for axis in reversed(range(x.ndim)):  # axes of size 1 as in C order
         if x.shape[axis] == 1:
             strides[axis] = follow
-        follow = max(strides[axis] * x.shape[axis], size)
+        follow = max(strides[axis] * x.shape[axis], follow)
     fill = rank - x.ndim
     return x.view((*[1] * fill, *x.shape), (*[follow] * fill, *strides))
 

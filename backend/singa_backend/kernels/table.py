@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -59,6 +59,8 @@ class Follower:
         place: the position of the preceding result in the inputs.
         reusable: the positions of the inputs whose memory may be overwritten.
         version: the schema version.
+        sides: the preceding followers, by position, whose results are inputs of this call only: a DequantizeLinear that computes
+            the other operand has no place for the preceding result (-1), and is absorbed with this call.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Follower:
     place: int
     version: int
     reusable: frozenset[int] = frozenset()
+    sides: dict[int, Follower] = field(default_factory=dict)
 
     @property
     def other(self) -> Value | None:

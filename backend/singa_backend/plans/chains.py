@@ -12,8 +12,12 @@ UNARY = frozenset(
     "Relu LeakyRelu Clip Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round PRelu "
     "Cast QuantizeLinear DequantizeLinear".split()
 )
+INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
+"""Operators whose kernels add a quantized value: a DequantizeLinear of the other operand joins their chain."""
+LOOKUP = frozenset(["Gather"])
+"""Operators whose second input may be the preceding result."""
 BINARY = frozenset("Add Sub Mul Div Max Min Sum".split())
-LONGEST = 8
+LONGEST = 12
 
 
 def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ...]]:
@@ -32,14 +36,27 @@ def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ..
     for index, call in enumerate(calls):
         chain_of[index] = [index]
         name = call.name
-        if call.node.domain or name not in UNARY | BINARY or sum(o != ABSENT for o in call.outputs) != 1:
+        if call.node.domain or name not in UNARY | BINARY | LOOKUP or sum(o != ABSENT for o in call.outputs) != 1:
             continue
-        places = [i for i in call.inputs if i in maker and uses[i] == 1] if name in BINARY else list(call.inputs[:1])
+        places = [i for i in call.inputs if i in maker and uses[i] == 1] if name in BINARY else list(call.inputs[name in LOOKUP :][:1])
         places = [i for i in places if i in maker and uses[i] == 1 and len(calls[maker[i]].outputs) == 1]
-        for i in sorted(places, key=lambda i: maker[i], reverse=True):
+        places.sort(key=lambda i: (calls[chain_of.get(maker[i], [maker[i]])[0]].is_(*INTEGER), maker[i]), reverse=True)
+        for i in places:
             chain = chain_of.get(maker[i])
             if chain is not None and len(chain) < LONGEST and (calls[chain[0]].node.domain, calls[chain[0]].name) in table:
+                side = [maker[j] for j in places if j != i and _reads_result(calls[maker[j]], maker) and maker[j] in chain_of]
+                if side and calls[chain[0]].is_(*INTEGER):
+                    rest = chain_of.pop(side[0])[:-1]
+                    if rest:
+                        chain_of[rest[-1]] = rest
+                    chain = [*chain, side[0]]
                 del chain_of[maker[i]]
                 chain_of[index] = [*chain, index]
                 break
     return [tuple(calls[i] for i in chain) for _, chain in sorted(chain_of.items())]
+
+
+
+def _reads_result(call: Call, maker: dict[int, int]) -> bool:
+    """Whether a call is a DequantizeLinear of another call's result."""
+    return call.is_("DequantizeLinear") and call.inputs[0] in maker

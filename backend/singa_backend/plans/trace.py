@@ -534,7 +534,8 @@ class Tracer:
         made: list[Follower] = []
         if self.options.level < 2:
             return made
-        for before, call in zip(group, group[1:], strict=False):
+        before, sides = group[0], dict[int, Follower]()
+        for call in group[1:]:
             operator = call.node.operator
             inputs: list[Value | None] = []
             place = -1
@@ -543,13 +544,19 @@ class Tracer:
                     place = p
                     inputs.append(None)
                     continue
-                entry = None if i == ABSENT else self._get(i)
+                entry = None if i == ABSENT or i in sides else self._get(i)
                 if isinstance(entry, Loose):
                     return made
                 inputs.append(entry)
             assert operator is not None
-            free = frozenset(p for p, i in enumerate(call.inputs) if p != place and self.reusable(i, 1))
-            made.append(Follower(call.name, call.attributes, inputs, place, operator.version, free))
+            free = frozenset(p for p, i in enumerate(call.inputs) if p != place and i not in sides and self.reusable(i, 1))
+            one = Follower(call.name, call.attributes, inputs, place, operator.version, free)
+            one.sides = {p: sides[i] for p, i in enumerate(call.inputs) if i in sides}
+            made.append(one)
+            if place < 0:
+                sides[call.outputs[0]] = one
+            else:
+                before = call
         return made
 
     def reusable(self, i: int, uses: int) -> bool:

@@ -37,7 +37,7 @@ LIMIT = 1 << 31
 FIRST = (
     "Softmax", "LogSoftmax", "Hardmax", "BatchNormalization", "LayerNormalization", "InstanceNormalization", "LRN", "Dropout",
     "GroupNormalization", "RMSNormalization", "LpNormalization", "CumSum", "RotaryEmbedding", "ScatterND", "ScatterElements",
-    "Trilu",
+    "Trilu", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
 )  # fmt: skip
 """Operators whose first result has the shape of the first input, as those with the traits `unary` and `shape_of_first`."""
 
@@ -485,7 +485,7 @@ def _arithmetic(facts: Facts, call: Call) -> None:
 
 
 def _matmul(facts: Facts, call: Call) -> None:
-    a, b = facts.shape(call.inputs[0]), facts.shape(call.inputs[1])
+    a, b = facts.shape(call.inputs[0]), facts.shape(call.inputs[3 if call.name == "QLinearMatMul" else 1])
     if a is None or b is None or not a or not b:
         return
     lead = facts._broadcast([a[:-2], b[:-2]]) or ()
@@ -523,7 +523,7 @@ def _window(facts: Facts, call: Call, channels: Dim | None, kernel: Sequence[Dim
 
 
 def _conv(facts: Facts, call: Call) -> None:
-    weight = facts.shape(call.inputs[1])
+    weight = facts.shape(call.inputs[3 if call.name == "QLinearConv" else 1])
     if weight is not None and len(weight) > 2:
         channels: Dim | None = weight[0]
         if call.name == "ConvTranspose":
@@ -565,6 +565,7 @@ _RULES: dict[str, Callable[[Facts, Call], None]] = {
     "Transpose": _transpose, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
     "Concat": _concat, "Split": _split, "Slice": _slice, "Gather": _gather, "Shape": _shape_of, "Cast": _pass_on,
     "Identity": _pass_on, "Add": _arithmetic, "Sub": _arithmetic, "Mul": _arithmetic, "Div": _arithmetic, "MatMul": _matmul,
+    "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "ConvInteger": _conv, "QLinearConv": _conv,
     "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _conv, "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool,
     "GlobalAveragePool": _pool, "GlobalMaxPool": _pool, "Expand": _expand, "Attention": _attention,
     "ConstantOfShape": _constant_of_shape, "Pad": _rank_of_first, "Resize": _rank_of_first, "Tile": _rank_of_first,

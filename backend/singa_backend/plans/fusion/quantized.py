@@ -1,0 +1,463 @@
+"""Graphs of QuantizeLinear and DequantizeLinear (QDQ) as operators on integers.
+
+A QDQ graph computes in float32 between its quantized values.  Three kinds of rewrites compute with the integers instead:
+
+* Exact ones, equal to the graph bit for bit: operators that move values, MaxPool, and functions of one quantized value, which
+  become a table of 256 entries.
+* Products: DequantizeLinear -> Conv, MatMul or Gemm -> QuantizeLinear becomes the exact sum of integers, times one float32 for each
+  channel, rounded half to even.  That is the definition of QLinearConv and QLinearMatMul; the float32 product of the graph
+  rounds in an order that is not defined, and may differ by one step near ties.
+* Sums: (a * sa + b * sb) / sy is computed as (a * (sa / sb) + b) / (sy / sb), which may also differ by one step near ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import numpy_dtype
+from ...errors import SonnxError
+from ...ir.graph import ABSENT
+from ...kernels.quantized import exact_int8
+from ..region import Call
+from .constants import compute
+from .editing import Editor
+from .facts import operator
+
+INT8 = (np.dtype(np.uint8), np.dtype(np.int8))
+F32 = np.dtype(np.float32)
+
+MOVES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Identity", "MaxPool")
+"""Operators that return elements of their first input, as its dtype."""
+
+POINTWISE = frozenset(
+    "Add Sub Mul Div Pow Max Min Relu LeakyRelu Clip Elu Selu Celu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus "
+    "Softsign Abs Sqrt Exp Log Neg Reciprocal Round Floor Ceil Erf Sign".split()
+)
+LONGEST = 64
+"""The number of calls that a table may replace."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized value with its parameters.
+
+    Attributes:
+        value: the id.
+        scale: float32, one or one for each entry of the axis.
+        zero: the zero points, of the same size.
+        axis: the axis, from the front or the back; None for one scale.
+        call: the QuantizeLinear or DequantizeLinear.
+    """
+
+    value: int
+    scale: np.ndarray
+    zero: np.ndarray
+    axis: int | None
+    call: Call
+
+    @property
+    def simple(self) -> bool:
+        """Whether it has one positive scale and is of 8 bits."""
+        return self.axis is None and self.zero.dtype in INT8 and bool(1e-30 < self.scale[0] < 1e30)
+
+    def like(self, other: Quantized) -> bool:
+        """Whether both have the same one scale, zero point and dtype."""
+        same = self.zero.dtype == other.zero.dtype and self.scale[0] == other.scale[0] and self.zero[0] == other.zero[0]
+        return self.simple and other.simple and bool(same)
+
+
+def _parameters(edit: Editor, call: Call, value: int) -> Quantized | None:
+    a = call.attributes
+    scale = edit.constant(call.inputs[1])
+    zero = edit.constant(call.inputs[2]) if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
+    if scale is None or scale.dtype != F32 or scale.ndim > 1 or not scale.size or a.get("block_size"):
+        return None
+    if zero is None and len(call.inputs) > 2 and call.inputs[2] != ABSENT:
+        return None
+    dtype = edit.facts.dtype(value) if zero is None else zero.dtype
+    if zero is None and operator(call) == "QuantizeLinear":
+        dtype = np.dtype(numpy_dtype(a["output_dtype"])) if a.get("output_dtype") else np.dtype(np.uint8)
+    elif operator(call) == "DequantizeLinear" and a.get("output_dtype") and numpy_dtype(a["output_dtype"]) != F32:
+        return None
+    if dtype is None or dtype.kind not in "iu" or (a.get("precision") and numpy_dtype(a["precision"]) != F32):
+        return None
+    if a.get("output_dtype") and operator(call) == "QuantizeLinear" and numpy_dtype(a["output_dtype"]) != dtype:
+        return None
+    zeros = np.zeros(scale.size, dtype) if zero is None else zero.reshape(-1)
+    if zeros.size != scale.size:
+        return None
+    axis = None if scale.size == 1 else int(a.get("axis", 1))
+    return Quantized(value, scale.reshape(-1), zeros, axis, call)
+
+
+def _dequantized(edit: Editor, value: int) -> Quantized | None:
+    """What a value is dequantized from."""
+    call = edit.made_by(value, "DequantizeLinear")
+    return None if call is None else _parameters(edit, call, call.inputs[0])
+
+
+def _quantized(edit: Editor, call: Call) -> Quantized | None:
+    """What a QuantizeLinear returns."""
+    return _parameters(edit, call, call.outputs[0])
+
+
+def _zero(edit: Editor, of: Quantized) -> int:
+    """The id of the zero points."""
+    call = of.call
+    if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
+        return call.inputs[2]
+    return edit.region.constant(of.zero.reshape(np.shape(edit.region.constants[call.inputs[1]])))
+
+
+# --- exact rewrites
+
+
+def quantized_moves(edit: Editor) -> int:
+    """For any call that moves dequantized values, move the quantized ones and dequantize the result.
+
+    The scale is one number; or, for a Transpose, one for each entry of an axis.
+    """
+    count = 0
+    for call in edit.named(*MOVES):
+        if not edit.alive(call) or (call.name == "MaxPool" and ((call.node.version or 0) < 12 or len(call.outputs) > 1)):
+            continue
+        x = _dequantized(edit, call.inputs[0])
+        if x is None or x.zero.dtype not in INT8:
+            continue
+        axis = {}
+        if not x.simple:
+            perm = call.attributes.get("perm")
+            if call.name != "Transpose" or perm is None or x.axis is None:
+                continue
+            axis = {"axis": list(perm).index(x.axis % len(perm))}
+        moved = Call(call.node, (x.value, *call.inputs[1:]), (edit.region.new(),), call.scope, call.origins)
+        inputs = (moved.outputs[0], x.call.inputs[1], _zero(edit, x))
+        edit.put(call, moved, edit.call("DequantizeLinear", inputs, [x.call, call], call.outputs[:1], **axis))
+        count += 1
+    return count
+
+
+def quantized_pairs(edit: Editor) -> int:
+    """For any value that is dequantized and quantized again with the same parameters, use the value itself."""
+    count = 0
+    for call in edit.named("QuantizeLinear"):
+        y, x = _quantized(edit, call), _dequantized(edit, call.inputs[0])
+        if x is not None and y is not None and x.like(y):
+            edit.alias(call.outputs[0], x.value)
+            count += 1
+    edit.flush()
+    return count
+
+
+def quantized_tables(edit: Editor) -> int:
+    """For any function of one quantized value and constants that is quantized, use a table of its 256 results.
+
+    The function consists of elementwise operators, QuantizeLinear and DequantizeLinear.  The table is computed by their
+    definitions; if it returns every entry unchanged, the value itself is used.
+    """
+    count = 0
+    for root in reversed(edit.named("QuantizeLinear")):
+        if not edit.alive(root):
+            continue
+        y = _quantized(edit, root)
+        calls: dict[Call, None] = {}
+        source = _source(edit, root, calls) if y is not None and y.simple else None
+        if source is None or y is None or not isinstance(source, int) or source < 0:
+            continue
+        dtype = edit.facts.dtype(source)
+        table = _table(edit, root, calls, source, dtype) if dtype in INT8 else None
+        if table is None:
+            continue
+        if dtype == y.zero.dtype and (table.view(np.uint8) == np.arange(256)).all():
+            edit.alias(root.outputs[0], source)
+            edit.flush()
+        else:
+            origins = [*reversed(calls)]
+            index = edit.call("Cast", (source,), origins, to=6)
+            found = edit.call("Gather", (edit.region.constant(table), index.outputs[0]), origins, root.outputs[:1])
+            edit.put(root, index, found)
+        count += 1
+    return count
+
+
+NONE = -2
+"""No quantized value: constants only."""
+
+
+def _source(edit: Editor, call: Call, calls: dict[Call, None]) -> int | None:
+    """The quantized value that a call is a function of; NONE for constants only, None if there are several or other calls."""
+    if len(calls) >= LONGEST:
+        return None
+    calls[call] = None
+    name = operator(call)
+    if name in ("QuantizeLinear", "DequantizeLinear"):
+        of = _parameters(edit, call, call.outputs[0] if name == "QuantizeLinear" else call.inputs[0])
+        if of is None or not of.simple:
+            return None
+        if name == "QuantizeLinear":
+            return _source_of(edit, call.inputs[0], calls)
+        before = edit.made_by(of.value, "QuantizeLinear")
+        if before is not None:
+            known = dict(calls)
+            further = _source(edit, before, known)
+            if further is not None and further >= 0:
+                calls.update(known)
+                return further
+        return NONE if edit.constant(of.value) is not None else of.value
+    found = NONE
+    for i in call.inputs:
+        one = NONE if i == ABSENT else _source_of(edit, i, calls)
+        if one is None or (found >= 0 and one >= 0 and one != found):
+            return None
+        found = max(found, one)
+    return found
+
+
+def _source_of(edit: Editor, value: int, calls: dict[Call, None]) -> int | None:
+    array = edit.constant(value)
+    if array is not None:
+        return NONE if array.size == 1 and array.ndim <= 1 and array.dtype == F32 else None
+    call = edit.producer(value)
+    known = operator(call) in POINTWISE or operator(call) == "DequantizeLinear"
+    return _source(edit, call, calls) if call is not None and known and len(call.outputs) == 1 else None
+
+
+def _table(edit: Editor, root: Call, calls: dict[Call, None], source: int, dtype: Any) -> np.ndarray | None:
+    """The 256 results in the order of the bytes of the source."""
+    if not edit.facts.rank_at_least(source, 1):
+        return None
+    values: dict[int, Any] = {source: np.arange(256, dtype=np.uint8).view(dtype)}
+    try:
+        with np.errstate(all="ignore"):
+            for call in sorted(calls, key=edit.order):
+                if all(o in values for o in call.outputs):
+                    continue
+                arrays = [None if i == ABSENT else values.get(i, edit.constant(i)) for i in call.inputs]
+                if any(a is None and i != ABSENT for a, i in zip(arrays, call.inputs, strict=True)):
+                    continue  # computes the source
+                values.update(zip(call.outputs, compute(call, arrays), strict=False))
+    except (SonnxError, ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+    table = values.get(root.outputs[0])
+    return table if isinstance(table, np.ndarray) and table.shape == (256,) and table.dtype in INT8 else None
+
+
+# --- products
+
+
+def quantized_products(edit: Editor) -> int:
+    """For any Conv, MatMul or Gemm of dequantized values that is quantized, multiply integers.
+
+    The scale of the weights is one number, or one for each channel; a bias is int32 with the product of the scales, or is rounded
+    to it.  Relu and Clip before the QuantizeLinear become bounds of the quantized result.
+    """
+    if not exact_int8():
+        return 0
+    count = 0
+    for root in edit.named("QuantizeLinear"):
+        y = _quantized(edit, root) if edit.alive(root) else None
+        if y is not None and y.simple:
+            count += _product(edit, root, y)
+    return count
+
+
+def _product(edit: Editor, root: Call, y: Quantized) -> bool:
+    value, between = root.inputs[0], []
+    while True:
+        call = edit.producer(value)
+        if call is None or not edit.once(value) or len(call.outputs) != 1:
+            return False
+        if operator(call) not in ("Relu", "Clip"):
+            break
+        between.append(call)
+        value = call.inputs[0]
+    bounds = _bounds(edit, between, y)
+    if bounds is None:
+        return False
+    name = operator(call)
+    made: list[Call] | None = None
+    origins = [call, *reversed(between), root]
+    if name == "Conv":
+        made = _conv(edit, call, y, origins)
+    elif name == "MatMul":
+        made = _matmul(edit, call, y, None, False, origins)
+    elif name == "Gemm" and not call.attributes["transA"] and call.attributes["alpha"] == call.attributes["beta"] == 1:
+        bias = call.inputs[2] if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
+        made = _matmul(edit, call, y, bias, bool(call.attributes["transB"]), origins)
+    elif name == "Add":
+        for at in (0, 1):
+            product = edit.made_by(call.inputs[at], "MatMul")
+            if product is not None and edit.once(call.inputs[at]):
+                made = _matmul(edit, product, y, call.inputs[1 - at], False, [product, *origins])
+    if made is None:
+        return False
+    low, high = bounds
+    info = np.iinfo(y.zero.dtype)
+    if (low, high) != (info.min, info.max):
+        ends = [edit.region.constant(np.array(v, y.zero.dtype)) for v in (low, high)]
+        made.append(edit.call("Clip", (made[-1].outputs[0], *ends), origins))
+    made[-1].outputs = (root.outputs[0],)
+    edit.put(root, *made)
+    return True
+
+
+def _bounds(edit: Editor, calls: Sequence[Call], y: Quantized) -> tuple[int, int] | None:
+    """The bounds of the quantized result that Relu and Clip in float32 set."""
+    info = np.iinfo(y.zero.dtype)
+    low, high = int(info.min), int(info.max)
+    for call in reversed(calls):
+        ends: list[Any] = [0.0, None]
+        if operator(call) == "Clip":
+            if (call.node.version or 0) >= 11:
+                given = [*call.inputs[1:], ABSENT, ABSENT][:2]
+                ends = [None if i == ABSENT else edit.scalar(i) for i in given]
+                if any(i != ABSENT and e is None for i, e in zip(given, ends, strict=True)):
+                    return None
+            else:
+                ends = [call.attributes.get("min"), call.attributes.get("max")]
+        if any(e is not None and np.isnan(e) for e in ends):
+            return None
+        steps = [None if e is None else np.rint(np.float32(e) / y.scale[0]) + float(y.zero[0]) for e in ends]
+        bound = [None if s is None else int(np.clip(s, info.min, info.max)) for s in steps]
+        if bound[0] is not None:
+            low, high = max(low, bound[0]), max(high, bound[0])
+        if bound[1] is not None:
+            low, high = min(low, bound[1]), min(high, bound[1])
+    return low, high
+
+
+def _bias(edit: Editor, value: int, steps: np.ndarray, channels: int) -> np.ndarray | None:
+    """A bias as int32 in these steps, rounded if it is not given so; None if it does not fit."""
+    array = edit.constant(value)
+    real: np.ndarray
+    if array is not None:
+        if array.dtype != F32:
+            return None
+        real = array.astype(np.float64)
+    else:
+        of = _dequantized(edit, value)
+        array = None if of is None else edit.constant(of.value)
+        if of is None or array is None or (of.axis is not None and array.ndim != 1):
+            return None
+        real = (array.astype(np.int64) - of.zero.astype(np.int64)) * of.scale.astype(np.float64)
+    if real.size != channels or real.shape[-1:] != (channels,):
+        return None
+    with np.errstate(all="ignore"):
+        made = np.rint(real.reshape(-1) / steps.astype(np.float64))
+    return made.astype(np.int32) if np.isfinite(made).all() and np.abs(made).max(initial=0) < 2**31 else None
+
+
+def _weights(edit: Editor, value: int, axes: tuple[int, ...]) -> Quantized | None:
+    """Dequantized weights with one scale, or one for each entry of one of these axes."""
+    w = _dequantized(edit, value)
+    if w is None or w.zero.dtype not in INT8 or (w.axis is not None and w.axis not in axes):
+        return None
+    return w
+
+
+def _conv(edit: Editor, call: Call, y: Quantized, origins: Sequence[Call]) -> list[Call] | None:
+    x, w = _dequantized(edit, call.inputs[0]), _weights(edit, call.inputs[1], (0,))
+    array = None if w is None else edit.constant(w.value)
+    if x is None or not x.simple or w is None or array is None or array.ndim < 3:
+        return None
+    inputs = [x.value, x.call.inputs[1], _zero(edit, x), w.value, w.call.inputs[1], _zero(edit, w), y.call.inputs[1], _zero(edit, y)]
+    if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
+        bias = _bias(edit, call.inputs[2], x.scale * w.scale, array.shape[0])
+        if bias is None:
+            return None
+        inputs.append(edit.region.constant(bias))
+    given = {k: v for k, v in call.attributes.items() if k in call.node.given}
+    return [edit.call("QLinearConv", inputs, origins, **given)]
+
+
+def _matmul(
+    edit: Editor, call: Call, y: Quantized, bias: int | None, transposed: bool, origins: Sequence[Call]
+) -> list[Call] | None:
+    a, b = _dequantized(edit, call.inputs[0]), _dequantized(edit, call.inputs[1])
+    if a is None or not a.simple or b is None or b.zero.dtype not in INT8:
+        return None
+    if any(not edit.facts.rank_at_least(v.value, 2) for v in (a, b)):
+        return None
+    array = edit.constant(b.value)
+    if not b.simple:
+        columns = () if array is None or array.ndim != 2 else (0, -2) if transposed else (1, -1)
+        if b.axis not in columns:
+            return None
+    made = []
+    if bias is not None and (array is None or array.ndim != 2):
+        return None
+    value = b.value
+    if transposed:
+        made.append(edit.call("Transpose", (value,), origins, perm=(1, 0)))
+        value = made[0].outputs[0]
+    if bias is None:
+        inputs = (a.value, a.call.inputs[1], _zero(edit, a), value, b.call.inputs[1], _zero(edit, b), y.call.inputs[1], _zero(edit, y))
+        return [*made, edit.call("QLinearMatMul", inputs, origins)]
+    assert array is not None
+    steps = a.scale[0] * b.scale
+    channels = array.shape[0 if transposed else 1]
+    term = _bias(edit, bias, steps, channels)
+    if term is None:
+        return None
+    product = edit.call("MatMulInteger", (a.value, value, _zero(edit, a), _zero(edit, b)), origins)
+    total = edit.call("Add", (product.outputs[0], edit.region.constant(term)), origins)
+    real = edit.call("Cast", total.outputs, origins, to=1)
+    factor = (steps / y.scale[0]).astype(np.float32)
+    scaled = edit.call("Mul", (real.outputs[0], edit.region.constant(factor if factor.size > 1 else factor.reshape(()))), origins)
+    one = edit.region.constant(np.ones((), np.float32))
+    last = edit.call("QuantizeLinear", (scaled.outputs[0], one, edit.region.constant(y.zero.reshape(()))), origins)
+    return [*made, product, total, real, scaled, last]
+
+
+# --- sums
+
+
+def quantized_sums(edit: Editor) -> int:
+    """For any sum of two dequantized values that is quantized, dequantize one of them with the scale 1.
+
+    The other one is that of the product that is computed last, so that its kernel can compute the sum too.
+    """
+    if not exact_int8():
+        return 0
+    count = 0
+    for root in edit.named("QuantizeLinear"):
+        y = _quantized(edit, root) if edit.alive(root) else None
+        call = None if y is None else edit.producer(root.inputs[0])
+        relu = None
+        if call is not None and operator(call) == "Relu" and edit.once(root.inputs[0]):
+            relu, call = call, edit.producer(call.inputs[0])
+        if y is None or not y.simple or call is None or operator(call) != "Add" or not edit.once(call.outputs[0]):
+            continue
+        both = [_dequantized(edit, i) for i in call.inputs]
+        if any(v is None or not v.simple or edit.constant(v.value) is not None for v in both):
+            continue
+        a, b = (v for v in both if v is not None)
+        if 1.0 in (float(a.scale[0]), float(b.scale[0])) or a.value == b.value:
+            continue
+        if _order(edit, b) > _order(edit, a):
+            a, b = b, a
+        origins = [a.call, b.call, call, *([relu] if relu else []), root]
+        scale = edit.region.constant((a.scale / b.scale).reshape(()))
+        unit = edit.region.constant(np.ones((), np.float32))
+        step = edit.region.constant((y.scale / b.scale).reshape(()))
+        first = edit.call("DequantizeLinear", (a.value, scale, _zero(edit, a)), origins)
+        second = edit.call("DequantizeLinear", (b.value, unit, _zero(edit, b)), origins)
+        calls = [second, first, edit.call("Add", (first.outputs[0], second.outputs[0]), origins)]
+        if relu is not None:
+            calls.append(edit.call("Relu", calls[-1].outputs, origins))
+        calls.append(edit.call("QuantizeLinear", (calls[-1].outputs[0], step, _zero(edit, y)), origins, root.outputs[:1]))
+        edit.put(root, *calls)
+        count += 1
+    return count
+
+
+def _order(edit: Editor, x: Quantized) -> tuple[bool, bool, tuple[int, int]]:
+    """A key by which the operand of a sum that its producer should add to comes last."""
+    call = edit.producer(x.value)
+    product = operator(call) in ("QLinearConv", "QLinearMatMul", "Clip")
+    single = edit.users(x.value).keys() == {x.call} and edit.once(x.call.outputs[0])
+    return product, single, edit.order(call) if call is not None else (-1, -1)
