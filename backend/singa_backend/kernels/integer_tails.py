@@ -215,7 +215,6 @@ class Tail:
             inputs.append(folded)
         return post_ops._append(self.made, replace(f, inputs=inputs), self.shape, self.order, False)
 
-
     def _add_quantized(self, f: Follower, side: Follower) -> bool:
         """Add integers: a quantized value minus its zero point, read as it is."""
         found = parameters(side)
@@ -279,7 +278,9 @@ def create(site: Site, start: Callable[[], Tail], build: Callable[[Tail], Primit
         limit = count - 1
 
 
-def result(tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[Value, dict[int, tuple[MemoryDesc, Value]]]:
+def result(
+    tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None
+) -> tuple[Value, dict[int, tuple[MemoryDesc, Value]]]:
     """The value of the last follower, and the arguments of the post-ops.  To be called before the step is emitted."""
     site, made = tail.site, tail.made
     site.absorb(made.count)
@@ -322,4 +323,3 @@ def exact_bias(bound: np.ndarray, bias: np.ndarray, factor: np.ndarray) -> bool:
     with np.errstate(all="ignore"):
         saturated = (exact - b) * np.abs(factor.astype(np.float64)) >= 512
     return bool((((bound <= exact) | saturated) & (b <= exact) | (bound == 0)).all())
-

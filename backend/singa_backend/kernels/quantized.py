@@ -86,9 +86,7 @@ def bound_of(site: Site, w: Value, zero: int, x_zero: Value | None, dtype: np.dt
     return sums * reach
 
 
-def with_zero(
-    site: Site, arguments: dict[int, tuple[MemoryDesc, Value]], zero: Value | None, arg: int, offset: int = 0
-) -> None:
+def with_zero(site: Site, arguments: dict[int, tuple[MemoryDesc, Value]], zero: Value | None, arg: int, offset: int = 0) -> None:
     """Give a primitive the zero point of an argument, as int32."""
     if zero is None:
         return
@@ -382,4 +380,3 @@ def qlinear_matmul(site: Site, a: Value, sa: Value, za: Value, b: Value, sb: Val
         return tail
 
     return one.emit(start)
-
