@@ -41,7 +41,7 @@ class _Stream:
                 self.state.data = np.array([seed, 0], np.int64)
 
 
-class StepTimes:
+class _StepTimes:
     """Times of the operators in training steps, as `Device.PrintTimeProfiling` prints them.
 
     The steps of one thread are measured at a time; those of other threads meanwhile are not.
@@ -119,7 +119,7 @@ class Device:
         self._graph = False
         self.verbosity = 0
         self.skip_iterations = 5
-        self._times = StepTimes()
+        self._times = _StepTimes()
 
     def __repr__(self) -> str:
         return f"<Device {self.backend}>"
@@ -219,7 +219,7 @@ class Device:
         """
         level = _count("verbosity", verbosity)
         if level and not self.verbosity:
-            self._times = StepTimes()
+            self._times = _StepTimes()
         self.verbosity = level
 
     def SetSkipIteration(self, skip_iteration: int) -> None:
