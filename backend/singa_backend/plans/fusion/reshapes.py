@@ -42,11 +42,10 @@ def _moved(edit: Editor, call: Call) -> bool:
         return False
     if name == "Reshape":
         return _joined(edit, call, reshape)
-    source = operator(edit.producer(reshape.inputs[0]))
-    if source not in SOURCES or (name not in PRODUCTS and not _elementwise(edit, call, reshape, at)):
-        return False
     if name in PRODUCTS:
         return _product(edit, call, reshape)
+    if operator(edit.producer(reshape.inputs[0])) not in SOURCES or not _elementwise(edit, call, reshape, at):
+        return False
     inputs = [reshape.inputs[0] if i == at else v for i, v in enumerate(call.inputs)]
     made = Call(call.node, tuple(inputs), (edit.region.new(), *call.outputs[1:]), call.scope, call.origins)
     edit.put(call, made, _again(edit, reshape, made.outputs[0], call, reshape.inputs[1]))
