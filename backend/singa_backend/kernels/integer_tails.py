@@ -19,7 +19,7 @@ import numpy as np
 
 from ..dtypes import numpy_dtype
 from . import onednn, post_ops
-from .lowering import F32, copy, dense_desc, derived
+from .lowering import F32, copy, dense_desc, derived, ordered
 from .onednn import Attributes, MemoryDesc, Primitive, post_op_arg
 from .post_ops import Fused
 from .table import Follower, Site
@@ -132,7 +132,7 @@ class Tail:
         return done
 
     def _add_bias(self, f: Follower) -> bool:
-        """Integers for each channel that are added to the sums, if float32 can add them exactly before the factor that follows."""
+        """Add integers for each channel to the sums, if float32 can add them exactly before the factor that follows."""
         after = list(self.site.followers)
         after = after[after.index(f) + 1 :]
         b, scaled = f.other, f.name == "Add" and len(after) > 1 and after[0].name == "Cast" and after[1].name == "Mul"
@@ -215,7 +215,6 @@ class Tail:
             inputs.append(folded)
         return post_ops._append(self.made, replace(f, inputs=inputs), self.shape, self.order, False)
 
-
     def _add_quantized(self, f: Follower, side: Follower) -> bool:
         """Add integers: a quantized value minus its zero point, read as it is."""
         found = parameters(side)
@@ -279,7 +278,9 @@ def create(site: Site, start: Callable[[], Tail], build: Callable[[Tail], Primit
         limit = count - 1
 
 
-def result(tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[Value, dict[int, tuple[MemoryDesc, Value]]]:
+def result(
+    tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None
+) -> tuple[Value, dict[int, tuple[MemoryDesc, Value]]]:
     """The value of the last follower, and the arguments of the post-ops.  To be called before the step is emitted."""
     site, made = tail.site, tail.made
     site.absorb(made.count)
@@ -288,7 +289,7 @@ def result(tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None) ->
     y = _memory(tail, shape, order)
     arguments = {}
     for arg, (md, v, way) in made.operands.items():
-        arguments[arg] = (md, v if way is None else post_ops.ordered(site, v, way))
+        arguments[arg] = (md, v if way is None else ordered(site, v, way))
     return y, arguments
 
 
@@ -322,4 +323,3 @@ def exact_bias(bound: np.ndarray, bias: np.ndarray, factor: np.ndarray) -> bool:
     with np.errstate(all="ignore"):
         saturated = (exact - b) * np.abs(factor.astype(np.float64)) >= 512
     return bool((((bound <= exact) | saturated) & (b <= exact) | (bound == 0)).all())
-

@@ -113,7 +113,9 @@ def dequantize_linear(site: Site, x: Value, s: Value, z: Value | None = None) ->
     require_plain(site, s.view((s.size,), (4,)))
     a = site.attributes
     site.require(not a.get("output_dtype") or numpy_dtype(a["output_dtype"]) == F32, "the result is not float32")
-    site.require(z is None or (z.dtype == x.dtype and (z.shape == s.shape or z.size == s.size == 1)), "the zero point does not fit")
+    site.require(
+        z is None or (z.dtype == x.dtype and (z.shape == s.shape or z.size == s.size == 1)), "the zero point does not fit"
+    )
     axis = _axis(site, x, s)
     none = z is None or (z.constant and not z.array.any())
     site.require(none or (axis is None and x.dtype != INT32), "there are several zero points")
@@ -198,7 +200,9 @@ def add(site: Site, a: Value, b: Value) -> Value:
 
     def build(tail: Tail) -> Primitive:
         site.require(tail.dtype in INT8, "the sum is not quantized")
-        return onednn.binary(src, second, dense_desc(tail.dtype, a.shape, order), algorithm="add", attributes=tail.made.attributes)
+        return onednn.binary(
+            src, second, dense_desc(tail.dtype, a.shape, order), algorithm="add", attributes=tail.made.attributes
+        )
 
     with threads_for(a.size * 4):
         made, tail = create(site, start, build)
@@ -215,15 +219,19 @@ def lookup(site: Site, x: Value) -> Value:
     site.require(f is not None and f.name == "Gather" and f.place == 1, "no table follows")
     assert f is not None
     table, order = f.inputs[0], order_of(x)
-    site.require(table is not None and table.constant and table.shape == (256,) and table.dtype in INT8, "it is not a table of bytes")
-    site.require(x.dtype in INT8 and order is not None and numpy_dtype(site.attributes["to"]) == INT32, "it is not an index of bytes")
+    site.require(
+        table is not None and table.constant and table.shape == (256,) and table.dtype in INT8, "it is not a table of bytes"
+    )
+    site.require(
+        x.dtype in INT8 and order is not None and numpy_dtype(site.attributes["to"]) == INT32, "it is not an index of bytes"
+    )
     assert table is not None and order is not None
     entries = table.array.tobytes()
     site.absorb(1)
     y = site.new(x.shape, table.dtype, order, FINITE)
 
     def bind() -> Any:
-        source, target = memoryview(_bytes(x, order)), memoryview(_bytes(y, order))
+        source, target = _bytes(x, order).data, _bytes(y, order).data
 
         def run() -> None:
             target[:] = bytes(source).translate(entries)

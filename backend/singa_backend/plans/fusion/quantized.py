@@ -4,8 +4,8 @@ A QDQ graph computes in float32 between its quantized values.  Three kinds of re
 
 * Exact ones, equal to the graph bit for bit: operators that move values, MaxPool, and functions of one quantized value, which
   become a table of 256 entries.
-* Products: DequantizeLinear -> Conv, MatMul or Gemm -> QuantizeLinear becomes the exact sum of integers, times one float32 for each
-  channel, rounded half to even.  That is the definition of QLinearConv and QLinearMatMul; the float32 product of the graph
+* Products: DequantizeLinear -> Conv, MatMul or Gemm -> QuantizeLinear becomes the exact sum of integers, times one float32 for
+  each channel, rounded half to even.  That is the definition of QLinearConv and QLinearMatMul; the float32 product of the graph
   rounds in an order that is not defined, and may differ by one step near ties.
 * Sums: (a * sa + b * sb) / sy is computed as (a * (sa / sb) + b) / (sy / sb), which may also differ by one step near ties.
 """
@@ -33,10 +33,11 @@ F32 = np.dtype(np.float32)
 MOVES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Identity", "MaxPool")
 """Operators that return elements of their first input, as its dtype."""
 
-POINTWISE = frozenset(
-    "Add Sub Mul Div Pow Max Min Relu LeakyRelu Clip Elu Selu Celu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus "
-    "Softsign Abs Sqrt Exp Log Neg Reciprocal Round Floor Ceil Erf Sign".split()
-)
+POINTWISE = frozenset((
+    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Relu", "LeakyRelu", "Clip", "Elu", "Selu", "Celu", "Tanh",
+    "Sigmoid", "Gelu", "HardSigmoid", "HardSwish", "Swish", "Mish", "Softplus", "Softsign", "Abs", "Sqrt", "Exp",
+    "Log", "Neg", "Reciprocal", "Round", "Floor", "Ceil", "Erf", "Sign",
+))  # fmt: skip
 LONGEST = 64
 """The number of calls that a table may replace."""
 
@@ -364,7 +365,16 @@ def _conv(edit: Editor, call: Call, y: Quantized, origins: Sequence[Call]) -> li
     array = None if w is None else edit.constant(w.value)
     if x is None or not x.simple or w is None or array is None or array.ndim < 3:
         return None
-    inputs = [x.value, x.call.inputs[1], _zero(edit, x), w.value, w.call.inputs[1], _zero(edit, w), y.call.inputs[1], _zero(edit, y)]
+    inputs = [
+        x.value,
+        x.call.inputs[1],
+        _zero(edit, x),
+        w.value,
+        w.call.inputs[1],
+        _zero(edit, w),
+        y.call.inputs[1],
+        _zero(edit, y),
+    ]
     if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
         bias = _bias(edit, call.inputs[2], x.scale * w.scale, array.shape[0])
         if bias is None:
@@ -395,7 +405,16 @@ def _matmul(
         made.append(edit.call("Transpose", (value,), origins, perm=(1, 0)))
         value = made[0].outputs[0]
     if bias is None:
-        inputs = (a.value, a.call.inputs[1], _zero(edit, a), value, b.call.inputs[1], _zero(edit, b), y.call.inputs[1], _zero(edit, y))
+        inputs = (
+            a.value,
+            a.call.inputs[1],
+            _zero(edit, a),
+            value,
+            b.call.inputs[1],
+            _zero(edit, b),
+            y.call.inputs[1],
+            _zero(edit, y),
+        )
         return [*made, edit.call("QLinearMatMul", inputs, origins)]
     assert array is not None
     steps = a.scale[0] * b.scale

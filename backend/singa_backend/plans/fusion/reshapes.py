@@ -9,11 +9,11 @@ from ..region import Call
 from .editing import Editor
 from .facts import operator
 
-UNARY = frozenset(
-    "Relu LeakyRelu Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round Erf Cast "
-    "QuantizeLinear DynamicQuantizeLinear Clip".split()
-)
-BINARY = frozenset("Add Sub Mul Div Max Min".split())
+UNARY = frozenset((
+    "Relu", "LeakyRelu", "Elu", "Tanh", "Sigmoid", "Gelu", "HardSigmoid", "HardSwish", "Swish", "Mish", "Softplus",
+    "Abs", "Sqrt", "Exp", "Log", "Neg", "Round", "Erf", "Cast", "QuantizeLinear", "DynamicQuantizeLinear", "Clip",
+))  # fmt: skip
+BINARY = frozenset(["Add", "Sub", "Mul", "Div", "Max", "Min"])
 PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
 """The products, with the position of the right matrix."""
 SOURCES = frozenset([*PRODUCTS, *UNARY, *BINARY, "Gather", "LayerNormalization"])
