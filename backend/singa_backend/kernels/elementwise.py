@@ -672,6 +672,7 @@ def clip_6(site: Site, x: Value) -> Value:
 def where(site: Site, condition: Value, x: Value, y: Value) -> Value:
     """Copy one operand, and the other where the condition selects it."""
     site.require(condition.dtype == BOOL and x.dtype == y.dtype and x.dtype in NUMBERS | {BOOL}, f"elements of {x.dtype}")
+
     def recipe(out: Any, c: Any, a: Any, b: Any) -> Bound:
         calls = [] if b is out else [(out.__setitem__, (..., b))]
         if c.shape == a.shape == out.shape and all(v.flags.c_contiguous for v in (out, c, a)):

@@ -7,8 +7,8 @@
         site.emit(lambda: [(execute, arguments)], reads=(x, w), writes=(y,), kernel="brgconv")
         return y
 
-A kernel that does not apply calls `site.refuse(reason)`; the next one of the table is asked, and at last the definition runs.  The
-reasons are part of the profile.  A kernel refuses whatever is not valid: the definition then reports the error.
+A kernel that does not apply calls `site.refuse(reason)`; the next one of the table is asked, and at last the definition runs.
+The reasons are part of the profile.  A kernel refuses whatever is not valid: the definition then reports the error.
 """
 
 from __future__ import annotations

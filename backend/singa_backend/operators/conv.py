@@ -226,7 +226,7 @@ def qlinear_conv(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """Compute the exact sum, round it to float32, multiply by a float32 factor for each channel, round half to even, add y's zero point.
+    """Compute the exact sum, round it to float32, multiply by a factor for each channel, round half to even, add y's zero point.
 
     The product is in float32, as in onnxruntime and in the instructions of processors; in float64 it differs near ties.
     """

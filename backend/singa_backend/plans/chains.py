@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from ..ir.graph import ABSENT
 from ..kernels.table import table
-from .region import Call
+from .region import Call, names
 
-UNARY = frozenset((
-    "Relu", "LeakyRelu", "Clip", "Elu", "Tanh", "Sigmoid", "Gelu", "HardSigmoid", "HardSwish", "Swish", "Mish",
-    "Softplus", "Abs", "Sqrt", "Exp", "Log", "Neg", "Round", "PRelu", "Cast", "QuantizeLinear", "DequantizeLinear",
-))  # fmt: skip
+UNARY = names(
+    "Relu LeakyRelu Clip Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round PRelu "
+    "Cast QuantizeLinear DequantizeLinear"
+)
 INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 """Operators whose kernels add a quantized value: a DequantizeLinear of the other operand joins their chain."""
 LOOKUP = frozenset(["Gather"])
 """Operators whose second input may be the preceding result."""
-BINARY = frozenset(["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum"])
+BINARY = names("Add Sub Mul Div Max Min Sum")
 LONGEST = 12
 
 
@@ -38,9 +38,7 @@ def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ..
         name = call.name
         if call.node.domain or name not in UNARY | BINARY | LOOKUP or sum(o != ABSENT for o in call.outputs) != 1:
             continue
-        places = (
-            [i for i in call.inputs if i in maker and uses[i] == 1] if name in BINARY else list(call.inputs[name in LOOKUP :][:1])
-        )
+        places = list(call.inputs) if name in BINARY else list(call.inputs[name in LOOKUP :][:1])
         places = [i for i in places if i in maker and uses[i] == 1 and len(calls[maker[i]].outputs) == 1]
         places.sort(key=lambda i: (calls[chain_of.get(maker[i], [maker[i]])[0]].is_(*INTEGER), maker[i]), reverse=True)
         for i in places:

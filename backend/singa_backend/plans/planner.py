@@ -42,7 +42,7 @@ Execute = Callable[[Segment, limits.Budget], None]
 class Plan:
     """A model at fixed input shapes: segments of bound calls.
 
-    Everything that a run can find decided is decided when the plan is made.  The plan runs in a context of its own, in which NumPy
+    Everything that can be is decided when the plan is made.  The plan runs in a context of its own, in which NumPy
     reports no floating-point errors: to enter it takes a tenth of the time of `np.errstate`.
 
     Attributes:
@@ -130,7 +130,7 @@ class Plan:
         i = 0
         for target in self.inputs:
             target[...] = inputs[i]
-            i += 1
+            i += 1  # noqa: SIM113
         if self.facts.finite:
             for sum_of, elements in self.sums:
                 if not math.isfinite(sum_of(elements)) and not finite(elements):
@@ -139,7 +139,7 @@ class Plan:
             function(*arguments)
         made = []
         for copy in self.first.copies:
-            made.append(copy())  # noqa: PERF401
+            made.append(copy())
         return made
 
     def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:

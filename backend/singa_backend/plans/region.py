@@ -1,7 +1,7 @@
 """A region: the calls of a graph in a flat list, functions inlined, that passes rewrite and the planner compiles.
 
-Values are numbered.  Unlike the graph, a region may be edited: a fused operator is a call of a standard ONNX operator at its newest
-version, whatever opset the model has, so the region still runs by the definitions.
+Values are numbered.  Unlike the graph, a region may be edited: a fused operator is a call of a standard ONNX operator at its
+newest version, whatever opset the model has, so the region still runs by the definitions.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from ..ir.versioned import VersionedOperator
 
 MOST = 200_000
 """The number of calls of a region: functions that call functions may have more, and are computed node by node."""
+
+
+def names(*lists: str) -> frozenset[str]:
+    """The words of these texts."""
+    return frozenset(word for text in lists for word in text.split())
 
 
 class TooManyCalls(Exception):

@@ -1,8 +1,8 @@
 """The tracer: runs the calls of a region once, chooses a kernel for each, and records the steps as a plan.
 
-The first run of a plan is its trace: every value exists, so shapes, dtypes and host inputs are those of this run.  What depends on
-shapes only is a constant of the plan.  A value whose shape depends on data ends a segment of the plan; a later run with another
-shape continues with another segment.
+The first run of a plan is its trace: every value exists, so shapes, dtypes and host inputs are those of this run.  What
+depends on shapes only is a constant of the plan.  A value whose shape depends on data ends a segment of the plan; a later run
+with another shape continues with another segment.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
 from .fusion import fuse
-from .region import Call, Region, branch_of
+from .region import Call, Region, branch_of, names
 
-GENERATORS = frozenset(
-    "Div Log Sqrt Pow Reciprocal Acos Asin Acosh Atanh Mod LpNormalization ReduceLogSum ReduceLogSumExp ReduceMean LogSoftmax "
-    "Softmax Tan Det Gemm MatMul Loop Scan If SequenceMap Where CastLike BitCast Cast DequantizeLinear Dropout".split()
+GENERATORS = names(
+    "Div Log Sqrt Pow Reciprocal Acos Asin Acosh Atanh Mod LpNormalization ReduceLogSum ReduceLogSumExp ReduceMean "
+    "LogSoftmax Softmax Tan Det Gemm MatMul Loop Scan If SequenceMap Where CastLike BitCast Cast DequantizeLinear Dropout"
 )
 """Operators that may return a NaN or an infinity for finite inputs without an overflow, or whose contents are not examined."""
 
-QUIET = frozenset("Gemm MatMul ReduceMean Softmax Where Cast CastLike Dropout DequantizeLinear".split())
+QUIET = names("Gemm MatMul ReduceMean Softmax Where Cast CastLike Dropout DequantizeLinear")
 """Those among them that return finite values for finite inputs that are not empty, unless a sum overflows."""
 
-KEEPS = frozenset(
-    "Reshape Transpose Concat Slice Gather GatherElements GatherND Squeeze Unsqueeze Flatten Split Identity Expand Tile Pad Where "
-    "ScatterElements ScatterND DepthToSpace SpaceToDepth Cast Relu Max Min Clip Abs Neg ReduceMax ReduceMin".split()
+KEEPS = names(
+    "Reshape Transpose Concat Slice Gather GatherElements GatherND Squeeze Unsqueeze Flatten Split Identity Expand Tile "
+    "Pad Where ScatterElements ScatterND DepthToSpace SpaceToDepth Cast Relu Max Min Clip Abs Neg ReduceMax ReduceMin"
 )
 """Operators that make no NaN of infinities."""
 
@@ -310,7 +310,7 @@ class Tracer:
         array = condition.array if isinstance(condition, Value) else None
         branches = [call.attributes[name] for name in ("then_branch", "else_branch")]
         same = len({len(g.outputs) for g in branches}) == 1 and len(branches[0].outputs) >= len(call.outputs)
-        if array is None or array.size != 1 or array.dtype != np.bool_ or not same:
+        if not isinstance(condition, Value) or array is None or array.size != 1 or array.dtype != np.bool_ or not same:
             return [(call,)]  # the definition reports the error
         if not item.chosen and not condition.constant:
             self._split(pending, Select(call, True), lambda: bool(condition.array.reshape(-1)[0]))
@@ -750,8 +750,7 @@ class TraceSite(Site):
         return self.tracer.reusable(i, self.call.inputs.count(i))
 
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
-        made = Value.of(array, key)
-        return made
+        return Value.of(array, key)
 
 
 def _is_parallel(step: Step, pieces: Bound) -> bool:
@@ -782,6 +781,10 @@ def _flops(calls: Sequence[Call], inputs: Sequence[Entry | None], output: Value)
 def _kind(entry: Entry) -> Any:
     value = entry.value if isinstance(entry, Loose) else entry
     return (value.shape, value.dtype) if isinstance(value, (Value, np.ndarray)) else type(value)
+
+
+def _kinds(entries: Sequence[Entry]) -> Any:
+    return tuple(map(_kind, entries))
 
 
 def _content(entry: Entry) -> Any:

@@ -233,7 +233,7 @@ class SingaRep(singa_backend.SingaRep):
 def _state(t: Tensor) -> Any:
     """A value that changes whenever the tensor is written to; a digest of the contents if its storage was given away."""
     if t._is_shared:
-        return hashlib.blake2b(np.ascontiguousarray(t._data).view(np.uint8), digest_size=16).digest()
+        return hashlib.blake2b(np.ascontiguousarray(t._data).tobytes(), digest_size=16).digest()
     return t._writes
 
 
