@@ -22,7 +22,7 @@ from ...dtypes import numpy_dtype
 from ...errors import SonnxError
 from ...ir.graph import ABSENT
 from ...kernels.quantized import exact_int8
-from ..region import Call
+from ..region import Call, names
 from .constants import compute
 from .editing import Editor
 from .facts import operator
@@ -33,11 +33,10 @@ F32 = np.dtype(np.float32)
 MOVES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Identity", "MaxPool")
 """Operators that return elements of their first input, as its dtype."""
 
-POINTWISE = frozenset((
-    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Relu", "LeakyRelu", "Clip", "Elu", "Selu", "Celu", "Tanh",
-    "Sigmoid", "Gelu", "HardSigmoid", "HardSwish", "Swish", "Mish", "Softplus", "Softsign", "Abs", "Sqrt", "Exp",
-    "Log", "Neg", "Reciprocal", "Round", "Floor", "Ceil", "Erf", "Sign",
-))  # fmt: skip
+POINTWISE = names(
+    "Add Sub Mul Div Pow Max Min Relu LeakyRelu Clip Elu Selu Celu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish "
+    "Softplus Softsign Abs Sqrt Exp Log Neg Reciprocal Round Floor Ceil Erf Sign"
+)
 LONGEST = 64
 """The number of calls that a table may replace."""
 

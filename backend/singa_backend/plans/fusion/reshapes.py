@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.graph import ABSENT
-from ..region import Call
+from ..region import Call, names
 from .editing import Editor
 from .facts import operator
 
-UNARY = frozenset((
-    "Relu", "LeakyRelu", "Elu", "Tanh", "Sigmoid", "Gelu", "HardSigmoid", "HardSwish", "Swish", "Mish", "Softplus",
-    "Abs", "Sqrt", "Exp", "Log", "Neg", "Round", "Erf", "Cast", "QuantizeLinear", "DynamicQuantizeLinear", "Clip",
-))  # fmt: skip
-BINARY = frozenset(["Add", "Sub", "Mul", "Div", "Max", "Min"])
+UNARY = names(
+    "Relu LeakyRelu Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round Erf Cast "
+    "QuantizeLinear DynamicQuantizeLinear Clip"
+)
+BINARY = names("Add Sub Mul Div Max Min")
 PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
 """The products, with the position of the right matrix."""
 SOURCES = frozenset([*PRODUCTS, *UNARY, *BINARY, "Gather", "LayerNormalization"])
