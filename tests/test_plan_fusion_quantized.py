@@ -121,6 +121,42 @@ def test_moves_keep_the_axis_of_the_scales() -> None:
     assert "Transpose" not in found and found["DequantizeLinear"] == 1
 
 
+@pytest.mark.parametrize("dtype", [U8, S8])
+@pytest.mark.parametrize("scales", [(0.1, 0.1, 0.1), (0.1, 0.2, 0.3)])
+def test_concat_and_split(dtype: Any, scales: Any) -> None:
+    g = Graph(dtype)
+    low = np.iinfo(dtype).min
+    both = [g.qdq(x, s, low + 90 + i * (scales[0] != s)) for i, (x, s) in enumerate(zip("xz", scales, strict=False))]
+    y = g.qdq(g.op("Concat", *both, axis=1), scales[2], low + 90)
+    g.nodes.append(node("Split", [y, g.constant(np.array([3, 7]))], ["a", "b"], axis=1))
+    outputs = [g.qdq(o, scales[2], low + 90, quantized=f"q{o}") for o in "ab"]
+    feeds = {"x": drawn(0, 2, 4, 9) * 9, "z": drawn(1, 2, 6, 9) * 9}
+    found, _ = runs(g.model(feeds, *outputs, "qa", "qb"), feeds)
+    same = scales[0] == scales[2]
+    assert (
+        found["QuantizeLinear"] == 2
+        and found["DequantizeLinear"] == 2
+        and found.get("Gather", 0)
+        == (0 if same else 2)
+        + (
+            2 if dtype is S8 else 0  # the outputs of the graph remain int8
+        )
+    )
+
+
+def test_signed_values_become_unsigned() -> None:
+    g = Graph(S8)
+    y = g.op("Add", g.qdq("x", 0.1, -5), g.qdq("z", 0.3, -128, quantized="q"))
+    feeds = {"x": drawn(0, 3, 40) * 9, "z": drawn(1, 3, 40) * 9}
+    source = g.model(feeds, y, "q")
+    graph = read(source)
+    region = region_of(graph)
+    fuse(region, 2, declared(region, graph))
+    zeros = [region.constants[c.inputs[2]] for c in region.calls if c.name == "QuantizeLinear"]
+    assert {(z.dtype.name, int(z)) for z in zeros} == {("uint8", 123), ("int8", -128)}
+    runs(source, feeds)
+
+
 def test_other_scales_remain() -> None:
     for scale, zero in ((0.11, 7), (0.1, 8)):
         g = Graph()

@@ -17,7 +17,7 @@ from .identity import identity, squares, sums
 from .normalization import global_pools, group_norms, layer_norms
 from .padding import padding
 from .products import products
-from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_sums, quantized_tables
+from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables
 from .reshapes import reshapes
 from .rotary import rotary_embeddings
 from .transposes import cancelled, through_reshapes, transposes
@@ -30,6 +30,7 @@ ROUNDS = 8
 LEVEL_1: tuple[Pass, ...] = (sizes, constants, branches, identity, sums, padding, channels)
 """Passes that only remove calls."""
 LEVEL_2: tuple[Pass, ...] = (
+    quantized_signs,
     quantized_moves,
     quantized_pairs,
     quantized_tables,
