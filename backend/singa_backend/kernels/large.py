@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from . import onednn, post_ops
 from .elementwise import order_of
-from .lowering import F32, emit, threads_for
+from .lowering import F32, desc, emit, threads_for
 from .onednn import DST, SRC, SRC_1, MemoryDesc, OneDnnError, Primitive
 from .product_post_ops import PostOps, fuse, scalar, worsen
 from .products import normal
@@ -19,8 +19,8 @@ PLAIN = 1 << 16
 CHAIN = 1 << 12
 """Elements from which two calls in one pass are."""
 
-FUNCTION = 1 << 11
-"""Elements from which a function is that takes NumPy several passes."""
+FUNCTION = {"Relu": 1 << 11, "Clip": 1 << 11, "LeakyRelu": 1 << 11, "HardSigmoid": 1 << 11}
+"""Elements from which a function is that takes NumPy few passes; others, such as Sigmoid, are for any number."""
 
 COST = 16
 """FLOPs that take the time of one element."""
@@ -43,7 +43,7 @@ def _result(site: Site, post: PostOps, x: Value, place: int, order: Sequence[int
 
 def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     """A function of each element, and those that follow."""
-    site.require(x.dtype == F32 and x.size >= FUNCTION, "not float32, or small")
+    site.require(x.dtype == F32 and x.size >= FUNCTION.get(site.name, 1), "not float32, or small")
     first = Follower(site.name, site.attributes, [None, *rest], 0, site.version)
     found = post_ops.activation(first) if site.version in post_ops.VERSIONS.get(site.name, (site.version,)) else None
     if found is None:
@@ -103,6 +103,8 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
         if flat:
             same = v.shape == a.shape and all(d == 1 or s == t for d, s, t in zip(a.shape, a.strides, v.strides, strict=True))
             return MemoryDesc.of(F32, (a.size,)) if same else None
+        if v.channels_last and v.shape == a.shape:
+            return desc(v)
         shape = (*[1] * (a.ndim - v.ndim), *v.shape)
         steps = (*[1] * (a.ndim - v.ndim), *v.steps)
         if any(s <= 0 and d != 1 for d, s in zip(shape, steps, strict=True)):

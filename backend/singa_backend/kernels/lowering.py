@@ -86,9 +86,8 @@ def emit(
     arguments: Mapping[int, tuple[MemoryDesc, Value]],
     writes: Sequence[Value],
     name: str = "",
-    single: bool = False,
 ) -> None:
-    """Add the step that runs a primitive; with `single` on one thread, also if its code asks for the threads of the run."""
+    """Add the step that runs a primitive."""
     nbytes = primitive.scratchpad_nbytes
     scratch = site.scratch(nbytes) if nbytes else None
 
@@ -99,10 +98,7 @@ def emit(
         if scratch is not None:
             assert scratch.memory is not None
             given[SCRATCHPAD] = (primitive.query("scratchpad"), int(scratch.memory.ctypes.data))
-        call = (library.execute, onednn.bind(primitive, given).args)
-        if single and site.options.threads > 1:
-            return [(onednn.exchange_threads, (1,)), call, (onednn.exchange_threads, (site.options.threads,))]
-        return [call]
+        return [(library.execute, onednn.bind(primitive, given).args)]
 
     made = {id(v) for v in writes}
     reads = [v for _, v in arguments.values() if id(v) not in made]

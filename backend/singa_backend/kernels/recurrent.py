@@ -261,7 +261,7 @@ class Layer:
             for arg in (DST_ITER, DST_ITER_C) if cells else (DST_ITER,):
                 writes.append(self._state())
                 arguments[arg] = (self.iter, writes[-1])
-        emit(site, made, arguments, writes, self.kind.lower(), single=self.small)
+        emit(site, made, arguments, writes, self.kind.lower())
         results = [*writes, *[None] * (len(outputs) - len(writes))]
         return tuple(v if used else None for v, used in zip(results, outputs, strict=True))
 

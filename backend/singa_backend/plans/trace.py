@@ -20,7 +20,7 @@ from .. import dtypes, limits
 from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
-from ..kernels.onednn import OneDnnError, threads_of
+from ..kernels.onednn import OneDnnError, thread_switch, threads_of
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
 from ..kernels.values import FINITE, INFINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
 from ..kernels.work import flops
@@ -188,7 +188,7 @@ class Facts:
         rank: the highest rank.
         folded: the number of calls whose results depend on shapes only.
         definitions: the number of calls that their definitions compute.
-        parallel: whether a step uses several threads.
+        parallel: whether a step may use oneDNN, whose number of threads is that of its caller.
     """
 
     finite: bool = False
@@ -703,11 +703,17 @@ class Tracer:
                 np.copyto(place, b.memory)
             b.memory, b.pinned = place, True
             self.live.pop(id(b), None)
+        usual = at = self.options.threads
         for step in segment.steps:
             pieces = step.bind()
+            needed = _threads(step, pieces, usual)
+            self.facts.parallel |= needed > 0 and step.kernel != "definition"
+            if needed not in (0, at):
+                pieces, at = [*thread_switch(needed), *pieces], needed
+            if step is segment.steps[-1] and at != usual:
+                pieces = [*pieces, *thread_switch(usual)]
             step.count = len(pieces)
             segment.flat += pieces
-            self.facts.parallel |= _is_parallel(step, pieces)
         segment.copies = tuple(e.array.copy if isinstance(e, Value) else partial(_copy, e) for e in segment.outputs)
 
 
@@ -753,11 +759,17 @@ class TraceSite(Site):
         return Value.of(array, key)
 
 
-def _is_parallel(step: Step, pieces: Bound) -> bool:
-    """Whether a step uses several threads: a primitive that was created for them, or what is not known."""
-    if step.kernel.startswith(("numpy.", "definition", "copy")):
-        return False
-    return any(threads_of(arguments) != 1 for _, arguments in pieces)
+def _threads(step: Step, pieces: Bound, usual: int) -> int:
+    """The number of threads with which a step runs: those for which its primitives were created.
+
+    oneDNN's code for small work asks for the number when it runs; with another one it would wait for idle threads.
+
+    Returns:
+        The number; 0 if the step does not use oneDNN, `usual` if that is not known.
+    """
+    if step.kernel.startswith(("numpy.", "copy")):
+        return 0
+    return max((threads_of(arguments) for _, arguments in pieces), default=0) or usual
 
 
 def _copy(entry: Loose) -> Any:

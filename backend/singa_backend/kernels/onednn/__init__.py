@@ -90,6 +90,7 @@ from .loading import (
     missing,
     reset,
     set_threads,
+    thread_switch,
     threads,
     using_threads,
 )
@@ -232,6 +233,7 @@ __all__ = [
     "softmax_backward",
     "sum_",
     "supported",
+    "thread_switch",
     "threads",
     "threads_of",
     "using_threads",

@@ -392,6 +392,19 @@ def exchange_threads(n: int) -> int:
     return before
 
 
+def thread_switch(n: int) -> list[tuple[Callable[[int], Any], tuple[int]]]:
+    """The call that sets the number of threads of the thread that runs it, as a function and its arguments.
+
+    Args:
+        n: the number.
+
+    Returns:
+        One call; none without OpenMP.
+    """
+    found = library()
+    return [(found._set_threads, (n,))] if found is not None and found._set_threads else []
+
+
 @contextmanager
 def using_threads(n: int) -> Iterator[None]:
     """Use a number of threads within a `with` block, in this thread.

@@ -24,7 +24,7 @@ from .transposes import cancelled, through_reshapes, transposes
 
 Pass = Callable[[Editor], int]
 
-ROUNDS = 8
+ROUNDS = 16
 """The number of times that each pass runs at most."""
 
 LEVEL_1: tuple[Pass, ...] = (sizes, constants, branches, identity, sums, padding, channels)
