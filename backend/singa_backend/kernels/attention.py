@@ -25,7 +25,7 @@ oneDNN has its best code for heads without gaps only."""
 
 
 def gapless(site: Site, x: Value) -> Value:
-    """The value itself if its heads are dense in memory; a copy in which they are next to each other at each position otherwise."""
+    """The value itself if its heads are dense in memory; otherwise a copy in which they are next to each other."""
     if order_of(x) in ([0, 1, 2, 3], [0, 2, 1, 3]):
         return x
     y = site.new(x.shape, F32, (0, 2, 1, 3), x.hazard)

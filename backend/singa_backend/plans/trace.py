@@ -22,7 +22,7 @@ from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
 from ..kernels.onednn import OneDnnError, thread_switch, threads_of
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
-from ..kernels.values import FINITE, INFINITE, NAN, Buffer, Step, Value, aligned, strides_of
+from ..kernels.values import FINITE, INFINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
 from ..kernels.work import flops
 from ..runtime.executor import Visitor
 from . import arena as arenas
@@ -269,7 +269,7 @@ class Tracer:
                 if id(item[-1].node) in self.dynamic:
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
-                    self._split(pending, Adopt(ids, item[-1]), lambda cells=cells: tuple(map(_kind, cells)))
+                    self._split(pending, Adopt(ids, item[-1]), partial(_kinds, cells))
         self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
         self._finish()
         return first
