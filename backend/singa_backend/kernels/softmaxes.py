@@ -19,11 +19,12 @@ COST = 12
 
 
 def rows_of(site: Site, x: Value, axis: int) -> Value:
-    """A matrix of the axes before `axis` and those from it on; of a copy if the memory order does not permit a view."""
+    """A matrix without gaps of the axes before `axis` and those from it on; of a copy if the memory does not permit a view."""
     for one in (x, None):
         one = one or contiguous(site, x)
         rows, columns = merged(one.shape[:axis], one.strides[:axis]), merged(one.shape[axis:], one.strides[axis:])
-        if rows and columns and (columns[1] == x.dtype.itemsize or columns[0] == 1) and min(rows[1], columns[1]) >= 0:
+        width = (columns[0] if columns else 0) * x.dtype.itemsize
+        if rows and columns and (columns[1] == x.dtype.itemsize or columns[0] == 1) and (rows[1] == width or rows[0] == 1):
             return one.view((rows[0], columns[0]), (rows[1], columns[1]))
     raise AssertionError
 
