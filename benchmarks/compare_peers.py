@@ -49,7 +49,7 @@ def _sonnx(threads: int) -> tuple[str, Open]:
     from singa_backend import SingaBackend
 
     def prepare(path: str, name: str) -> Callable[[Feeds], Run]:
-        rep = SingaBackend.prepare(path)
+        rep = SingaBackend.prepare(path, threads=threads)
         return lambda feeds: lambda: rep.run(feeds)
 
     return version, prepare

@@ -62,7 +62,10 @@ def check(
         warnings.simplefilter("ignore")
         truth = SingaBackend.prepare(model)
         graph, device = truth.graph, truth.device
-        exact, planned = SingaRep(graph, device, options=Options(level=0)), SingaRep(graph, device, options=options or Options(threads=2))
+        exact, planned = (
+            SingaRep(graph, device, options=Options(level=0)),
+            SingaRep(graph, device, options=options or Options(threads=2)),
+        )
         for feed in (*feeds, feeds[0]):
             values = list(feed.values())
             wanted, got = exact.run(values), planned.run(values)

@@ -135,7 +135,7 @@ SKLEARN = [n for n in STORED if n.startswith("sklearn-")]
 def test_a_stored_model(name: str, tmp_path: Path) -> None:
     """Equal to the bit in inference, at both batch sizes; trains alike."""
     stored = STORED[name]
-    module, rep = written(stored.path, tmp_path), SingaBackend.prepare(str(stored.path))
+    module, rep = written(stored.path, tmp_path), SingaBackend.prepare(str(stored.path), optimize=0)
     net = module.Model()
     for inputs, _ in stored.data:
         assert not equal(run(net, list(inputs.values())), rep.run(inputs)), name
@@ -147,7 +147,7 @@ def test_a_stored_model(name: str, tmp_path: Path) -> None:
 def test_a_light_model(name: str, tmp_path: Path) -> None:
     model = light_models.model(name)
     inputs = cases.light_inputs(model)
-    ours, theirs = run(written(model, tmp_path).Model(), inputs), SingaBackend.prepare(model).run(inputs)
+    ours, theirs = run(written(model, tmp_path).Model(), inputs), SingaBackend.prepare(model, optimize=0).run(inputs)
     assert max(map(foreign.error, ours, theirs)) <= (1e-6 if name == "zfnet512" else 0)  # LRN divides its alpha, as a double
 
 
@@ -156,7 +156,7 @@ def test_every_case_of_onnx(tmp_path: Path) -> None:
     """Equal to the bit, but for what draws at random or is in training mode in the file; the text is as ruff would write it."""
     differ = set()
     for case in cases.load([k for k in cases.KINDS if k != "real"]):
-        rep = SingaBackend.prepare(onnx.load_model_from_string(case.model))
+        rep = SingaBackend.prepare(onnx.load_model_from_string(case.model), optimize=0)
         net = written(case.model, tmp_path, f"{case.kind}_{case.name}").Model()
         for inputs, _ in case.data:
             if equal(run(net, rep._feeds(inputs)[0]), rep.run(inputs)):
@@ -273,7 +273,7 @@ UNTRAINED = {"strings"}
 def test_a_model_made_by_hand(name: str, tmp_path: Path) -> None:
     model, inputs = MADE[name]
     module = written(model, tmp_path)
-    net, theirs = module.Model(), SingaBackend.prepare(model).run(inputs)
+    net, theirs = module.Model(), SingaBackend.prepare(model, optimize=0).run(inputs)
     for _ in range(2):
         assert not equal(run(net, inputs), theirs)
     strict = device.resolve("STRICT")
@@ -318,7 +318,7 @@ def test_odd_names_stay_apart(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     module = written(model, tmp_path)
     net = module.Model()
-    assert not equal(run(net, [X34[0, :3]]), SingaBackend.prepare(model).run([X34[0, :3]]))
+    assert not equal(run(net, [X34[0, :3]]), SingaBackend.prepare(model, optimize=0).run([X34[0, :3]]))
     no_keys = {"new\nline", "back\\slash", "x.npy", "y" * 200}
     assert set(names) - no_keys <= net.weights.keys() and len(net.weights) == len(names) == len(net.get_params())
     stored = {a.tobytes() for a in dict(np.load(tmp_path / "program.npz")).values()}
@@ -413,7 +413,7 @@ def test_long_attributes_lie_beside_the_text(tmp_path: Path) -> None:
     graph.initializer.append(numpy_helper.from_array(np.full(20, 5, F), "y.scale"))  # as the attribute would be called
     model = helper.make_model(graph, opset_imports=imports)
     inputs = [np.array([keys[:20], keys[20:]], object)]
-    assert not equal(run(written(model, tmp_path).Model(), inputs), SingaBackend.prepare(model).run(inputs))
+    assert not equal(run(written(model, tmp_path).Model(), inputs), SingaBackend.prepare(model, optimize=0).run(inputs))
 
 
 # --- in use -----------------------------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ def test_in_a_fresh_process(tmp_path: Path) -> None:
     done = process(tmp_path / "net.py", *args)
     assert done.returncode == 0, done.stderr
     outputs = dict(np.load(tmp_path / "out.npz"))
-    assert not equal([outputs["y"], outputs["z"]], SingaBackend.prepare(model).run(inputs))
+    assert not equal([outputs["y"], outputs["z"]], SingaBackend.prepare(model, optimize=0).run(inputs))
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step ")]
     assert len(losses) == 6 and losses[-1] < losses[0]
     assert ("differs from onnxruntime by" if find_spec("onnxruntime") else "not compared") in done.stdout
@@ -478,7 +478,7 @@ def test_sequences_out_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     np.savez(tmp_path / "in.npz", xs=np.stack(xs), x=x)
     monkeypatch.setattr(sys, "argv", ["program", "--inputs", str(tmp_path / "in.npz"), "--output", str(tmp_path / "out.npz")])
     assert module.main() == 0 and "k: int64[]\n3" in capsys.readouterr().out
-    assert not equal([np.load(tmp_path / "out.npz")["y"]], [SingaBackend.prepare(model).run([xs, x])["y"]])
+    assert not equal([np.load(tmp_path / "out.npz")["y"]], [SingaBackend.prepare(model, optimize=0).run([xs, x])["y"]])
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -505,10 +505,10 @@ def test_it_is_a_model_like_any_other(tmp_path: Path) -> None:
     model, inputs = MADE["one weight in three places"]
     net = written(model, tmp_path).Model()
     assert len(net.get_params()) == 2
-    theirs = SingaBackend.prepare(model).run(inputs)
+    theirs = SingaBackend.prepare(model, optimize=0).run(inputs)
     assert not equal(run(copy.deepcopy(net), inputs), theirs)
     back = sonnx.export(net, tensors(inputs))
-    for a, b in zip(SingaBackend.prepare(back).run(inputs), theirs, strict=True):
+    for a, b in zip(SingaBackend.prepare(back, optimize=0).run(inputs), theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -615,4 +615,4 @@ def test_external_data(tmp_path: Path) -> None:
     outside = ModelProto.FromString(model.SerializeToString())
     onnx.save(outside, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="m.data")
     net = written(tmp_path / "m.onnx", tmp_path).Model()
-    assert not equal(run(net, inputs), SingaBackend.prepare(model).run(inputs))
+    assert not equal(run(net, inputs), SingaBackend.prepare(model, optimize=0).run(inputs))

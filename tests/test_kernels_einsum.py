@@ -20,9 +20,12 @@ SIZES = {"a": 6, "b": 2, "c": 7, "d": 8, "h": 3, "i": 5, "j": 9, "k": 4}
 @pytest.mark.parametrize(
     "equation",
     [
-        "ij,jk->ik", "ij,jk->ki", "ji,kj->ik", "ij,jk", "bij,bjk->bik", "bhid,bhjd->bhij", "bhij,bhjd->bihd", "bihd,bjhd->bhij",
-        "bhij,bjhd->bihd", "bcd,dhk->bchk", "bchk,hkd->bcd", "bcd,hdk->bhck", "abc,cd->abd", "...ij,...jk->...ik", "b...d,dk->b...k",
-        "bi,bj->bij", "ij,j->i", "i,ij->j", "bik,bjk->kij", "bic,bcj->ijb", "ij,ij->i", "ij,ij->ij", "abc,bcd->ad", "i,i->", "ij,kl->ijkl",
+        "ij,jk->ik", "ij,jk->ki", "ji,kj->ik", "ij,jk", "bij,bjk->bik", "bhid,bhjd->bhij", "bhij,bhjd->bihd",
+        "bihd,bjhd->bhij",
+        "bhij,bjhd->bihd", "bcd,dhk->bchk", "bchk,hkd->bcd", "bcd,hdk->bhck", "abc,cd->abd", "...ij,...jk->...ik",
+        "b...d,dk->b...k",
+        "bi,bj->bij", "ij,j->i", "i,ij->j", "bik,bjk->kij", "bic,bcj->ijb", "ij,ij->i",
+        "ij,ij->ij", "abc,bcd->ad", "i,i->", "ij,kl->ijkl",
     ],
 )  # fmt: skip
 def test_einsum_of_two(equation: str, constant: bool) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper
 from tests.plan_checks import check, model_of
+
 from singa_backend.kernels import onednn
+from singa_backend.kernels.quantized import exact_int8
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="oneDNN is not installed")
 node = helper.make_node
-exact = any(text in getattr(onednn.library(), "isa", "") for text in ("vnni", "amx", "bf16", "fp16"))
+exact = exact_int8()
 
 U8, S8 = np.uint8, np.int8
 TIE = (np.float32(0.1), np.float32(0.2), np.float32(0.04))
@@ -92,12 +97,15 @@ def test_the_bias_is_added_before_float32_loses_bits() -> None:
 @pytest.mark.parametrize("types", [(U8, S8), (S8, S8), (U8, U8), (S8, U8)])
 @pytest.mark.parametrize("zeros", [(0, 0), (3, 0), (100, 7)])
 @pytest.mark.parametrize("constant", [False, True])
-@pytest.mark.parametrize(("a", "b"), [((33, 70), (70, 40)), ((2, 3, 17, 64), (64, 33)), ((2, 3, 17, 64), (2, 3, 64, 40)), ((1, 600), (600, 20))])
+@pytest.mark.parametrize(
+    ("a", "b"), [((33, 70), (70, 40)), ((2, 3, 17, 64), (64, 33)), ((2, 3, 17, 64), (2, 3, 64, 40)), ((1, 600), (600, 20))]
+)
 def test_matmul_integer(a: Any, b: Any, types: Any, zeros: Any, constant: bool) -> None:
     feeds = [{"a": drawn(s, types[0], a), "b": drawn(s + 1, types[1], b)} for s in (0, 2)]
     constants: dict[str, Any] = {"az": np.array(zeros[0], types[0]), "bz": np.array(zeros[1], types[1])}
     if constant:
-        constants["b"] = [f.pop("b") for f in feeds][0]
+        constants["b"] = feeds[0]["b"]
+        feeds = [{"a": f["a"]} for f in feeds]
     kernels = check(model_of([node("MatMulInteger", ["a", "b", "az", "bz"], ["y"])], feeds[0], ["y"], constants), feeds)
     used_int8(kernels)
 
@@ -140,14 +148,21 @@ def test_conv_integer(x: Any, w: Any, attributes: Any, types: Any) -> None:
 @pytest.mark.parametrize("how", ["one", "zero", "axis", "zero axis", "run"])
 def test_quantize_and_dequantize(dtype: Any, perm: Any, how: str) -> None:
     rng = np.random.default_rng(0)
-    feeds = [{"x": np.concatenate([rng.normal(0, 9, (3, 30, 39)), np.arange(90).reshape(3, 30, 1) / 20], 2).astype(np.float32)} for _ in (0, 1)]
+    feeds = [
+        {"x": np.concatenate([rng.normal(0, 9, (3, 30, 39)), np.arange(90).reshape(3, 30, 1) / 20], 2).astype(np.float32)}
+        for _ in (0, 1)
+    ]
     channels = 30 if perm is None else 40
     scales = np.float32(0.1) if "axis" not in how else rng.uniform(0.05, 0.2, channels).astype(np.float32)
     zeros = np.full(np.shape(scales), 5 if "zero" in how else 0, dtype)
     if how == "zero axis":
         zeros = rng.integers(0, 100, channels).astype(dtype)
     nodes = [node("Transpose", ["x"], ["t"], perm=perm)] if perm else [node("Identity", ["x"], ["t"])]
-    nodes += [node("QuantizeLinear", ["t", "s", "z"], ["q"]), node("Neg", ["u"], ["n"]), node("DequantizeLinear", ["q", "s", "z"], ["y"])]
+    nodes += [
+        node("QuantizeLinear", ["t", "s", "z"], ["q"]),
+        node("Neg", ["u"], ["n"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
     constants = {"s": scales, "z": zeros, "u": np.float32(1)}
     if how == "run":
         for f in feeds:
@@ -176,3 +191,25 @@ def test_dynamic_quantize_linear(kind: str) -> None:
     model = model_of([node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])], {"x": x}, ["y", "s", "z"])
     kernels = check(model, [{"x": x}, {"x": x * 2}, {"x": x[:, ::-1].copy()}], tolerance=0)
     assert any(k.startswith("quantize jit") for k in kernels)
+
+
+SAMPLE = """
+from tests import test_kernels_int8 as t
+for types in ((t.U8, t.S8, t.U8), (t.S8, t.S8, t.S8)):
+    for case in t.CONVS[:5]:
+        t.test_qlinear_conv(*case, types, "bias tie")
+    t.test_matmul_integer((2, 3, 17, 64), (64, 33), types[:2], (100, 7), True)
+    t.test_qlinear_matmul((2, 17, 64), (64, 33), types, True, True)
+print(t.onednn.library().isa, t.exact)
+"""
+
+
+@pytest.mark.parametrize(("limit", "int8"), [("AVX2_VNNI", None), ("AVX512_CORE", False), ("AVX2", False)])
+def test_other_instruction_sets(limit: str, int8: bool | None) -> None:
+    """Results are equal with every instruction set; those that saturate sums of pairs in 16 bits are not used."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": limit}
+    done = subprocess.run(
+        [sys.executable, "-c", SAMPLE], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert not done.returncode, done.stderr
+    assert int8 is None or done.stdout.split()[1] == str(int8)

@@ -30,6 +30,24 @@ def test_functions(name: str, attributes: dict[str, Any], perm: Any) -> None:
     assert used.startswith("eltwise jit")
 
 
+@pytest.mark.parametrize("name", ["Sigmoid", "Tanh"])
+@pytest.mark.parametrize("size", [1, 3, 20, 70000])
+def test_sigmoid_and_tanh_of_values_that_may_be_nan(name: str, size: int) -> None:
+    feeds = [drawn(s, x=(size,)) for s in (1, 2, 3)]
+    feeds[2]["x"][0] = np.inf
+    nodes = [node("Sqrt", ["x"], ["s"]), node(name, ["s"], ["y"])]
+    used = check(model_of(nodes, feeds[0], ["y"]), feeds)
+    assert used[-1].startswith("eltwise jit") or (name == "Tanh" and size < 70000)
+
+
+@pytest.mark.parametrize(("name", "attributes"), FUNCTIONS)
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_functions_of_few_elements(name: str, attributes: dict[str, Any], size: int) -> None:
+    feeds = [drawn(s, x=(size,)) for s in (1, 2)]
+    (used,) = check(model_of([node(name, ["x"], ["y"], **attributes)], feeds[0], ["y"]), feeds)
+    assert used.startswith("numpy") == (name in ("Relu", "LeakyRelu", "Tanh", "HardSigmoid"))
+
+
 @pytest.mark.parametrize(("name", "attributes"), FUNCTIONS)
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_functions_of_what_is_not_finite(name: str, attributes: dict[str, Any], number: float) -> None:

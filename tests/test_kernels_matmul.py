@@ -81,7 +81,8 @@ def test_heads_meet_without_a_copy() -> None:
 @pytest.mark.parametrize(
     ("name", "attributes"),
     [
-        ("Relu", {}), ("LeakyRelu", {"alpha": 0.2}), ("Tanh", {}), ("Sigmoid", {}), ("Gelu", {}), ("Gelu", {"approximate": "tanh"}),
+        ("Relu", {}), ("LeakyRelu", {"alpha": 0.2}), ("Tanh", {}), ("Sigmoid", {}), ("Gelu", {}),
+        ("Gelu", {"approximate": "tanh"}),
         ("Swish", {"alpha": 1.5}), ("Elu", {"alpha": 0.7}), ("HardSigmoid", {}), ("HardSwish", {}), ("Abs", {}), ("Neg", {}),
     ],
 )  # fmt: skip

@@ -5,7 +5,9 @@ Each script runs in a child process, which may hang or die; a time limit only en
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -94,16 +96,21 @@ def runs(script: str, folder: Path, **environment: str) -> None:
     np.save(folder / "x.npy", feeds())
     np.save(folder / "y.npy", SingaBackend.prepare(model(), optimize=0).run([feeds()])[0])
     command = [sys.executable, "-c", PRELUDE + script, *(str(folder / n) for n in ("m.onnx", "x.npy", "y.npy"))]
-    done = subprocess.run(
+    child = subprocess.Popen(
         command,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=os.environ | environment,
-        check=False,
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | environment,
+        start_new_session=True,
     )
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    try:
+        told, _ = child.communicate(timeout=PATIENCE)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # forks that hang too
+    assert child.returncode == 0, f"exit code {child.returncode}\n{told}"
 
 
 FORKS = {

@@ -1062,3 +1062,11 @@ def test_handles_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     assert all(made[k] >= 1000 for k in kinds)
     assert not +live and not -live
+
+
+def test_layer_normalization_refuses_gaps() -> None:
+    """Its code takes the rows as dense, whatever the strides: it reads and writes the gaps."""
+    wide, dense = MemoryDesc.of(np.float32, (8, 32), (64, 1)), MemoryDesc.of(np.float32, (8, 32))
+    for src, dst in ((wide, dense), (dense, wide), (wide, wide)):
+        with pytest.raises(Unimplemented, match="gaps"):
+            dnn.layer_normalization(src, dst, epsilon=1e-5)

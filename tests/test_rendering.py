@@ -120,6 +120,7 @@ COMMANDS = {
     "inspect": "inspect {model} --nodes --states",
     "compare": "compare {model} --against STRICT --random 0",
     "bisect": "bisect {model} --against STRICT --random 0 --to {out}",
+    "profile": "profile {model} --random 0 --runs 1 --nodes --trace {out}.json --html {out}.html",
     "optimize": "optimize {model} -o {out}.onnx",
     "convert": "convert {model} -o {out}.onnx --opset 20",
     "layout": "layout {model} -o {out}.onnx --to channels_last",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -318,6 +318,11 @@ class Budget:
                 f"the limit for all tensors is {format_bytes(self.live_bytes)}",
             )
         self.room, self.made = self.live_bytes - live, more
+
+
+def bytes_of(sizes: Iterable[int]) -> int:
+    """What tensors of these sizes count."""
+    return sum(size + _ENTRY for size in sizes)
 
 
 def size_of(value: Any) -> int:

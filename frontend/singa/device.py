@@ -6,9 +6,11 @@ dev.SetRandSeed(1)
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +41,63 @@ class _Stream:
                 self.state.data = np.array([seed, 0], np.int64)
 
 
+class _StepTimes:
+    """Times of the operators in training steps, as `Device.PrintTimeProfiling` prints them.
+
+    The steps of one thread are measured at a time; those of other threads meanwhile are not.
+
+    Attributes:
+        steps: The number of steps that were measured, without those that were skipped.
+        rows: For each operator of a step, by its position: its name, whether it is of the backward pass, the sum of its times.
+        backward: Whether the present step is in its backward pass.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.rows: list[tuple[str, bool, float]] = []
+        self.backward = False
+        self._skipped = 0
+        self._present: list[tuple[str, bool, float]] = []
+        self._thread: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def measures(self) -> bool:
+        """Whether this thread is in a step that is measured."""
+        return self._thread == threading.get_ident()
+
+    @contextmanager
+    def step(self, skip: int) -> Iterator[None]:
+        """Measure a step, unless it is one of the first `skip`, or within another one."""
+        if not self._lock.acquire(blocking=False):
+            yield
+            return
+        self._present, self.backward, self._thread = [], False, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._thread = None
+            try:
+                if sys.exception() is None:
+                    self._keep(skip)
+            finally:
+                self._lock.release()
+
+    def _keep(self, skip: int) -> None:
+        if self._skipped < skip:
+            self._skipped += 1
+            return
+        same = [r[:2] for r in self.rows] == [p[:2] for p in self._present]
+        if self.steps and not same:  # a step of other operators: its times have no place in the sums
+            self.steps, self.rows = 0, []
+        self.rows = [(n, b, t + (self.rows[i][2] if same else 0.0)) for i, (n, b, t) in enumerate(self._present)]
+        self.steps += 1
+
+    def add(self, name: str, seconds: float, backward: bool | None = None) -> None:
+        """Add the time of an operator to the present step."""
+        self._present.append((name, self.backward if backward is None else backward, seconds))
+
+
 class Device:
     """A device on which tensors are stored and operators run.
 
@@ -60,6 +119,7 @@ class Device:
         self._graph = False
         self.verbosity = 0
         self.skip_iterations = 5
+        self._times = _StepTimes()
 
     def __repr__(self) -> str:
         return f"<Device {self.backend}>"
@@ -149,23 +209,48 @@ class Device:
         """
 
     def SetVerbosity(self, verbosity: int) -> None:
-        """Set the attribute `verbosity`; kept for old programs, it has no effect.
+        """Choose what is measured in training steps from now on: the calls of a Model in training, on the tape or as a graph.
 
         Args:
-            verbosity: An integer; SINGA's programs use 0, 1 and 2.
+            verbosity: 0 for nothing; 1 for the times of the forward and the backward pass; 2 for the time of every operator.
+
+        Raises:
+            InvalidInput: `verbosity` is not an integer of at least 0 (SX309).
         """
-        self.verbosity = int(verbosity)
+        level = _count("verbosity", verbosity)
+        if level and not self.verbosity:
+            self._times = _StepTimes()
+        self.verbosity = level
 
     def SetSkipIteration(self, skip_iteration: int) -> None:
-        """Set the attribute `skip_iterations`; kept for old programs, it has no effect.
+        """Set how many training steps pass before the first one that is measured: they record graphs and fill caches.
 
         Args:
-            skip_iteration: The number of iterations that SINGA's profiler skips.
+            skip_iteration: The number of steps; 5 before the first call.
+
+        Raises:
+            InvalidInput: `skip_iteration` is not an integer of at least 0 (SX309).
         """
-        self.skip_iterations = int(skip_iteration)
+        self.skip_iterations = _count("skip_iteration", skip_iteration)
 
     def PrintTimeProfiling(self) -> None:
-        """Do nothing; kept for old programs. No times are measured here."""
+        """Print the times that `SetVerbosity` has requested, as means over the steps that were measured.
+
+        The backward pass includes the updates of the optimizer. For inference see `SingaRep.profile` and `sonnx profile`.
+        """
+        times = self._times
+        lines = ["Time Profiling:"]
+        if not self.verbosity:
+            lines.append("nothing was measured: call SetVerbosity(1) or SetVerbosity(2) before the training")
+        elif not times.steps:
+            lines.append(f"no training step was measured after the first {self.skip_iterations} (SetSkipIteration)")
+        elif self.verbosity == 1:
+            for backward, name in ((False, "Forward"), (True, "Backward")):
+                mean = sum(t for _, b, t in times.rows if b == backward) / times.steps
+                lines.append(f"{name} Propagation Time : {mean:.6g} sec")
+        else:
+            lines += [f"OP_ID{i}. {name} : {t / times.steps:.6g} sec" for i, (name, _, t) in enumerate(times.rows)]
+        print("\n".join(lines))
 
     def Reset(self) -> None:
         """Restart the random stream of this thread from its seed."""
@@ -179,6 +264,12 @@ class Device:
             The CPU.
         """
         return default_device
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise InvalidInput(f"{name} must be an integer of at least 0, got {value!r}", code="SX309")
+    return int(value)
 
 
 DeviceLike: TypeAlias = Device | backend.DeviceLike

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import time
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -22,9 +23,11 @@ from singa_backend import dtypes, limits
 from singa_backend.archives import Archive, Arrays, open_archive
 from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel
 from singa_backend.files import write_npz, writing
+from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
-from singa_backend.runtime.executor import Executor
+from singa_backend.runtime.executor import Executor, Observer
+from singa_backend.runtime.executor import Path as NodePath
 
 from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
@@ -235,6 +238,13 @@ class Model(Layer):
         return {}
 
     def _step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        device = next((x.device for x in input if isinstance(x, Tensor)), default_device)
+        if not device.verbosity:
+            return self._run_step(input, kwargs)
+        with device._times.step(device.skip_iterations):
+            return self._run_step(input, kwargs)
+
+    def _run_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.graph_mode or self.not_traceable:
             return self.train_one_batch(*input, **kwargs)
         return self._graph_step(input, kwargs)
@@ -510,6 +520,7 @@ class Step:
         self.graph = read(self.onnx)
         self._executor = Executor(self.graph, self.device.backend)
         self._limits = limits.Limits()
+        self._forward = record.forward
 
     def holds(self) -> bool:
         """Whether the settings that the step has read in Python, such as the momentum of an optimizer, are unchanged.
@@ -538,7 +549,9 @@ class Step:
         draws = any(t is stream.state for t in self._reads)
         with stream.lock if draws else contextlib.nullcontext():  # another thread may draw from the same stream
             values = [self._here(t) for t in (*inputs.values(), *self._reads)]
-            made = self._executor.run(self.graph, values, budget=limits.Budget(self._limits, memory=self.device.backend.memory))
+            budget = limits.Budget(self._limits, memory=self.device.backend.memory)
+            watch = self._watch() if self.device.verbosity and self.device._times.measures else None
+            made = self._executor.run(self.graph, values, budget=budget, observer=watch)
             taken = {id(v) for v in values}
             made = [v.copy() if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
             n = len(made) - len(self._writes)
@@ -550,6 +563,23 @@ class Step:
             results[id(t)]._without_graph = t._without_graph
         provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
+
+    def _watch(self) -> Observer:
+        """An observer that measures the nodes of the step."""
+        device, forward = self.device, self._forward
+        last = time.perf_counter()
+
+        def see(node: Node, inputs: list[Any], outputs: list[Any], path: NodePath) -> None:
+            nonlocal last
+            if any(outer.function is None for outer, _ in path):  # of a subgraph: part of the node that has it
+                return
+            device.Sync()
+            now = time.perf_counter()
+            name = path[0][0].name if path else node.name
+            device._times.add(node.op_type, now - last, forward is not None and name not in forward)
+            last = time.perf_counter()
+
+        return see
 
     def _here(self, t: Variable) -> Any:
         """The value of a tensor on the device of the step; the random state and tensors made of constants are on the host."""

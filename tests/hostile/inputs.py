@@ -758,8 +758,8 @@ def _(rng: Rng) -> Drawn:
 
 @door("paths to write")
 def _(rng: Rng) -> Drawn:
-    writers = [("run", "-o"), ("inspect", "--html"), ("train", "-o"), ("train", "--plot"), ("optimize", "-o"), ("convert", "-o"),
-               ("layout", "-o"), ("codegen", "-o")]  # fmt: skip
+    writers = [("run", "-o"), ("inspect", "--html"), ("profile", "--html"), ("profile", "--trace"), ("train", "-o"),
+               ("train", "--plot"), ("optimize", "-o"), ("convert", "-o"), ("layout", "-o"), ("codegen", "-o")]  # fmt: skip
     name, option = rng.choice(writers)
     target = rng.choice(
         [".", "./", "there/", "nowhere/out.npz", "m.onnx/out", "x" * 300, "/proc/nothing/out", "", "loop/out", "/"]
@@ -787,7 +787,7 @@ def _(rng: Rng) -> Drawn:
 
 @door("model paths")
 def _(rng: Rng) -> Drawn:
-    names = {"run": [], "check": [], "inspect": [], "compare": ["--against", "sonnx"],
+    names = {"run": [], "check": [], "inspect": [], "profile": ["--runs", "1"], "compare": ["--against", "sonnx"],
              "optimize": ["-o", "o"], "convert": ["-o", "o"],
              "layout": ["-o", "o", "--to", "channels_last"], "codegen": ["-o", "o.py"],
              "train": ["--data", "t.npz", "-o", "o"]}  # fmt: skip

@@ -7,7 +7,7 @@ if found:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from ..errors import SonnxError
 from ..proto.load import ModelSource
 from . import repro
 from .compare import BUDGET, Divergence, Judge, Setting
-from .lockstep import Values, Visit
-from .submodel import Source
+from .lockstep import Values, Visit, attempt
+from .submodel import Call, Source
 
 
 @dataclass
@@ -81,7 +81,8 @@ def bisect(
     """Find the first diverging node and write it as a model of one node.
 
     Without `local` both sides run freely to the first node that diverges.  If that node does not diverge alone, the error
-    has accumulated, and the node that added most is returned.  With `local` each node receives the trusted side's inputs, and
+    has accumulated, and the node that added most is returned.  Against the definition, where only a plan of several nodes
+    diverges, these nodes are written together.  With `local` each node receives the trusted side's inputs, and
     the first that diverges alone is returned.  A node that this side refuses is a divergence; one that the trusted side
     refuses is returned only if nothing diverges.
 
@@ -119,6 +120,12 @@ def bisect(
         result = _written(setting, visit, node, to)
         if result.alone or isinstance(visit.mine, Failure) or isinstance(visit.theirs, Failure):
             return result
+        if setting.plans:
+            together = _window(setting, to)
+            if together is not None:
+                if together.folder != result.folder:
+                    _remove(result.folder)
+                return together
         grown = _grew_most(setting, visit.call.index, progress)
         if grown is None:
             return result
@@ -185,6 +192,83 @@ def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | 
     apart = {n: difference(outputs[n], e, setting.tolerance) for n, e in expected.items()}
     alone = not source.draws(call) and any(not d.agrees for d in apart.values())
     return Reproduction(node, folder, alone, differences=apart)
+
+
+def _window(setting: Setting, to: str | Path | None) -> Reproduction | None:
+    """The smallest run of nodes whose plan diverges for inputs of the definition, by bisection of its end, then of its begin."""
+    search = _Windows(setting)
+    if not search.wrong(0, len(search.calls)):
+        return None
+    low, high = 0, len(search.calls)  # the first `low` nodes agree, the first `high` nodes do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if search.wrong(0, middle) else (middle, high)
+    end, first, last = high, 0, high  # from `first` on they diverge, from `last` on there are none
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (middle, last) if search.wrong(middle, end) else (first, middle)
+    return search.written(first, end, to)
+
+
+class _Windows:
+    """Runs of nodes, computed by a plan and by definitions from the same inputs."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        source = setting.source
+        drawn = [call for call in source.calls if source.draws(call)]
+        self.calls = [call for call in source.calls if not source.draws(call)]
+        self.inputs: Values = dict(setting.inputs)
+        names = [n for call in drawn for n in call.outputs]
+        values = attempt(setting.theirs, source, source.calls, self.inputs, names) if names else {}
+        self.inputs |= values if isinstance(values, dict) else {}
+
+    def _ends(self, calls: Sequence[Call], after: Sequence[Call]) -> list[str]:
+        """The values that later nodes or the graph's outputs need."""
+        needed = {n for call in after for n in call.uses} | set(self.setting.source.outputs)
+        return [n for call in calls for n in call.outputs if n in needed]
+
+    def values(self, start: int, end: int) -> Values | None:
+        """The inputs of nodes `start` to `end`, computed by definitions; None if they cannot be."""
+        source, before = self.setting.source, self.calls[:start]
+        used = {n for call in self.calls[start:end] for n in call.uses}
+        names = [n for call in before for n in call.outputs if n in used]
+        found = attempt(self.setting.theirs, source, before, self.inputs, names) if names else {}
+        return None if isinstance(found, Failure) else {n: v for n, v in (self.inputs | found).items() if n in used}
+
+    def wrong(self, start: int, end: int) -> dict[str, Difference]:
+        """The differences of the values of these nodes that do not agree."""
+        source, calls = self.setting.source, self.calls[start:end]
+        names, inputs = self._ends(calls, self.calls[end:]), self.values(start, end)
+        if not names or inputs is None:
+            return {}
+        mine, theirs = (attempt(e, source, calls, inputs, names) for e in (self.setting.mine, self.setting.theirs))
+        if isinstance(mine, Failure) or isinstance(theirs, Failure):
+            return {}
+        apart = {n: difference(mine[n], theirs[n], self.setting.tolerance) for n in names}
+        return {n: d for n, d in apart.items() if not d.agrees}
+
+    def written(self, start: int, end: int, to: str | Path | None) -> Reproduction:
+        """Write the nodes that the diverging values depend on, read them back, and run them again."""
+        setting, source = self.setting, self.setting.source
+        wrong, inputs = self.wrong(start, end), self.values(start, end) or {}
+        needed, calls = set(wrong), list[Call]()
+        for call in reversed(self.calls[start:end]):
+            if needed & set(call.outputs):
+                needed.update(call.uses)
+                calls.insert(0, call)
+        last = calls[-1]
+        worst = max(wrong, key=lambda n: wrong[n].excess)
+        notes = [f"its plan also computes {', '.join(map(str, calls[:-1]))}"] if len(calls) > 1 else []
+        node = Divergence(last.name, last.operator, last.index, list(wrong), f"{worst!r}: {wrong[worst]}", True, notes)
+        stem = source.path.stem if source.path else "model"
+        folder = Path(to) if to is not None else Path(f"{stem}-{repro.folder_name(last.name)}")
+        results = attempt(setting.theirs, source, calls, inputs, list(wrong))
+        repro.write(folder, source, calls, inputs, list(wrong), results if isinstance(results, dict) else {})
+        again, feeds, expected = repro.read(folder)
+        outputs = setting.mine.run(again.proto, again.folder, feeds)
+        apart = {n: difference(outputs[n], e, setting.tolerance) for n, e in expected.items()}
+        return Reproduction(node, folder, any(not d.agrees for d in apart.values()), differences=apart)
 
 
 def _remove(folder: Path) -> None:

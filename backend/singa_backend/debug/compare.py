@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..comparison.difference import Difference, Tolerance, difference, same_bits
-from ..devices.device import DeviceLike
-from ..engines.local import Engine, Failure, Foreign, Ours
+from ..devices.device import DeviceLike, resolve
+from ..engines.local import Engine, Failure, Foreign, Ours, Planned
 from ..engines.oracle import ENGINES
 from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
@@ -21,6 +21,12 @@ from ..proto.load import ModelSource
 from ..runtime.origins import Origin
 from .lockstep import Values, Visit, attempt, walk, walk_models
 from .submodel import Call, Source
+
+DEFINITION = "definition"
+"""The name of the side that computes by definitions, with which the plans of this package are compared."""
+
+AGAINST = (*ENGINES, DEFINITION)
+"""The names of trusted sides that are not models."""
 
 BUDGET = 256 << 20
 """Maximum bytes of the results of a chunk, counting all copies."""
@@ -190,12 +196,22 @@ class Comparison:
         }  # fmt: skip
 
 
+def trusted(against: str, *, optimise: bool = False, timeout: float = 60.0) -> Engine:
+    """The engine of a trusted side, one of `AGAINST`; raises MissingDependency and SonnxError."""
+    if against in ("sonnx", DEFINITION):
+        made = Ours()
+        made.name = against
+        return made
+    return Foreign(against, optimise=optimise, timeout=timeout)
+
+
 class Setting(AbstractContextManager["Setting"]):
     """A model, two sides and a tolerance: the part that compare and bisect share.  Raises SonnxError.
 
     Attributes:
-        mine: the side that is judged, this package on `device`.
-        theirs: the trusted side: an engine of `ENGINES`, or, if `against` is another model, this package on the CPU.
+        mine: the side that is judged, this package on `device`; its plans if `against` is "definition".
+        theirs: the trusted side: one of `AGAINST`, or, if `against` is another model, this package on the CPU.
+        plans: whether plans are compared with definitions.
     """
 
     def __init__(
@@ -221,15 +237,20 @@ class Setting(AbstractContextManager["Setting"]):
         self.tolerance = Tolerance(rtol, atol)
         self.budget = budget
         self.optimised = optimised
-        self.mine = Ours(device, validate=True)
-        self.alone = Ours(device)
+        self.plans = isinstance(against, str) and against == DEFINITION
+        self.mine = Planned() if self.plans else Ours(device, validate=True)
+        self.alone = Planned() if self.plans else Ours(device)
         self.theirs: Engine
-        if isinstance(against, str) and against in ENGINES:
+        if self.plans and str(resolve(device)) != "CPU":
+            raise InvalidInput(
+                f"the device must be CPU with against='definition': only it has plans, got {device!r}", code="SX320"
+            )
+        if isinstance(against, str) and against in AGAINST:
             if optimised and against != "onnxruntime":
                 raise InvalidInput(f"against must be 'onnxruntime' if optimised, got {against!r}", code="SX320")
             if self.names:
                 raise InvalidInput("names map values between two models, but against is an engine", code="SX320")
-            self.theirs = Ours() if against == "sonnx" else Foreign(against, optimise=optimised, timeout=timeout)
+            self.theirs = trusted(against, optimise=optimised, timeout=timeout)
         else:
             self.other = Source.of(against)
             self.theirs = Ours()
@@ -254,6 +275,8 @@ class Setting(AbstractContextManager["Setting"]):
         """Visit every node on both sides; with `optimised` only those that produce graph outputs."""
         if self.optimised:
             return self._whole()
+        if self.plans:
+            return self._planned()
         if self.other is not None:
             return walk_models(self.source, self.other, self.mine, self.theirs, self.inputs, self.names, self.budget)
         return walk(self.source, self.mine, self.theirs, self.inputs, self.budget)
@@ -269,6 +292,22 @@ class Setting(AbstractContextManager["Setting"]):
             other = {n: theirs[n] for n in kept} if isinstance(theirs, dict) else theirs
             if kept or isinstance(mine, Failure):
                 yield Visit(visit.call, mine, other, {}, {})
+
+    def _planned(self) -> Iterator[Visit]:
+        """Visit every node by its kernel alone; the graph's outputs are those of one plan of the whole model, with fusion."""
+        source = self.source
+        outputs = [n for n in source.outputs if n in source.makers]
+        whole: Values | Failure = {}
+        if not any(source.draws(call) for call in source.calls):
+            whole = attempt(self.mine, source, source.calls, self.inputs, outputs)
+        for visit in walk(source, self.mine, self.theirs, self.inputs, self.budget):
+            ends = [n for n in visit.call.outputs if n in outputs]
+            if isinstance(whole, Failure) and ends and isinstance(visit.mine, dict):
+                yield replace(visit, mine=whole)
+            elif isinstance(whole, dict) and isinstance(visit.mine, dict):
+                yield replace(visit, mine=visit.mine | {n: whole[n] for n in ends if n in whole})
+            else:
+                yield visit
 
 
 class Judge:
@@ -384,7 +423,8 @@ def compare(
         model: a path (then long weights stay in the file), a ModelProto, bytes, or a Source.
         inputs: as for `SingaRep.run`.
         against: "onnxruntime" or "reference" (in a child process, with onnxruntime's optimizer off), "sonnx" (the CPU, for
-            another `device`), or another model, whose values are paired by name.
+            another `device`), "definition" (for the plans of the CPU: each node by its kernel, the outputs by one plan of the
+            whole model), or another model, whose values are paired by name.
         device: the device of this side.
         names: names of values in `model` and their names in the other model; they take precedence over equal names.
         rtol: the relative tolerance; by default by dtype, see `Tolerance`.

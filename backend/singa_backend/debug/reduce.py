@@ -21,13 +21,13 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from ..comparison.difference import Tolerance, difference
-from ..engines.local import Engine, Failure, Foreign, Ours
+from ..engines.local import Engine, Failure, Ours, Planned
 from ..errors import InvalidInput, SonnxError
 from ..limits import check_number
 from ..proto.checker import check_model, infer_shapes
 from ..proto.load import ModelSource
 from . import repro
-from .compare import BUDGET
+from .compare import BUDGET, DEFINITION, trusted
 from .lockstep import Values, walk
 from .spill import SpillStore
 from .submodel import Call, Source
@@ -88,7 +88,7 @@ class raises(Predicate):
             DeviceUnavailable: the device cannot be used.
         """
         self.code = code
-        self.engine = Ours(device)
+        self.engine = Ours(device, level=2)
 
     def __str__(self) -> str:
         """Return the condition as a sentence."""
@@ -135,7 +135,7 @@ class differs(Predicate):
         """Create the condition.
 
         Args:
-            against: "onnxruntime", "reference" or "sonnx" (the CPU).
+            against: "onnxruntime", "reference", "sonnx" (the CPU), or "definition" (for the plans of the CPU).
             device: the device of this package.
             rtol: the relative tolerance; by default by dtype.
             atol: the absolute tolerance; by default by dtype and magnitude.
@@ -146,8 +146,8 @@ class differs(Predicate):
             DeviceUnavailable: the device cannot be used.
             MissingDependency: onnxruntime is not installed.
         """
-        self.engine = Ours(device)
-        self.trusted: Engine = Ours() if against == "sonnx" else Foreign(against, timeout=timeout)
+        self.engine: Ours = Planned() if against == DEFINITION else Ours(device)
+        self.trusted: Engine = trusted(against, timeout=timeout)
         self.tolerance = Tolerance(rtol, atol)
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ from ..backend import SingaRep
 from ..devices import device as devices
 from ..errors import SonnxError
 from ..ir.reader import read
+from ..kernels.options import options
 from ..runtime.origins import NonFinite, Origin
 from .oracle import EngineFailure, Oracle
 
@@ -36,17 +37,19 @@ class Ours:
         device: "CPU", "CUDA", "CUDA:1", "STRICT"; raises DeviceUnavailable.
         validate: whether to keep the origin of the first NaN or infinity of all runs in `origin`, and the first node that made a
             NaN of infinities in `of_infinity`.
+        level: 0 to compute by definitions, 2 by plans.
     """
 
-    def __init__(self, device: devices.DeviceLike = "CPU", *, validate: bool = False) -> None:
+    def __init__(self, device: devices.DeviceLike = "CPU", *, validate: bool = False, level: int = 0) -> None:
         self.validate = validate
+        self.options = options(optimize=level)
         self.origin: Origin | None = None
         self.of_infinity: Origin | None = None
         self.device = devices.resolve(device)
         self.name = "sonnx" if str(self.device) == "CPU" else f"sonnx on {self.device}"
 
     def run(self, model: ModelProto, folder: Path | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        rep = SingaRep(read(model, folder), self.device)
+        rep = self._rep(model, folder)
         try:
             return rep.run(inputs, validate=self.validate and self.origin is None).to_dict()
         except NonFinite as error:
@@ -57,8 +60,24 @@ class Ours:
             found: dict[str, Any] = error.outputs.to_dict()
             return found
 
+    def _rep(self, model: ModelProto, folder: Path | None) -> SingaRep:
+        return SingaRep(read(model, folder), self.device, options=self.options)
+
     def close(self) -> None:
         pass
+
+
+class Planned(Ours):
+    """The plans of this package: each part runs twice, first to make the plan, then by it."""
+
+    def __init__(self) -> None:
+        super().__init__(level=2)
+        self.name = "plan"
+
+    def run(self, model: ModelProto, folder: Path | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        rep = self._rep(model, folder)
+        rep.run(inputs)
+        return rep.run(inputs).to_dict()
 
 
 class Foreign:

@@ -106,7 +106,7 @@ def _convolve(
             pads_begin=at.begins, pads_end=ends(at), attributes=attributes,
         )  # fmt: skip
 
-    with threads_for(2 * math.prod(shape) * taps):
+    with threads_for(math.prod(shape) * taps):
         made, fused = post_ops.create(site, build, shape, order, FINITE if worst(x, w, b) == FINITE else NAN, mode(site))
     x = channels_last(site, x)
     layout = made.query("weights")

@@ -143,7 +143,7 @@ def compute(
 
 
 SMALL = 1 << 12
-"""Up to this number of elements a constant is repeated to the shape of the result: NumPy is three times as fast without a broadcast."""
+"""Up to this number of elements a constant is repeated to the shape of the result: NumPy is three times as fast then."""
 
 
 def _stretched(site: Site, v: Value, shape: tuple[int, ...], order: Sequence[int]) -> Value:
@@ -163,7 +163,7 @@ def _stretched(site: Site, v: Value, shape: tuple[int, ...], order: Sequence[int
 def collapsed(
     shape: tuple[int, ...], order: Sequence[int], values: Sequence[Value]
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The fewest axes by which all values can be walked together, outermost first, and their strides; none for single elements."""
+    """The fewest axes by which all values can be walked together, outermost first, and their strides; none for one element."""
     axes: list[tuple[int, tuple[int, ...]]] = []
     for axis in order:
         if shape[axis] == 1:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..dtypes import numpy_dtype
 from . import onednn, post_ops
-from .lowering import F32, copy, dense_desc, derived
+from .lowering import F32, copy, dense_desc, derived, ordered
 from .onednn import Attributes, MemoryDesc, Primitive, post_op_arg
 from .post_ops import Fused
 from .table import Follower, Site
@@ -132,7 +132,7 @@ class Tail:
         return done
 
     def _add_bias(self, f: Follower) -> bool:
-        """Integers for each channel that are added to the sums, if float32 can add them exactly before the factor that follows."""
+        """Add integers for each channel to the sums, if float32 can add them exactly before the factor that follows."""
         after = list(self.site.followers)
         after = after[after.index(f) + 1 :]
         b, scaled = f.other, f.name == "Add" and len(after) > 1 and after[0].name == "Cast" and after[1].name == "Mul"
@@ -289,7 +289,7 @@ def result(
     y = _memory(tail, shape, order)
     arguments = {}
     for arg, (md, v, way) in made.operands.items():
-        arguments[arg] = (md, v if way is None else post_ops.ordered(site, v, way))
+        arguments[arg] = (md, v if way is None else ordered(site, v, way))
     return y, arguments
 
 

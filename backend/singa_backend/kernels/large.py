@@ -23,8 +23,8 @@ FUNCTION = 1 << 11
 """Elements from which a function is that takes NumPy several passes."""
 
 ANY_SIZE = frozenset(["Sigmoid", "Swish"])
-"""Functions that take NumPy seven passes or more, so that one call of oneDNN is faster for a single element.  Its results are close
-in relation to each value; those of other functions are close in relation to the largest."""
+"""Functions that take NumPy seven passes or more, so that one call of oneDNN is faster for a single element.  Its results are
+close in relation to each value; those of other functions are close in relation to the largest."""
 
 COST = 16
 """FLOPs that take the time of one element."""

@@ -42,6 +42,9 @@ class PostOps:
     low: bool = False
 
 
+TOTAL = frozenset(("Sigmoid", "Tanh"))
+"""Functions of which oneDNN's agree with the definitions for NaN and infinities too."""
+
 INFINITIES = frozenset(["Relu", "Clip", "Tanh", "Sigmoid", "HardSigmoid", "Abs", "Neg"])
 """Unary operators that oneDNN computes as the definitions do for infinities."""
 
@@ -98,6 +101,10 @@ def fuse(
 
 def _unary(made: PostOps, f: Follower) -> bool:
     found = post_ops.activation(f) if f.place == 0 else None
+    if found is not None and f.name in TOTAL:
+        made.attributes.append_eltwise(*found)
+        made.hazard, made.low = NAN if made.hazard == NAN else FINITE, False
+        return True
     if found is None or made.hazard == NAN or (made.hazard != FINITE and f.name not in INFINITIES):
         return False
     made.attributes.append_eltwise(*found)

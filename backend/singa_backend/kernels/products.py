@@ -32,13 +32,14 @@ def described(x: Value) -> MemoryDesc:
 
 
 def normal(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
-    """Strides in elements in which those of axes of size 1 are as in C order, since some code reads them."""
+    """Strides in elements in which those of axes of size 1 are as in an array without gaps: oneDNN compares them too."""
     made = list(steps)
-    follow = 1
+    follow = extent = 1
     for axis in reversed(range(len(shape))):
         if shape[axis] == 1:
-            made[axis] = follow
+            made[axis] = extent if math.prod(shape[:axis]) == 1 else follow
         follow = max(made[axis] * shape[axis], 1)
+        extent = max(extent, follow)
     return tuple(made)
 
 

@@ -231,7 +231,7 @@ def lookup(site: Site, x: Value) -> Value:
     y = site.new(x.shape, table.dtype, order, FINITE)
 
     def bind() -> Any:
-        source, target = memoryview(_bytes(x, order)), memoryview(_bytes(y, order))
+        source, target = _bytes(x, order).data, _bytes(y, order).data
 
         def run() -> None:
             target[:] = bytes(source).translate(entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,12 @@ def exact_int8() -> bool:
 
 
 def factor_of(site: Site, x: Value, w: Value, y: Value) -> np.ndarray:
-    """x * w / y in float32: scales that are the same in every run, that of w for each channel."""
+    """X * w / y in float32: scales that are the same in every run, that of w for each channel."""
     for v, name in ((x, "x"), (w, "w"), (y, "y")):
         site.require(v.constant and v.dtype == F32 and v.ndim <= 1, f"the scale of {name} is not a constant float32")
     site.require(x.size == 1 and y.size == 1, "a scale is not one value")
     with np.errstate(all="ignore"):
-        made: np.ndarray = x.array.reshape(()) * w.array.reshape(-1) / y.array.reshape(())
+        made: np.ndarray = np.asarray(x.array.reshape(()) * w.array.reshape(-1) / y.array.reshape(()))
     site.require(np.isfinite(made).all(), "a scale is not finite")
     return made
 
@@ -78,7 +79,7 @@ def bound_of(site: Site, w: Value, zero: int, x_zero: Value | None, dtype: np.dt
     rest = tuple(i for i in range(w.ndim) if i != axis)
 
     def make() -> np.ndarray:
-        return np.abs(w.array.astype(np.int64) - zero).sum(rest)
+        return np.asarray(np.abs(w.array.astype(np.int64) - zero).sum(rest))
 
     sums: np.ndarray = site.derived(w, ("sums", zero, axis), make)
     raw = sums.max(initial=0) * max(reach, 255) + (w.size // w.shape[axis]) * 255 * abs(zero)
@@ -328,7 +329,7 @@ def signed(site: Site, b: Value) -> Value:
 def _rows(a: Value) -> Value | None:
     """All rows of a batch of matrices as one matrix; None if they are not evenly spaced."""
     steps = [(d, s) for d, s in zip(a.shape[:-1], a.strides[:-1], strict=True) if d != 1]
-    for (_, outer), (size, inner) in zip(steps, steps[1:], strict=False):
+    for (_, outer), (size, inner) in pairwise(steps):
         if outer != size * inner:
             return None
     stride = steps[-1][1] if steps else a.shape[-1] * a.strides[-1]

@@ -7,37 +7,39 @@ import math
 import numpy as np
 
 from . import onednn
+from .elementwise import FLOATS
 from .lowering import F32, emit, threads_for
 from .onednn import DST, SRC, MemoryDesc
 from .products import contiguous, described, merged
 from .table import Site, kernel
-from .values import FINITE, INFINITE, NAN, Value, strides_of
+from .values import FINITE, INFINITE, NAN, Bound, Value, strides_of
 
 COST = 12
 """FLOPs that take the time of one element."""
 
 
 def rows_of(site: Site, x: Value, axis: int) -> Value:
-    """A matrix of the axes before `axis` and those from it on; of a copy if the memory order does not permit a view."""
+    """A matrix without gaps of the axes before `axis` and those from it on; of a copy if the memory does not permit a view."""
     for one in (x, None):
         one = one or contiguous(site, x)
         rows, columns = merged(one.shape[:axis], one.strides[:axis]), merged(one.shape[axis:], one.strides[axis:])
-        if rows and columns and (columns[1] == x.dtype.itemsize or columns[0] == 1) and min(rows[1], columns[1]) >= 0:
+        width = (columns[0] if columns else 0) * x.dtype.itemsize
+        if rows and columns and (columns[1] == x.dtype.itemsize or columns[0] == 1) and (rows[1] == width or rows[0] == 1):
             return one.view((rows[0], columns[0]), (rows[1], columns[1]))
     raise AssertionError
 
 
-def _softmax(site: Site, x: Value, first: int, log: bool) -> Value:
+def _softmax(site: Site, x: Value, first: int) -> Value:
     """Softmax over the axes from `first` on."""
     site.require(x.dtype == F32 and x.size and x.ndim, "not float32, or empty")
-    site.require(x.hazard == FINITE or (x.hazard == INFINITE and x.low and not log), "the input may be infinite")
+    site.require(x.hazard == FINITE or (x.hazard == INFINITE and x.low), "the input may be infinite")
     site.needs_finite()
     rows = rows_of(site, x, first)
     inside = rows.buffer is x.buffer and site.reusable(0)
     md = described(rows)
     target = md if inside else MemoryDesc.of(F32, rows.shape)
     with threads_for(COST * x.size):
-        primitive = onednn.softmax(md, target, axis=1, log=log)
+        primitive = onednn.softmax(md, target, axis=1)
     hazard = FINITE if x.hazard == FINITE else NAN
     y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, hazard=hazard)
     y.hazard, y.low = hazard, False
@@ -55,43 +57,60 @@ def softmax_in_place(site: Site, x: Value) -> None:
     emit(site, primitive, {SRC: (md, rows), DST: (md, rows)}, (rows,))
 
 
-def _along(site: Site, x: Value, log: bool) -> Value:
-    axis = site.attributes["axis"]
-    site.require(-x.ndim <= axis < x.ndim, "the axis is out of range")
-    axis %= x.ndim
-    if math.prod(x.shape[axis + 1 :]) == 1:
-        return _softmax(site, x, axis, log)
-    perm = [*(i for i in range(x.ndim) if i != axis), axis]
-    back = np.argsort(perm).tolist()
-    y = _softmax(site, _permuted(x, perm), x.ndim - 1, log)
-    return _permuted(y, back)
-
-
 def _permuted(x: Value, perm: list[int]) -> Value:
     return x.view([x.shape[p] for p in perm], [x.strides[p] for p in perm])
 
 
+def _axis(site: Site, x: Value) -> int:
+    axis: int = site.attributes["axis"]
+    site.require(-x.ndim <= axis < x.ndim, "the axis is out of range")
+    return axis % x.ndim
+
+
+def _flattened(site: Site, x: Value) -> int:
+    axis: int = site.attributes["axis"]
+    site.require(-x.ndim <= axis < max(x.ndim, 1), "the axis is out of range")
+    return axis % max(x.ndim, 1)
+
+
 @kernel("Softmax", 13, on="onednn")
 def softmax(site: Site, x: Value) -> Value:
-    return _along(site, x, False)
-
-
-@kernel("LogSoftmax", 13, on="onednn")
-def log_softmax(site: Site, x: Value) -> Value:
-    return _along(site, x, True)
-
-
-def _flattened(site: Site, x: Value, log: bool) -> Value:
-    axis = site.attributes["axis"]
-    site.require(-x.ndim <= axis < max(x.ndim, 1), "the axis is out of range")
-    return _softmax(site, x, axis % max(x.ndim, 1), log)
+    axis = _axis(site, x)
+    if math.prod(x.shape[axis + 1 :]) == 1:
+        return _softmax(site, x, axis)
+    perm = [*(i for i in range(x.ndim) if i != axis), axis]
+    return _permuted(_softmax(site, _permuted(x, perm), x.ndim - 1), np.argsort(perm).tolist())
 
 
 @kernel("Softmax", 1, 11, on="onednn")
 def softmax_rows(site: Site, x: Value) -> Value:
-    return _flattened(site, x, False)
+    return _softmax(site, x, _flattened(site, x))
 
 
-@kernel("LogSoftmax", 1, 11, on="onednn")
+def _log_softmax(site: Site, x: Value, axes: int | tuple[int, ...]) -> Value:
+    """The definition's functions; oneDNN's logarithm has errors of 4e-6, which are large beside results near 0."""
+    site.require(x.dtype in FLOATS and x.size and x.ndim, "elements of other types, or none")
+    y = site.new(x.shape, x.dtype, hazard=FINITE if x.hazard == FINITE else NAN)
+    one = site.new([1 if i in np.atleast_1d(axes) else d for i, d in enumerate(x.shape)], x.dtype)
+    scratch = site.scratch(x.nbytes)
+
+    def bind() -> Bound:
+        source, z, t = x.array, y.array, np.ndarray(x.shape, x.dtype, scratch.memory)
+        largest = one.array
+        return [
+            (np.maximum.reduce, (source, axes, None, largest, True)), (np.subtract, (source, largest, z)), (np.exp, (z, t)),
+            (np.add.reduce, (t, axes, None, largest, True)), (np.log, (largest, largest)), (np.subtract, (z, largest, z)),
+        ]  # fmt: skip
+
+    site.emit(bind, reads=(x,), writes=(y, one), kernel="numpy.log_softmax", scratch=scratch)
+    return y
+
+
+@kernel("LogSoftmax", 13, on="numpy")
+def log_softmax(site: Site, x: Value) -> Value:
+    return _log_softmax(site, x, _axis(site, x))
+
+
+@kernel("LogSoftmax", 1, 11, on="numpy")
 def log_softmax_rows(site: Site, x: Value) -> Value:
-    return _flattened(site, x, True)
+    return _log_softmax(site, x, tuple(range(_flattened(site, x), x.ndim)))

@@ -53,6 +53,7 @@ class Plan:
         admitted: limits which the plan is known not to exceed.
         sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.
         is_plain: whether it is one segment without definitions, on arrays.
+        results_nbytes: what a run adds to the bytes that its budget counts, if it is plain.
     """
 
     def __init__(self, planner: Planner) -> None:
@@ -65,6 +66,7 @@ class Plan:
         self.admitted: limits.Limits | None = None
         self.sums: list[tuple[Any, np.ndarray]] = []
         self.is_plain = False
+        self.results_nbytes = 0
         self.renew()
 
     def renew(self) -> None:
@@ -86,6 +88,7 @@ class Plan:
             self.signature = [(np.ndarray, a.shape, a.dtype) for a in self.inputs]
             self.sums = [(_sum_of(a), a.reshape(-1)) for a in self.inputs if a.dtype.kind not in "biu"]
             self.is_plain = self.first.check is None and not self.facts.definitions
+            self.results_nbytes = limits.bytes_of(e.nbytes for e in self.first.outputs if isinstance(e, Value))
         return None if self.facts.finite and not all(map(finite, inputs)) else tracer.segment.results()
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
@@ -113,18 +116,21 @@ class Plan:
             New arrays; None if it needs finite inputs and they are not.
         """
         plain = self.is_plain and budget is None and execute is None
-        threads = onednn.thread_functions() if self.facts.sets_threads else None
-        before = threads[0]() if threads else 0
+        threads, parallel = self.planner.options.threads, self.facts.parallel
+        before = onednn.exchange_threads(threads) if parallel else 0
         lock = self.lock
         lock.acquire()
         try:
             if plain:
                 return self.context.run(self._plain, inputs)
             return self.context.run(self._run, inputs, budget or self.planner.budget(), execute)
+        except BaseException:
+            before = before or (threads if parallel else 0)  # the steps before the failed one may have set another number
+            raise
         finally:
             lock.release()
-            if threads:
-                threads[1](before)
+            if before:
+                onednn.set_threads(before)
 
     def _plain(self, inputs: Sequence[Any]) -> list[Any] | None:
         """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""
@@ -212,8 +218,12 @@ class BodyVisitor(Visitor):
 
     def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
         found = self.bodies.get(id(graph))
-        if found is not None and all(map(_is_plain, inputs)):
+        if found is not None:
             planner, slots = found
+            outputs = planner.run_again([*inputs, *[outer[s] for s in slots]], self.budget)
+            if outputs is not None:
+                return outputs
+        if found is not None and all(map(_is_plain, inputs)):
             self.budget.step()
             with self.budget.holding(inputs):
                 outputs = planner.run([*inputs, *(outer[s] for s in slots)], self.budget)
@@ -316,6 +326,32 @@ class Planner:
                 return None
             self._used(tuple(key), plan)
         return (plan, given) if plan.admitted is self.limits else None
+
+    def run_again(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
+        """Run a body with the plan of its last run, and count what it does; None if it needs more than that.
+
+        Args:
+            inputs: the inputs.
+            budget: of the run of the model.
+
+        Returns:
+            The outputs, which belong to the caller.
+        """
+        plan = self.latest
+        if plan is None or not plan.is_plain or plan.admitted is not budget.limits or budget.watched:
+            return None
+        key = []
+        for x in inputs:
+            if type(x) is not np.ndarray:
+                return None
+            key.append((np.ndarray, x.shape, x.dtype))
+        if key != plan.signature or plan.results_nbytes > budget.room - budget.made:
+            return None
+        outputs = plan.run(inputs)
+        if outputs is not None:
+            budget.steps(1 + plan.facts.executions)
+            budget.made += plan.results_nbytes
+        return outputs
 
     def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None = None) -> list[Any] | None:
         """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.

@@ -17,7 +17,6 @@ from ..ir.declaration import REQUIRED, declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.versioned import VersionedOperator
 
-
 MOST = 200_000
 """The number of calls of a region: functions that call functions may have more, and are computed node by node."""
 

@@ -20,9 +20,9 @@ from .. import dtypes, limits
 from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
-from ..kernels.onednn import OneDnnError, thread_functions, threads_of
+from ..kernels.onednn import OneDnnError, thread_switch, threads_of
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
-from ..kernels.values import FINITE, INFINITE, NAN, Buffer, Step, Value, aligned, strides_of
+from ..kernels.values import FINITE, INFINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
 from ..kernels.work import flops
 from ..runtime.executor import Visitor
 from . import arena as arenas
@@ -188,7 +188,7 @@ class Facts:
         rank: the highest rank.
         folded: the number of calls whose results depend on shapes only.
         definitions: the number of calls that their definitions compute.
-        sets_threads: whether the steps set the number of threads of OpenMP.
+        parallel: whether a step may use oneDNN, whose number of threads is that of its caller.
     """
 
     finite: bool = False
@@ -197,7 +197,7 @@ class Facts:
     rank: int = 0
     folded: int = 0
     definitions: int = 0
-    sets_threads: bool = False
+    parallel: bool = False
 
 
 class Tracer:
@@ -269,7 +269,7 @@ class Tracer:
                 if id(item[-1].node) in self.dynamic:
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
-                    self._split(pending, Adopt(ids, item[-1]), lambda cells=cells: tuple(map(_kind, cells)))
+                    self._split(pending, Adopt(ids, item[-1]), partial(_kinds, cells))
         self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
         self._finish()
         return first
@@ -703,17 +703,17 @@ class Tracer:
                 np.copyto(place, b.memory)
             b.memory, b.pinned = place, True
             self.live.pop(id(b), None)
-        found, threads = thread_functions(), 0
+        usual = at = self.options.threads
         for step in segment.steps:
-            before = len(segment.flat)
-            for function, arguments in step.bind():
-                needed = threads_of(arguments)
-                if needed and needed != threads and found is not None:
-                    segment.flat.append((found[1], (needed,)))
-                    threads = needed
-                segment.flat.append((function, arguments))
-            step.count = len(segment.flat) - before
-        self.facts.sets_threads |= threads > 0
+            pieces = step.bind()
+            needed = _threads(step, pieces, usual)
+            self.facts.parallel |= needed > 0 and step.kernel != "definition"
+            if needed not in (0, at):
+                pieces, at = [*thread_switch(needed), *pieces], needed
+            if step is segment.steps[-1] and at != usual:
+                pieces = [*pieces, *thread_switch(usual)]
+            step.count = len(pieces)
+            segment.flat += pieces
         segment.copies = tuple(e.array.copy if isinstance(e, Value) else partial(_copy, e) for e in segment.outputs)
 
 
@@ -757,6 +757,19 @@ class TraceSite(Site):
 
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         return Value.of(array, key)
+
+
+def _threads(step: Step, pieces: Bound, usual: int) -> int:
+    """The number of threads with which a step runs: those for which its primitives were created.
+
+    oneDNN's code for small work asks for the number when it runs; with another one it would wait for idle threads.
+
+    Returns:
+        The number; 0 if the step does not use oneDNN, `usual` if that is not known.
+    """
+    if step.kernel.startswith(("numpy.", "copy")):
+        return 0
+    return max((threads_of(arguments) for _, arguments in pieces), default=0) or usual
 
 
 def _copy(entry: Loose) -> Any:

@@ -71,6 +71,10 @@ def backward(y: Tensor, dy: Any = None, create_graph: bool = False) -> Iterator[
 
 def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (tensor, gradient) for the tensors of these ids; None for those that store their gradients."""
+    recording = trace.current()
+    if recording is not None:
+        recording.begin_backward()
+    required(y).device._times.backward = True
     covered = coverage.current() if asked is None and not create_graph else None
     if covered is not None:
         covered.backward_ran = True

@@ -9,8 +9,9 @@ import contextlib
 import itertools
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +28,7 @@ from singa_backend.interpreters.base import Interpreter, Subgraph
 from singa_backend.interpreters.builder import GraphBuilder
 from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.declaration import Declaration
+from singa_backend.ir.versioned import VersionedOperator
 from singa_backend.proto.messages import reads
 
 from ..device import Device, default_device
@@ -152,7 +154,40 @@ def _eager(device: Device) -> Eager:
 def vocabulary(device: Device | None = None) -> Interpreter[Any]:
     """The interpreter that computes the values of tensors now: that of the device, or of the graph that is being recorded."""
     current = trace.current()
-    return current.writer if current is not None else _eager(device or default_device)
+    if current is not None:
+        return current.writer
+    device = device or default_device
+    return _Timed(device) if device.verbosity and device._times.measures else _eager(device)
+
+
+class _Timed(Eager):
+    """Computes operators, and measures them for `Device.PrintTimeProfiling`."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device.backend)
+        self._place = device
+        self._inside = False
+
+    def call(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = "") -> list[Any]:
+        return self._measured(op_type, lambda: super(_Timed, self).call(op_type, inputs, attributes, outputs, domain))
+
+    def call_version(
+        self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Any]:
+        name = operator.declaration.name
+        return self._measured(name, lambda: super(_Timed, self).call_version(operator, inputs, attributes, wanted))
+
+    def _measured(self, name: str, compute: Callable[[], list[Any]]) -> list[Any]:
+        if self._inside:
+            return compute()
+        self._inside, start = True, time.perf_counter()
+        try:
+            made = compute()
+            self._place.Sync()
+        finally:
+            self._inside = False
+        self._place._times.add(name, time.perf_counter() - start)
+        return made
 
 
 # --- operators --------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class Trace:
         invalidated: The ids of those whose old value gradients can no longer use.
         known: The tensors whose values were read in Python, by their ids: they are constants of the graph.
         settings: The settings that were read in Python and are part of the graph, each as (a function that reads it, its value).
+        forward: The names of the nodes before the backward pass; None if there was none.
     """
 
     def __init__(self, opset: int, holds: bool = False) -> None:
@@ -57,7 +58,13 @@ class Trace:
         self.invalidated: set[int] = set()
         self.known: dict[int, Variable] = {}
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
+        self.forward: frozenset[str] | None = None
         self._bound: dict[int, Symbol] = {}
+
+    def begin_backward(self) -> None:
+        """Note that the backward pass begins here, unless it began before."""
+        if self.forward is None:
+            self.forward = frozenset(n.name for n in self.writer.builder.nodes)
 
     def input(self, name: str, type: TypeProto, example: Example | None = None) -> Symbol:
         """An input of the graph, with a function that returns a value that it has in some step."""

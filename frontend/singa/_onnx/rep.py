@@ -225,7 +225,6 @@ class SingaRep(singa_backend.SingaRep):
             values = [inputs.get(v.name) for v in self.inputs]
         return self.imported.forward(list(values), kwargs.get("aux_output", ()), kwargs.get("last_layers", -1))
 
-
     def _weights(self) -> Any:
         return tuple(_state(t) for t in self.imported.tensors().values())
 

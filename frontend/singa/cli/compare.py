@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 
 from singa_backend import debug
-from singa_backend.engines.oracle import ENGINES
+from singa_backend.debug.compare import AGAINST
 from singa_backend.rendering import printable
 
 from ._common import MEMORY, NO, SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, out, pairs_of, progress
@@ -20,7 +20,7 @@ from ._inputs import gather_of, input_options
 
 _OPTIONS = (
     click.option("--against", metavar="ENGINE|MODEL", help="The trusted side: onnxruntime (the default), reference, sonnx "
-                 "(the CPU; the default with --device), or another .onnx file."),
+                 "(the CPU; the default with --device), definition (for the plans of the CPU), or another .onnx file."),
     click.option("--map", "pairs", multiple=True, metavar="A=B", help="Value A of MODEL has the name B in the other model."),
     click.option("--rtol", type=TOLERANCE, help="Relative tolerance, instead of the dtype's."),
     click.option("--atol", type=TOLERANCE, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
@@ -43,8 +43,8 @@ def trusted(against: str | None, device: str) -> str:
     """Return the side to compare with; raises click.BadParameter unless it is an engine or a file."""
     if against is None:
         return "onnxruntime" if device.upper() == "CPU" else "sonnx"
-    if against not in ENGINES and not Path(against).is_file():
-        raise click.BadParameter(f"must be a file or one of {', '.join(ENGINES)}, got {against!r}", param_hint="--against")
+    if against not in AGAINST and not Path(against).is_file():
+        raise click.BadParameter(f"must be a file or one of {', '.join(AGAINST)}, got {against!r}", param_hint="--against")
     return against
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from onnx import ModelProto
 from rich.table import Table
 
 from singa_backend import Limits, SingaBackend
@@ -68,7 +69,7 @@ def command(
     rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
     with spend(Budget(limits)):
         feeds = gather(
-            load_model(model)[0],
+            load_model(model)[0] if data else ModelProto(),
             rep.inputs,
             files=files,
             archive=archive,

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from singa_backend import debug
-from singa_backend.engines.oracle import ENGINES
+from singa_backend.debug.compare import AGAINST
 
 from ._common import SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, progress
 from ._inputs import gather_of, input_options
@@ -17,7 +17,7 @@ from ._inputs import gather_of, input_options
 @click.command("reduce")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
-@click.option("--against", type=click.Choice(ENGINES), help="It fails if its outputs differ from this engine's.")
+@click.option("--against", type=click.Choice(AGAINST), help="It fails if its outputs differ from this engine's.")
 @click.option("--raises", metavar="CODE", help="It fails if it raises this error: SX404.")
 @click.option("--command", metavar="SHELL", help="It fails if this does not exit with 0; {model} and {data} are replaced.")
 @click.option("--rtol", type=TOLERANCE, help="Relative tolerance, instead of the dtype's.")

@@ -90,7 +90,7 @@ from .loading import (
     missing,
     reset,
     set_threads,
-    thread_functions,
+    thread_switch,
     threads,
     using_threads,
 )
@@ -233,7 +233,7 @@ __all__ = [
     "softmax_backward",
     "sum_",
     "supported",
-    "thread_functions",
+    "thread_switch",
     "threads",
     "threads_of",
     "using_threads",

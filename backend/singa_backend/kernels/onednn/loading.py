@@ -392,16 +392,17 @@ def exchange_threads(n: int) -> int:
     return before
 
 
-def thread_functions() -> tuple[Callable[[], int], Callable[[int], Any]] | None:
-    """The functions of OpenMP that return and set the number of threads of the calling thread.
+def thread_switch(n: int) -> list[tuple[Callable[[int], Any], tuple[int]]]:
+    """The call that sets the number of threads of the thread that runs it, as a function and its arguments.
+
+    Args:
+        n: the number.
 
     Returns:
-        Both; None without OpenMP.
+        One call; none without OpenMP.
     """
     found = library()
-    if found is None or found._max_threads is None or found._set_threads is None:
-        return None
-    return found._max_threads, found._set_threads
+    return [(found._set_threads, (n,))] if found is not None and found._set_threads else []
 
 
 @contextmanager

@@ -12,6 +12,7 @@ primitives have no `allow_reference`: what oneDNN 3.2 names "ref" there are its 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from ctypes import c_char_p, c_float, c_int, c_void_p
 from typing import Any
@@ -399,8 +400,11 @@ def layer_normalization(
         The primitive.
 
     Raises:
-        Unimplemented: oneDNN has no fast code for it.
+        Unimplemented: oneDNN has no fast code for it, or there are gaps between the features, which its code reads and writes.
     """
+    for md in (src, dst):
+        if md.nbytes and md.nbytes != math.prod(md.shape) * md.dtype.itemsize:
+            raise Unimplemented(3, f"layer_normalization with gaps ({md})")
     return create(
         "layer_normalization_forward",
         needed().engine,

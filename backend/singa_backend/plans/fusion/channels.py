@@ -176,14 +176,10 @@ def _rewrite(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool
         return False  # the kernel adds the bias
     if name != "Gemm" and bias is not None and bias.shape != (linear.channels,):
         return False
-    with np.errstate(all="ignore"):
-        old: Any = (
-            0.0 if bias is None else bias.astype(np.float64) * (call.attributes.get("beta", 1.0) if name == "Gemm" else 1.0)
-        )
-        new_bias = np.asarray((old if scale is None else old * scale) + (0.0 if shift is None else shift)).astype(weight.dtype)
-        new_weight = weight
-        if scale is not None:
-            new_weight = np.multiply(weight, _spread(call, weight, scale).astype(weight.dtype))
+    try:
+        new_weight, new_bias = _folded(call, weight, bias, affine)
+    except ValueError:  # the bias or the group does not fit: the call fails when it runs
+        return False
     if not _finite(new_bias) or (scale is not None and not _finite(new_weight)):
         return False
     inputs = [call.inputs[0], call.inputs[1]]
@@ -206,6 +202,18 @@ def _rewrite(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool
     given = {k: call.attributes[k] for k in call.node.given if k not in ("beta", "broadcast")}
     edit.put(root, edit.call(name, [*inputs, *([bias_id] if has_bias else [])], origins, root.outputs[:1], **given))
     return True
+
+
+def _folded(call: Call, weight: np.ndarray, bias: np.ndarray | None, affine: _Affine) -> tuple[np.ndarray, np.ndarray]:
+    """The weight and the bias with the scale and the shift; the products with the weight are in its precision."""
+    scale, shift = affine.scale, affine.shift
+    beta = call.attributes.get("beta", 1.0) if call.name == "Gemm" else 1.0
+    with np.errstate(all="ignore"):
+        old: Any = 0.0 if bias is None else bias.astype(np.float64) * beta
+        new_bias = np.asarray((old if scale is None else old * scale) + (0.0 if shift is None else shift)).astype(weight.dtype)
+        if scale is None:
+            return weight, new_bias
+        return np.multiply(weight, _spread(call, weight, scale).astype(weight.dtype)), new_bias
 
 
 def _rewrite_normalization(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool:

@@ -20,8 +20,8 @@ from .identity import drops_nothing
 
 VIEWS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity")
 """Operators whose results may be views of a constant, which need no memory."""
-KEPT = ("DequantizeLinear",)
-"""Operators whose quantized constants are smaller than their results, and are read by kernels as they are."""
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", "RNN")
+"""Operators whose kernels read quantized constants as they are: the DequantizeLinear before them stays."""
 
 
 def constants(edit: Editor) -> int:
@@ -70,13 +70,17 @@ def branches(edit: Editor) -> int:
             if old != ABSENT:
                 edit.alias(old, new)
         count += 1
-    edit.flush()
+    if count:
+        edit.flush()
+        edit.facts.infer_all(edit.calls())
     return count
 
 
 def _deterministic(edit: Editor, call: Call) -> bool:
     node = call.node
-    if node.domain not in ("", "ai.onnx.ml") or node.op_type in KEPT or node.graphs or node.operator is None:
+    if node.domain not in ("", "ai.onnx.ml") or node.graphs or node.operator is None:
+        return False
+    if call.is_("DequantizeLinear") and any(operator(u) in PRODUCTS for u in edit.users(call.outputs[0])):
         return False
     if has_trait(node.domain, node.op_type, "random") or (node.op_type == "BatchNormalization" and len(call.outputs) > 1):
         return False

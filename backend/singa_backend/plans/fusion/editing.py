@@ -190,6 +190,7 @@ class Editor:
     def alias(self, old: int, new: int) -> None:
         """Let every reader of a value read another one instead, from the next `flush` on."""
         self._aliases[old] = new
+        self.facts.join(old, new)
 
     def flush(self) -> None:
         """Apply the aliases."""

@@ -108,6 +108,8 @@ class Facts:
                     self.fresh() if d is None else f"={d}" if isinstance(d, str) else int(d) for d in shape
                 )
 
+        self._given = dict(self._shapes)
+
     # --- asking ---
 
     def dtype(self, value: int) -> np.dtype[Any] | None:
@@ -162,6 +164,16 @@ class Facts:
 
     # --- inference ---
 
+    def join(self, a: int, b: int) -> None:
+        """Note that two values are equal."""
+        self._unite(a, b)
+
+    def infer_all(self, calls: Sequence[Call]) -> None:
+        """Infer the shapes of all values again, after some became known."""
+        self._shapes, self._sizes = dict(self._given), {}
+        for call in calls:
+            self.infer(call)
+
     def _root(self, value: int) -> int:
         parent = self._parent
         while (up := parent.get(value, value)) != value:
@@ -183,7 +195,8 @@ class Facts:
             return
         rule = _RULES.get(name)
         if rule is not None:
-            rule(self, call)
+            with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the call fails when it runs
+                rule(self, call)
         elif name in FIRST or _traits(name)[0]:
             self._set(call.outputs[0], self.shape(call.inputs[0]) if call.inputs else None)
         elif _traits(name)[1]:
@@ -405,6 +418,14 @@ def _split(facts: Facts, call: Call) -> None:
         facts._set(value, (*shape[:axis], part, *shape[axis + 1 :]))
 
 
+def _places(size: int, start: int, end: int, step: int) -> range:
+    """The places of an axis that a Slice takes: its ends are clamped, those of Python's slices are not with a negative step."""
+    start, end = (i + size if i < 0 else i for i in (start, end))
+    if step > 0:
+        return range(min(max(start, 0), size), min(max(end, 0), size), step)
+    return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step)
+
+
 def _slice(facts: Facts, call: Call) -> None:
     shape = facts.shape(call.inputs[0])
     rank = None if shape is None else len(shape)
@@ -429,11 +450,11 @@ def _slice(facts: Facts, call: Call) -> None:
         if not all(isinstance(v, int) for v in (start, end, step)) or not step:
             made[axis], known = facts.fresh(), None
         elif isinstance(size, int):
-            made[axis] = len(range(size)[start:end:step])
+            made[axis] = len(_places(size, start, end, step))
         elif (start, step) != (0, 1) or end < (1 << 31) - 1:
             made[axis] = facts.fresh()
         if isinstance(known, tuple):
-            facts._sizes[call.outputs[0]] = known[start:end:step]
+            facts._sizes[call.outputs[0]] = tuple(known[i] for i in _places(len(known), start, end, step))
     facts._set(call.outputs[0], made)
 
 
@@ -556,6 +577,38 @@ def _constant_of_shape(facts: Facts, call: Call) -> None:
     facts._set(call.outputs[0], target if isinstance(target, tuple) else None)
 
 
+def _size(facts: Facts, call: Call) -> None:
+    shape = facts.shape(call.inputs[0])
+    if shape is not None:
+        facts._set(call.outputs[0], ())
+        facts._sizes[call.outputs[0]] = facts.total(shape)
+
+
+def _pad(facts: Facts, call: Call) -> None:
+    shape = facts.shape(call.inputs[0])
+    pads = call.attributes.get("pads") or (facts.sizes(call.inputs[1]) if len(call.inputs) > 1 else None)
+    axes = facts.sizes(call.inputs[3]) if len(call.inputs) > 3 and call.inputs[3] != ABSENT else range(len(shape or ()))
+    if shape is None or not isinstance(pads, (tuple, list)) or not isinstance(axes, (tuple, range)):
+        _rank_of_first(facts, call)
+        return
+    made, count = list(shape), len(axes)
+    for i, axis in enumerate(axes):
+        size = made[int(axis)]
+        ends = (pads[i], pads[i + count]) if len(pads) == 2 * count else ("", "")
+        known = [n for n in (size, *ends) if isinstance(n, int)]
+        made[int(axis)] = sum(known) if len(known) == 3 else size if ends == (0, 0) else facts.fresh()
+    facts._set(call.outputs[0], made)
+
+
+def _recurrent(facts: Facts, call: Call) -> None:
+    x, weight = facts.shape(call.inputs[0]), facts.shape(call.inputs[2])
+    if x is None or weight is None or len(x) != 3 or len(weight) != 3 or call.attributes.get("layout"):
+        return
+    shapes = [(x[0], weight[0], x[1], weight[2]), (weight[0], x[1], weight[2]), (weight[0], x[1], weight[2])]
+    for value, shape in zip(call.outputs, shapes, strict=False):
+        facts._set(value, shape)
+
+
 def _rank_of_first(facts: Facts, call: Call) -> None:
     rank = facts.rank(call.inputs[0])
     facts._set(call.outputs[0], None if rank is None else [facts.fresh() for _ in range(rank)])
@@ -568,5 +621,6 @@ _RULES: dict[str, Callable[[Facts, Call], None]] = {
     "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "ConvInteger": _conv, "QLinearConv": _conv,
     "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _conv, "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool,
     "GlobalAveragePool": _pool, "GlobalMaxPool": _pool, "Expand": _expand, "Attention": _attention,
-    "ConstantOfShape": _constant_of_shape, "Pad": _rank_of_first, "Resize": _rank_of_first, "Tile": _rank_of_first,
+    "ConstantOfShape": _constant_of_shape, "Pad": _pad, "Size": _size, "LSTM": _recurrent, "GRU": _recurrent,
+    "RNN": _recurrent, "Resize": _rank_of_first, "Tile": _rank_of_first,
 }  # fmt: skip

@@ -17,23 +17,24 @@ from .identity import identity, squares, sums
 from .normalization import global_pools, group_norms, layer_norms
 from .padding import padding
 from .products import products
-from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_sums, quantized_tables
+from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables
+from .reshapes import reshapes
 from .rotary import rotary_embeddings
 from .transposes import cancelled, through_reshapes, transposes
 
 Pass = Callable[[Editor], int]
 
-ROUNDS = 8
+ROUNDS = 16
 """The number of times that each pass runs at most."""
 
 LEVEL_1: tuple[Pass, ...] = (sizes, constants, branches, identity, sums, padding, channels)
 """Passes that only remove calls."""
 LEVEL_2: tuple[Pass, ...] = (
+    quantized_signs,
     quantized_moves,
     quantized_pairs,
     quantized_tables,
     quantized_products,
-    quantized_sums,
     transposes,
     through_reshapes,
     cancelled,
@@ -52,6 +53,8 @@ LEVEL_2: tuple[Pass, ...] = (
     attentions,
     scales,
     products,
+    reshapes,
+    quantized_sums,
 )
 """Passes that recognize the primitive form of an operator, or join calls."""
 PASSES: dict[str, Pass] = {p.__name__: p for p in (*LEVEL_1, *LEVEL_2)}

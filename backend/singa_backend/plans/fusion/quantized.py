@@ -4,8 +4,8 @@ A QDQ graph computes in float32 between its quantized values.  Three kinds of re
 
 * Exact ones, equal to the graph bit for bit: operators that move values, MaxPool, and functions of one quantized value, which
   become a table of 256 entries.
-* Products: DequantizeLinear -> Conv, MatMul or Gemm -> QuantizeLinear becomes the exact sum of integers, times one float32 for each
-  channel, rounded half to even.  That is the definition of QLinearConv and QLinearMatMul; the float32 product of the graph
+* Products: DequantizeLinear -> Conv, MatMul or Gemm -> QuantizeLinear becomes the exact sum of integers, times one float32 for
+  each channel, rounded half to even.  That is the definition of QLinearConv and QLinearMatMul; the float32 product of the graph
   rounds in an order that is not defined, and may differ by one step near ties.
 * Sums: (a * sa + b * sb) / sy is computed as (a * (sa / sb) + b) / (sy / sb), which may also differ by one step near ties.
 """
@@ -22,7 +22,7 @@ from ...dtypes import numpy_dtype
 from ...errors import SonnxError
 from ...ir.graph import ABSENT
 from ...kernels.quantized import exact_int8
-from ..region import Call
+from ..region import Call, names
 from .constants import compute
 from .editing import Editor
 from .facts import operator
@@ -30,12 +30,15 @@ from .facts import operator
 INT8 = (np.dtype(np.uint8), np.dtype(np.int8))
 F32 = np.dtype(np.float32)
 
-MOVES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Identity", "MaxPool")
+MOVES = (
+    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "Expand", "Tile", "Identity",
+    "DepthToSpace", "SpaceToDepth", "MaxPool",
+)  # fmt: skip
 """Operators that return elements of their first input, as its dtype."""
 
-POINTWISE = frozenset(
-    "Add Sub Mul Div Pow Max Min Relu LeakyRelu Clip Elu Selu Celu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus "
-    "Softsign Abs Sqrt Exp Log Neg Reciprocal Round Floor Ceil Erf Sign".split()
+POINTWISE = names(
+    "Add Sub Mul Div Pow Max Min Relu LeakyRelu Clip Elu Selu Celu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish "
+    "Softplus Softsign Abs Sqrt Exp Log Neg Reciprocal Round Floor Ceil Erf Sign"
 )
 LONGEST = 64
 """The number of calls that a table may replace."""
@@ -116,12 +119,45 @@ def _zero(edit: Editor, of: Quantized) -> int:
 # --- exact rewrites
 
 
+def quantized_signs(edit: Editor) -> int:
+    """For any QuantizeLinear to int8 whose result is only dequantized, quantize to uint8 with a zero point that is 128 higher.
+
+    The steps are the same; products of uint8 with int8 need no correction, and after a Relu the zero point is 0.
+    """
+    count = 0
+    for root in edit.named("QuantizeLinear"):
+        y = _quantized(edit, root)
+        readers = list(edit.users(root.outputs[0]))
+        if y is None or y.zero.dtype != np.int8 or root.outputs[0] in edit.outputs or not readers:
+            continue
+        if len(root.inputs) < 3 or root.inputs[2] == ABSENT:
+            continue
+        found = [_parameters(edit, r, r.inputs[0]) if operator(r) == "DequantizeLinear" else None for r in readers]
+        if any(x is None or x.value != root.outputs[0] or len(x.call.inputs) < 3 or x.call.inputs[2] == ABSENT for x in found):
+            continue
+        value = edit.region.new()
+        edit.put(root, _unsigned(edit, root, root.inputs[0], value))
+        for r in readers:
+            edit.put(r, _unsigned(edit, r, value, r.outputs[0]))
+        count += 1
+    return count
+
+
+def _unsigned(edit: Editor, call: Call, x: int, y: int) -> Call:
+    """A QuantizeLinear or DequantizeLinear with a zero point of uint8 in place of int8."""
+    zero = edit.region.constants[call.inputs[2]]
+    shifted = edit.region.constant(np.asarray(zero.astype(np.int16) + 128).astype(np.uint8))
+    axis = {"axis": call.attributes["axis"]} if "axis" in call.node.given else {}
+    return edit.call(call.name, (x, call.inputs[1], shifted), [call], (y,), **axis)
+
+
 def quantized_moves(edit: Editor) -> int:
     """For any call that moves dequantized values, move the quantized ones and dequantize the result.
 
-    The scale is one number; or, for a Transpose, one for each entry of an axis.
+    The scale is one number; or, for a Transpose, one for each entry of an axis.  A Concat of values with different parameters is
+    quantized before it is joined.
     """
-    count = 0
+    count = sum(_join(edit, call) for call in edit.named("Concat") if edit.alive(call))
     for call in edit.named(*MOVES):
         if not edit.alive(call) or (call.name == "MaxPool" and ((call.node.version or 0) < 12 or len(call.outputs) > 1)):
             continue
@@ -134,11 +170,39 @@ def quantized_moves(edit: Editor) -> int:
             if call.name != "Transpose" or perm is None or x.axis is None:
                 continue
             axis = {"axis": list(perm).index(x.axis % len(perm))}
-        moved = Call(call.node, (x.value, *call.inputs[1:]), (edit.region.new(),), call.scope, call.origins)
-        inputs = (moved.outputs[0], x.call.inputs[1], _zero(edit, x))
-        edit.put(call, moved, edit.call("DequantizeLinear", inputs, [x.call, call], call.outputs[:1], **axis))
+        parts = tuple(ABSENT if o == ABSENT else edit.region.new() for o in call.outputs)
+        moved = Call(call.node, (x.value, *call.inputs[1:]), parts, call.scope, call.origins)
+        back = []
+        for part, o in zip(parts, call.outputs, strict=True):
+            if o != ABSENT:
+                back.append(edit.call("DequantizeLinear", (part, x.call.inputs[1], _zero(edit, x)), [x.call, call], (o,), **axis))
+        edit.put(call, moved, *back)
         count += 1
     return count
+
+
+def _join(edit: Editor, call: Call) -> bool:
+    """Move a Concat behind or before the quantization of its inputs."""
+    parts = [_dequantized(edit, i) for i in call.inputs]
+    if any(p is None or not p.simple for p in parts):
+        return False
+    known = [p for p in parts if p is not None]
+    if all(p.like(known[0]) for p in known):
+        joined = Call(call.node, tuple(p.value for p in known), (edit.region.new(),), call.scope, call.origins)
+        inputs = (joined.outputs[0], known[0].call.inputs[1], _zero(edit, known[0]))
+        edit.put(call, joined, edit.call("DequantizeLinear", inputs, [call], call.outputs))
+        return True
+    root = edit.only_user(call.outputs[0])
+    y = _quantized(edit, root) if root is not None and operator(root) == "QuantizeLinear" else None
+    if root is None or y is None or not y.simple:
+        return False
+    made = []
+    for i in call.inputs:
+        inputs = (i, root.inputs[1], _zero(edit, y))
+        made.append(edit.call("QuantizeLinear", inputs, [root]))
+    values = tuple(m.outputs[0] for m in made)
+    edit.put(root, *made, Call(call.node, values, root.outputs, call.scope, call.origins))
+    return True
 
 
 def quantized_pairs(edit: Editor) -> int:
@@ -364,7 +428,16 @@ def _conv(edit: Editor, call: Call, y: Quantized, origins: Sequence[Call]) -> li
     array = None if w is None else edit.constant(w.value)
     if x is None or not x.simple or w is None or array is None or array.ndim < 3:
         return None
-    inputs = [x.value, x.call.inputs[1], _zero(edit, x), w.value, w.call.inputs[1], _zero(edit, w), y.call.inputs[1], _zero(edit, y)]
+    inputs = [
+        x.value,
+        x.call.inputs[1],
+        _zero(edit, x),
+        w.value,
+        w.call.inputs[1],
+        _zero(edit, w),
+        y.call.inputs[1],
+        _zero(edit, y),
+    ]
     if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
         bias = _bias(edit, call.inputs[2], x.scale * w.scale, array.shape[0])
         if bias is None:
@@ -395,7 +468,16 @@ def _matmul(
         made.append(edit.call("Transpose", (value,), origins, perm=(1, 0)))
         value = made[0].outputs[0]
     if bias is None:
-        inputs = (a.value, a.call.inputs[1], _zero(edit, a), value, b.call.inputs[1], _zero(edit, b), y.call.inputs[1], _zero(edit, y))
+        inputs = (
+            a.value,
+            a.call.inputs[1],
+            _zero(edit, a),
+            value,
+            b.call.inputs[1],
+            _zero(edit, b),
+            y.call.inputs[1],
+            _zero(edit, y),
+        )
         return [*made, edit.call("QLinearMatMul", inputs, origins)]
     assert array is not None
     steps = a.scale[0] * b.scale

@@ -1,0 +1,126 @@
+"""Reshapes moved behind products and elementwise calls, so that these form one chain from the product on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ir.graph import ABSENT
+from ..region import Call, names
+from .editing import Editor
+from .facts import operator
+
+UNARY = names(
+    "Relu LeakyRelu Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round Erf Cast "
+    "QuantizeLinear DynamicQuantizeLinear Clip"
+)
+BINARY = names("Add Sub Mul Div Max Min")
+PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
+"""The products, with the position of the right matrix."""
+SOURCES = frozenset([*PRODUCTS, *UNARY, *BINARY, "Gather", "LayerNormalization"])
+
+
+def reshapes(edit: Editor) -> int:
+    """For any call f(Reshape(x)) with f elementwise, or a product with a constant matrix, compute Reshape(f(x)).
+
+    A product, and the operands of an elementwise call, permit it if the Reshape keeps the last axis.  Two Reshapes in sequence
+    become one.
+    """
+    count = 0
+    for call in edit.calls():
+        if edit.alive(call) and call.inputs:
+            count += _moved(edit, call)
+    return count
+
+
+def _moved(edit: Editor, call: Call) -> bool:
+    name = operator(call)
+    at = 1 if name == "Gather" else 0
+    if name in BINARY and len(call.inputs) == 2 and edit.made_by(call.inputs[0], "Reshape") is None:
+        at = 1
+    reshape = edit.made_by(call.inputs[at], "Reshape") if len(call.inputs) > at else None
+    if reshape is None or len(reshape.inputs) != 2 or len(call.outputs) != (3 if name == "DynamicQuantizeLinear" else 1):
+        return False
+    if name == "Reshape":
+        return _joined(edit, call, reshape)
+    if name in PRODUCTS:
+        return _product(edit, call, reshape)
+    if operator(edit.producer(reshape.inputs[0])) not in SOURCES or not _elementwise(edit, call, reshape, at):
+        return False
+    inputs = [reshape.inputs[0] if i == at else v for i, v in enumerate(call.inputs)]
+    made = Call(call.node, tuple(inputs), (edit.region.new(), *call.outputs[1:]), call.scope, call.origins)
+    edit.put(call, made, _again(edit, reshape, made.outputs[0], call, reshape.inputs[1]))
+    return True
+
+
+def _again(edit: Editor, reshape: Call, x: int, call: Call, shape: int) -> Call:
+    """The Reshape of another value, in place of the first output of a call."""
+    return Call(reshape.node, (x, shape), call.outputs[:1], reshape.scope, reshape.origins)
+
+
+def _joined(edit: Editor, call: Call, before: Call) -> bool:
+    target = edit.ints(call.inputs[1]) if len(call.inputs) == 2 else None
+    if target is None or 0 in target:
+        return False
+    edit.put(call, Call(call.node, (before.inputs[0], call.inputs[1]), call.outputs, call.scope, call.origins))
+    return True
+
+
+def _keeps_last(edit: Editor, reshape: Call) -> int | None:
+    """The size of the last axis, if it is known and the same before and after."""
+    before, after = edit.facts.last(reshape.inputs[0]), edit.facts.last(reshape.outputs[0])
+    return before if isinstance(before, int) and before == after else None
+
+
+def _elementwise(edit: Editor, call: Call, reshape: Call, at: int) -> bool:
+    """Whether every element of the result depends on the element at the same place only."""
+    name = operator(call)
+    if name == "Gather":
+        table = edit.constant(call.inputs[0])
+        return table is not None and table.ndim == 1
+    if name not in UNARY | BINARY or (name in BINARY and len(call.inputs) != 2):
+        return False
+    for i, v in enumerate(call.inputs):
+        shape = () if i == at or v == ABSENT else edit.facts.shape(v)
+        if shape is None or len(shape) > 1:
+            return False
+        one = not shape or shape[0] == 1
+        if not one and (name == "QuantizeLinear" or shape[0] != _keeps_last(edit, reshape)):
+            return False
+        if shape and not (edit.facts.rank_at_least(reshape.inputs[0], 1) and edit.facts.rank_at_least(reshape.outputs[0], 1)):
+            return False
+    return True
+
+
+def _product(edit: Editor, call: Call, reshape: Call) -> bool:
+    w = edit.facts.shape(call.inputs[PRODUCTS[operator(call)]])
+    size, target, x = _keeps_last(edit, reshape), edit.ints(reshape.inputs[1]), edit.facts.shape(reshape.inputs[0])
+    if size is None or target is None or x is None or w is None or len(w) != 2 or w[0] != size or not isinstance(w[1], int):
+        return False
+    if len(x) < 2 or len(target) < 2 or any(t == 0 and i >= len(x) - 1 for i, t in enumerate(target)):
+        return False
+    if 0 in target and reshape.attributes.get("allowzero"):
+        return False
+    others = {"MatMulInteger": call.inputs[2:3], "QLinearMatMul": call.inputs[1:3]}.get(operator(call), ())
+    if any(i != ABSENT and not _single(edit, i) for i in others):
+        return False  # scales or zero points of rows
+    shape = edit.region.constant(np.array([*target[:-1], w[1]], np.int64))
+    if operator(call) != "Gemm":
+        made = Call(call.node, (reshape.inputs[0], *call.inputs[1:]), (edit.region.new(),), call.scope, call.origins)
+        edit.put(call, made, _again(edit, reshape, made.outputs[0], call, shape))
+        return True
+    a = call.attributes
+    bias = call.inputs[2] if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
+    plain = a["alpha"] == 1 and not a["transA"] and not a["transB"] and (bias is None or a["beta"] == 1)
+    if not plain or (bias is not None and edit.facts.shape(bias) not in ((w[1],), (1,), ())):
+        return False
+    calls = [edit.call("MatMul", (reshape.inputs[0], call.inputs[1]), [call])]
+    if bias is not None:
+        calls.append(edit.call("Add", (calls[0].outputs[0], bias), [call]))
+    edit.put(call, *calls, _again(edit, reshape, calls[-1].outputs[0], call, shape))
+    return True
+
+
+def _single(edit: Editor, value: int) -> bool:
+    """Whether a value is known to have one element."""
+    shape = edit.facts.shape(value)
+    return shape is not None and all(d == 1 for d in shape)
