@@ -72,7 +72,7 @@ def test_save_as_onnx(options: tuple[str, ...], tmp_path: Path) -> None:
     proto = onnx.load(tmp_path / "net.onnx")
     assert {"conv1.W", "bn1.running_mean", "linear2.b"} <= {t.name for t in proto.graph.initializer}
     differences = dict(re.findall(r"(read again|in onnxruntime): the largest difference is (\S+)", text))
-    assert float(differences["read again"]) == 0
+    assert float(differences["read again"]) < 1e-4
     assert ("in onnxruntime" in differences) == (find_spec("onnxruntime") is not None)
     assert float(differences.get("in onnxruntime", 0)) < 1e-4
 

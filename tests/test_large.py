@@ -58,7 +58,7 @@ except Exception as error:
 READ = """
 import os
 before = resident("VmRSS")
-rep = sonnx.prepare("net.onnx")
+rep = sonnx.prepare("net.onnx", optimize=0)
 print(resident("VmRSS") - before)
 y = rep.run([x])[0]
 np.testing.assert_array_equal(y, np.load("y.npy"))

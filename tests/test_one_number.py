@@ -176,7 +176,7 @@ def in_a_graph(m: Node) -> Any:
 
 def in_a_training_file(m: Node) -> Any:
     step = sonnx.to_training_onnx(m, lambda y, t: y, m.optimizer, inputs=[], target=Tensor(data=np.zeros(1)))
-    made = SingaBackend.run_model(step, {i.name: np.zeros(1) for i in step.graph.input if i.name == "target"})
+    made = SingaBackend.run_model(step, {i.name: np.zeros(1) for i in step.graph.input if i.name == "target"}, optimize=0)
     values = dict(zip([o.name for o in step.graph.output], made, strict=True))
     pairs = sonnx.step_pairs(step)
     return [values["loss"], *(values[pairs[n]] if n in pairs else t.data for n, t in m.get_params().items())]
@@ -198,7 +198,7 @@ def found(node: Drawn) -> Iterator[tuple[str, Any, Any]]:
     """Pairs of results that must be equal, each with what is compared."""
     case = node.case
     feeds = {n: case.inputs[n] for n in case.node.input if n}
-    file = list(SingaBackend.run_model(generate.model(case, constants=frozenset()), feeds))
+    file = list(SingaBackend.run_model(generate.model(case, constants=frozenset()), feeds, optimize=0))
     for training in (True, False):
         autograd.training = training
         xs = [None if x is None else Tensor(data=np.array(x), requires_grad=is_float(x)) for x in node.arrays()]
@@ -208,7 +208,7 @@ def found(node: Drawn) -> Iterator[tuple[str, Any, Any]]:
     own = case.opset if not case.domain and case.opset >= 7 else None
     for opset in dict.fromkeys((own, None)):
         proto = sonnx.to_onnx([x for x in xs if x is not None], ys, opset=opset, training=True, check=False)
-        again = list(SingaBackend.run_model(proto, {i.name: x for i, x in zip(proto.graph.input, feeds.values(), strict=True)}))
+        again = list(SingaBackend.run_model(proto, {i.name: x for i, x in zip(proto.graph.input, feeds.values(), strict=True)}, optimize=0))
         if opset is None and case.operator not in {n.op_type for n in proto.graph.node}:  # written in other operators
             again = [a if close(a, b) else b for a, b in zip(file, again, strict=True)]
         yield f"an export at opset {opset}", file, again

@@ -207,6 +207,12 @@ def region_of(graph: Graph, states: dict[str, Any] | None = None, captured: dict
     return region
 
 
+def branches_fit(call: Call) -> bool:
+    """Whether both branches of an If have the same number of outputs, as many as the If; its definition refuses others."""
+    counts = {len(call.attributes[name].outputs) for name in ("then_branch", "else_branch")}
+    return len(counts) == 1 and counts.pop() >= len(call.outputs)
+
+
 def branch_of(region: Region, graph: Graph, scope: Sequence[int]) -> tuple[int, ...]:
     """Append the calls of a subgraph without inputs, a branch of an If, to a region; return the ids of its outputs."""
     ids = [ABSENT] * graph.size

@@ -28,7 +28,7 @@ from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
 from .fusion import fuse
-from .region import Call, Region, branch_of, names
+from .region import Call, Region, branch_of, branches_fit, names
 
 GENERATORS = names(
     "Div Log Sqrt Pow Reciprocal Acos Asin Acosh Atanh Mod LpNormalization ReduceLogSum ReduceLogSumExp ReduceMean "
@@ -308,8 +308,7 @@ class Tracer:
         call = item.call
         condition = self._get(call.inputs[0])
         array = condition.array if isinstance(condition, Value) else None
-        branches = [call.attributes[name] for name in ("then_branch", "else_branch")]
-        same = len({len(g.outputs) for g in branches}) == 1 and len(branches[0].outputs) >= len(call.outputs)
+        same = branches_fit(call)
         if not isinstance(condition, Value) or array is None or array.size != 1 or array.dtype != np.bool_ or not same:
             return [(call,)]  # the definition reports the error
         if not item.chosen and not condition.constant:

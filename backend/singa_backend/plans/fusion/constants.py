@@ -13,7 +13,7 @@ from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...limits import Budget, spend
 from ...passes.constants import BOUNDS, LARGEST, MOST
-from ..region import Call, Region, branch_of
+from ..region import Call, Region, branch_of, branches_fit
 from .editing import Editor
 from .facts import operator
 from .identity import drops_nothing
@@ -59,14 +59,14 @@ def branches(edit: Editor) -> int:
     count = 0
     for call in edit.named("If"):
         condition = edit.constant(call.inputs[0])
-        if condition is None or condition.size != 1:
+        if condition is None or condition.size != 1 or condition.dtype != np.bool_ or not branches_fit(call):
             continue
         graph = call.attributes["then_branch" if condition.reshape(-1)[0] else "else_branch"]
         inner = Region(constants=edit.region.constants, names=edit.region.names, size=edit.region.size)
         outputs = branch_of(inner, graph, call.scope)
         edit.region.size = inner.size
         edit.put(call, *inner.calls)
-        for old, new in zip(call.outputs, outputs, strict=True):
+        for old, new in zip(call.outputs, outputs, strict=False):
             if old != ABSENT:
                 edit.alias(old, new)
         count += 1
