@@ -76,11 +76,17 @@ def branches(edit: Editor) -> int:
     return count
 
 
+def _multiplied(edit: Editor, call: Call) -> bool:
+    """Whether a product reads the result of a call, or a view of it."""
+    users = edit.users(call.outputs[0])
+    return any(operator(u) in PRODUCTS or (operator(u) in VIEWS and _multiplied(edit, u)) for u in users)
+
+
 def _deterministic(edit: Editor, call: Call) -> bool:
     node = call.node
     if node.domain not in ("", "ai.onnx.ml") or node.graphs or node.operator is None:
         return False
-    if call.is_("DequantizeLinear") and any(operator(u) in PRODUCTS for u in edit.users(call.outputs[0])):
+    if call.is_("DequantizeLinear") and _multiplied(edit, call):
         return False
     if has_trait(node.domain, node.op_type, "random") or (node.op_type == "BatchNormalization" and len(call.outputs) > 1):
         return False
