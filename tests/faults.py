@@ -41,6 +41,7 @@ from singa import codegen, layer, model, snapshot, sonnx, tensor
 from singa.cli import inspect as inspect_command
 from singa.cli import main
 from singa.cli import optimize as optimize_command
+from singa.cli import profile as profile_command
 from singa_backend import SonnxError, files
 from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.proto import checker, save, test_data
@@ -339,6 +340,27 @@ def inspect(new: int) -> None:
 
     inspect_command.inspect_model = lambda *_, **__: Seen  # type: ignore[assignment]
     sonnx_command("inspect", f"in{new}/m.onnx", "--html", "p.html", "--json")
+
+
+def profiled(new: int, *options: str) -> None:
+    """Profile a model; the documents are those of this number, whatever the times are."""
+
+    class Seen:
+        html = staticmethod(lambda _: f"page {new}" * 1000)
+
+    profile_command.inspect = lambda *_, **__: Seen  # type: ignore[assignment]  # the picture holds times
+    profile_command.Profile.chrome_trace = lambda _: [f"step {new}"] * 1000  # type: ignore[method-assign]  # as does the trace
+    sonnx_command("profile", f"in{new}/m.onnx", "--runs", "1", "--json", *options)
+
+
+@case(texts("p.html"), covers="profile --html")
+def profile_page(new: int) -> None:
+    profiled(new, "--html", "p.html")
+
+
+@case(texts("t.json"), covers="profile --trace")
+def profile_trace(new: int) -> None:
+    profiled(new, "--trace", "t.json")
 
 
 @case(programs("g.py"), covers="codegen --output")
