@@ -40,7 +40,7 @@ def ops(model: ModelProto) -> list[str]:
 
 
 def run(model: ModelProto, *inputs: Any) -> list[np.ndarray]:
-    return list(SingaBackend.prepare(model).run(list(inputs)))
+    return list(SingaBackend.prepare(model, optimize=0).run(list(inputs)))
 
 
 def held(model: ModelProto, names: list[str] | None, *inputs: Any, rtol: float = 0.0, full: bool = True) -> list[str]:
@@ -787,7 +787,7 @@ def test_models_from_elsewhere(name: str, oracle: Oracle) -> None:
     onnx.checker.check_model(model, full_check=True)
     assert [o.name for o in model.graph.output] == [o.name for o in original.graph.output]
     for inputs, _ in MODELS[name].data:
-        before, after = (SingaBackend.prepare(m).run(dict(inputs)).to_dict() for m in (original, model))
+        before, after = (SingaBackend.prepare(m, optimize=0).run(dict(inputs)).to_dict() for m in (original, model))
         theirs = oracle.run(original.SerializeToString(), inputs, timeout=120)
         again = oracle.run(model.SerializeToString(), inputs, timeout=120)
         for n, value in before.items():
@@ -832,7 +832,7 @@ def test_command(tmp_path: Path) -> None:
 def test_command_with_external_data(external: Path, tmp_path: Path, place: str) -> None:
     target = {"elsewhere": tmp_path / "o.onnx", "same folder": external.parent / "o.onnx", "same file": external}[place]
     x = np.ones((2, 300), F)
-    before = SingaBackend.prepare(external).run([x])[0]
+    before = SingaBackend.prepare(external, optimize=0).run([x])[0]
     found = sonnx("optimize", external, "-o", target, "--json")
     assert found.exit_code == 0, found.output
     written = json.loads(found.output)["written"]
@@ -841,10 +841,10 @@ def test_command_with_external_data(external: Path, tmp_path: Path, place: str) 
     assert ops(model) == ["MatMul", "Mul"]
     (entry,) = [{e.key: e.value for e in t.external_data} for t in model.graph.initializer if t.external_data]
     assert entry["location"] == Path(written[1]).name and int(entry["offset"]) % 4096 == 0
-    np.testing.assert_array_equal(SingaBackend.prepare(target).run([x])[0], before)
+    np.testing.assert_array_equal(SingaBackend.prepare(target, optimize=0).run([x])[0], before)
     onnx.checker.check_model(str(target), full_check=True)
     if place != "same file":
-        np.testing.assert_array_equal(SingaBackend.prepare(external).run([x])[0], before)
+        np.testing.assert_array_equal(SingaBackend.prepare(external, optimize=0).run([x])[0], before)
 
 
 @pytest.mark.parametrize("why", ["folder", "missing folder", "external data gone"])

@@ -354,6 +354,7 @@ def pad_2(site: Site, x: Value) -> Value:
 def _padded(site: Site, x: Value, pads: Sequence[int], value: Value | None, axes: Sequence[int]) -> Value:
     site.require(len(pads) == 2 * len(axes) and x.dtype in NUMBERS | {BOOL}, "the pads do not match the axes")
     mode = site.attributes["mode"]
+    site.require(mode != "wrap" or site.version >= 19, "wrap needs version 19")
     fronts, ends = [0] * x.ndim, [0] * x.ndim
     for axis, front, end in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
         fronts[axis], ends[axis] = front, end
@@ -369,7 +370,6 @@ def _padded(site: Site, x: Value, pads: Sequence[int], value: Value | None, axes
         site.require(
             all(max(f, e) <= d + most or not max(f, e) for f, d, e in zip(fronts, inner.shape, ends, strict=True)), "long"
         )
-        site.require(mode != "wrap" or site.version >= 19, "wrap needs version 19")
     else:
         site.require(mode == "constant", "not a valid mode")
     y = site.new(shape, x.dtype, order_of(x), worst(x, value))

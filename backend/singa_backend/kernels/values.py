@@ -99,6 +99,8 @@ class Value:
     @property
     def array(self) -> np.ndarray:
         """The array, in the buffer's present memory."""
+        if not self.size:
+            return np.empty(self.shape, self.dtype)
         return np.ndarray(self.shape, self.dtype, self.buffer.memory, self.offset, self.strides)
 
     @property

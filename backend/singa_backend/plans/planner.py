@@ -264,7 +264,11 @@ class Planner:
         self.limits = allowed or limits.Limits()
         self.latest: Plan | None = None
         self.region: Region = region_of(graph, states, captured)
-        types = {i: (v.dtype, v.shape) for i, v in zip(self.region.inputs, graph.inputs, strict=False) if v.kind == "tensor"}
+        types = {  # the inputs of a body need not have the declared sizes
+            i: (v.dtype, None if self.is_body else v.shape)
+            for i, v in zip(self.region.inputs, graph.inputs, strict=False)
+            if v.kind == "tensor"
+        }
         self.fused = fuse(self.region, options.level, types)
         self.shared: dict[Any, Any] = {}
         self.dynamic: set[int] = set()

@@ -159,7 +159,7 @@ def export_and_check(
     opened = _open(options.get("dynamic_axes"), names)
     sizes = (list(batch_sizes) if batch_sizes is not None else [first, first + 1]) if opened and first is not None else [None]
     peer = (oracle or Oracle("onnxruntime", optimise=ort_optimize)) if "onnxruntime" in engines else None
-    rep = SingaBackend.prepare(proto if path is None else os.fspath(path)) if "sonnx" in engines else None
+    rep = SingaBackend.prepare(proto if path is None else os.fspath(path), optimize=0) if "sonnx" in engines else None
     try:
         for batch in sizes:
             for seed in seeds:
@@ -185,7 +185,7 @@ def export_and_check(
                             and (one.both_nan or not one.agrees)
                             and any(finite.counts([a, np.asarray(b)]))
                         ):
-                            rep = rep or SingaBackend.prepare(proto if path is None else os.fspath(path))
+                            rep = rep or SingaBackend.prepare(proto if path is None else os.fspath(path), optimize=0)
                             check.nonfinite = _origin(rep, arrays)
     finally:
         if peer is not None and peer is not oracle:
