@@ -60,6 +60,7 @@ def agree(
     lacks: Sequence[str] = ("definition",),
     exact: bool = False,
     special: bool = True,
+    threads: int = 1,
 ) -> SingaRep:
     """Compare the plan with the definitions: the run that traces it, a run with other data, with infinities, with NaN.
 
@@ -72,9 +73,10 @@ def agree(
         lacks: texts that must not be in them.
         exact: whether no rounding is permitted.
         special: whether to run with infinities and NaN, too.
+        threads: of the plan.
     """
     model = model_of(nodes, given, known or {}, opset)
-    rep = SingaBackend.prepare(model)
+    rep = SingaBackend.prepare(model, threads=threads)
     definition = SingaRep(rep.graph, rep.device, options=Options(level=0))
     names = list(given)
     runs = [[given[n] for n in names], [given[n][..., ::-1].copy() * np.asarray(-1).astype(given[n].dtype) for n in names]]
@@ -133,7 +135,7 @@ def test_weights_that_are_an_input_are_packed_in_each_run() -> None:
 def test_weights_are_packed_once_for_all_plans() -> None:
     model = model_of([node("Conv", "x", "w")], {"x": normal(1, 16, 6, 6)}, {"w": normal(24, 16, 3, 3)}, 22)
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "h"
-    rep = SingaBackend.prepare(model)
+    rep = SingaBackend.prepare(model, threads=1)
     for size in (6, 7):
         rep.run([normal(1, 16, size, 6)])
     assert rep._planner is not None and len(rep._planner.plans) == 2
@@ -147,7 +149,7 @@ def test_weights_are_packed_once_for_all_plans() -> None:
 )
 def test_what_is_not_valid_has_the_error_of_the_definition(attributes: dict[str, Any]) -> None:
     model = model_of([node("Conv", "x", "w", **attributes)], {"x": normal(1, 8, 6, 6)}, {"w": normal(8, 8, 3, 3)}, 22)
-    rep = SingaBackend.prepare(model)
+    rep = SingaBackend.prepare(model, threads=1)
     definition = SingaRep(rep.graph, rep.device, options=Options(level=0))
     errors = []
     for one in (rep, definition):
@@ -323,7 +325,7 @@ def test_batch_normalization_far_from_zero() -> None:
     known = {"s": np.ones(8, F32), "b": np.zeros(8, F32), "m": np.full(8, 5e4, F32), "v": np.ones(8, F32)}
     x = F32(5e4) + normal(1, 8, 6, 6)
     model = model_of([node("BatchNormalization", "x", *"sbmv")], {"x": x}, known, 22)
-    rep = SingaBackend.prepare(model)
+    rep = SingaBackend.prepare(model, threads=1)
     same(rep.run([x])[0], SingaRep(rep.graph, rep.device, options=Options(level=0)).run([x])[0])
     assert any("batch_normalization" in s for s in steps_of(rep))
 
@@ -434,7 +436,7 @@ def test_large_activations_are_joined_by_copies() -> None:
         node("Concat", "a", "b", "c", "x", to="y", axis=1),
     ]
     nodes[1].output.append("c")
-    rep = agree(nodes, {"x": normal(1, 16, 80, 80)}, known, special=False)
+    rep = agree(nodes, {"x": normal(1, 16, 80, 80)}, known, special=False, threads=2)
     assert [s.split()[0] for s in steps_of(rep)] == ["reorder", "conv", *["reorder"] * 4]
 
 
@@ -457,7 +459,7 @@ def test_a_shuffle_of_channels_keeps_them_innermost() -> None:
 
 def test_products_in_bfloat16_are_an_option() -> None:
     x, w = normal(1, 64, 16, 16), normal(64, 64, 3, 3, seed=1)
-    rep = SingaBackend.prepare(model_of([node("Conv", "x", "w")], {"x": x}, {"w": w}, 22))
+    rep = SingaBackend.prepare(model_of([node("Conv", "x", "w")], {"x": x}, {"w": w}, 22), threads=1)
     exact = SingaRep(rep.graph, rep.device, options=Options(level=0)).run([x])[0]
     rough = SingaRep(rep.graph, rep.device, options=Options(precision="bf16"))
     found = rough.run([x])[0]

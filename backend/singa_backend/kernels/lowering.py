@@ -145,12 +145,15 @@ def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value
         return w
     if not w.constant:
         y = Value(site.scratch(wanted.nbytes), (wanted.nbytes,), (1,), np.dtype(np.uint8), 0, False, w.hazard)
-        emit(site, onednn.reorder(given, wanted), {onednn.FROM: (given, w), onednn.TO: (wanted, y)}, (y,), "pack weights")
+        with threads_for(w.size * 8):
+            made = onednn.reorder(given, wanted)
+        emit(site, made, {onednn.FROM: (given, w), onednn.TO: (wanted, y)}, (y,), "pack weights")
         return y
 
     def make() -> Value:
         memory = aligned(wanted.nbytes)
-        reorder = onednn.reorder(given, wanted)
+        with threads_for(w.size * 8):
+            reorder = onednn.reorder(given, wanted)
         need = aligned(max(reorder.scratchpad_nbytes, ALIGNMENT))
         arguments = {onednn.FROM: (given, w.address), onednn.TO: (wanted, int(memory.ctypes.data))}
         if reorder.scratchpad_nbytes:
@@ -158,8 +161,8 @@ def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value
         onednn.bind(reorder, arguments).run()
         return pinned(memory)
 
-    made: Value = site.derived(w, ("packed", given, wanted), make)
-    return made
+    found: Value = site.derived(w, ("packed", given, wanted), make)
+    return found
 
 
 def pinned(memory: np.ndarray) -> Value:
