@@ -328,7 +328,9 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     _, report = sonnx.export(m, [x], path, with_report=True, external_data=True)
     assert report.path == str(path) and {p.name for p in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
     checker.check_model(str(path), full_check=True)
-    np.testing.assert_array_equal(sonnx.prepare(str(path), optimize=0).run([tensor.to_numpy(x)])[0], tensor.to_numpy(m.forward(x)))
+    np.testing.assert_array_equal(
+        sonnx.prepare(str(path), optimize=0).run([tensor.to_numpy(x)])[0], tensor.to_numpy(m.forward(x))
+    )
     with pytest.raises(UnsupportedModel):
         sonnx.export(m, [x], tmp_path / "other.onnx", opset=7, dynamic_axes=None, training=True)
     assert {p.name for p in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}

@@ -208,7 +208,9 @@ def found(node: Drawn) -> Iterator[tuple[str, Any, Any]]:
     own = case.opset if not case.domain and case.opset >= 7 else None
     for opset in dict.fromkeys((own, None)):
         proto = sonnx.to_onnx([x for x in xs if x is not None], ys, opset=opset, training=True, check=False)
-        again = list(SingaBackend.run_model(proto, {i.name: x for i, x in zip(proto.graph.input, feeds.values(), strict=True)}, optimize=0))
+        again = list(
+            SingaBackend.run_model(proto, {i.name: x for i, x in zip(proto.graph.input, feeds.values(), strict=True)}, optimize=0)
+        )
         if opset is None and case.operator not in {n.op_type for n in proto.graph.node}:  # written in other operators
             again = [a if close(a, b) else b for a, b in zip(file, again, strict=True)]
         yield f"an export at opset {opset}", file, again

@@ -392,5 +392,5 @@ def gemm_numpy(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
             made.append((np.add, (y.array, bias.array, y.array)))
         return made
 
-    site.emit(bind, reads=(a, b, bias), writes=(y,), kernel="numpy.dot")  # type: ignore[arg-type]
+    site.emit(bind, reads=(a, b, bias), writes=(y,), kernel="numpy.dot")  # type: ignore[arg-type]  # NumPy's overloads
     return y

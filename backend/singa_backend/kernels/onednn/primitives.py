@@ -139,7 +139,7 @@ class Bound:
         self.primitive = primitive
         self.memories = dict(memories)
         array = (_Argument * len(self.memories))(*[_Argument(arg, memory.handle) for arg, memory in self.memories.items()])
-        array.kept = (primitive, self.memories)  # type: ignore[attr-defined]
+        array.kept = (primitive, self.memories)  # type: ignore[attr-defined]  # ctypes arrays take attributes
         self.args = (c_void_p(primitive.executable), needed().stream, c_int(len(self.memories)), array)
 
     def run(self) -> None:

@@ -464,7 +464,7 @@ def _gather(facts: Facts, call: Call) -> None:
     if isinstance(known, tuple):
         places = at if isinstance(at, tuple) else (at,)
         if all(isinstance(p, int) and -len(known) <= p < len(known) for p in places):
-            found = tuple(known[int(p)] for p in places)  # type: ignore[arg-type]
+            found = tuple(known[int(p)] for p in places)  # type: ignore[arg-type]  # sizes that are known are integers
             facts._sizes[call.outputs[0]] = found if isinstance(at, tuple) else found[0]
     if table is not None and index is not None and -len(table) <= axis < len(table):
         axis %= len(table)
