@@ -61,7 +61,9 @@ def run_case(case: Case, backend: Any, device: str) -> Result:
                 result.reason = "an input was changed"
             if not result.reason and not verdict.same_bits(outputs, list(rep.run(inputs))):
                 result.reason = "a second run returned another result"
-            result.ulps = max((u for u in (result.ulps, verdict.ulps(defined or outputs, expected)) if u is not None), default=None)
+            result.ulps = max(
+                (u for u in (result.ulps, verdict.ulps(defined or outputs, expected)) if u is not None), default=None
+            )
         result.strict = "failed" if result.reason else "passed"
         result.official = "failed" if result.official_reason else "passed"
     except unittest.SkipTest as skip:  # ONNX counts this opt-out as a pass
