@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper
-from tests.plan_checks import check, model_of
+from tests import plan_checks
+from tests.plan_checks import model_of
 
 from singa_backend.kernels import onednn
 from singa_backend.kernels.quantized import exact_int8
+from singa_backend.kernels.table import Options
 
+check = partial(plan_checks.check, options=Options(threads=1))
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="oneDNN is not installed")
 node = helper.make_node
 exact = exact_int8()

@@ -79,7 +79,7 @@ def bound_of(site: Site, w: Value, zero: int, x_zero: Value | None, dtype: np.dt
     rest = tuple(i for i in range(w.ndim) if i != axis)
 
     def make() -> np.ndarray:
-        return np.asarray(np.abs(w.array.astype(np.int64) - zero).sum(rest))
+        return np.asarray(np.abs(w.array - np.int16(zero)).sum(rest, dtype=np.int64))
 
     sums: np.ndarray = site.derived(w, ("sums", zero, axis), make)
     raw = sums.max(initial=0) * max(reach, 255) + (w.size // w.shape[axis]) * 255 * abs(zero)
