@@ -293,3 +293,19 @@ def test_a_sequence_has_no_receiver() -> None:
         with pytest.raises(InvalidInput, match="must have None for output 'y'"):
             rep.run(np.ones(3, np.float32), out=[np.ones(3, np.float32)])
         assert len(rep.run(np.ones(3, np.float32), out=[None])[0]) == 2
+
+
+def test_shapes_that_change_in_every_run_are_not_compiled() -> None:
+    """A past that grows with every token: a plan takes longer to make than the definitions to run."""
+    rep = rep_of()
+    for n in range(2, 12):
+        given = feeds(n, n)
+        check(rep.run(given), given)
+    assert rep._planner is not None and len(rep._planner.plans) == planner.NOVEL
+    for _ in range(2):
+        given = feeds(0, 11)
+        check(rep.run(given), given)
+    assert len(rep._planner.plans) == planner.NOVEL + 1
+    given = feeds(0, 40)
+    check(rep.run(given), given)
+    assert len(rep._planner.plans) == planner.NOVEL + 2

@@ -31,6 +31,9 @@ PLANS = 16
 
 _SMALL = 1 << 12
 
+NOVEL = 4
+"""After this number of plans in a row that no second run has used, new shapes are computed by the definitions at first."""
+
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
 
@@ -115,6 +118,7 @@ class Plan:
         Returns:
             New arrays; None if it needs finite inputs and they are not.
         """
+        self.planner.unused = 0
         plain = self.is_plain and budget is None and execute is None
         threads, parallel = self.planner.options.threads, self.facts.parallel
         before = onednn.exchange_threads(threads) if parallel else 0
@@ -244,6 +248,8 @@ class Planner:
         fused: the number of rewrites of each pass.
         limits: the bounds of a run that does not set its own.
         latest: the plan that was used last.
+        unused: the number of plans that were made since a plan was used again.
+        seen: shapes with which the definitions have run.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
     """
@@ -273,6 +279,8 @@ class Planner:
         self.shared: dict[Any, Any] = {}
         self.dynamic: set[int] = set()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
+        self.unused = 0
+        self.seen: OrderedDict[Any, None] = OrderedDict()
         self.lock = threading.Lock()
         self.tracing = threading.RLock()  # a trace may add branches to the region
         _planners.add(self)
@@ -373,6 +381,9 @@ class Planner:
             plan = self.plans.get(key)
             try:
                 if plan is None:
+                    if self.unused >= NOVEL and execute is None and self._is_novel(key):
+                        return None
+                    self.unused += 1
                     plan = Plan(self)
                     before = onednn.exchange_threads(self.options.threads)
                     try:
@@ -406,6 +417,16 @@ class Planner:
                 budget.restart()
                 return None  # the definitions may need less
         return None
+
+    def _is_novel(self, key: Any) -> bool:
+        """Whether no run has had these shapes; they are noted.  To make a plan takes longer than a few runs by the definitions."""
+        with self.lock:
+            novel = key not in self.seen
+            self.seen[key] = None
+            self.seen.move_to_end(key)
+            while len(self.seen) > PLANS:
+                self.seen.popitem(last=False)
+        return novel
 
     def _used(self, key: Any, plan: Plan) -> None:
         """Keep a plan, and forget the one that was used least recently."""
