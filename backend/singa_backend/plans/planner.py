@@ -419,7 +419,7 @@ class Planner:
         return None
 
     def _is_novel(self, key: Any) -> bool:
-        """Whether no run has had these shapes; they are noted.  To make a plan takes longer than a few runs by the definitions."""
+        """Whether no run has had these shapes; they are noted.  A plan takes longer to make than the definitions to run."""
         with self.lock:
             novel = key not in self.seen
             self.seen[key] = None
