@@ -610,7 +610,12 @@ def sum_(site: Site, *values: Value) -> Value:
     def recipe(y: Any, a: Any, b: Any, *rest: Any) -> Bound:
         return [(np.add, (a, b, y)), *((np.add, (y, c, y)) for c in rest)]
 
-    return compute(site, values, dtype, recipe, "numpy.add", nan_of_infinite(worst(*values)), overwrite=(0, 1))
+    return compute(site, values, dtype, recipe, "numpy.add", nan_of_infinite(worst(*values)), overwrite=_read_once(values))
+
+
+def _read_once(values: Sequence[Value]) -> list[int]:
+    """The positions of the first two operands that are not read again after the result is written."""
+    return [place for place in (0, 1) if all(v.buffer is not values[place].buffer for v in values[2:])]
 
 
 @kernel("Mean", 1, 6, 8, 13, on="numpy")
@@ -622,7 +627,7 @@ def mean(site: Site, *values: Value) -> Value:
     def recipe(y: Any, a: Any, b: Any, *rest: Any) -> Bound:
         return [(np.add, (a, b, y)), *((np.add, (y, c, y)) for c in rest), (np.divide, (y, count, y))]
 
-    return compute(site, values, dtype, recipe, "numpy.mean", nan_of_infinite(worst(*values)), overwrite=(0, 1))
+    return compute(site, values, dtype, recipe, "numpy.mean", nan_of_infinite(worst(*values)), overwrite=_read_once(values))
 
 
 def _extremum(function: Callable[[np.ndarray], Any], name: str) -> Callable[..., Value]:
@@ -634,7 +639,7 @@ def _extremum(function: Callable[[np.ndarray], Any], name: str) -> Callable[...,
             write = function(y)
             return [(write, (a, b)), *((write, (y, c)) for c in rest)]
 
-        return compute(site, values, dtype, recipe, name, worst(*values), overwrite=(0, 1))
+        return compute(site, values, dtype, recipe, name, worst(*values), overwrite=_read_once(values))
 
     return body
 

@@ -53,7 +53,7 @@ class Rows:
         self.scale = _features(site, scale, x, axis)
         self.shift = None if b is None else _features(site, b, x, axis)
         self.rows = rows_of(site, x, axis)
-        self.inside = self.rows.buffer is x.buffer and site.reusable(0)
+        self.inside = self.rows.buffer is x.buffer and site.reusable(0) and scale is not x and b is not x
         self.hazard = FINITE if worst(x, scale, b) == FINITE else NAN
 
     def emit(self, epsilon: float, flags: int, further: dict[int, tuple[MemoryDesc, Value]]) -> Value:

@@ -58,8 +58,8 @@ def activation(f: Follower) -> tuple[str, float, float] | None:
             return "relu", 0.0, 0.0
         case "LeakyRelu":
             return "relu", a["alpha"], 0.0
-        case "PRelu" if _scalar(f.inputs[1]) is not None:
-            return "relu", _scalar(f.inputs[1]) or 0.0, 0.0
+        case "PRelu" if _slope(f.inputs[1]) is not None:
+            return "relu", _slope(f.inputs[1]) or 0.0, 0.0
         case "Elu":
             return "elu", a["alpha"], 0.0
         case "Sigmoid":
@@ -84,6 +84,11 @@ def activation(f: Follower) -> tuple[str, float, float] | None:
             bounds = _bounds(f)
             return None if bounds is None else ("clip", *bounds)
     return None
+
+
+def _slope(v: Value | None) -> float | None:
+    """One slope for all elements, of a rank that is not above that of any result."""
+    return _scalar(v) if v is not None and v.ndim < 2 else None
 
 
 def _scalar(v: Value | None) -> float | None:

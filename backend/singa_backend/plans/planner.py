@@ -182,8 +182,8 @@ class Plan:
                 return self._continue(segment, key, budget)
             segment = following
 
-    def _continue(self, segment: Segment, key: Any, budget: limits.Budget) -> list[Any]:
-        """Trace a continuation of a segment."""
+    def _continue(self, segment: Segment, key: Any, budget: limits.Budget) -> list[Any] | None:
+        """Trace a continuation of a segment; None if it needs finite inputs and they are not."""
         assert segment.point is not None
         limits.enter(budget)
         while len(segment.next) >= BRANCHES:
@@ -192,7 +192,7 @@ class Plan:
         with self.planner.tracing:
             tracer = self._tracer(budget)
             segment.next[key] = tracer.resume(segment.point)
-        return tracer.segment.results()
+        return None if self.facts.finite and not all(map(finite, self.inputs)) else tracer.segment.results()
 
     @property
     def segments(self) -> list[Segment]:
@@ -413,7 +413,8 @@ class Planner:
                     raise
                 if error.code not in ("SX603", "SX604") or self.is_body:
                     raise
-                self.shared.clear()
+                with self.tracing:
+                    self.shared.clear()
                 budget.restart()
                 return None  # the definitions may need less
         return None

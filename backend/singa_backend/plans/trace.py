@@ -28,16 +28,15 @@ from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
 from .fusion import fuse
-from .region import Call, Region, branch_of, branches_fit, names
+from .region import Call, Region, TooManyCalls, branch_of, branches_fit, names
 
-GENERATORS = names(
-    "Div Log Sqrt Pow Reciprocal Acos Asin Acosh Atanh Mod LpNormalization ReduceLogSum ReduceLogSumExp ReduceMean "
-    "LogSoftmax Softmax Tan Det Gemm MatMul Loop Scan If SequenceMap Where CastLike BitCast Cast DequantizeLinear Dropout"
+STEADY = names(
+    "Add Sub Mul Neg Abs Exp Sin Cos Tanh Sigmoid Erf Relu LeakyRelu PRelu Elu Selu Celu ThresholdedRelu HardSigmoid "
+    "HardSwish Softsign Softplus Gelu Mish Floor Ceil Round Sign Sum Max Min Clip Conv ConvTranspose Gemm MatMul Einsum "
+    "AveragePool MaxPool GlobalAveragePool GlobalMaxPool ReduceSum ReduceMax ReduceMin ReduceMean ReduceL1 ReduceL2 "
+    "ReduceSumSquare CumSum LSTM GRU RNN Resize Upsample Softmax Where Cast Dropout DequantizeLinear"
 )
-"""Operators that may return a NaN or an infinity for finite inputs without an overflow, or whose contents are not examined."""
-
-QUIET = names("Gemm MatMul ReduceMean Softmax Where Cast CastLike Dropout DequantizeLinear")
-"""Those among them that return finite values for finite inputs that are not empty, unless a sum overflows."""
+"""Operators that return finite values for finite inputs that are not empty, unless a result overflows."""
 
 KEEPS = names(
     "Reshape Transpose Concat Slice Gather GatherElements GatherND Squeeze Unsqueeze Flatten Split Identity Expand Tile "
@@ -314,17 +313,18 @@ class Tracer:
         if not item.chosen and not condition.constant:
             self._split(pending, Select(call, True), lambda: bool(condition.array.reshape(-1)[0]))
             return []
-        return self._branch(call, bool(array.reshape(-1)[0]))
+        try:
+            return self._branch(call, bool(array.reshape(-1)[0]))
+        except TooManyCalls:
+            return [(call,)]
 
     def _branch(self, call: Call, taken: bool) -> list[Item]:
         key = ("branch", call, taken)
         if key not in self.shared:
             graph: Graph = call.attributes["then_branch" if taken else "else_branch"]
             region = self.region
-            before, region.calls = region.calls, []
-            outputs = branch_of(region, graph, call.scope)
-            made, region.calls = region.calls, before
-            inner = Region(made, (), outputs, region.constants, region.names, region.size)
+            inner = Region(constants=region.constants, names=region.names, size=region.size)
+            inner.outputs = branch_of(inner, graph, call.scope)
             fuse(inner, self.options.level)
             region.size = inner.size
             self.shared[key] = inner
@@ -470,7 +470,8 @@ class Tracer:
             made = result if isinstance(result, tuple) else (result,)
             if folded and all(v is None or v.key is not None for v in inputs):
                 for n, v in enumerate(made):
-                    v.key = (id(call), n)
+                    if v is not None:
+                        v.key = (id(call), n)
             for value, what, copy in site.made:
                 self.copies.setdefault(id(value), (value, {}))[1][what] = copy
                 copy.buffer.users += 1
@@ -677,12 +678,12 @@ class Tracer:
         return 1
 
     def _hazard(self, call: Call, entries: Sequence[Entry | None]) -> int:
+        if any(isinstance(e, Loose) for e in entries):
+            return NAN  # what a sequence holds, or a string stands for, is not known
         known = worst(*(e for e in entries if isinstance(e, Value)))
         if call.is_(*KEEPS):
             return known
-        if known != FINITE or call.node.domain or (call.name in GENERATORS and call.name not in QUIET):
-            return NAN
-        return FINITE
+        return FINITE if known == FINITE and call.is_(*STEADY) else NAN
 
     # --- the end of a segment
 
