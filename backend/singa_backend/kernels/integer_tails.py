@@ -57,6 +57,7 @@ class Tail:
         made: the post-ops and their operands.
         bound: the highest absolute sum of each channel.
         bias: float32, what is added to the sums.
+        late: whether the bias is a post-op too, not an argument of the primitive.
         target: the quantized value whose memory becomes the result: what the result is added to.
         free: whether that memory may be overwritten.
     """
@@ -73,6 +74,7 @@ class Tail:
     made: Fused = field(default_factory=lambda: Fused(Attributes()))
     bound: np.ndarray | None = None
     bias: Value | None = None
+    late: bool = False
     target: Value | None = None
     free: bool = False
 
@@ -80,6 +82,17 @@ class Tail:
     def term(self) -> MemoryDesc | None:
         """The description of the bias."""
         return None if self.bias is None else dense_desc(F32, self.bias.shape)
+
+    def add(self, bias: Value) -> None:
+        """Add a vector of float32 to the sums."""
+        if self.late or self.channels != 1 or len(self.shape) == 2:
+            wide = [1] * len(self.shape)
+            wide[self.channels] = bias.size
+            bias = bias.view(wide, strides_of(wide, 4))
+        if self.late:
+            self._operand("add", bias)
+        else:
+            self.bias = bias
 
     def multiply(self, w: Value, factor: np.ndarray, what: Any) -> None:
         """Multiply with one float32, or one for each channel, derived from the constant w."""
@@ -145,10 +158,7 @@ class Tail:
             return False
         if not exact_bias(self.bound, b.array.reshape(-1), factor.array.reshape(-1)):
             return False
-        shape = [1] * len(self.shape)
-        shape[self.channels] = channels
-        known = [channels] if self.channels == 1 and len(shape) > 2 else shape
-        self.bias = derived(self.site, b, ("float", tuple(known)), lambda: b.array.astype(np.float32).reshape(known))
+        self.add(derived(self.site, b, "float", lambda: b.array.astype(np.float32).reshape(-1)))
         return True
 
     def _varies(self, v: Value) -> bool:

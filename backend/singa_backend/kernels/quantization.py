@@ -106,17 +106,8 @@ def quantize_linear(site: Site, x: Value, s: Value, z: Value | None = None) -> V
     return quantized(site, x, s, z, dtype, _axis(site, x, s))
 
 
-@kernel("DequantizeLinear", *VERSIONS, on="onednn")
-def dequantize_linear(site: Site, x: Value, s: Value, z: Value | None = None) -> Value:
-    """A reorder with a scale and a zero point: an exact difference and one product."""
-    require_plain(site, x, dtypes=(*INT8, INT32))
-    require_plain(site, s.view((s.size,), (4,)))
-    a = site.attributes
-    site.require(not a.get("output_dtype") or numpy_dtype(a["output_dtype"]) == F32, "the result is not float32")
-    site.require(
-        z is None or (z.dtype == x.dtype and (z.shape == s.shape or z.size == s.size == 1)), "the zero point does not fit"
-    )
-    axis = _axis(site, x, s)
+def dequantized(site: Site, x: Value, s: Value, z: Value | None, axis: int | None) -> Value:
+    """Add the steps that dequantize values to float32; `axis` is that of the scales, None for one."""
     none = z is None or (z.constant and not z.array.any())
     site.require(none or (axis is None and x.dtype != INT32), "there are several zero points")
     order = order_of(x)
@@ -141,6 +132,20 @@ def dequantize_linear(site: Site, x: Value, s: Value, z: Value | None = None) ->
         made = onednn.reorder(src, dst, attributes=attributes)
     emit(site, made, arguments | {DST: (dst, target)}, (target,), "dequantize")
     return y
+
+
+@kernel("DequantizeLinear", *VERSIONS, on="onednn")
+def dequantize_linear(site: Site, x: Value, s: Value, z: Value | None = None) -> Value:
+    """A reorder with a scale and a zero point: an exact difference and one product."""
+    require_plain(site, x, dtypes=(*INT8, INT32))
+    require_plain(site, s.view((s.size,), (4,)))
+    a = site.attributes
+    site.require(not a.get("output_dtype") or numpy_dtype(a["output_dtype"]) == F32, "the result is not float32")
+    site.require(
+        z is None or (z.dtype == x.dtype and (z.shape == s.shape or z.size == s.size == 1)), "the zero point does not fit"
+    )
+    axis = _axis(site, x, s)
+    return dequantized(site, x, s, z, axis)
 
 
 @kernel("DynamicQuantizeLinear", 11, on="onednn")

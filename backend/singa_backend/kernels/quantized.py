@@ -196,9 +196,10 @@ def qlinear_conv(
 
     def start() -> Tail:
         tail = one.tail()
+        if bias is not None:
+            tail.add(bias)
         tail.multiply(w, factor, ("factor", factor.tobytes()))
         tail.quantize(zero, yz.dtype)
-        tail.bias = bias
         return tail
 
     return one.emit(start)
