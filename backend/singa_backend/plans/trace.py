@@ -488,7 +488,7 @@ class Tracer:
         del self.buffers[first:]
 
     def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[Call]) -> None:
-        origins = tuple(n for c in calls for n in (c.origins or (c.node,)))
+        origins = tuple({id(n): n for c in calls for n in (c.origins or (c.node,))}.values())
         bound = [step.bind() for step in site.steps]  # before any runs: a kernel may still decline
         for step, pieces in zip(site.steps, bound, strict=True):
             step.origins = origins

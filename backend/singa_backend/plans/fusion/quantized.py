@@ -242,7 +242,7 @@ def quantized_tables(edit: Editor) -> int:
         else:
             origins = [*reversed(calls)]
             index = edit.call("Cast", (source,), origins, to=6)
-            found = edit.call("Gather", (edit.region.constant(table), index.outputs[0]), origins, root.outputs[:1])
+            found = edit.call("Gather", (edit.region.constant(table), index.outputs[0]), [root], root.outputs[:1])
             edit.put(root, index, found)
         count += 1
     return count
@@ -363,7 +363,7 @@ def _product(edit: Editor, root: Call, y: Quantized) -> bool:
     info = np.iinfo(y.zero.dtype)
     if (low, high) != (info.min, info.max):
         ends = [edit.region.constant(np.array(v, y.zero.dtype)) for v in (low, high)]
-        made.append(edit.call("Clip", (made[-1].outputs[0], *ends), origins))
+        made.append(edit.call("Clip", (made[-1].outputs[0], *ends), [root]))
     made[-1].outputs = (root.outputs[0],)
     edit.put(root, *made)
     return True
@@ -486,6 +486,7 @@ def _matmul(
     if term is None:
         return None
     product = edit.call("MatMulInteger", (a.value, value, _zero(edit, a), _zero(edit, b)), origins)
+    origins = [origins[-1]]
     total = edit.call("Add", (product.outputs[0], edit.region.constant(term)), origins)
     real = edit.call("Cast", total.outputs, origins, to=1)
     factor = (steps / y.scale[0]).astype(np.float32)
@@ -522,16 +523,15 @@ def quantized_sums(edit: Editor) -> int:
             continue
         if _order(edit, b) > _order(edit, a):
             a, b = b, a
-        origins = [a.call, b.call, call, *([relu] if relu else []), root]
         scale = edit.region.constant((a.scale / b.scale).reshape(()))
         unit = edit.region.constant(np.ones((), np.float32))
         step = edit.region.constant((y.scale / b.scale).reshape(()))
-        first = edit.call("DequantizeLinear", (a.value, scale, _zero(edit, a)), origins)
-        second = edit.call("DequantizeLinear", (b.value, unit, _zero(edit, b)), origins)
-        calls = [second, first, edit.call("Add", (first.outputs[0], second.outputs[0]), origins)]
+        first = edit.call("DequantizeLinear", (a.value, scale, _zero(edit, a)), [a.call])
+        second = edit.call("DequantizeLinear", (b.value, unit, _zero(edit, b)), [b.call])
+        calls = [second, first, edit.call("Add", (first.outputs[0], second.outputs[0]), [call])]
         if relu is not None:
-            calls.append(edit.call("Relu", calls[-1].outputs, origins))
-        calls.append(edit.call("QuantizeLinear", (calls[-1].outputs[0], step, _zero(edit, y)), origins, root.outputs[:1]))
+            calls.append(edit.call("Relu", calls[-1].outputs, [relu]))
+        calls.append(edit.call("QuantizeLinear", (calls[-1].outputs[0], step, _zero(edit, y)), [root], root.outputs[:1]))
         edit.put(root, *calls)
         count += 1
     return count
