@@ -91,14 +91,24 @@ def emit(
     nbytes = primitive.scratchpad_nbytes
     scratch = site.scratch(nbytes) if nbytes else None
 
+    held: list[onednn.Bound] = []
+
     def bind() -> Bound:
         library = onednn.library()
         assert library is not None
-        given = {arg: (md, v.address) for arg, (md, v) in arguments.items()}
+        places = {arg: v.address for arg, (_, v) in arguments.items()}
         if scratch is not None:
             assert scratch.memory is not None
-            given[SCRATCHPAD] = (primitive.query("scratchpad"), int(scratch.memory.ctypes.data))
-        return [(library.execute, onednn.bind(primitive, given).args)]
+            places[SCRATCHPAD] = int(scratch.memory.ctypes.data)
+        if held:  # a memory that is moved costs less than a new one
+            for arg, place in places.items():
+                held[0].memories[arg].move(place)
+        else:
+            given = {arg: (md, places[arg]) for arg, (md, _) in arguments.items()}
+            if scratch is not None:
+                given[SCRATCHPAD] = (primitive.query("scratchpad"), places[SCRATCHPAD])
+            held.append(onednn.bind(primitive, given))
+        return [(library.execute, held[0].args)]
 
     made = {id(v) for v in writes}
     reads = [v for _, v in arguments.values() if id(v) not in made]

@@ -51,7 +51,8 @@ class Plan:
     Attributes:
         first: the first segment.
         facts: what the trace found.
-        inputs: the arrays that a run copies its inputs into; a Loose for an input that is not an array of numbers.
+        inputs: the arrays that a run copies its inputs into; a Loose for an input that is not an array of numbers; None for one that
+            is not copied.
         signature: the type, the shape and the dtype of each input; None if one is not an array of numbers.
         admitted: limits which the plan is known not to exceed.
         sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.
@@ -86,13 +87,17 @@ class Plan:
         limits.enter(budget)
         tracer = self._tracer(budget)
         self.first = tracer.start(inputs)
-        self.inputs = [e.array if isinstance(e, Value) else e for e in tracer.entries]
+        passed = {p.index for p in self.first.passed}
+        self.inputs = [None if i in passed else e.array if isinstance(e, Value) else e for i, e in enumerate(tracer.entries)]
         if all(isinstance(e, Value) for e in tracer.entries):
-            self.signature = [(np.ndarray, a.shape, a.dtype) for a in self.inputs]
-            self.sums = [(_sum_of(a), a.reshape(-1)) for a in self.inputs if a.dtype.kind not in "biu"]
+            self.signature = [(np.ndarray, e.shape, e.dtype) for e in tracer.entries if isinstance(e, Value)]
+            held = [a for a in self.inputs if a is not None]
+            self.sums = [(_sum_of(a), a.reshape(-1)) for a in held if a.dtype.kind not in "biu"]
             self.is_plain = self.first.check is None and not self.facts.definitions
             self.results_nbytes = limits.bytes_of(e.nbytes for e in self.first.outputs if isinstance(e, Value))
-        return None if self.facts.finite and not all(map(finite, inputs)) else tracer.segment.results()
+        outputs = None if self.facts.finite and not all(map(finite, inputs)) else tracer.segment.results()
+        self.first.detach()
+        return outputs
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
         planner = self.planner
@@ -140,17 +145,23 @@ class Plan:
         """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""
         i = 0
         for target in self.inputs:
-            target[...] = inputs[i]
+            if target is not None:
+                target[...] = inputs[i]
             i += 1  # noqa: SIM113
         if self.facts.finite:
             for sum_of, elements in self.sums:
                 if not math.isfinite(sum_of(elements)) and not finite(elements):
                     return None
-        for function, arguments in self.first.flat:
+        first = self.first
+        if first.passed:
+            first.attach(inputs)
+        for function, arguments in first.flat:
             function(*arguments)
         made = []
-        for copy in self.first.copies:
+        for copy in first.copies:
             made.append(copy())
+        if first.passed:
+            first.detach()
         return made
 
     def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
@@ -159,11 +170,13 @@ class Plan:
         for target, x in zip(self.inputs, inputs, strict=True):
             if isinstance(target, Loose):
                 target.value = x
-            else:
+            elif target is not None:
                 target[...] = x
-        if self.facts.finite and not all(map(finite, self.inputs)):
+        if self.facts.finite and not all(finite(x) for t, x in zip(self.inputs, inputs, strict=True) if t is not None):
             return None
         segment = self.first
+        if segment.passed:
+            segment.attach(inputs)
         while True:
             if execute is not None:
                 execute(segment, budget)
@@ -175,7 +188,9 @@ class Plan:
                 for function, arguments in segment.flat:
                     function(*arguments)
             if segment.check is None:
-                return segment.results()
+                outputs = segment.results()
+                segment.detach()
+                return outputs
             key = segment.check()
             following = segment.next.get(key)
             if following is None:

@@ -21,7 +21,7 @@ from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
 from ..kernels.onednn import OneDnnError, thread_switch, threads_of
-from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
+from ..kernels.table import Follower, Invalid, Kernel, Options, Refused, Site, kernels_of, worst
 from ..kernels.values import FINITE, INFINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
 from ..kernels.work import flops
 from ..runtime.executor import Visitor
@@ -124,6 +124,50 @@ class Point:
     uses: Counter[int]
 
 
+PASSED = 1 << 19
+"""Bytes from which an input is read where it is, and an output is computed where it stays: a copy takes longer than to bind steps."""
+
+PASSED_STEPS = 8
+"""The highest number of steps that are bound in each run for such an array."""
+
+
+@dataclass(eq=False)
+class Passed:
+    """A large input or output of a run that is not copied.
+
+    Attributes:
+        value: what the steps read or write.
+        index: of the input; -1 for an output.
+        check: the index of the call that refuses an input with a NaN or an infinity, before the first step that reads it: the
+            elements are then in the cache for the step; -1 for none.
+        array: the present run's.
+    """
+
+    value: Value
+    index: int = -1
+    check: int = -1
+    array: np.ndarray | None = None
+
+    def attach(self, array: np.ndarray) -> None:
+        """Let the steps that are bound next use this array."""
+        self.array = array
+        self.value.buffer.memory = array.reshape(-1).view(np.uint8)
+
+    def take(self) -> np.ndarray:
+        """The output of this run; a copy if the run is the trace."""
+        return self.value.array.copy() if self.array is None else self.array
+
+
+def _require_finite(x: np.ndarray) -> None:
+    """Raise Invalid unless an input is finite."""
+    if not math.isfinite(np.add.reduce(x, None)) and not np.isfinite(x).all():
+        raise Invalid("an input is not finite")
+
+
+def _unbound() -> None:
+    """Is in place of a call that is bound in each run."""
+
+
 @dataclass(eq=False)
 class Segment:
     """Steps that always run together.
@@ -139,6 +183,8 @@ class Segment:
         point: what a new continuation starts from.
         outputs: the outputs of the plan, for the last segment.
         copies: for each output the function that returns a copy.
+        passed: the inputs and outputs that are not copied.
+        moving: the steps that use them, with the index of their first call.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -151,6 +197,26 @@ class Segment:
     point: Point | None = None
     outputs: tuple[Entry, ...] = ()
     copies: tuple[Callable[[], Any], ...] = ()
+    passed: tuple[Passed, ...] = ()
+    moving: tuple[tuple[int, Step, int], ...] = ()
+
+    def attach(self, inputs: Sequence[Any]) -> None:
+        """Bind the steps that use inputs and outputs which are not copied to those of this run."""
+        for p in self.passed:
+            p.attach(np.ascontiguousarray(inputs[p.index]) if p.index >= 0 else np.empty(p.value.shape, p.value.dtype))
+            if p.check >= 0:
+                self.flat[p.check] = (_require_finite, (p.array,))
+        for start, step, count in self.moving:
+            self.flat[start : start + count] = step.bind()
+
+    def detach(self) -> None:
+        """Keep nothing of the arrays of a run."""
+        for p in self.passed:
+            p.array = p.value.buffer.memory = None
+            if p.check >= 0:
+                self.flat[p.check] = (_unbound, ())
+        for start, _, count in self.moving:
+            self.flat[start : start + count] = [(_unbound, ())] * count
 
     def results(self) -> list[Any]:
         """The present outputs, copied."""
@@ -270,7 +336,7 @@ class Tracer:
                     cells = [self.env[i] for i in ids if i in self.env]
                     self._split(pending, Adopt(ids, item[-1]), partial(_kinds, cells))
         self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
-        self._finish()
+        self._finish(self.segment is first and bool(self.entries))
         return first
 
     def _split(self, pending: list[Item], then: Item, key: Callable[[], Any]) -> None:
@@ -687,13 +753,18 @@ class Tracer:
 
     # --- the end of a segment
 
-    def _finish(self) -> None:
-        """Give every buffer of the segment its place in an arena, and bind the steps to it."""
+    def _finish(self, whole: bool = False) -> None:
+        """Give every buffer of the segment its place in an arena, and bind the steps to it.
+
+        Args:
+            whole: whether the segment is all of the plan: only then are inputs and outputs passed without a copy.
+        """
         segment = self.segment
+        passed = self._passed() if whole else {}
         for entry in segment.outputs:
             if isinstance(entry, Value):
                 entry.buffer.touch(len(segment.steps))
-        used = [b for b in self.buffers if b.first >= 0 and not b.pinned]
+        used = [b for b in self.buffers if b.first >= 0 and not b.pinned and id(b) not in passed]
         segment.arena_bytes = arenas.place(used)
         segment.live_bytes = arenas.live_bytes(used)
         segment.arena = aligned(segment.arena_bytes)
@@ -704,17 +775,47 @@ class Tracer:
             b.memory, b.pinned = place, True
             self.live.pop(id(b), None)
         usual = at = self.options.threads
+        moving = []
         for step in segment.steps:
             pieces = step.bind()
+            own = len(pieces)
             needed = _threads(step, pieces, usual)
             self.facts.parallel |= needed > 0 and step.kernel != "definition"
             if needed not in (0, at):
                 pieces, at = [*thread_switch(needed), *pieces], needed
+            found = [passed[i] for i in {id(v.buffer) for v in (*step.reads, *step.writes)} if i in passed]
+            checked = [p for p in found if self.facts.finite and p.index >= 0 and p.check < 0 and p.value.dtype.kind in "fc"]
+            for n, p in enumerate(checked):
+                p.check = len(segment.flat) + n
+            pieces = [*[(_unbound, ())] * len(checked), *pieces]
+            if found:
+                moving.append((len(segment.flat) + len(pieces) - own, step, own))
             if step is segment.steps[-1] and at != usual:
                 pieces = [*pieces, *thread_switch(usual)]
             step.count = len(pieces)
             segment.flat += pieces
-        segment.copies = tuple(e.array.copy if isinstance(e, Value) else partial(_copy, e) for e in segment.outputs)
+        segment.passed, segment.moving = tuple(passed.values()), tuple(moving)
+        segment.copies = tuple(
+            partial(_copy, e) if isinstance(e, Loose) else passed[id(e.buffer)].take if id(e.buffer) in passed else e.array.copy
+            for e in segment.outputs
+        )
+
+    def _passed(self) -> dict[int, Passed]:
+        """The large inputs and outputs which a run need not copy, by buffer."""
+        segment = self.segment
+        touching = Counter(i for s in segment.steps for i in {id(v.buffer) for v in (*s.reads, *s.writes)})
+        written = {id(v.buffer) for s in segment.steps for v in s.writes}
+        results = Counter(id(e.buffer) for e in segment.outputs if isinstance(e, Value))
+        made = {}
+        for index, e in enumerate(self.entries):
+            if isinstance(e, Value) and e.dtype.kind in "biufc" and not results[id(e.buffer)] and id(e.buffer) not in written:
+                made[id(e.buffer)] = Passed(e, index)
+        given = {id(e.buffer) for e in self.entries if isinstance(e, Value)}
+        for o in segment.outputs:
+            if isinstance(o, Value) and results[id(o.buffer)] == 1 and id(o.buffer) in written - given and o.contiguous:
+                if o.offset == 0 and o.nbytes == o.buffer.nbytes and not o.buffer.pinned:
+                    made[id(o.buffer)] = Passed(o)
+        return {i: p for i, p in made.items() if p.value.nbytes >= PASSED and touching[i] <= PASSED_STEPS}
 
 
 class TraceSite(Site):
