@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .elementwise import order_of
-from .lowering import F32, copy, derived
+from .lowering import F32, derived
 from .products import Product
 from .softmaxes import softmax_in_place
 from .table import Site, kernel
@@ -17,20 +16,6 @@ from .values import FINITE, INFINITE, Value
 
 LOWEST = np.float32(np.finfo(np.float32).min)
 """Is added in place of negative infinity, so that the softmax of a query without visible keys is not NaN."""
-
-
-COPIED_QUERIES, COPIED_BYTES = 16, 1 << 21
-"""Parts of a joined product are copied for so many queries at least and up to so many bytes of all parts, which a cache holds:
-oneDNN has its best code for heads without gaps only."""
-
-
-def gapless(site: Site, x: Value) -> Value:
-    """The value itself if its heads are dense in memory; otherwise a copy in which they are next to each other."""
-    if order_of(x) in ([0, 1, 2, 3], [0, 2, 1, 3]):
-        return x
-    y = site.new(x.shape, F32, (0, 2, 1, 3), x.hazard)
-    copy(site, x, y)
-    return y
 
 
 def heads_of(site: Site, x: Value, count: int | None) -> Value:
@@ -199,8 +184,6 @@ def attention(
     fits = (batch, kv_heads, size, keys) == (k.shape[0], v.shape[1], k.shape[3], v.shape[2]) and v.shape[0] == batch
     site.require(fits and q.size and k.size and v.size and heads % kv_heads == 0, "the shapes do not match, or are empty")
     site.require(max(q.hazard, k.hazard, v.hazard) == FINITE, "the inputs may not be finite")
-    if queries >= COPIED_QUERIES and q.nbytes + k.nbytes + v.nbytes <= COPIED_BYTES:
-        q, k, v = (gapless(site, x) for x in (q, k, v))
     bias = Bias(site, _checked(site, mask, (batch, heads, queries, keys)), (batch, heads, queries, keys), past)
     scale = 1 / math.sqrt(size) if given["scale"] is None else given["scale"]
     softcap = given["softcap"]

@@ -90,7 +90,10 @@ def rms_normalization(site: Site, x: Value, scale: Value) -> Value:
     rows.scale = derived(site, scale, ("times", float(factor)), lambda: scale.array.reshape(-1) * factor)
     sums = site.new((count,), F32, hazard=FINITE)
     site.emit(
-        lambda: [(np.vecdot, (rows.rows.array, rows.rows.array, sums.array))], reads=(x,), writes=(sums,), kernel="numpy.vecdot"
+        lambda: [(np.vecdot, (rows.rows.array, rows.rows.array, sums.array))],
+        reads=(rows.rows,),
+        writes=(sums,),
+        kernel="numpy.vecdot",
     )
     key = ("zeros", count)
     if key not in site.shared:
