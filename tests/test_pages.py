@@ -11,7 +11,7 @@ import pytest
 from tests.test_arrows import LAYERS
 
 PROJECT = Path(__file__).parents[1]
-PLANNED = {"collectives", "plans"}
+PLANNED = {"collectives"}
 
 
 def text(name: str) -> str:
