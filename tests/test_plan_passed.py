@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
+from tests.plan_checks import drawn, model_of, same
+
 from singa_backend.backend import SingaBackend, SingaRep
 from singa_backend.kernels.table import Options
-from tests.plan_checks import drawn, model_of, same
 
 node = helper.make_node
 SHAPE = (400, 512)

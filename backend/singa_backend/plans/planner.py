@@ -51,8 +51,8 @@ class Plan:
     Attributes:
         first: the first segment.
         facts: what the trace found.
-        inputs: the arrays that a run copies its inputs into; a Loose for an input that is not an array of numbers; None for one that
-            is not copied.
+        inputs: the arrays that a run copies its inputs into; a Loose for an input that is not an array of numbers; None for
+            one that is not copied.
         signature: the type, the shape and the dtype of each input; None if one is not an array of numbers.
         admitted: limits which the plan is known not to exceed.
         sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.

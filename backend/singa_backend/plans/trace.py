@@ -125,7 +125,7 @@ class Point:
 
 
 PASSED = 1 << 19
-"""Bytes from which an input is read where it is, and an output is computed where it stays: a copy takes longer than to bind steps."""
+"""Bytes from which an input is read where it is, and an output computed where it stays: copies take longer than binding steps."""
 
 PASSED_STEPS = 8
 """The highest number of steps that are bound in each run for such an array."""
@@ -812,9 +812,10 @@ class Tracer:
                 made[id(e.buffer)] = Passed(e, index)
         given = {id(e.buffer) for e in self.entries if isinstance(e, Value)}
         for o in segment.outputs:
-            if isinstance(o, Value) and results[id(o.buffer)] == 1 and id(o.buffer) in written - given and o.contiguous:
-                if o.offset == 0 and o.nbytes == o.buffer.nbytes and not o.buffer.pinned:
-                    made[id(o.buffer)] = Passed(o)
+            if not isinstance(o, Value) or o.offset or o.nbytes != o.buffer.nbytes or o.buffer.pinned or not o.contiguous:
+                continue
+            if results[id(o.buffer)] == 1 and id(o.buffer) in written - given:
+                made[id(o.buffer)] = Passed(o)
         return {i: p for i, p in made.items() if p.value.nbytes >= PASSED and touching[i] <= PASSED_STEPS}
 
 
