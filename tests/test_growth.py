@@ -6,14 +6,13 @@ A line event occurs at each iteration of a loop or a comprehension, so that hidd
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from onnx import helper
+from tests.growth_checks import lines
 
 from singa_backend import SingaBackend
 from singa_backend.passes import ModelEditor
@@ -25,24 +24,6 @@ _spec.loader.exec_module(growth)
 
 SLOW = ("export a file", "check", "save")
 """Operations that wait for a child process, whose parts are covered by others."""
-
-
-def lines(call: Callable[[], Any]) -> int:
-    """The number of lines of Python that a call runs."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def growth_of(make: Callable[[int], Callable[[], Any]], n: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+from tests.growth_checks import lines
 
 from singa_backend.conform.fuzz.graphs.generate import draw, every_node
 from singa_backend.ir.graph import ABSENT, Graph
@@ -1011,24 +1011,6 @@ CHAINS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def work(call: Callable[[], Any]) -> int:
-    """The number of lines of Python that a call runs."""
-    count = 0
-
-    def trace(frame: Any, event: str, arg: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return count
-
-
 @pytest.mark.parametrize("name", CHAINS)
 def test_work_grows_linearly(name: str) -> None:
     weights = {"w": np.ones((2, 2), F), "k": np.full((), 0.5, F), "s": np.array([2, 2])}
@@ -1037,7 +1019,7 @@ def test_work_grows_linearly(name: str) -> None:
         graph = chain(CHAINS[name], size, **weights)
         region = region_of(graph)
         types = declared(region, graph)
-        counts.append(work(lambda r=region, t=types: fuse(r, types=t)))  # type: ignore[misc]
+        counts.append(lines(lambda r=region, t=types: fuse(r, types=t)))  # type: ignore[misc]
     assert counts[1] < 11 * counts[0] + 10_000
 
 

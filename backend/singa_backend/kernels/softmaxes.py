@@ -88,7 +88,7 @@ def softmax_rows(site: Site, x: Value) -> Value:
 
 
 def _log_softmax(site: Site, x: Value, axes: int | tuple[int, ...]) -> Value:
-    """The definition's functions; oneDNN's logarithm has errors of 4e-6, which are large beside results near 0."""
+    """The definition's functions; oneDNN's logarithm has errors of 4e-6, which are large against results near 0."""
     site.require(x.dtype in FLOATS and x.size and x.ndim, "elements of other types, or none")
     y = site.new(x.shape, x.dtype, hazard=FINITE if x.hazard == FINITE else NAN)
     one = site.new([1 if i in np.atleast_1d(axes) else d for i, d in enumerate(x.shape)], x.dtype)

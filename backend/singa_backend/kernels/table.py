@@ -103,7 +103,6 @@ class Site(ABC):
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.absorbed = 0
-        self.notes: list[str] = []
 
     def refuse(self, reason: str) -> NoReturn:
         """Decline: another kernel or the definition is used."""
@@ -117,10 +116,6 @@ class Site(ABC):
     def absorb(self, count: int) -> None:
         """Compute this many of the followers too: the returned value is that of the last of them."""
         self.absorbed = count
-
-    def note(self, text: str) -> None:
-        """Add a remark to the profile of the next step."""
-        self.notes.append(text)
 
     @abstractmethod
     def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, hazard: int | None = None) -> Value:
@@ -161,8 +156,7 @@ class Site(ABC):
     ) -> None:
         """Add a step."""
         given = tuple(v for v in reads if v is not None)
-        notes, self.notes = tuple(self.notes), []
-        self.steps.append(Step(bind, given, tuple(writes), kernel, (), notes, scratch, list(keeps)))
+        self.steps.append(Step(bind, given, tuple(writes), kernel, (), (), scratch, list(keeps)))
 
     def derived(self, value: Value, what: Any, make: Callable[[], Any]) -> Any:
         """What `make` returns for a constant of the graph, computed once for all plans; for other values once for this plan."""

@@ -6,7 +6,7 @@ newest version, whatever opset the model has, so the region still runs by the de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -103,30 +103,6 @@ class Region:
         made = self.new(name)
         self.constants[made] = value
         return made
-
-    def producers(self) -> dict[int, Call]:
-        """The call that returns each value."""
-        return {o: call for call in self.calls for o in call.outputs if o != ABSENT}
-
-    def uses(self) -> dict[int, list[Call]]:
-        """The calls that read each value, once for each place; an output of the region counts as a use by no call."""
-        found: dict[int, list[Call]] = {}
-        for call in self.calls:
-            for i in call.reads:
-                found.setdefault(i, []).append(call)
-        return found
-
-    def number(self, value: int, most: int = 1) -> np.ndarray | None:
-        """A constant of at most `most` elements; None for other values."""
-        array = self.constants.get(value)
-        return array if isinstance(array, np.ndarray) and array.size <= most else None
-
-    def replace(self, old: Iterable[Call], new: Sequence[Call]) -> None:
-        """Replace calls by others, which take the place of the last of them."""
-        gone = set(map(id, old))
-        last = max(i for i, call in enumerate(self.calls) if id(call) in gone)
-        self.calls[last + 1 : last + 1] = new
-        self.calls = [call for call in self.calls if id(call) not in gone]
 
     def remove_dead(self) -> int:
         """Remove calls whose results are not used; return their number."""

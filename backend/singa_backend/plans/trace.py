@@ -22,7 +22,7 @@ from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
 from ..kernels.onednn import OneDnnError, thread_switch, threads_of
 from ..kernels.table import Follower, Invalid, Kernel, Options, Refused, Site, kernels_of, worst
-from ..kernels.values import FINITE, INFINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
+from ..kernels.values import FINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
 from ..kernels.work import flops
 from ..runtime.executor import Visitor
 from . import arena as arenas
@@ -918,4 +918,4 @@ def _draws(node: Node) -> bool:
     return has_trait(node.domain, node.op_type, "random") or has_trait(node.domain, node.op_type, "random_in_training")
 
 
-__all__ = ["INFINITE", "Facts", "Loose", "Mismatch", "Point", "Segment", "State", "Tracer"]
+__all__ = ["Facts", "Loose", "Mismatch", "Point", "Segment", "State", "Tracer"]
