@@ -6,10 +6,11 @@ import math
 import os
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
 from .region import Region, TooManyCalls, region_of
-from .trace import Facts, Loose, Mismatch, Segment, State, Tracer
+from .trace import Cache, Facts, History, Loose, Mismatch, NotOpen, Segment, State, Tracer
 
 PLANS = 16
 """The number of plans of a model that are kept."""
@@ -40,6 +41,24 @@ BRANCHES = 16
 
 Execute = Callable[[Segment, limits.Budget], None]
 """Runs the steps of a segment."""
+
+
+class Turn:
+    """What plans that share memory take turns with.
+
+    Attributes:
+        lock: is held during a run.
+        context: of the runs.
+    """
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Make both; in a forked child another thread of the parent may have been in them."""
+        self.lock = threading.Lock()
+        self.context = Context()
+        self.context.run(np.seterr, all="ignore")
 
 
 class Plan:
@@ -58,12 +77,16 @@ class Plan:
         sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.
         is_plain: whether it is one segment without definitions, on arrays.
         results_nbytes: what a run adds to the bytes that its budget counts, if it is plain.
+        turn: what runs of plans that share memory take turns with.
+        history: what an open plan can repeat; None if it cannot.
     """
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, earlier: Plan | None = None) -> None:
         self.planner = planner
-        self.state = State()
-        self.facts = Facts()
+        self.state: State = State() if earlier is None else earlier.state
+        self.facts: Facts = Facts() if earlier is None else replace(earlier.facts, executions=0, definitions=0)
+        self.turn: Turn = Turn() if earlier is None else earlier.turn
+        self.history: History | None = None
         self.first = Segment()
         self.inputs: list[Any] = []
         self.signature: list[tuple[type, tuple[int, ...], np.dtype[Any]]] | None = None
@@ -71,22 +94,31 @@ class Plan:
         self.sums: list[tuple[Any, np.ndarray]] = []
         self.is_plain = False
         self.results_nbytes = 0
-        self.renew()
 
-    def renew(self) -> None:
-        """Make the lock and the context; in a forked child another thread of the parent may have been in them."""
-        self.lock = threading.Lock()
-        self.context = Context()
-        self.context.run(np.seterr, all="ignore")
+    def trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
+        """Make the plan by a run on these inputs.
 
-    def trace(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
-        """Make the plan by a run on these inputs; return the outputs, None if it needs finite inputs and they are not."""
-        return self.context.run(self._trace, inputs, budget)
+        Args:
+            inputs: the inputs.
+            budget: of this run.
+            earlier: a plan for other shapes; this one will be open.
 
-    def _trace(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
+        Returns:
+            The outputs; None if it needs finite inputs and they are not.
+
+        Raises:
+            NotOpen: if there is an earlier plan, and a result depends on the shapes in more than its own shape.
+        """
+        with self.turn.lock:
+            return self.turn.context.run(self._trace, inputs, budget, earlier)
+
+    def _trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None) -> list[Any] | None:
         limits.enter(budget)
         tracer = self._tracer(budget)
-        self.first = tracer.start(inputs)
+        self.first = tracer.start(inputs, self.planner.is_open, None if earlier is None else earlier.history)
+        self.history = tracer.history
+        if earlier is not None and 2 * tracer.repeated < tracer.place:
+            raise NotOpen
         passed = {p.index for p in self.first.passed}
         self.inputs = [None if i in passed else e.array if isinstance(e, Value) else e for i, e in enumerate(tracer.entries)]
         if all(isinstance(e, Value) for e in tracer.entries):
@@ -95,16 +127,24 @@ class Plan:
             self.sums = [(_sum_of(a), a.reshape(-1)) for a in held if a.dtype.kind not in "biu"]
             self.is_plain = self.first.check is None and not self.facts.definitions
             self.results_nbytes = limits.bytes_of(e.nbytes for e in self.first.outputs if isinstance(e, Value))
-        outputs = None if self.facts.finite and not all(map(finite, inputs)) else tracer.segment.results()
+        outputs = tracer.segment.results() if self._are_fit(inputs) else None
         self.first.detach()
         return outputs
+
+    def _are_fit(self, inputs: Sequence[Any]) -> bool:
+        """Whether the inputs are finite, if the plan needs that; a step of it checks those that it does not copy, and caches."""
+        if not self.facts.finite:
+            return True
+        return all(finite(x) for t, x in zip(self.inputs, inputs, strict=True) if t is not None and not isinstance(t, Cache))
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
         planner = self.planner
         self.state.visitor = Visitor(planner.executor, budget)
         self.state.bodies = planner.bodies
         self.state.visit_body = partial(BodyVisitor, planner.executor)
-        made = Tracer(planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget)
+        made = Tracer(
+            planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget, planner.caches
+        )
         roots = (made.live, planner.shared)
         if planner.is_body:
             budget.roots += roots
@@ -127,12 +167,12 @@ class Plan:
         plain = self.is_plain and budget is None and execute is None
         threads, parallel = self.planner.options.threads, self.facts.parallel
         before = onednn.exchange_threads(threads) if parallel else 0
-        lock = self.lock
+        lock, context = self.turn.lock, self.turn.context
         lock.acquire()
         try:
             if plain:
-                return self.context.run(self._plain, inputs)
-            return self.context.run(self._run, inputs, budget or self.planner.budget(), execute)
+                return context.run(self._plain, inputs)
+            return context.run(self._run, inputs, budget or self.planner.budget(), execute)
         except BaseException:
             before = before or (threads if parallel else 0)  # the steps before the failed one may have set another number
             raise
@@ -172,7 +212,7 @@ class Plan:
                 target.value = x
             elif target is not None:
                 target[...] = x
-        if self.facts.finite and not all(finite(x) for t, x in zip(self.inputs, inputs, strict=True) if t is not None):
+        if not self._are_fit(inputs):
             return None
         segment = self.first
         if segment.passed:
@@ -267,6 +307,9 @@ class Planner:
         seen: shapes with which the definitions have run.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
+        caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
+        is_open: whether sizes may differ between runs, and an open plan may be made.
+        open: the open plan, if there is one.
     """
 
     def __init__(
@@ -291,6 +334,9 @@ class Planner:
             if v.kind == "tensor"
         }
         self.fused = fuse(self.region, options.level, types)
+        self.caches = _caches(self.region)
+        self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
+        self.open: Opened | None = None
         self.shared: dict[Any, Any] = {}
         self.dynamic: set[int] = set()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -349,9 +395,12 @@ class Planner:
         plan = self.latest
         if plan is None or key != plan.signature:
             plan = self.plans.get(tuple(key))
-            if plan is None:
+            if plan is not None:
+                self._used(tuple(key), plan)
+            elif self.open is not None and self.open.takes(key):
+                plan = self.open.plan
+            else:
                 return None
-            self._used(tuple(key), plan)
         return (plan, given) if plan.admitted is self.limits else None
 
     def run_again(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
@@ -396,17 +445,16 @@ class Planner:
             plan = self.plans.get(key)
             try:
                 if plan is None:
-                    if self.unused >= NOVEL and execute is None and self._is_novel(key):
+                    novel = execute is None and self._is_novel(key)
+                    if novel and self.is_open:
+                        opened, outputs = self._run_open(key, inputs, budget)
+                        if opened:
+                            return outputs
+                    if self.unused >= NOVEL and novel:
                         return None
                     self.unused += 1
                     plan = Plan(self)
-                    before = onednn.exchange_threads(self.options.threads)
-                    try:
-                        with self.tracing:
-                            outputs = plan.trace(inputs, budget)
-                    finally:
-                        if before:
-                            onednn.set_threads(before)
+                    outputs = self._trace(plan, inputs, budget)
                     self._used(key, plan)
                     return outputs
                 if plan.admitted is not budget.limits:
@@ -433,6 +481,35 @@ class Planner:
                 budget.restart()
                 return None  # the definitions may need less
         return None
+
+    def _trace(self, plan: Plan, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
+        """Make a plan by a run; return the outputs."""
+        before = onednn.exchange_threads(self.options.threads)
+        try:
+            with self.tracing:
+                return plan.trace(inputs, budget, earlier)
+        finally:
+            if before:
+                onednn.set_threads(before)
+
+    def _run_open(self, key: Any, inputs: Sequence[Any], budget: limits.Budget) -> tuple[bool, list[Any] | None]:
+        """Run with the open plan, which is made if there is none; return whether that was possible, and the outputs."""
+        held, latest = self.open, self.latest
+        try:
+            if held is not None and held.takes(key) and self._fits(held.plan, budget):
+                held.plan.admitted = budget.limits
+                return True, held.plan.run(inputs, budget)
+            if held is None and latest is not None and latest.history is not None:
+                axes = _grown(key, latest.signature)
+                if axes and self._fits(latest, budget):
+                    plan = Plan(self, latest)
+                    outputs = self._trace(plan, inputs, budget, latest)
+                    self.open = Opened(plan, latest.signature, axes)
+                    return True, outputs
+        except (Mismatch, NotOpen):
+            self.is_open, self.open = False, None
+            budget.restart()
+        return False, None
 
     def _is_novel(self, key: Any) -> bool:
         """Whether no run has had these shapes; they are noted.  A plan takes longer to make than the definitions to run."""
@@ -463,6 +540,61 @@ class Planner:
         )
 
 
+def _caches(region: Region) -> dict[int, int]:
+    """The inputs of a region whose elements only a Concat reads, to append others; its result is an output.  With its axis."""
+    uses = Counter(i for c in region.calls if not c.is_("Shape") for i in c.reads)
+    uses.update(region.outputs)
+    outputs, given = Counter(region.outputs), Counter(region.inputs)
+    return {
+        c.inputs[0]: c.attributes["axis"]
+        for c in region.calls
+        if c.is_("Concat") and len(c.inputs) > 1 and given[c.inputs[0]] == uses[c.inputs[0]] == 1 == outputs[c.outputs[0]]
+    }
+
+
+def _grown(key: Any, other: Any) -> tuple[tuple[int, int], ...]:
+    """The axes in which inputs differ from those of a plan, with the input.
+
+    The past of generated text grows, and its mask; most steps of a plan do not depend on it.
+
+    Returns:
+        (input, axis) for each; none unless all lengths differ by the same number, in at most one axis of an input, and at
+        least one input does not differ.
+    """
+    if other is None or len(key) != len(other):
+        return ()
+    axes: list[tuple[int, int]] = []
+    differences: set[int] = set()
+    for n, (new, old) in enumerate(zip(key, other, strict=True)):
+        if new is None or new[2] != old[2] or len(new[1]) != len(old[1]):
+            return ()
+        found = [(axis, a - b) for axis, (a, b) in enumerate(zip(new[1], old[1], strict=True)) if a != b]
+        if len(found) > 1:
+            return ()
+        axes += [(n, axis) for axis, _ in found]
+        differences.update(d for _, d in found)
+    return tuple(axes) if len(differences) == 1 and len(axes) < len(key) else ()
+
+
+@dataclass(eq=False)
+class Opened:
+    """An open plan.
+
+    Attributes:
+        plan: the plan.
+        signature: of the plan that it was made from.
+        axes: the axes of inputs whose lengths may differ from it, all by the same number: (input, axis).
+    """
+
+    plan: Plan
+    signature: Any
+    axes: tuple[tuple[int, int], ...]
+
+    def takes(self, key: Any) -> bool:
+        """Whether the plan can run on inputs with these types, shapes and dtypes."""
+        return _grown(key, self.signature) == self.axes
+
+
 _planners: weakref.WeakSet[Planner] = weakref.WeakSet()
 
 
@@ -471,7 +603,7 @@ def _renew_locks() -> None:
     for planner in list(_planners):
         planner.lock, planner.tracing = threading.Lock(), threading.RLock()
         for plan in planner.plans.values():
-            plan.renew()
+            plan.turn.renew()
 
 
 if hasattr(os, "register_at_fork"):

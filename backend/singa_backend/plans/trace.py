@@ -21,13 +21,14 @@ from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
 from ..kernels.onednn import OneDnnError, thread_switch, threads_of
-from ..kernels.table import Follower, Invalid, Kernel, Options, Refused, Site, kernels_of, worst
+from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
 from ..kernels.values import FINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
 from ..kernels.work import flops
 from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
 from .fusion import fuse
+from .passing import PASSED, PASSED_STEPS, Passed, append, unbound
 from .region import Call, Region, TooManyCalls, branch_of, branches_fit, names
 
 STEADY = names(
@@ -124,48 +125,58 @@ class Point:
     uses: Counter[int]
 
 
-PASSED = 1 << 19
-"""Bytes from which an input is read where it is, and an output computed where it stays: copies take longer than binding steps."""
-
-PASSED_STEPS = 8
-"""The highest number of steps that are bound in each run for such an array."""
+@dataclass(eq=False)
+class Cache(Loose):
+    """An input to which a Concat appends, in place if there is room, before it becomes an output."""
 
 
 @dataclass(eq=False)
-class Passed:
-    """A large input or output of a run that is not copied.
+class Appended(Loose):
+    """The result of such a Concat: it belongs to the caller without a copy."""
+
+
+@dataclass(eq=False)
+class Record:
+    """What the trace of an item has found, which another plan repeats if the item reads the same values.
 
     Attributes:
-        value: what the steps read or write.
-        index: of the input; -1 for an output.
-        check: the index of the call that refuses an input with a NaN or an infinity, before the first step that reads it: the
-            elements are then in the cache for the step; -1 for none.
-        array: the present run's.
+        reads: the values that it reads, with their ids.
+        results: those that it has set, by id.
+        steps: its steps.
+        copies: copies of values in another memory order that later items use.
+        made: the buffers that it has made.
+        executions: the nodes that the definitions would execute.
     """
 
-    value: Value
-    index: int = -1
-    check: int = -1
-    array: np.ndarray | None = None
+    reads: list[tuple[int, Entry]]
+    results: dict[int, Entry] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    copies: list[tuple[Value, Any, Value]] = field(default_factory=list)
+    made: frozenset[Buffer] = frozenset()
+    executions: int = 0
 
-    def attach(self, array: np.ndarray) -> None:
-        """Let the steps that are bound next use this array."""
-        self.array = array
-        self.value.buffer.memory = array.reshape(-1).view(np.uint8)
-
-    def take(self) -> np.ndarray:
-        """The output of this run; a copy if the run is the trace."""
-        return self.value.array.copy() if self.array is None else self.array
-
-
-def _require_finite(x: np.ndarray) -> None:
-    """Raise Invalid unless an input is finite."""
-    if not math.isfinite(np.add.reduce(x, None)) and not np.isfinite(x).all():
-        raise Invalid("an input is not finite")
+    def is_steady(self) -> bool:
+        """Whether its steps can run in another plan: all that they use is in the arena."""
+        return all(isinstance(e, Value) for e in self.results.values()) and all(
+            v.buffer.memory is not None for s in self.steps for v in (*s.reads, *s.writes)
+        )
 
 
-def _unbound() -> None:
-    """Is in place of a call that is bound in each run."""
+@dataclass(eq=False)
+class History:
+    """The trace of a plan of one segment.
+
+    Attributes:
+        entries: the inputs.
+        records: of each item.
+    """
+
+    entries: list[Entry]
+    records: list[Record] = field(default_factory=list)
+
+
+class NotOpen(Exception):
+    """The plan for some shapes cannot be opened for others."""
 
 
 @dataclass(eq=False)
@@ -185,6 +196,7 @@ class Segment:
         copies: for each output the function that returns a copy.
         passed: the inputs and outputs that are not copied.
         moving: the steps that use them, with the index of their first call.
+        cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -199,24 +211,23 @@ class Segment:
     copies: tuple[Callable[[], Any], ...] = ()
     passed: tuple[Passed, ...] = ()
     moving: tuple[tuple[int, Step, int], ...] = ()
+    cells: list[Loose] = field(default_factory=list)
 
     def attach(self, inputs: Sequence[Any]) -> None:
         """Bind the steps that use inputs and outputs which are not copied to those of this run."""
         for p in self.passed:
-            p.attach(np.ascontiguousarray(inputs[p.index]) if p.index >= 0 else np.empty(p.value.shape, p.value.dtype))
-            if p.check >= 0:
-                self.flat[p.check] = (_require_finite, (p.array,))
+            p.attach(inputs)
         for start, step, count in self.moving:
             self.flat[start : start + count] = step.bind()
 
     def detach(self) -> None:
         """Keep nothing of the arrays of a run."""
         for p in self.passed:
-            p.array = p.value.buffer.memory = None
-            if p.check >= 0:
-                self.flat[p.check] = (_unbound, ())
+            p.detach()
+        for cell in self.cells:
+            cell.value = None
         for start, _, count in self.moving:
-            self.flat[start : start + count] = [(_unbound, ())] * count
+            self.flat[start : start + count] = [(unbound, ())] * count
 
     def results(self) -> list[Any]:
         """The present outputs, copied."""
@@ -277,8 +288,10 @@ class Tracer:
         dynamic: set[int],
         facts: Facts,
         budget: limits.Budget,
+        caches: dict[int, int] | None = None,
     ) -> None:
         self.region = region
+        self.caches = caches or {}
         self.options = options
         self.shared = shared
         self.state = state
@@ -292,17 +305,37 @@ class Tracer:
         self.live: dict[int, Any] = {}
         self.entries: list[Entry] = []
         self.copies: dict[int, tuple[Value, dict[Any, Value]]] = {}
+        self.history: History | None = None
+        self.earlier: History | None = None
+        self.stale: set[Buffer] = set()
+        self.copied: list[tuple[Value, Any, Value]] = []
+        self.repeated = self.place = 0
 
     # --- the walk
 
-    def start(self, inputs: Sequence[Any]) -> Segment:
-        """Trace the region on these inputs; return the first segment."""
-        for i, x in zip(self.region.inputs, inputs, strict=True):
-            entry = self.env[i] = self._entry(x)
+    def start(self, inputs: Sequence[Any], record: bool = False, earlier: History | None = None) -> Segment:
+        """Trace the region on these inputs; return the first segment.
+
+        Args:
+            inputs: the inputs.
+            record: whether to note what an open plan can repeat.
+            earlier: the trace of a plan for other shapes.  The plan will be open: an item that reads the same values uses the
+                steps of that plan; other items are computed by definitions, in each run with the shapes of its inputs.
+
+        Returns:
+            The segment.
+
+        Raises:
+            NotOpen: if there is an earlier trace, and a result depends on the shapes in more than its own shape.
+        """
+        self.earlier = earlier
+        for index, (i, x) in enumerate(zip(self.region.inputs, inputs, strict=True)):
+            entry = self.env[i] = self._entry(x) if earlier is None else self._same_entry(earlier.entries[index], i, x)
             self.entries.append(entry)
             if isinstance(entry, Value):
                 entry.buffer.users += 1
                 entry.buffer.touch(0)
+        self.history = History(self.entries) if record else None
         self.uses = Counter(i for call in self.region.calls for i in call.reads)
         self.uses.update(self.region.outputs)
         self.uses.update(self.region.inputs)  # the buffers of inputs are written before each run
@@ -328,16 +361,166 @@ class Tracer:
             elif isinstance(item, Adopt):
                 self._adopt(item.ids, item.call)
             elif isinstance(item, Select):
+                self.history = None
                 pending += self._select(item, pending)[::-1]
             else:
-                self._group(item)
+                if self.earlier is not None:
+                    self._repeat_or_open(item, self.earlier.records)
+                elif self.history is not None:
+                    self.history.records.append(self._recorded(item))
+                else:
+                    self._group(item)
                 if id(item[-1].node) in self.dynamic:
+                    self.history = None
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
                     self._split(pending, Adopt(ids, item[-1]), partial(_kinds, cells))
         self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
         self._finish(self.segment is first and bool(self.entries))
         return first
+
+    def _recorded(self, item: tuple[Call, ...]) -> Record:
+        """Compute an item, and note what was found."""
+        inner = {o for c in item for o in c.outputs}
+        made = Record([(i, self._get(i)) for c in item for i in c.reads if i not in inner])
+        steps, buffers, executions, self.copied = len(self.segment.steps), len(self.buffers), self.facts.executions, []
+        self._group(item)
+        made.steps, made.copies = self.segment.steps[steps:], self.copied
+        made.made = frozenset(self.buffers[buffers:])
+        made.executions = self.facts.executions - executions
+        made.results = {o: self.env[o] for o in inner if o in self.env}
+        return made
+
+    # --- open plans
+
+    def _same_entry(self, held: Entry, i: int, x: Any) -> Entry:
+        """The value of an input of an open plan: that of the earlier plan if it has the same shape."""
+        if not isinstance(held, Value) or not isinstance(x, np.ndarray):
+            raise NotOpen
+        if held.shape == x.shape and held.buffer.memory is not None:
+            np.copyto(held.array, x)
+            return held
+        cell = Cache(x) if i in self.caches else Loose(x)
+        self.segment.cells.append(cell)
+        return cell
+
+    def _repeat_or_open(self, item: tuple[Call, ...], records: Sequence[Record]) -> None:
+        """Use the steps of the earlier plan for an item, or compute it by definitions."""
+        place = self.place
+        self.place += 1
+        record = records[place]
+        buffers = {v.buffer for s in record.steps for v in s.reads}
+        same = all(self._get(i) is e for i, e in record.reads) and self.stale.isdisjoint(buffers) and record.is_steady()
+        if same:
+            self.repeated += 1
+            for step in record.steps:
+                for function, arguments in step.bind():
+                    function(*arguments)
+            self.segment.steps += record.steps
+            for i, e in record.results.items():
+                self._set(i, e)
+            for value, what, copy in record.copies:
+                self.copies.setdefault(id(value), (value, {}))[1][what] = copy
+            self.facts.executions += record.executions
+            self.budget.steps(record.executions)
+        else:
+            self._open(item, record)
+        for call in item:
+            self._used(call.reads)
+
+    def _open(self, item: tuple[Call, ...], record: Record) -> None:
+        """Compute an item by definitions, in each run with the shapes that it meets.
+
+        A result that had the same shape in the earlier plan takes its place, so that what reads it is as before: a run in which
+        it has another shape, or is a constant with other contents, raises Mismatch.
+        """
+        for call in item:
+            if call.is_("Concat") and isinstance(self.env.get(call.inputs[0]), Cache):
+                self._grow(call)
+            else:
+                self._open_call(call)
+        written = {v.buffer for s in record.steps for v in s.writes}
+        settled: list[tuple[Call, Loose, Value]] = []
+        for call in item:
+            for o in call.outputs:
+                cell, held = self.env.get(o), record.results.get(o)
+                if not isinstance(cell, Loose) or not isinstance(held, Value) or not isinstance(cell.value, np.ndarray):
+                    continue
+                if (held.shape, held.dtype) != (cell.value.shape, cell.value.dtype):
+                    continue
+                if _same(cell.value, held) if held.constant else held.buffer in written:
+                    settled.append((call, cell, held))
+                    self.env[o] = held
+        self.stale |= record.made - {held.buffer for _, _, held in settled}
+        if not settled:
+            return
+
+        def bind() -> Bound:
+            return [(_settle, (call, cell, held.array, held.constant)) for call, cell, held in settled]
+
+        for function, arguments in bind():
+            function(*arguments)
+        self.segment.steps.append(Step(bind, (), tuple(v for _, _, v in settled if not v.constant), "copy"))
+
+    def _open_call(self, call: Call) -> None:
+        """Compute a call by its definition into values that are not in the arena."""
+        entries = self._values(call)
+        inner = [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
+        cells = [None if o == ABSENT else Loose() for o in call.outputs]
+        state, node = self.state, call.node
+        frame: list[Any] = [None] * len(call.scope)
+
+        def bind() -> Bound:
+            sources = [e if isinstance(e, Loose) else None if e is None else e.array for e in entries]
+            placed = [s for s in sources if isinstance(s, np.ndarray)]
+            around = [(outer, e if isinstance(e, Loose) else e.array) for outer, e in inner]
+            placed += [s for _, s in around if isinstance(s, np.ndarray)]
+
+            def run() -> None:
+                for outer, s in around:
+                    frame[outer] = s.value if isinstance(s, Loose) else s
+                values = [s.value if isinstance(s, Loose) else s for s in sources]
+                for cell, result in zip(cells, state.visit(node, values, frame, None), strict=False):
+                    if cell is not None:
+                        cell.value = _unshared(result, placed)
+
+            return [(run, ())]
+
+        self._record(Step(bind, (), (), "definition", call.origins or (node,), ("its shapes differ between runs",)))
+        for function, arguments in bind():
+            function(*arguments)
+        self._set_cells(call, cells)
+        self.budget.left += 1  # the visitor has counted it
+
+    def _set_cells(self, call: Call, cells: Sequence[Loose | None]) -> None:
+        for o, cell in zip(call.outputs, cells, strict=False):
+            if cell is not None:
+                self.segment.cells.append(cell)
+                self._set(o, cell)
+        self.facts.definitions += 1
+        self._count(call)
+
+    def _grow(self, call: Call) -> None:
+        """Append to a cache, in its memory if there is room."""
+        source = self._get(call.inputs[0])
+        rest = [self._get(i) for i in call.inputs[1:]]
+        target = Appended()
+        state, axis, facts = self.state, self.caches[call.inputs[0]], self.facts
+        assert isinstance(source, Cache)
+
+        def bind() -> Bound:
+            parts = [e if isinstance(e, Loose) else e.array for e in rest]
+
+            def run() -> None:
+                arrays = [p.value if isinstance(p, Loose) else p for p in parts]
+                target.value = append(source.value, arrays, axis, facts.finite, state.visitor.budget)
+
+            return [(run, ())]
+
+        self._record(Step(bind, (), (), "numpy.copyto", call.origins or (call.node,), ("grows in place",)))
+        for function, arguments in bind():
+            function(*arguments)
+        self._set_cells(call, [target])
 
     def _split(self, pending: list[Item], then: Item, key: Callable[[], Any]) -> None:
         """End the segment here; the next one begins with `then`."""
@@ -541,6 +724,7 @@ class Tracer:
             for value, what, copy in site.made:
                 self.copies.setdefault(id(value), (value, {}))[1][what] = copy
                 copy.buffer.users += 1
+            self.copied += site.made
             self._accept(group[:taken], made)
             for buffer in self.buffers[first_buffer:]:
                 self._release(buffer)
@@ -760,7 +944,8 @@ class Tracer:
             whole: whether the segment is all of the plan: only then are inputs and outputs passed without a copy.
         """
         segment = self.segment
-        passed = self._passed() if whole else {}
+        passed = self._passed() if whole and self.earlier is None else {}
+        self.history = self.history if whole else None
         for entry in segment.outputs:
             if isinstance(entry, Value):
                 entry.buffer.touch(len(segment.steps))
@@ -777,19 +962,18 @@ class Tracer:
         usual = at = self.options.threads
         moving = []
         for step in segment.steps:
-            pieces = step.bind()
-            own = len(pieces)
+            own = pieces = step.bind()
             needed = _threads(step, pieces, usual)
             self.facts.parallel |= needed > 0 and step.kernel != "definition"
             if needed not in (0, at):
                 pieces, at = [*thread_switch(needed), *pieces], needed
             found = [passed[i] for i in {id(v.buffer) for v in (*step.reads, *step.writes)} if i in passed]
-            checked = [p for p in found if self.facts.finite and p.index >= 0 and p.check < 0 and p.value.dtype.kind in "fc"]
-            for n, p in enumerate(checked):
-                p.check = len(segment.flat) + n
-            pieces = [*[(_unbound, ())] * len(checked), *pieces]
+            checked = [p for p in found if self.facts.finite and p.index >= 0 and not p.checked and p.value.dtype.kind in "fc"]
+            for p in checked:
+                p.checked = True
+            pieces = [*[(p.require_finite, ()) for p in checked], *pieces]
             if found:
-                moving.append((len(segment.flat) + len(pieces) - own, step, own))
+                moving.append((len(segment.flat) + len(pieces) - len(own), step, len(own)))
             if step is segment.steps[-1] and at != usual:
                 pieces = [*pieces, *thread_switch(usual)]
             step.count = len(pieces)
@@ -875,7 +1059,7 @@ def _threads(step: Step, pieces: Bound, usual: int) -> int:
 
 
 def _copy(entry: Loose) -> Any:
-    return _copied(entry.value)
+    return entry.value if isinstance(entry, Appended) else _copied(entry.value)
 
 
 def _copied(value: Any) -> Any:
@@ -890,6 +1074,31 @@ def _flops(calls: Sequence[Call], inputs: Sequence[Entry | None], output: Value)
     shapes = [e.shape if isinstance(e, Value) else None for e in inputs]
     own = flops(first.node.domain, first.name, first.attributes, shapes, output.shape)
     return None if own is None else own + (len(calls) - 1) * output.size
+
+
+def _same(array: np.ndarray, held: Value) -> bool:
+    """Whether an array has the contents of a constant."""
+    return array.tobytes() == held.array.tobytes()
+
+
+def _settle(call: Call, cell: Loose, target: np.ndarray, constant: bool) -> None:
+    """Copy a result to its place; raise Mismatch if it has another shape, or is not the constant that was found there."""
+    x = cell.value
+    if not isinstance(x, np.ndarray) or x.shape != target.shape or x.dtype != target.dtype:
+        raise Mismatch(call)
+    if not constant:
+        np.copyto(target, x)
+    elif x.tobytes() != target.tobytes():
+        raise Mismatch(call)
+
+
+def _unshared(result: Any, placed: Sequence[np.ndarray]) -> Any:
+    """A result that has no memory of the arena, whose contents change during a run."""
+    if isinstance(result, list):
+        return [_unshared(v, placed) for v in result]
+    if isinstance(result, np.ndarray) and any(np.may_share_memory(result, p) for p in placed):
+        return result.copy()
+    return result
 
 
 def _kind(entry: Entry) -> Any:

@@ -1,0 +1,187 @@
+"""Large inputs and outputs of a plan that are not copied, and caches of generated text, which grow in place.
+
+A model that generates text takes the keys and values of the past, appends those of the present, and returns both.  If the
+caller passes such an output on as the next input, the next run writes behind it in the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import limits
+from ..kernels.table import Invalid
+from ..kernels.values import ALIGNMENT, Value, strides_of
+
+PASSED = 1 << 19
+"""Bytes from which an input is read where it is, and an output computed where it stays: copies take longer than binding steps."""
+
+PASSED_STEPS = 8
+"""The highest number of steps that are bound in each run for such an array."""
+
+SPARE = 64
+"""The minimum number of elements along the growing axis for which memory is reserved; a quarter of the cache if that is more."""
+
+
+def unbound() -> None:
+    """Is in place of a call that is bound in each run."""
+
+
+@dataclass(eq=False)
+class Passed:
+    """A large input or output of a run that is not copied.
+
+    Attributes:
+        value: what the steps read or write.
+        index: of the input; -1 for an output.
+        checked: whether a call before the first step that reads an input refuses one with a NaN or an infinity: the elements
+            are then in the processor's cache for the step.
+        array: the present run's.
+    """
+
+    value: Value
+    index: int = -1
+    checked: bool = False
+    array: np.ndarray | None = None
+
+    def attach(self, inputs: Sequence[Any]) -> None:
+        """Let the steps that are bound next use the array of this run."""
+        value = self.value
+        self.array = np.ascontiguousarray(inputs[self.index]) if self.index >= 0 else np.empty(value.shape, value.dtype)
+        value.buffer.memory = self.array.reshape(-1).view(np.uint8)
+
+    def require_finite(self) -> None:
+        """Raise Invalid unless the input of this run is finite."""
+        assert self.array is not None
+        _require_finite(self.array)
+
+    def detach(self) -> None:
+        """Keep nothing of the arrays of a run."""
+        self.array = self.value.buffer.memory = None
+
+    def take(self) -> np.ndarray:
+        """The output of this run; a copy if the run is the trace."""
+        return self.value.array.copy() if self.array is None else self.array
+
+
+def _require_finite(x: np.ndarray) -> None:
+    if not math.isfinite(np.add.reduce(x, None)) and not np.isfinite(x).all():
+        raise Invalid("an input is not finite")
+
+
+class Memory(np.ndarray):
+    """Memory of a cache, with room to grow along one axis.  It is the base of the arrays that show its contents.
+
+    Attributes:
+        axis: the axis that grows.
+        used: the length of that axis in the longest array that shows the contents.
+        finite: the length up to which the contents are known to be finite.
+        sizes: the shape that the memory has room for.
+    """
+
+    axis: int
+    used: int
+    finite: int
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], dtype: np.dtype[Any], axis: int) -> Memory:
+        """New memory for these sizes."""
+        made = cls(math.prod(sizes) * dtype.itemsize + ALIGNMENT, np.uint8)
+        made.axis, made.used, made.finite, made.sizes = axis, 0, 0, tuple(sizes)
+        return made
+
+    @property
+    def elements(self) -> np.ndarray:
+        """The bytes from the first element on: its address is a multiple of 64."""
+        return self.view(np.ndarray)[-int(self.ctypes.data) % ALIGNMENT :]
+
+    def shown(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+        """The array that shows the contents up to a length; it can be written."""
+        start = -int(self.ctypes.data) % ALIGNMENT
+        return np.ndarray(shape, dtype, self, start, strides_of(self.sizes, dtype.itemsize))
+
+    def holds(self, x: np.ndarray) -> bool:
+        """Whether an array shows all of the contents."""
+        axis = self.axis
+        same = x.shape == (*self.sizes[:axis], self.used, *self.sizes[axis + 1 :])
+        return same and x.strides == strides_of(self.sizes, x.itemsize) and x.ctypes.data == self.elements.ctypes.data
+
+
+_growing = threading.Lock()
+
+
+def roomy(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The sizes that memory for a cache of this shape has room for."""
+    length = shape[axis]
+    return (*shape[:axis], length + max(SPARE, length // 4), *shape[axis + 1 :])
+
+
+def extend(x: np.ndarray, shape: tuple[int, ...], axis: int) -> tuple[np.ndarray, Memory]:
+    """An array of a larger shape that begins with the elements of another one: in the same memory if there is room behind it.
+
+    Args:
+        x: the shorter array.
+        shape: differs from that of x in the length of one axis.
+        axis: that axis.
+
+    Returns:
+        The array, whose elements behind those of x are not set, and its memory.
+    """
+    memory = x.base
+    if isinstance(memory, Memory) and memory.axis == axis and memory.sizes[axis] >= shape[axis]:
+        with _growing:
+            free = memory.holds(x)
+            if free:
+                memory.used = shape[axis]
+        if free:
+            return memory.shown(shape, x.dtype), memory
+    made = Memory.of(roomy(shape, axis), x.dtype, axis)
+    made.used = shape[axis]
+    y = made.shown(shape, x.dtype)
+    np.copyto(y[(*[slice(None)] * axis, slice(x.shape[axis]))], x)
+    return y, made
+
+
+def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool, budget: limits.Budget) -> np.ndarray:
+    """The concatenation of arrays: in the memory of the first if there is room behind it.
+
+    The result is read-only: a longer array may show the same memory.
+
+    Args:
+        x: the first array.
+        parts: the others.
+        axis: of the concatenation.
+        checked: whether the elements of x must be finite; those that were checked before are not checked again.
+        budget: of the run.
+
+    Raises:
+        ResourceExhausted: if the result exceeds a limit.
+        Invalid: if the shapes or types do not match, or elements are not finite.
+    """
+    axis %= max(x.ndim, 1)
+    rest = (*x.shape[:axis], *x.shape[axis + 1 :])
+    if any((*p.shape[:axis], *p.shape[axis + 1 :]) != rest or p.ndim != x.ndim or p.dtype != x.dtype for p in parts):
+        raise Invalid("the shapes or types do not match")
+    length = x.shape[axis]
+    lead = (slice(None),) * axis
+    shape = (*x.shape[:axis], length + sum(p.shape[axis] for p in parts), *x.shape[axis + 1 :])
+    budget.admit(shape, x.itemsize)
+    budget.count_tensor(math.prod(shape) * x.itemsize)
+    y, memory = extend(x, shape, axis)
+    if checked and memory.finite < length and x.dtype.kind in "fc":
+        _require_finite(y[(*lead, slice(memory.finite, length))])
+        memory.finite = length
+    for p in parts:
+        y[(*lead, slice(length, length + p.shape[axis]))] = p
+        length += p.shape[axis]
+    y.flags.writeable = False
+    return y
+
+
+__all__ = ["PASSED", "PASSED_STEPS", "Memory", "Passed", "append", "unbound"]

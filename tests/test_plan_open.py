@@ -1,0 +1,377 @@
+"""Open plans: a model that generates text, whose past grows in each run, is computed by one plan, and its caches in place."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from singa_backend import SingaBackend
+from singa_backend.backend import SingaRep
+from singa_backend.errors import ResourceExhausted
+from singa_backend.limits import Limits
+from singa_backend.plans import passing
+
+HEADS, SIZE, WORDS = 4, 16, 50
+WIDTH = HEADS * SIZE
+
+
+def node(name: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(name, inputs.split(), outputs.split(), **attributes)
+
+
+def decoder(layers: int = 2) -> onnx.ModelProto:
+    """A decoder of text: learned positions, attention to the past with a mask, a residual sum, a projection to words."""
+    draw = np.random.default_rng(0)
+    weights = {
+        "words": draw.standard_normal((WORDS, WIDTH)), "places": draw.standard_normal((2048, WIDTH)),
+        "head": draw.standard_normal((WIDTH, WORDS)),
+    }  # fmt: skip
+    integers = {"one": [1], "zero": [0], "end": [1 << 40], "two": [2], "parts": [0, 0, HEADS, SIZE], "flat": [0, 0, WIDTH]}
+    scalars = {"start": 0, "step": 1}
+    nodes = [
+        node("Shape", "past_0_key", "sizes"), node("Gather", "sizes two", "length1"), node("Squeeze", "length1", "length"),
+        node("Shape", "tokens", "tsizes"), node("Gather", "tsizes one", "count1"), node("Squeeze", "count1", "count"),
+        node("Add", "length count", "total"), node("Range", "length total step", "positions"),
+        node("Gather", "places positions", "placed"), node("Gather", "words tokens", "found"), node("Add", "found placed", "x0"),
+        node("Range", "start total step", "keys"), node("Unsqueeze", "positions one", "rows"),
+        node("LessOrEqual", "keys rows", "seen"), node("Where", "seen nothing lowest", "causal"),
+        node("Cast", "mask", "shown", to=TensorProto.BOOL), node("Unsqueeze", "shown middle", "wide"),
+        node("Where", "wide nothing lowest", "padding"), node("Add", "causal padding", "bias"),
+    ]  # fmt: skip
+    weights |= {"nothing": np.zeros(()), "lowest": np.full((), -1e9), "factor": np.full((), SIZE**-0.5)}
+    inputs = [
+        helper.make_tensor_value_info("tokens", TensorProto.INT64, [1, "now"]),
+        helper.make_tensor_value_info("mask", TensorProto.INT64, [1, "all"]),
+    ]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "now", WORDS])]
+    for n in range(layers):
+        for w, shape in (
+            ("qkv", (WIDTH, 3 * WIDTH)),
+            ("out", (WIDTH, WIDTH)),
+            ("up", (WIDTH, 2 * WIDTH)),
+            ("down", (2 * WIDTH, WIDTH)),
+        ):
+            weights[f"{w}{n}"] = draw.standard_normal(shape) / np.sqrt(shape[0])
+        weights[f"g{n}"], weights[f"b{n}"] = np.ones(WIDTH), np.zeros(WIDTH)
+        nodes += [
+            node("LayerNormalization", f"x{n} g{n} b{n}", f"n{n}"), node("MatMul", f"n{n} qkv{n}", f"three{n}"),
+            node("Split", f"three{n}", f"q{n} k{n} v{n}", axis=-1, num_outputs=3),
+        ]  # fmt: skip
+        for what in "qkv":
+            nodes += [
+                node("Reshape", f"{what}{n} parts", f"{what}p{n}"),
+                node("Transpose", f"{what}p{n}", f"{what}h{n}", perm=[0, 2, 1, 3]),
+            ]
+        for what, word in ("k", "key"), ("v", "value"):
+            nodes.append(node("Concat", f"past_{n}_{word} {what}h{n}", f"present_{n}_{word}", axis=-2))
+            inputs.append(helper.make_tensor_value_info(f"past_{n}_{word}", TensorProto.FLOAT, [1, HEADS, "past", SIZE]))
+            outputs.append(helper.make_tensor_value_info(f"present_{n}_{word}", TensorProto.FLOAT, [1, HEADS, "all", SIZE]))
+        nodes += [
+            node("Transpose", f"present_{n}_key", f"kt{n}", perm=[0, 1, 3, 2]), node("MatMul", f"qh{n} kt{n}", f"s{n}"),
+            node("Mul", f"s{n} factor", f"scaled{n}"), node("Add", f"scaled{n} bias", f"masked{n}"),
+            node("Softmax", f"masked{n}", f"p{n}", axis=-1), node("MatMul", f"p{n} present_{n}_value", f"y{n}"),
+            node("Transpose", f"y{n}", f"t{n}", perm=[0, 2, 1, 3]), node("Reshape", f"t{n} flat", f"f{n}"),
+            node("MatMul", f"f{n} out{n}", f"o{n}"), node("Add", f"o{n} x{n}", f"r{n}"), node("MatMul", f"r{n} up{n}", f"u{n}"),
+            node("Gelu", f"u{n}", f"a{n}"), node("MatMul", f"a{n} down{n}", f"d{n}"), node("Add", f"d{n} r{n}", f"x{n + 1}"),
+        ]  # fmt: skip
+    nodes.append(node("MatMul", f"x{layers} head", "logits"))
+    held = [numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()]
+    held += [numpy_helper.from_array(np.array(v, np.int64), k) for k, v in {**integers, **scalars, "middle": [1]}.items()]
+    graph = helper.make_graph(nodes, "decoder", inputs, outputs, held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def first(model: SingaRep, length: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(length)
+    made: dict[str, np.ndarray] = {"tokens": np.array([[7]]), "mask": np.ones((1, length + 1), np.int64)}
+    for v in model.inputs[2:]:
+        made[v.name] = draw.standard_normal((1, HEADS, length, SIZE)).astype(np.float32)
+    return made
+
+
+def following(outputs: Any, feeds: dict[str, np.ndarray], token: int) -> dict[str, np.ndarray]:
+    made = {n: outputs[n.replace("past", "present")] for n in feeds if n.startswith("past")}
+    return {"tokens": np.array([[token]]), "mask": np.ones((1, feeds["mask"].shape[1] + 1), np.int64), **made}
+
+
+def close(found: Any, expected: Any) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(b).max(initial=0))))
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return decoder()
+
+
+def test_one_plan_computes_all_lengths_and_caches_grow_in_place(model: onnx.ModelProto) -> None:
+    plan, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    feeds = first(plan, 30)
+    seen, in_place = [], 0
+    for n in range(150):
+        outputs = plan.run(feeds)
+        if n % 7 < 2 or n > 145:
+            close(outputs, definition.run(feeds))
+        seen.append((outputs, [np.array(o) for o in outputs]))
+        if n > 2:
+            pasts = [k for k in feeds if k.startswith("past")]
+            in_place += all(np.shares_memory(outputs[k.replace("past", "present")], feeds[k]) for k in pasts)
+        feeds = following(outputs, feeds, n % WORDS)
+    planner = plan._planner
+    assert planner is not None and planner.open is not None and len(planner.plans) == 1
+    assert in_place >= 150 - 3 - 4  # a copy only when there is no room
+    for outputs, copies in seen:  # no later run has changed them
+        for a, b in zip(outputs, copies, strict=True):
+            np.testing.assert_array_equal(a, b)
+    kernels = [s.kernel for s in planner.open.plan.first.steps]
+    assert sum(k.startswith("definition") for k in kernels) < len(kernels) * 0.7
+    assert all(c.value is None for c in planner.open.plan.first.cells)  # nothing of the caller is kept
+
+
+def test_a_cache_that_shares_memory_is_read_only(model: onnx.ModelProto) -> None:
+    rep = SingaBackend.prepare(model)
+    feeds = first(rep, 10)
+    for n in range(3):
+        outputs = rep.run(feeds)
+        feeds = following(outputs, feeds, n)
+    with pytest.raises(ValueError, match="read-only"):
+        outputs["present_0_key"][:] = 0
+    outputs["logits"][:] = 0
+
+
+def test_two_continuations_of_one_past_do_not_meet(model: onnx.ModelProto) -> None:
+    rep, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    feeds = first(rep, 20)
+    for n in range(3):
+        feeds = following(rep.run(feeds), feeds, n)
+    beams = [{**feeds, "tokens": np.array([[t]])} for t in (1, 2, 3)]
+    for n in range(4):
+        results = [rep.run(b) for b in beams]
+        for found, b in zip(results, beams, strict=True):
+            close(found, definition.run(b))
+        beams = [following(r, b, n) for r, b in zip(results, beams, strict=True)]
+
+
+def test_a_window_of_a_cache_is_an_input_like_another(model: onnx.ModelProto) -> None:
+    rep, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    feeds = first(rep, 12)
+    for n in range(12):
+        outputs = rep.run(feeds)
+        close(outputs, definition.run(feeds))
+        feeds = following(outputs, feeds, n)
+        if n % 3 == 2:  # forget the first two
+            feeds = {k: v[:, :, 2:] if k.startswith("past") else v for k, v in feeds.items()}
+            feeds["mask"] = np.ones((1, feeds["past_0_key"].shape[2] + 1), np.int64)
+
+
+def test_nan_in_a_cache_is_found(model: onnx.ModelProto) -> None:
+    rep, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    feeds = first(rep, 20)
+    for n in range(4):
+        feeds = following(rep.run(feeds), feeds, n)
+    feeds["past_1_value"] = feeds["past_1_value"].copy()
+    feeds["past_1_value"][0, 1, 2, 3] = np.nan
+    for found, expected in zip(rep.run(feeds), definition.run(feeds), strict=True):
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    assert np.isnan(rep.run(feeds)["logits"]).any()
+
+
+def test_inputs_of_unequal_lengths_are_refused_as_before(model: onnx.ModelProto) -> None:
+    rep = SingaBackend.prepare(model)
+    feeds = first(rep, 20)
+    for n in range(4):
+        feeds = following(rep.run(feeds), feeds, n)
+    with pytest.raises(Exception, match="past"):
+        rep.run({**feeds, "past_0_key": feeds["past_0_key"][:, :, :-1]})
+    with pytest.raises(Exception, match=r"Add|broadcast"):
+        rep.run({**feeds, "mask": np.ones((1, 3), np.int64)})
+    close(rep.run(feeds), SingaBackend.prepare(model, optimize=0).run(feeds))
+
+
+def test_limits_hold(model: onnx.ModelProto) -> None:
+    rep = SingaBackend.prepare(model)
+    feeds = first(rep, 20)
+    for n in range(4):
+        feeds = following(rep.run(feeds), feeds, n)
+    with pytest.raises(ResourceExhausted):
+        rep.run(feeds, limits=Limits(executions=20))
+    with pytest.raises(ResourceExhausted):
+        rep.run(feeds, limits=Limits(tensor_bytes=HEADS * SIZE * 4 * 10))
+    close(rep.run(feeds), SingaBackend.prepare(model, optimize=0).run(feeds))
+
+
+def test_threads_take_turns(model: onnx.ModelProto) -> None:
+    rep = SingaBackend.prepare(model)
+    expected: dict[int, list[np.ndarray]] = {}
+    found: dict[int, list[np.ndarray]] = {}
+
+    def generate(key: int, into: dict[int, list[np.ndarray]], run: Any) -> None:
+        feeds = first(rep, key)
+        for n in range(20):
+            outputs = run(feeds)
+            feeds = following(outputs, feeds, n)
+        into[key] = [np.array(o) for o in outputs]
+
+    keys = range(10, 13)
+    for key in keys:
+        generate(key, expected, SingaBackend.prepare(model, optimize=0).run)
+    threads = [threading.Thread(target=generate, args=(key, found, rep.run)) for key in keys]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for key in keys:
+        close(found[key], expected[key])
+
+
+def simple(nodes: list[onnx.NodeProto], outputs: dict[str, list[Any]], **constants: Any) -> onnx.ModelProto:
+    """A model of a past (1, L, 4), x (1, 4) and a table (64, 4)."""
+    given = {"past": [1, "L", 4], "x": [1, 4], "table": [64, 4]}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in given.items()],
+        [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in outputs.items()],
+        [numpy_helper.from_array(np.array(v), k) for k, v in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def steps(model: onnx.ModelProto, lengths: Any) -> SingaRep:
+    """Compare plan and definition at some lengths of the past."""
+    plan, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    draw = np.random.default_rng(0)
+    table = draw.standard_normal((64, 4)).astype(np.float32)
+    for length in lengths:
+        past = draw.standard_normal((1, length, 4)).astype(np.float32)
+        feeds = {"past": past, "x": draw.standard_normal((1, 4)).astype(np.float32), "table": table}
+        close(plan.run(feeds), definition.run(feeds))
+    return plan
+
+
+FILLER = [node("Tanh" if n % 2 else "Sin", f"w{n}", f"w{n + 1}") for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    "lengths", [range(3, 14), (9, 10, 4, 5, 6), (3, 4, 3, 4, 12, 3, 5, 7)], ids=["growing", "shrinking", "mixed"]
+)
+def test_a_length_that_counts_only_from_some_point_on(lengths: Any) -> None:
+    """The smaller of the length and 6: the same constant in the first runs, and another one later."""
+    nodes = [
+        node("Shape", "past", "s"), node("Gather", "s one", "n"), node("Max", "n six", "m"), node("Unsqueeze", "m zero", "m1"),
+        node("Slice", "table zero m1 zero", "rows"), node("ReduceSum", "rows zero", "t", keepdims=0), node("Add", "x t", "w0"),
+        *FILLER, node("Identity", "w8", "y"),
+    ]  # fmt: skip
+    steps(simple(nodes, {"y": [1, 4]}, one=1, six=6, zero=np.array([0])), lengths)
+
+
+def test_a_result_whose_shape_changes_later() -> None:
+    nodes = [
+        node("Shape", "past", "s"), node("Gather", "s one", "n"), node("Div", "n four", "m"),
+        node("Add", "m one", "k"),
+        node("Unsqueeze", "k zero", "k1"), node("Slice", "table zero k1 zero", "rows"), node("Mul", "rows x", "w0"), *FILLER,
+        node("Identity", "w8", "y"),
+    ]  # fmt: skip
+    steps(simple(nodes, {"y": ["k", 4]}, one=1, four=4, zero=np.array([0])), range(4, 20))
+
+
+def test_a_row_of_an_input_at_the_length() -> None:
+    """The row is a view of an input, which is read again later: it must not be written into that input."""
+    nodes = [
+        node("Relu", "table", "held"), node("Shape", "past", "s"), node("Gather", "s one", "n"), node("Add", "n one", "end"),
+        node("Unsqueeze", "n zero", "n1"), node("Unsqueeze", "end zero", "end1"), node("Slice", "held n1 end1 zero", "row"),
+        node("Add", "row x", "w0"), *FILLER, node("MatMul", "held turned", "square"),
+        node("ReduceSum", "square", "total", keepdims=0),
+        node("Add", "w8 total", "y"),
+    ]  # fmt: skip
+    plan = steps(simple(nodes, {"y": [1, 4]}, one=1, zero=np.array([0]), turned=np.ones((4, 4), np.float32)), range(4, 20))
+    assert plan._planner is not None and plan._planner.open is not None
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> onnx.ModelProto:
+    """A model that mixes values of fixed and of growing shapes."""
+    fixed, growing, nodes = ["x"], [("past", 0)], []
+    wide = False
+    for n in range(draw(st.integers(6, 24))):
+        y = f"v{n}"
+        kind = draw(st.integers(0, 11))
+        f, (g, more) = draw(st.sampled_from(fixed)), draw(st.sampled_from(growing))
+        if kind <= 3:
+            nodes.append(node(draw(st.sampled_from(["Add", "Sub", "Max"])), f"{f} {draw(st.sampled_from(fixed))}", y))
+        elif kind == 4:
+            nodes.append(node(draw(st.sampled_from(["Tanh", "Relu", "Sin", "Neg"])), f, y))
+        elif kind == 5:
+            nodes += [node("MatMul", f"{f} weight", f"{y}a"), node("Tanh", f"{y}a", y)]
+        elif kind == 6:
+            nodes.append(node(draw(st.sampled_from(["ReduceMean", "ReduceMax"])), f"{g} one1", y, keepdims=0))
+        elif kind == 7:
+            nodes += [node("Shape", g, f"{y}s"), node("Gather", f"{y}s one", f"{y}n"), node("Cast", f"{y}n", f"{y}f", to=1)]
+            nodes += [node("Mul", f"{y}f hundredth", f"{y}h"), node("Mul", f"{y}h {f}", y)]
+        elif kind == 8:
+            source = draw(st.sampled_from(["table", "fixed_table", "tanh_table"]))
+            wide |= source == "tanh_table"
+            nodes += [node("Shape", g, f"{y}s"), node("Gather", f"{y}s one1", f"{y}n"), node("Add", f"{y}n one1", f"{y}e")]
+            nodes.append(node("Slice", f"{source} {y}n {y}e zero1", y))
+        elif kind == 9:
+            nodes += [node("Unsqueeze", f"{f} one1", f"{y}u"), node("Concat", f"{g} {f'{y}u'}", y, axis=1)]
+            growing.append((y, more + 1))
+            continue
+        elif kind == 10:
+            nodes.append(node(draw(st.sampled_from(["Add", "Mul"])), f"{g} {f}", y))
+            growing.append((y, more))
+            continue
+        else:
+            nodes.append(node(draw(st.sampled_from(["Relu", "Tanh", "Identity"])), g, y))
+            growing.append((y, more))
+            continue
+        fixed.append(y)
+    if wide:
+        nodes.insert(0, node("Tanh", "table", "tanh_table"))
+    outputs = draw(
+        st.lists(st.sampled_from([*fixed[1:], *[g for g, _ in growing[1:]]] or ["x"]), min_size=1, max_size=4, unique=True)
+    )
+    lengths = dict(growing)
+    if outputs == ["x"]:
+        nodes.append(node("Identity", "x", "only"))
+        outputs = ["only"]
+    if not nodes:
+        nodes.append(node("Identity", "x", outputs[0]))
+    return simple(
+        nodes, {o: [1, f"L{lengths[o]}", 4] if o in lengths else [1, 4] for o in outputs},
+        one=1, one1=np.array([1]), zero1=np.array([0]), hundredth=np.float32(0.01),
+        weight=np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4),
+        fixed_table=np.linspace(0, 1, 256, dtype=np.float32).reshape(64, 4),
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(drawn(), st.lists(st.integers(1, 30), min_size=3, max_size=6))
+def test_drawn_models(model: onnx.ModelProto, lengths: list[int]) -> None:
+    steps(model, [lengths[0], lengths[0] + 1, *lengths])
+
+
+def test_memory_of_a_cache() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    y, memory = passing.extend(x, (2, 5, 4), 1)
+    np.testing.assert_array_equal(y[:, :3], x)
+    assert memory.sizes == (2, 5 + passing.SPARE, 4) and y.base is memory
+    z, again = passing.extend(y, (2, 6, 4), 1)
+    assert again is memory and z.ctypes.data == y.ctypes.data
+    other, copy = passing.extend(y, (2, 6, 4), 1)  # y is not the longest any more
+    assert copy is not memory
+    np.testing.assert_array_equal(other[:, :5], y)
+    for given_array in (z[:, 1:], z[:, ::-1], z[::-1], np.asfortranarray(z), z[:1]):
+        made, where = passing.extend(given_array, (given_array.shape[0], given_array.shape[1] + 1, 4), 1)
+        assert where is not memory
+        np.testing.assert_array_equal(made[:, :-1], given_array)
+    full, _ = passing.extend(z, (2, 5 + passing.SPARE, 4), 1)
+    over, moved = passing.extend(full, (2, 6 + passing.SPARE, 4), 1)
+    assert moved is not memory
+    np.testing.assert_array_equal(over[:, :-1], full)
