@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -153,3 +154,18 @@ def test_placing_takes_work_in_proportion_to_the_buffers(
     monkeypatch.setattr(arena, "WORK", 0)
     for n in (300, 1200, 4800):
         assert work(n) < 8 * arena.MEAN * n
+
+
+@pytest.mark.parametrize(("op", "inputs"), [("Neg", 1), ("Sqrt", 1), ("Relu", 1), ("Max", 2), ("Min", 2)])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2,), (3, 4)])
+def test_one_element_is_not_computed_in_place(op: str, inputs: int, shape: tuple[int, ...]) -> None:
+    """NumPy is slow where an output of one element is an input too; larger values share a buffer."""
+    values = [f"v{i}" for i in range(7)]
+    nodes = [helper.make_node(op, [a, *["w"] * (inputs - 1)], [b]) for a, b in pairwise(values)]
+    x = np.ones(shape, np.float32)
+    rep = SingaBackend.prepare(model_of(nodes, {"v0": x}, [values[-1]], {"w": x} if inputs > 1 else {}))
+    rep.run([x])
+    assert rep._planner is not None
+    (plan,) = rep._planner.plans.values()
+    shared = [s.writes[0].buffer in [v.buffer for v in s.reads] for s in plan.first.steps]
+    assert len(shared) == 6 and sum(shared) == (0 if x.size == 1 else 5)
