@@ -40,7 +40,7 @@ def is_valid(buffers: list[Buffer], total: int) -> None:
 def test_no_two_live_buffers_overlap(lives: list[tuple[int, int, int]], work: int) -> None:
     buffers = buffers_of(lives)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arena, "WORK", work)  # 0: buffers with conflicts are placed in the order of their first use
+        patch.setattr(arena, "WORK", work)  # 0: there is no search
         patch.setattr(arena, "MEAN", 0)
         total = arena.place(buffers)
     is_valid(buffers, total)
@@ -153,7 +153,7 @@ def test_placing_takes_work_in_proportion_to_the_buffers(
     assert work(2000) < 8 * arena.WORK
     monkeypatch.setattr(arena, "WORK", 0)
     for n in (300, 1200, 4800):
-        assert work(n) < 8 * arena.MEAN * n
+        assert work(n) < 10 * arena.MEAN * n
 
 
 @pytest.mark.parametrize(("op", "inputs"), [("Neg", 1), ("Sqrt", 1), ("Relu", 1), ("Max", 2), ("Min", 2)])

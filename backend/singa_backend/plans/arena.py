@@ -45,34 +45,34 @@ def _peak(buffers: Sequence[Buffer]) -> tuple[int, int]:
 def place(buffers: Sequence[Buffer]) -> int:
     """Set the offset of each buffer so that buffers that are live at the same step do not overlap; return the bytes of all.
 
-    Each buffer is placed at the best offset that those before it leave: in the order of size, of size times life, or of distance
-    from the step with the most live bytes.  After each attempt the buffers that end above the lower bound come first.
-    The search ends at the lower bound, or after a number of comparisons that is bounded, and for many buffers proportional to
-    their number; if one attempt needs more, buffers are placed in the order of their first use.
+    The buffers are placed in the order of their first use.  If that needs more than the lower bound, they are placed again, each
+    at the best offset that those before it leave: in the order of size, of size times life, or of distance from the step with the
+    most live bytes.  After each attempt the buffers that end above the lower bound come first.  The search ends at the lower
+    bound, or after a number of comparisons that is bounded, and for many buffers proportional to their number.
     """
+    bound, peak = _peak(buffers)
+    best = _by_time(buffers)
     room = max(WORK, MEAN * len(buffers))
-    others = _conflicts(buffers, room)
+    others = _conflicts(buffers, room) if best > bound else None
     if others is None:
-        return _by_time(buffers)
+        return best
     attempt = len(buffers) + sum(map(len, others))
     sizes = [rounded(b.nbytes) for b in buffers]
-    bound, peak = _peak(buffers)
-    best, kept = -1, [0] * len(buffers)
     spans = [s * (b.last - b.first + 1) for b, s in zip(buffers, sizes, strict=True)]
     near = [-max(b.first - peak, peak - b.last, 0) for b in buffers]
     for value in (sizes, spans, near):
         order = sorted(range(len(buffers)), key=lambda i: (-value[i], -sizes[i], buffers[i].first))
         for _ in range(1 + MOVES):
-            if best == bound or (best >= 0 and room < attempt):
-                break
+            if best == bound or room < attempt:
+                return best
             room -= attempt
             total, offsets = _placed(order, sizes, others)
-            if best < 0 or total < best:
-                best, kept = total, offsets
+            if total < best:
+                best = total
+                for b, offset in zip(buffers, offsets, strict=True):
+                    b.offset = offset
             order.sort(key=lambda i: offsets[i] + sizes[i] <= bound)
-    for b, offset in zip(buffers, kept, strict=True):
-        b.offset = offset
-    return max(best, 0)
+    return best
 
 
 def _conflicts(buffers: Sequence[Buffer], most: int) -> list[list[int]] | None:
