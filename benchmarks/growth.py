@@ -3,7 +3,7 @@
     tox -e benchmark-growth [-- --to reports]
 
 Each figure is CPU time in milliseconds for each node.  `growth` is the time per node at the largest size over that at the size
-before it: 1 if the time is linear, 10 if it is quadratic.
+before it: 1 if the time is linear, 10 if it is quadratic.  The overhead of a run is what it takes above the calls of its kernels.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _model(nodes: list[Any], weights: dict[str, np.ndarray] | None = None) -> Mo
 
 
 def _weights(n: int) -> dict[str, np.ndarray]:
-    return {f"w{i}": np.full((4, 1, 1), 1 + i / n, np.float32) for i in range(n)}
+    return {f"w{i}": np.full((4, 1, 1), 1 + (i + 1) / n, np.float32) for i in range(n)}
 
 
 def removable(n: int) -> ModelProto:
@@ -190,6 +190,13 @@ def _run(model: ModelProto) -> Callable[[], Any]:
     return lambda: rep.run([X])
 
 
+def _run_again(model: ModelProto) -> Callable[[], Any]:
+    rep = SingaBackend.prepare(model)
+    rep.run([X])  # makes the plan
+    rep.run([X])
+    return lambda: rep.run([X])
+
+
 def _recorded(model: ModelProto) -> Callable[[], Any]:
     return _train(model, graph=True)
 
@@ -197,6 +204,7 @@ def _recorded(model: ModelProto) -> Callable[[], Any]:
 OPERATIONS: dict[str, Callable[[ModelProto], Callable[[], Any]]] = {
     "prepare": lambda model: lambda: SingaBackend.prepare(model),
     "run": _run,
+    "run again": _run_again,
     "types": lambda model: lambda: ModelEditor(model).types,
     "optimize": lambda model: lambda: optimize(model),
     "change layout": lambda model: lambda: change_layout(model, "channels_last"),
@@ -230,6 +238,33 @@ def measure(operation: str, graph: str, n: int, runs: int) -> float:
     return round(1e3 * statistics.median(times) / n, 4)
 
 
+def overhead(n: int, rounds: int = 21) -> dict[str, float]:
+    """Return the CPU time in microseconds of a run of `kept`, and of the calls of its kernels: medians of alternated turns."""
+    rep = SingaBackend.prepare(kept(n))
+    rep.run([X])
+    assert rep._planner is not None
+    (plan,) = rep._planner.plans.values()
+    calls, inputs = list(plan.first.flat), [X]
+
+    def kernels() -> None:
+        for function, arguments in calls:
+            function(*arguments)
+
+    turns = {"run": lambda: rep.run(inputs), "kernels": kernels}
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    repeats = range(20 + 10_000 // n)
+    for _ in range(rounds):
+        for name, turn in turns.items():
+            with np.errstate(all="ignore"):  # as in a run
+                turn()
+                start = time.process_time()
+                for _ in repeats:
+                    turn()
+                times[name].append(1e6 * (time.process_time() - start) / len(repeats))
+    run, alone = (statistics.median(times[name]) for name in turns)
+    return {"nodes": n, "run": run, "kernels": alone, "node": (run - alone) / n}
+
+
 def page(document: dict[str, Any]) -> str:
     """Return the table in Markdown."""
     sizes = document["sizes"]
@@ -245,6 +280,16 @@ def page(document: dict[str, Any]) -> str:
     for r in document["rows"]:
         times = " | ".join(f"{t:.3f}" for t in r["times"])
         lines.append(f"| {r['operation']} | {r['graph']} | {times} | {r['times'][-1] / r['times'][-2]:.1f} |")
+    lines += [
+        "", "## Overhead of a run", "",
+        "A run of `kept` whose plan exists, and the calls of its kernels with the same arguments in a loop, in microseconds of",
+        "CPU time; medians of alternated turns.", "",
+        "| nodes | run | kernels | run - kernels | for each node |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for o in document["overhead"]:
+        lines.append(
+            f"| {o['nodes']:,} | {o['run']:.2f} | {o['kernels']:.2f} | {o['run'] - o['kernels']:.2f} | {o['node']:.3f} |"
+        )
     lines += [
         "",
         "The graphs:",
@@ -268,7 +313,10 @@ def main() -> None:
             rows.append({"operation": operation, "graph": graph, "times": times})
             print(operation, graph, *times, round(times[-1] / times[-2], 2), flush=True)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}"
-    document = {"machine": machine, "runs": options.runs, "sizes": SIZES, "rows": rows}
+    found = [overhead(n) for n in (1, 100, 1_000)]
+    for o in found:
+        print("overhead", *(f"{name} {value:.3f}" for name, value in o.items()), flush=True)
+    document = {"machine": machine, "runs": options.runs, "sizes": SIZES, "rows": rows, "overhead": found}
     if options.to:
         write_text(options.to / "benchmark-growth.json", json.dumps(document, indent=1) + "\n")
         write_text(options.to / "benchmark-growth.md", page(document))

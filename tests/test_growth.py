@@ -44,6 +44,11 @@ def test_work_grows_linearly_with_the_nodes(operation: str, graph: str) -> None:
     assert growth_of(lambda k: growth.OPERATIONS[operation](growth.GRAPHS[graph](k)), n) < 2.3
 
 
+def test_a_run_adds_two_lines_of_python_for_each_step() -> None:
+    few, many = (lines(growth.OPERATIONS["run again"](growth.kept(n))) for n in (1, 201))
+    assert few < 100 and many - few <= 2 * 200
+
+
 @pytest.mark.parametrize("domains", [True, False])
 def test_prepare_reads_each_import_once(domains: bool) -> None:
     def make(n: int) -> Callable[[], Any]:

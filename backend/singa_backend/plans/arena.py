@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Sequence
-
-import numpy as np
 
 from ..kernels.values import ALIGNMENT, Buffer
 
-FEW = 2048
-"""Up to this number of buffers the largest is placed first; more are placed in the order of their first use."""
+WORK = 60_000
+"""The highest number of comparisons of two buffers in a search for places, for up to `WORK // MEAN` buffers."""
+
+MEAN = 16
+"""The highest number of comparisons for each buffer of a larger number."""
+
+MOVES = 4
+"""How often the search changes an order."""
 
 
 def rounded(nbytes: int) -> int:
@@ -20,75 +25,129 @@ def rounded(nbytes: int) -> int:
 
 def live_bytes(buffers: Sequence[Buffer]) -> int:
     """The lower bound of any arena: the highest sum of the sizes of buffers that are live at one step."""
+    return _peak(buffers)[0]
+
+
+def _peak(buffers: Sequence[Buffer]) -> tuple[int, int]:
+    """The lower bound, and the first step at which so many bytes are live."""
     changes: dict[int, int] = {}
     for b in buffers:
         changes[b.first] = changes.get(b.first, 0) + rounded(b.nbytes)
         changes[b.last + 1] = changes.get(b.last + 1, 0) - rounded(b.nbytes)
-    live = peak = 0
+    live = peak = at = 0
     for step in sorted(changes):
         live += changes[step]
-        peak = max(peak, live)
-    return peak
+        if live > peak:
+            peak, at = live, step
+    return peak, at
 
 
 def place(buffers: Sequence[Buffer]) -> int:
-    """Set the offset of each buffer so that buffers that are live at the same step do not overlap; return the bytes of all."""
-    return _by_size(buffers) if len(buffers) <= FEW else _by_time(buffers)
+    """Set the offset of each buffer so that buffers that are live at the same step do not overlap; return the bytes of all.
+
+    The buffers are placed in the order of their first use.  If that needs more than the lower bound, they are placed again, each
+    at the best offset that those before it leave: in the order of size, of size times life, or of distance from the step with the
+    most live bytes.  After each attempt the buffers that end above the lower bound come first.  The search ends at the lower
+    bound, or after a number of comparisons that is bounded, and for many buffers proportional to their number.
+    """
+    bound, peak = _peak(buffers)
+    best = _by_time(buffers)
+    room = max(WORK, MEAN * len(buffers))
+    others = _conflicts(buffers, room) if best > bound else None
+    if others is None:
+        return best
+    attempt = len(buffers) + sum(map(len, others))
+    sizes = [rounded(b.nbytes) for b in buffers]
+    spans = [s * (b.last - b.first + 1) for b, s in zip(buffers, sizes, strict=True)]
+    near = [-max(b.first - peak, peak - b.last, 0) for b in buffers]
+    for value in (sizes, spans, near):
+        order = sorted(range(len(buffers)), key=lambda i: (-value[i], -sizes[i], buffers[i].first))
+        for _ in range(1 + MOVES):
+            if best == bound or room < attempt:
+                return best
+            room -= attempt
+            total, offsets = _placed(order, sizes, others)
+            if total < best:
+                best = total
+                for b, offset in zip(buffers, offsets, strict=True):
+                    b.offset = offset
+            order.sort(key=lambda i: offsets[i] + sizes[i] <= bound)
+    return best
 
 
-def _by_size(buffers: Sequence[Buffer]) -> int:
-    """Place the largest buffer first, each at the lowest offset that is free during its life."""
-    order = sorted(buffers, key=lambda b: (-b.nbytes, b.first))
-    count = len(order)
-    firsts, lasts, starts, ends = (np.empty(count, np.int64) for _ in range(4))
+def _conflicts(buffers: Sequence[Buffer], most: int) -> list[list[int]] | None:
+    """For each buffer the positions of those that are live at a step of its life; None if they are more than `most` in all."""
+    made: list[list[int]] = [[] for _ in buffers]
+    live: list[int] = []
+    count = len(buffers)
+    for i in sorted(range(len(buffers)), key=lambda i: buffers[i].first):
+        first = buffers[i].first
+        live = [n for n in live if buffers[n].last >= first]
+        count += 2 * len(live)
+        if count > most:
+            return None
+        for n in live:
+            made[n].append(i)
+        made[i] += live
+        live.append(i)
+    return made
+
+
+def _placed(order: Sequence[int], sizes: Sequence[int], others: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
+    """Place each buffer in the smallest gap that holds it, else above all that are live with it; return bytes and offsets."""
+    offsets = [-1] * len(sizes)
     total = 0
-    for n, b in enumerate(order):
-        size = rounded(b.nbytes)
-        alive = np.flatnonzero((firsts[:n] <= b.last) & (lasts[:n] >= b.first))
-        alive = alive[np.argsort(starts[alive], kind="stable")]
-        best, least, free = -1, -1, 0
-        for start, end in zip(starts[alive].tolist(), ends[alive].tolist(), strict=True):
+    for i in order:
+        size = sizes[i]
+        best, smallest, free = -1, 0, 0
+        for start, end in sorted([(offsets[n], offsets[n] + sizes[n]) for n in others[i] if offsets[n] >= 0]):
             gap = start - free
-            if gap >= size and (least < 0 or gap < least):
-                best, least = free, gap
-            free = max(free, end)
-        b.offset = free if best < 0 else best
-        firsts[n], lasts[n], starts[n], ends[n] = b.first, b.last, b.offset, b.offset + size
-        total = max(total, b.offset + size)
-    return total
+            if gap >= size and (best < 0 or gap < smallest):
+                best, smallest = free, gap
+            if end > free:
+                free = end
+        offsets[i] = free if best < 0 else best
+        total = max(total, offsets[i] + size)
+    return total, offsets
 
 
 def _by_time(buffers: Sequence[Buffer]) -> int:
-    """Place buffers in the order of their first use, each in the smallest free block that holds it."""
-    free: list[tuple[int, int]] = []  # (offset, size), sorted
-    active: list[tuple[int, int, int]] = []  # (last, offset, size)
+    """Place buffers in the order of their first use, each in the smallest free block that holds it; return the bytes of all."""
+    ends: dict[int, int] = {}  # of the free blocks, by start
+    starts: dict[int, int] = {}  # by end
+    by_size: list[tuple[int, int]] = []  # (size, start), sorted
+    active: list[tuple[int, int, int]] = []  # (last, start, end), a heap
     top = 0
+
+    def add(start: int, end: int) -> None:
+        ends[start], starts[end] = end, start
+        insort(by_size, (end - start, start))
+
+    def take(start: int) -> int:
+        end = ends.pop(start)
+        del starts[end], by_size[bisect_left(by_size, (end - start, start))]
+        return end
+
     for b in sorted(buffers, key=lambda b: (b.first, -b.nbytes)):
         while active and active[0][0] < b.first:
-            _, offset, size = heapq.heappop(active)
-            free = _joined(free, offset, size)
+            _, start, end = heapq.heappop(active)
+            if start in starts:
+                start = starts[start]
+                take(start)
+            add(start, take(end) if end in ends else end)
         size = rounded(b.nbytes)
-        fits = [(s, o) for o, s in free if s >= size]
-        if fits:
-            there, offset = min(fits)
-            free.remove((offset, there))
-            if there > size:
-                free = sorted([*free, (offset + size, there - size)])
-        elif free and free[-1][0] + free[-1][1] == top:  # extend the last block
-            offset, _ = free.pop()
-            top = offset + size
+        fit = bisect_left(by_size, (size, 0))
+        if fit < len(by_size):
+            start = by_size[fit][1]
+            end = take(start)
+            if end > start + size:
+                add(start + size, end)
+        elif top in starts:  # extend the last block
+            start = starts[top]
+            take(start)
+            top = start + size
         else:
-            offset, top = top, top + size
-        b.offset = offset
-        heapq.heappush(active, (b.last, offset, size))
+            start, top = top, top + size
+        b.offset = start
+        heapq.heappush(active, (b.last, start, start + size))
     return top
-
-
-def _joined(free: list[tuple[int, int]], offset: int, size: int) -> list[tuple[int, int]]:
-    made: list[tuple[int, int]] = []
-    for o, s in sorted([*free, (offset, size)]):
-        if made and made[-1][0] + made[-1][1] == o:
-            made[-1] = (made[-1][0], made[-1][1] + s)
-        else:
-            made.append((o, s))
-    return made
