@@ -190,7 +190,7 @@ class SingaRep(BackendRep):
 
         Returns:
             The outputs in order, also indexed by name: NumPy arrays, lists for sequences, dicts for maps, None for an empty
-            optional.  They share no memory with the model or the inputs, those in `out` excepted, and caches of generated text: an
+            optional.  They share no memory with the model or the inputs, except those in `out` and caches of generated text: an
             output that begins with an input may extend its memory, and is read-only.  No later run changes it.
 
         Raises:
