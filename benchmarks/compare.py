@@ -118,8 +118,9 @@ class Comparison:
     def _lanes(self, folder: Path, name: str, batch: int) -> Iterable[tuple[str, str, str, Path]]:
         """Yield a label, the peer, its model and file for everything that has turns with a model; onnxruntime first."""
         row = compare_models.MODELS.get(name, compare_models.Model(""))
+        nets = row.family == "torch" and not row.grows
         for peer in sorted(self.versions, key=lambda p: p != THEIRS):
-            fits = {"torch": row.family == "torch", "torch-compile": row.family == "torch", "reference": row.reference}
+            fits = {"torch": nets, "torch-compile": nets, "openvino": not row.grows, "reference": row.reference}
             if fits.get(peer, True):
                 yield peer, peer, name, compare_models.path_of(folder, name, batch)
         for other in row.others:
@@ -139,7 +140,11 @@ class Comparison:
                 try:
                     peer = self._start(kind)
                     stack.callback(peer.close)
-                    found = peer.load(path, model, compare_models.inputs_of(path, model, batch))
+                    feeds, grows = (
+                        compare_models.inputs_of(path, model, batch),
+                        compare_models.MODELS.get(model, compare_models.Model("")).grows,
+                    )
+                    found = peer.load(path, model, feeds, grows)
                     if label == THEIRS:
                         expected = found["outputs"]
                     elif label == kind and expected is not None:
@@ -214,7 +219,7 @@ def group_of(row: Json) -> str:
         return "Held out"
     if model.family in ("graphs", "package"):
         return "Small operators"
-    return "int8 and decoding" if model.family == "int8" or row["model"] == "gpt2-decode" else "Models"
+    return "int8 and decoding" if model.family == "int8" or row["model"].startswith("gpt2-") else "Models"
 
 
 def join(documents: Sequence[Json]) -> Json:

@@ -47,6 +47,8 @@ class Model:
         others: other models that onnxruntime runs in the same turns; their times are compared with ours on this model.
         reference: whether onnx.reference runs it in reasonable time.
         held_out: whether it is only timed at the end.
+        file: the model whose file it is, if that is another one.
+        grows: inputs that are the outputs of the run before, after the first output in this order.
     """
 
     family: str
@@ -55,6 +57,8 @@ class Model:
     others: tuple[str, ...] = ()
     reference: bool = False
     held_out: bool = False
+    file: str = ""
+    grows: tuple[str, ...] = ()
 
 
 _BERT = {"input_ids": (0, 30522), "attention_mask": (1, 2), "token_type_ids": (0, 2)}
@@ -89,6 +93,7 @@ MODELS: dict[str, Model] = {
     "mixed300": Model("graphs", reference=True),
     "silero-vad": Model("package", {"sr": (16000, 16001)}, {"input": (BATCH, 576), "state": (2, BATCH, 128)}),
     "gpt2-decode": Model("torch", {"input_ids": (0, 50257)}, _PAST),
+    "gpt2-generate": Model("torch", {"input_ids": (0, 50257)}, _PAST, file="gpt2-decode", grows=tuple(_PAST)),
     "resnet50-u8s8": Model("int8", others=_OF_RESNET),
     "resnet50-s8s8": Model("int8", others=_OF_RESNET),
     "resnet50-dynamic": Model("int8", others=_OF_RESNET),
@@ -110,7 +115,7 @@ NEEDS = {"light": "onnx", "torch": "torch", "graphs": "onnx", "package": "silero
 
 def path_of(folder: Path, name: str, batch: int) -> Path:
     """Return the path of a model's file."""
-    return folder / f"{name}-b{batch}.onnx"
+    return folder / f"{MODELS.get(name, Model('')).file or name}-b{batch}.onnx"
 
 
 def inputs_of(path: Path, name: str, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -353,7 +358,8 @@ def main() -> int:
     parser.add_argument("--family", choices=list(NEEDS), help="build this family, in this process")
     options = parser.parse_args()
     options.to.mkdir(parents=True, exist_ok=True)
-    todo = [(n, b) for n in options.models for b in options.batch if options.again or not path_of(options.to, n, b).exists()]
+    files = dict.fromkeys(MODELS[n].file or n for n in options.models)
+    todo = [(n, b) for n in files for b in options.batch if options.again or not path_of(options.to, n, b).exists()]
     failed = 0
     if options.family:
         for name, batch in todo:

@@ -157,8 +157,21 @@ def _memory(field: str) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field)), 0)
 
 
+def _generate(bind: Callable[[Feeds], Run], feeds: Feeds, grows: Sequence[str]) -> tuple[Run, Callable[[], None]]:
+    """Return a function whose every run takes the outputs of the run before as the inputs that grow, and one to begin again."""
+    state = dict(feeds)
+
+    def run() -> Sequence[Any]:
+        found = bind(state)()
+        state.update(zip(grows, list(found)[1:], strict=True))
+        return found
+
+    return run, lambda: state.update(feeds)
+
+
 def _serve(name: str, threads: int, receive: Connection, send: Connection) -> None:
     run: Run | None = None
+    begin: Callable[[], None] | None = None
     opened: Open | None = None
 
     def start() -> str:
@@ -166,13 +179,13 @@ def _serve(name: str, threads: int, receive: Connection, send: Connection) -> No
         version, opened = PEERS[name](threads)
         return version
 
-    def load(path: str, model: str, feeds: Feeds) -> dict[str, Any]:
-        nonlocal run
+    def load(path: str, model: str, feeds: Feeds, grows: Sequence[str]) -> dict[str, Any]:
+        nonlocal run, begin
         assert opened is not None
         before, began = _memory("VmRSS"), time.perf_counter()
         bind = opened(path, model)
         prepared, peak = time.perf_counter(), _memory("VmHWM")
-        run = bind(feeds)
+        run, begin = _generate(bind, feeds, grows) if grows else (bind(feeds), None)
         found = run()
         answered = time.perf_counter()
         outputs = [np.array(np.asarray(v)) for v in found]  # a copy: a later run may overwrite them
@@ -180,6 +193,8 @@ def _serve(name: str, threads: int, receive: Connection, send: Connection) -> No
 
     def turn(untimed: int, seconds: float) -> list[float]:
         assert run is not None
+        if begin is not None:
+            begin()
         for _ in range(untimed):
             run()
         times: list[float] = []
@@ -256,14 +271,20 @@ class Peer:
             raise Failure(answer)
         return answer
 
-    def load(self, path: Path, model: str, feeds: Feeds) -> dict[str, Any]:
+    def load(self, path: Path, model: str, feeds: Feeds, grows: Sequence[str] = ()) -> dict[str, Any]:
         """Prepare a model and run it once.
+
+        Args:
+            path: of the file.
+            model: its name.
+            feeds: the inputs.
+            grows: inputs that later runs take from the outputs of the run before, after the first output in this order.
 
         Returns:
             "outputs", and the seconds until it was prepared ("prepare") and until it had answered ("answer"), and by how many
             bytes preparing raised the peak of memory ("memory").
         """
-        found: dict[str, Any] = self._ask("load", str(path), model, feeds)
+        found: dict[str, Any] = self._ask("load", str(path), model, feeds, grows)
         return found
 
     def turn(self, untimed: int, seconds: float = TURN) -> list[float]:
