@@ -180,6 +180,19 @@ def test_quantize_and_dequantize(dtype: Any, perm: Any, how: str) -> None:
     assert how == "zero axis" or any(k.startswith("dequantize jit") for k in kernels)
 
 
+@pytest.mark.parametrize("shape", [(5,), (5, 6), (2, 4, 1), (3, 16, 1, 1), (1, 4, 1), (2, 1, 5), (4, 3, 1, 2), (2, 3, 4, 1, 1)])
+def test_quantize_along_every_axis(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(2)
+    for axis, size in enumerate(shape):
+        feeds = [{"x": rng.normal(0, 9, shape).astype(np.float32)} for _ in (0, 1)]
+        held = {"s": rng.uniform(0.05, 0.2, size).astype(np.float32), "z": rng.integers(-20, 20, size).astype(S8)}
+        nodes = [
+            node("QuantizeLinear", ["x", "s", "z"], ["q"], axis=axis - len(shape)),
+            node("DequantizeLinear", ["q", "s", "z"], ["y"], axis=axis),
+        ]
+        check(model_of(nodes, feeds[0], ["q", "y"], held, 21), feeds, tolerance=0)
+
+
 def test_nan_and_infinity_are_quantized_as_by_the_definition() -> None:
     x = np.array([np.nan, np.inf, -np.inf, 1e38, 0.5, -0.0] * 8, np.float32)
     for dtype in (U8, S8):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -108,3 +109,14 @@ def test_in_place() -> None:
     ]
     check(model_of(nodes, feeds[0], ["y"], drawn(5, w=(300, 300), v=(300, 300))), feeds)
     check(model_of(nodes, feeds[0], ["y", "m", "p"], drawn(5, w=(300, 300), v=(300, 300))), feeds)
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, 64, 1), (64, 64, 1, 1), (70, 3, 40, 1), (1, 4096, 1, 1), (64, 64, 2), (4096, 1, 1), (16, 16, 16, 1)]
+)
+@pytest.mark.parametrize("mask", list(itertools.product((0, 1), repeat=4)))
+def test_an_operand_of_a_follower_for_every_set_of_axes(shape: tuple[int, ...], mask: tuple[int, ...]) -> None:
+    wide = tuple(d if m else 1 for d, m in zip(shape, mask, strict=False))
+    feeds = [drawn(s, x=shape, c=(1, shape[1], *[1] * (len(shape) - 2)), t=wide) for s in (1, 2)]
+    check(model_of([node("Mul", ["x", "c"], ["p"]), node("Add", ["p", "t"], ["y"])], feeds[0], ["y"]), feeds)
+    check(model_of([node("Add", ["x", "x"], ["p"]), node("Mul", ["p", "t"], ["y"])], feeds[0], ["y"]), feeds)

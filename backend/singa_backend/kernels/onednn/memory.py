@@ -348,9 +348,10 @@ class Attributes(Owner):
 
     Attributes:
         fpmath: the mode of arithmetic.
+        operands: the shapes of the tensors of binary post-ops.
     """
 
-    __slots__ = ("_post_ops", "fpmath")
+    __slots__ = ("_post_ops", "fpmath", "operands")
 
     def __init__(self, *, fpmath: str = "strict") -> None:
         lib = needed()
@@ -360,6 +361,7 @@ class Attributes(Owner):
         if fpmath != "strict":
             lib.call("primitive_attr_set_fpmath_mode", self.handle, code(FPMATH, fpmath, "fpmath"))
         self._post_ops: Owner | None = None
+        self.operands: list[tuple[int, ...]] = []
 
     def _append(self, name: str, *arguments: Any) -> Self:
         lib = needed()
@@ -412,6 +414,7 @@ class Attributes(Owner):
         Returns:
             These attributes.
         """
+        self.operands.append(md.shape)
         return self._append("binary", code(BINARY, algorithm, "algorithm"), md.handle)
 
     def append_prelu(self, mask: int) -> Self:

@@ -525,8 +525,13 @@ def binary(
         The primitive.
 
     Raises:
-        Unimplemented: oneDNN has no fast code for it.
+        Unimplemented: oneDNN has no fast code for it, or only code that is wrong: version 3.2 reads the operand of a post-op
+            with one value for each channel at wrong places if there are several samples, and all other axes have size 1.
     """
+    shape, operands = dst.shape, attributes.operands if attributes is not None else []
+    flat = len(shape) > 2 and shape[0] > 1 < shape[1] and set(shape[2:]) == {1}
+    if flat and any(o[0] == 1 < o[1] for o in operands):
+        raise Unimplemented(3, "binary with a post-op of one value for each channel of samples without further axes")
     return create(
         "binary",
         needed().engine,
