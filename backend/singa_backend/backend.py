@@ -26,8 +26,9 @@ from .plans.planner import Planner
 from .plans.profile import Profile, profile
 from .plans.region import TooManyCalls
 from .plans.trace import Mismatch
-from .proto.load import ModelSource, load_model
+from .proto.load import ModelSource, load_model, map_model
 from .proto.schemas import newest, plain_domain
+from .proto.tensor_data import ModelFile
 from .proto.values import Value
 from .rendering import TEXT, printable
 from .runtime.executor import Executor
@@ -117,6 +118,7 @@ class SingaRep(BackendRep):
         self.options = options or plan_options()
         self._planner: Planner | None = None
         self._planned: Any = None
+        self._file: ModelFile | None = None
         self._received: list[weakref.ref[np.ndarray] | None] | None = None
         self._names = tuple(v.name for v in graph.inputs)
         self._output_names = tuple(v.name for v in graph.outputs)
@@ -263,6 +265,8 @@ class SingaRep(BackendRep):
         kwargs: dict[str, Any],
     ) -> Outputs:
         """Run the model with all checks."""
+        if self._file is not None:
+            self._file.check()
         check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", "validate", "out", *_QUIET))
         check_last_layers(last_layers)
         if not isinstance(aux_output, (str, list, tuple)) or not all(isinstance(n, str) for n in aux_output):
@@ -558,11 +562,14 @@ class SingaBackend(Backend):
         place = devices.resolve(device)
         allowed = limits or Limits()
         with spend(Budget(allowed, cancel, place.memory)):
-            proto, folder = load_model(model)
-            graph = read(proto, folder)
+            planned = place.type == "CPU" and chosen.level  # definitions read weights where they are: they must be aligned
+            proto, folder, file = map_model(model) if planned else (*load_model(model), None)
+            graph = read(proto, folder, file)
         for text in graph.warnings:
             warnings.warn(printable(text, TEXT), UserWarning, stacklevel=2)
-        return SingaRep(graph, place, allowed, chosen)
+        made = SingaRep(graph, place, allowed, chosen)
+        made._file = file
+        return made
 
     @classmethod
     def run_model(cls, model: ModelSource, inputs: Any, device: DeviceLike = "CPU", **kwargs: Any) -> Outputs:
