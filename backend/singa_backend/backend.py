@@ -28,7 +28,6 @@ from .plans.region import TooManyCalls
 from .plans.trace import Mismatch
 from .proto.load import ModelSource, load_model, map_model
 from .proto.schemas import newest, plain_domain
-from .proto.tensor_data import ModelFile
 from .proto.values import Value
 from .rendering import TEXT, printable
 from .runtime.executor import Executor
@@ -118,7 +117,6 @@ class SingaRep(BackendRep):
         self.options = options or plan_options()
         self._planner: Planner | None = None
         self._planned: Any = None
-        self._file: ModelFile | None = None
         self._received: list[weakref.ref[np.ndarray] | None] | None = None
         self._names = tuple(v.name for v in graph.inputs)
         self._output_names = tuple(v.name for v in graph.outputs)
@@ -265,8 +263,6 @@ class SingaRep(BackendRep):
         kwargs: dict[str, Any],
     ) -> Outputs:
         """Run the model with all checks."""
-        if self._file is not None:
-            self._file.check()
         check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", "validate", "out", *_QUIET))
         check_last_layers(last_layers)
         if not isinstance(aux_output, (str, list, tuple)) or not all(isinstance(n, str) for n in aux_output):
@@ -293,7 +289,7 @@ class SingaRep(BackendRep):
                 if watch and watch.origin:
                     error.hint = "; ".join(filter(None, [error.hint, f"before it, {watch.origin}"]))
                 raise
-            taken = set(self._fixed)
+            taken = self._fixed | {id(a) for held in self._executor.states.values() for _, a in held}
             taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
             results = [owned_copy(device.get(v), taken) for v in values]
             if receivers is not None:
@@ -376,6 +372,7 @@ class SingaRep(BackendRep):
 
     def _watch(self, feeds: Sequence[Any], overrides: Mapping[str, Any]) -> Watch:
         executor = self._executor
+        executor.load()
         named = dict(zip((v.name for v in self.graph.inputs), feeds, strict=True)) | dict(overrides)
         graphs = {id(g): dict(g.state_slots) for g in executor._keep}
         states = [(graphs[key][slot], value) for key, held in executor._states.items() for slot, value in held]
@@ -568,7 +565,7 @@ class SingaBackend(Backend):
         for text in graph.warnings:
             warnings.warn(printable(text, TEXT), UserWarning, stacklevel=2)
         made = SingaRep(graph, place, allowed, chosen)
-        made._file = file
+        made._executor.file = file
         return made
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..proto.tensor_data import is_mapped, release
+from ..proto.tensor_data import copied, is_mapped
 
 ALIGNMENT = 64
 
@@ -245,19 +245,11 @@ class Value:
         return self.view(array.shape, array.strides, offset)
 
 
-def _copied(source: np.ndarray) -> np.ndarray:
-    """A copy of bytes in a file that is mapped, aligned."""
-    made = aligned(source.nbytes)
-    for i in range(0, source.nbytes, COPIED):
-        np.copyto(made[i : i + COPIED], source[i : i + COPIED])
-        release(source[i : i + COPIED])
-    return made
-
-
-COPIED = 1 << 22
-"""Bytes that are copied from a file before its memory is released."""
-
 _BLOCK = 1 << 16
+
+
+def _copied(source: np.ndarray) -> np.ndarray:
+    return copied(source, aligned(source.nbytes))
 
 
 def bound_of(array: np.ndarray | Computed) -> float:

@@ -520,10 +520,11 @@ class Tracer:
             return 0
         inputs: list[Value | None] = [v if isinstance(v, Value) else None for v in found]
         folded = self._is_folded(call, inputs)
+        followers = self._followers(group)
         for one in kernels_of(call.node.domain, call.name, call.node.operator.version):
             if folded and one.on != "view":
                 break
-            site = TraceSite(self, call, inputs, self._followers(group))
+            site = TraceSite(self, call, inputs, followers)
             first_buffer = len(self.buffers)
             try:
                 with np.errstate(all="ignore"):

@@ -41,6 +41,8 @@ _TENSOR: Rules = {}
 _GRAPH: Rules = {5: _TENSOR}  # initializer
 _GRAPH[1] = {5: {5: _TENSOR, 6: _GRAPH}}  # node.attribute: t, g
 _MODEL: Rules = {7: _GRAPH}
+_OUTER: Rules = {7: {5: _TENSOR, 1: {5: {5: _TENSOR}}}}
+"""The tensors of the outer graph only."""
 _RAW_DATA = 9 << 3 | 2
 """The tag of TensorProto.raw_data."""
 
@@ -78,7 +80,9 @@ def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, P
 
 
 def map_model(model: ModelSource) -> tuple[ModelProto, Path | None, tensor_data.ModelFile | None]:
-    """Load a model as `load_model` does, but leave the large tensors of a large file in the file, mapped into memory.
+    """Load a model as `load_model` does, but leave the large tensors of its graph in the file, which is mapped into memory.
+
+    Files of at most `SMALL` bytes, and subgraphs and functions, whose tensors definitions read in every run, are read completely.
 
     Args:
         model: a ModelProto, its bytes, or the path of its file.
@@ -98,7 +102,7 @@ def map_model(model: ModelSource) -> tuple[ModelProto, Path | None, tensor_data.
                 status = os.fstat(file.fileno())
                 if stat.S_ISREG(status.st_mode) and SMALL < status.st_size <= limits.current().limits.model_bytes:
                     found = tensor_data.ModelFile(path, file)
-                    parts = _strip(found.data, 0, len(found.data), _MODEL, tensor_data.INSIDE, MAPPED)
+                    parts = _strip(found.data, 0, len(found.data), _OUTER, tensor_data.INSIDE, MAPPED)
                     proto = load_model_from_string(b"".join(parts))
                     tensor_data.release(np.frombuffer(found.data, np.uint8))
                     if proto.HasField("graph"):

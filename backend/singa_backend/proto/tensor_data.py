@@ -41,6 +41,9 @@ def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     return (math.prod(shape) * bits + 7) // 8
 
 
+COPIED = 1 << 22
+"""Bytes that are copied from a mapped file before its memory is released."""
+
 INSIDE = "\0"
 """Is the location of data in the model's own file, in a message from which they were removed; a file cannot have this name."""
 
@@ -280,6 +283,17 @@ def release(array: np.ndarray) -> None:
     begin = start // mmap.PAGESIZE * mmap.PAGESIZE
     if array.flags.c_contiguous or array.flags.f_contiguous:
         file.madvise(mmap.MADV_DONTNEED, begin, start + array.nbytes - begin)
+
+
+def copied(source: np.ndarray, target: np.ndarray | None = None) -> np.ndarray:
+    """Copy a contiguous array of a mapped file, whose memory is released on the way, to a target or a new array."""
+    made = np.empty(source.shape, source.dtype) if target is None else target
+    flat, out = source.reshape(-1), made.reshape(-1)
+    step = COPIED // source.itemsize
+    for i in range(0, flat.size, step):
+        np.copyto(out[i : i + step], flat[i : i + step])
+        release(flat[i : i + step])
+    return made
 
 
 def read_external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
