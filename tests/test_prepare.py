@@ -289,3 +289,19 @@ def test_memory_of_external_data_that_somebody_writes_to_is_not_released(tmp_pat
     rep.run([x])
     tensor_data.release(mine)
     assert (mine == 2).all()
+
+
+@NEEDS_ONEDNN
+def test_weights_of_integers_are_packed_once_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = np.random.default_rng(0).integers(-127, 127, (256, 256)).astype(np.int8)
+    node = helper.make_node("MatMulInteger", ["x", "w"], ["y"])
+    model = model_of([node], {"x": np.zeros((4, 256), np.uint8)}, ["y"], {"w": w})
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    rep = SingaBackend.prepare(saved(model, tmp_path, monkeypatch))
+    for rows in (4, 5, 6):
+        assert (rep.run([np.full((rows, 256), 3, np.uint8)])[0] == 3 * w.astype(np.int32).sum(0)).all()
+    shared = rep._planner.shared
+    assert sum(isinstance(k[1], tuple) and k[1][0] == "packed" for k in shared) == 1
+    (source,) = [v.buffer for k, v in shared.items() if k[0] == "mapped"]
+    assert isinstance(source, Unkept)
+    assert source._held is None or "vnni" not in str([s.kernel for s in rep._planner.latest.first.steps])

@@ -192,6 +192,10 @@ class Value:
             return np.empty(self.shape, self.dtype)
         return np.ndarray(self.shape, self.dtype, self.buffer.memory, self.offset, self.strides)
 
+    def read(self) -> np.ndarray:
+        """The array for a computation now, which does not keep a constant that is in a file or computed."""
+        return np.ndarray(self.shape, self.dtype, self.buffer.read(), self.offset, self.strides)
+
     @property
     def known(self) -> np.ndarray | None:
         """The contents of a constant; None for other values."""
