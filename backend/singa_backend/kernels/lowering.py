@@ -164,14 +164,14 @@ def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value
     def make() -> Value:
         memory, source = aligned(wanted.nbytes), w.buffer.read()
         assert source is not None
-        with threads_for(w.size * 8):
-            reorder = onednn.reorder(given, wanted)
-        need = aligned(max(reorder.scratchpad_nbytes, ALIGNMENT))
         place = int(source.ctypes.data) + w.offset
         arguments = {onednn.FROM: (given, place), onednn.TO: (wanted, int(memory.ctypes.data))}
-        if reorder.scratchpad_nbytes:
-            arguments[SCRATCHPAD] = (reorder.query("scratchpad"), int(need.ctypes.data))
-        onednn.bind(reorder, arguments).run()
+        with onednn.using_threads(1):  # pages that are touched first take most of the time; threads would wait for each other
+            reorder = onednn.reorder(given, wanted)
+            need = aligned(max(reorder.scratchpad_nbytes, ALIGNMENT))
+            if reorder.scratchpad_nbytes:
+                arguments[SCRATCHPAD] = (reorder.query("scratchpad"), int(need.ctypes.data))
+            onednn.bind(reorder, arguments).run()
         release(source)
         return pinned(memory)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,12 @@ class Call:
     @property
     def reads(self) -> tuple[int, ...]:
         """The ids of all values that it reads: its inputs, and those that its subgraphs capture."""
-        inner = [self.scope[outer] for g in self.node.graphs for outer, _ in g.captured]
-        return tuple(i for i in (*self.inputs, *inner) if i != ABSENT)
+        found = (*self.inputs, *(self.scope[outer] for outer in self._captured)) if self._captured else self.inputs
+        return tuple([i for i in found if i != ABSENT])
+
+    @cached_property
+    def _captured(self) -> tuple[int, ...]:
+        return tuple(outer for g in self.node.graphs for outer, _ in g.captured)
 
 
 @dataclass(eq=False)
