@@ -26,7 +26,7 @@ from .plans.planner import Planner
 from .plans.profile import Profile, profile
 from .plans.region import TooManyCalls
 from .plans.trace import Mismatch
-from .proto.load import ModelSource, load_model
+from .proto.load import ModelSource, load_model, map_model
 from .proto.schemas import newest, plain_domain
 from .proto.values import Value
 from .rendering import TEXT, printable
@@ -290,7 +290,7 @@ class SingaRep(BackendRep):
                 if watch and watch.origin:
                     error.hint = "; ".join(filter(None, [error.hint, f"before it, {watch.origin}"]))
                 raise
-            taken = set(self._fixed)
+            taken = self._fixed | {id(a) for held in self._executor.states.values() for _, a in held}
             taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
             results = [owned_copy(device.get(v), taken) for v in values]
             if receivers is not None:
@@ -373,6 +373,7 @@ class SingaRep(BackendRep):
 
     def _watch(self, feeds: Sequence[Any], overrides: Mapping[str, Any]) -> Watch:
         executor = self._executor
+        executor.load()
         named = dict(zip((v.name for v in self.graph.inputs), feeds, strict=True)) | dict(overrides)
         graphs = {id(g): dict(g.state_slots) for g in executor._keep}
         states = [(graphs[key][slot], value) for key, held in executor._states.items() for slot, value in held]
@@ -559,11 +560,14 @@ class SingaBackend(Backend):
         place = devices.resolve(device)
         allowed = limits or Limits()
         with spend(Budget(allowed, cancel, place.memory)):
-            proto, folder = load_model(model)
-            graph = read(proto, folder)
+            planned = place.type == "CPU" and chosen.level  # definitions read weights where they are: they must be aligned
+            proto, folder, file = map_model(model) if planned else (*load_model(model), None)
+            graph = read(proto, folder, file)
         for text in graph.warnings:
             warnings.warn(printable(text, TEXT), UserWarning, stacklevel=2)
-        return SingaRep(graph, place, allowed, chosen)
+        made = SingaRep(graph, place, allowed, chosen)
+        made._executor.file = file
+        return made
 
     @classmethod
     def run_model(cls, model: ModelSource, inputs: Any, device: DeviceLike = "CPU", **kwargs: Any) -> Outputs:

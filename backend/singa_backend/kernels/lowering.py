@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..proto.tensor_data import release
 from . import onednn
 from .onednn import SCRATCHPAD, MemoryDesc, Primitive
 from .table import Site
@@ -161,14 +162,17 @@ def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value
         return y
 
     def make() -> Value:
-        memory = aligned(wanted.nbytes)
-        with threads_for(w.size * 8):
+        memory, source = aligned(wanted.nbytes), w.buffer.read()
+        assert source is not None
+        place = int(source.ctypes.data) + w.offset
+        arguments = {onednn.FROM: (given, place), onednn.TO: (wanted, int(memory.ctypes.data))}
+        with onednn.using_threads(1):  # pages that are touched first take most of the time; threads would wait for each other
             reorder = onednn.reorder(given, wanted)
-        need = aligned(max(reorder.scratchpad_nbytes, ALIGNMENT))
-        arguments = {onednn.FROM: (given, w.address), onednn.TO: (wanted, int(memory.ctypes.data))}
-        if reorder.scratchpad_nbytes:
-            arguments[SCRATCHPAD] = (reorder.query("scratchpad"), int(need.ctypes.data))
-        onednn.bind(reorder, arguments).run()
+            need = aligned(max(reorder.scratchpad_nbytes, ALIGNMENT))
+            if reorder.scratchpad_nbytes:
+                arguments[SCRATCHPAD] = (reorder.query("scratchpad"), int(need.ctypes.data))
+            onednn.bind(reorder, arguments).run()
+        release(source)
         return pinned(memory)
 
     found: Value = site.derived(w, ("packed", given, wanted), make)

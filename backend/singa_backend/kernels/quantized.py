@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -55,13 +56,13 @@ def centred(site: Site, w: Value, zero: Value | None, axis: int) -> tuple[Value,
         return w, 0
     around = [1] * w.ndim
     around[axis] = offsets.size
-    values = w.array.astype(np.int32) - offsets.reshape(around)
+    values = w.read().astype(np.int32) - offsets.reshape(around)
     if values.min() >= -128 and values.max() <= 127:
         return _constant(site, w, ("centred", offsets.tobytes()), values.astype(np.int8)), 0
     site.require(offsets.size == 1, "the weights minus their zero points exceed int8")
     if w.dtype == np.int8:
         return w, int(offsets[0])
-    return _constant(site, w, "signed", (w.array ^ np.uint8(128)).view(np.int8)), int(offsets[0]) - 128
+    return _constant(site, w, "signed", (w.read() ^ np.uint8(128)).view(np.int8)), int(offsets[0]) - 128
 
 
 def _constant(site: Site, w: Value, what: Any, array: np.ndarray) -> Value:
@@ -79,7 +80,7 @@ def bound_of(site: Site, w: Value, zero: int, x_zero: Value | None, dtype: np.dt
     rest = tuple(i for i in range(w.ndim) if i != axis)
 
     def make() -> np.ndarray:
-        return np.asarray(np.abs(w.array - np.int16(zero)).sum(rest, dtype=np.int64))
+        return np.asarray(np.abs(w.read() - np.int16(zero)).sum(rest, dtype=np.int64))
 
     sums: np.ndarray = site.derived(w, ("sums", zero, axis), make)
     raw = sums.max(initial=0) * max(reach, 255) + (w.size // w.shape[axis]) * 255 * abs(zero)
@@ -252,6 +253,7 @@ class Product:
                     self.b_zero = None
             site.require(k * 255 * 255 * 2 < LARGEST, "int32 may overflow")
             self.bound = np.full(b.shape[-1], k * 255 * 255)
+        self.key = b.key
         self.folded = math.prod(b.shape[:-2]) == 1
         if self.folded:
             rows = _rows(a)
@@ -300,7 +302,7 @@ class Product:
         with threads_for(math.prod(self.inner) * a.shape[-1] / 2):
             made, tail = create(site, start, build)
         layout = made.query("weights")
-        weights = packed(site, b, given, layout) if constant else b
+        weights = packed(site, replace(b, key=self.key), given, layout) if constant else b
         y, arguments = result(tail, self.shape, None)
         inner = y.view(self.inner, strides_of(self.inner, y.dtype.itemsize))
         arguments |= {SRC: (src, a), WEIGHTS: (layout, weights), DST: (dense_desc(y.dtype, self.inner), inner)}

@@ -54,7 +54,7 @@ def halves(site: Site, w: Value, zero: Value | None, x: Value, x_zero: Value | N
     key = offsets.tobytes()
 
     def three() -> list[np.ndarray]:
-        whole = w.array.astype(np.int16) - offsets.reshape(around)
+        whole = w.read().astype(np.int16) - offsets.reshape(around)
         high = (whole + 8) & ~15
         return [whole, whole - high, high]
 

@@ -51,7 +51,7 @@ def arranged(site: Site, source: Value, what: Any, shape: Sequence[int], moves: 
 
         def make() -> Value:
             made = aligned_array(shape, F32)
-            for function, arguments in moves(made.array, source.array):
+            for function, arguments in moves(made.array, source.read()):
                 function(*arguments)
             return made
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..proto.tensor_data import copied, is_mapped
+
 ALIGNMENT = 64
+
+LARGE = 1 << 16
+"""Bytes from which a constant that has to be computed, or copied from a file, is not kept for those who need it once."""
 
 FINITE, INFINITE, NAN = 0, 1, 2
 """What the elements of a value may be if no input of the run is a NaN or an infinity, and nothing overflows."""
@@ -54,6 +60,77 @@ class Buffer:
             self.first = step
         self.last = max(self.last, step)
 
+    def read(self) -> np.ndarray | None:
+        """The bytes for a computation now; those of a constant that is not kept are dropped with the last reference."""
+        return self.memory
+
+
+class Unkept(Buffer):
+    """Bytes of a constant that are made when they are needed: `memory` keeps them, `read` does not.
+
+    Attributes:
+        source: the bytes in a file that is mapped into memory, which need not be aligned; None if they are computed.
+    """
+
+    def __init__(self, nbytes: int, make: Callable[[], np.ndarray], source: np.ndarray | None = None) -> None:
+        self._make, self.source = make, source
+        self._held: np.ndarray | None = None
+        super().__init__(nbytes, pinned=True)
+
+    @property
+    def memory(self) -> np.ndarray | None:
+        """Where the bytes are."""
+        if self._held is None:
+            self._held = self._make()
+        return self._held
+
+    @memory.setter
+    def memory(self, memory: np.ndarray | None) -> None:
+        self._held = memory
+
+    def read(self) -> np.ndarray | None:
+        if self._held is not None:
+            return self._held
+        return self._make() if self.source is None else self.source
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """A constant array that is computed whenever it is needed, so that no memory is held between.
+
+    Attributes:
+        shape: its shape.
+        dtype: its dtype.
+        fill: writes the elements into an array.
+        bound: no magnitude of an element is larger; all are finite.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: Callable[[np.ndarray], None]
+    bound: float
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def array(self) -> np.ndarray:
+        """The elements, computed."""
+        made = aligned(self.nbytes).view(self.dtype).reshape(self.shape)
+        with np.errstate(all="ignore"):
+            self.fill(made)
+        return made
+
+    def memory(self) -> np.ndarray:
+        """The bytes of the elements, computed."""
+        return self.array().reshape(-1).view(np.uint8)
+
 
 @dataclass(eq=False)
 class Value:
@@ -82,19 +159,31 @@ class Value:
     low: bool = False
 
     @classmethod
-    def of(cls, array: np.ndarray, key: Any = None) -> Value:
+    def of(cls, given: np.ndarray | Computed, key: Any = None) -> Value:
         """A constant."""
+        if isinstance(given, Computed):
+            strides = strides_of(given.shape, given.dtype.itemsize)
+            return cls(Unkept(given.nbytes, given.memory), given.shape, strides, given.dtype, 0, True, FINITE, key)
+        array: np.ndarray = given
+        if not array.flags.c_contiguous and array.nbytes >= LARGE:
+            order = sorted(range(array.ndim), key=lambda i: -array.strides[i])
+            if dense(array.shape, array.strides, array.itemsize, order):  # a transposed view, which is not copied
+                made = cls.of(array.transpose(order), key)
+                made.shape, made.strides = array.shape, array.strides
+                return made
         array = np.ascontiguousarray(array).reshape(array.shape)
         memory = array.reshape(-1).view(np.uint8) if array.size else np.empty(ALIGNMENT, np.uint8)
         hazard = FINITE
-        if array.dtype.kind not in "biu" and array.size:
+        if array.dtype.kind not in "biu" and array.size and not math.isfinite(bound_of(array)):
             with np.errstate(all="ignore"):
-                total = np.dot(array.reshape(-1), array.reshape(-1)) if array.dtype.kind == "f" else np.float32(np.nan)
-                if not np.isfinite(total):
-                    plain = array.astype(np.float64) if array.dtype.kind not in "fc" else array
-                    hazard = NAN if np.isnan(plain).any() else INFINITE if np.isinf(plain).any() else FINITE
+                plain = array.astype(np.float64) if array.dtype.kind not in "fc" else array
+                hazard = NAN if np.isnan(plain).any() else INFINITE if np.isinf(plain).any() else FINITE
         low = hazard == INFINITE and array.dtype.kind == "f" and not np.isposinf(array).any()
-        return cls(Buffer(memory.nbytes, memory, pinned=True), array.shape, array.strides, array.dtype, 0, True, hazard, key, low)
+        if array.size and is_mapped(array):
+            buffer: Buffer = Unkept(memory.nbytes, partial(_copied, memory), memory)
+        else:
+            buffer = Buffer(memory.nbytes, memory, pinned=True)
+        return cls(buffer, array.shape, array.strides, array.dtype, 0, True, hazard, key, low)
 
     @property
     def array(self) -> np.ndarray:
@@ -102,6 +191,10 @@ class Value:
         if not self.size:
             return np.empty(self.shape, self.dtype)
         return np.ndarray(self.shape, self.dtype, self.buffer.memory, self.offset, self.strides)
+
+    def read(self) -> np.ndarray:
+        """The array for a computation now, which does not keep a constant that is in a file or computed."""
+        return np.ndarray(self.shape, self.dtype, self.buffer.read(), self.offset, self.strides)
 
     @property
     def known(self) -> np.ndarray | None:
@@ -154,6 +247,32 @@ class Value:
         """The value that is this view of `self.array`, whose memory exists while the plan is traced."""
         offset = array.__array_interface__["data"][0] - self.address if array.size else 0
         return self.view(array.shape, array.strides, offset)
+
+
+_BLOCK = 1 << 16
+
+
+def _copied(source: np.ndarray) -> np.ndarray:
+    return copied(source, aligned(source.nbytes))
+
+
+def bound_of(array: np.ndarray | Computed) -> float:
+    """A number that no magnitude of an element exceeds; infinity or NaN if it is not known: an element may not be finite."""
+    if isinstance(array, Computed):
+        return array.bound
+    if array.dtype.kind != "f":
+        return math.nan
+    total = 0.0
+    with np.errstate(all="ignore"):
+        for block in blocks_of(array):
+            total += float(np.dot(block, block))
+    return 1.01 * math.sqrt(total) if total >= 0 else math.nan
+
+
+def blocks_of(array: np.ndarray) -> list[np.ndarray]:
+    """Parts of a contiguous array with all its elements: NumPy copies what is not aligned, here into the cache."""
+    flat = array.reshape(-1)
+    return [flat] if array.flags.aligned else [flat[i : i + _BLOCK] for i in range(0, flat.size, _BLOCK)]
 
 
 def dense(shape: Sequence[int], strides: Sequence[int], itemsize: int, order: Sequence[int] | range) -> bool:

@@ -139,6 +139,7 @@ class Plan:
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
         planner = self.planner
+        planner.executor.check_file()
         self.state.visitor = Visitor(planner.executor, budget)
         self.state.bodies = planner.bodies
         self.state.visit_body = partial(BodyVisitor, planner.executor)

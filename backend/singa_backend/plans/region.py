@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from ..ir.declaration import REQUIRED, declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.versioned import VersionedOperator
+from ..kernels.values import Computed
 
 MOST = 200_000
 """The number of calls of a region: functions that call functions may have more, and are computed node by node."""
@@ -65,8 +66,12 @@ class Call:
     @property
     def reads(self) -> tuple[int, ...]:
         """The ids of all values that it reads: its inputs, and those that its subgraphs capture."""
-        inner = [self.scope[outer] for g in self.node.graphs for outer, _ in g.captured]
-        return tuple(i for i in (*self.inputs, *inner) if i != ABSENT)
+        found = (*self.inputs, *(self.scope[outer] for outer in self._captured)) if self._captured else self.inputs
+        return tuple([i for i in found if i != ABSENT])
+
+    @cached_property
+    def _captured(self) -> tuple[int, ...]:
+        return tuple(outer for g in self.node.graphs for outer, _ in g.captured)
 
 
 @dataclass(eq=False)
@@ -77,7 +82,7 @@ class Region:
         calls: the calls.
         inputs: the ids of the inputs.
         outputs: the ids of the outputs, in order; an id may occur twice.
-        constants: the values of initializers and Constant nodes by id.
+        constants: the values of initializers and Constant nodes by id, and those that passes make; a large one may be Computed.
         names: the name of each value in its graph, by id.
         size: the number of ids.
         inlined: the number of nodes and functions that were read into it.
@@ -98,7 +103,7 @@ class Region:
             self.names[self.size - 1] = name
         return self.size - 1
 
-    def constant(self, value: np.ndarray, name: str = "") -> int:
+    def constant(self, value: np.ndarray | Computed, name: str = "") -> int:
         """The id of a new constant."""
         made = self.new(name)
         self.constants[made] = value

@@ -22,8 +22,9 @@ from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
 from ..kernels.onednn import OneDnnError, thread_switch, threads_of
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
-from ..kernels.values import FINITE, NAN, Bound, Buffer, Step, Value, aligned, strides_of
+from ..kernels.values import FINITE, NAN, Bound, Buffer, Computed, Step, Unkept, Value, aligned, strides_of
 from ..kernels.work import flops
+from ..proto.tensor_data import release
 from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
@@ -158,7 +159,7 @@ class Record:
     def is_steady(self) -> bool:
         """Whether its steps can run in another plan: all that they use is in the arena."""
         return all(isinstance(e, Value) for e in self.results.values()) and all(
-            v.buffer.memory is not None for s in self.steps for v in (*s.reads, *s.writes)
+            v.constant or v.buffer.memory is not None for s in self.steps for v in (*s.reads, *s.writes)
         )
 
 
@@ -596,11 +597,18 @@ class Tracer:
         return entry
 
     def _constant(self, value: Any, key: Any = None) -> Entry:
-        if not isinstance(value, np.ndarray) or value.dtype == dtypes.STRING:
+        if not isinstance(value, (np.ndarray, Computed)) or value.dtype == dtypes.STRING:
             return Loose(value)
         held = self.shared.get(("constant", key)) if key is not None else None
         if held is None or held[0] is not value:
             held = (value, Value.of(value, key))
+            source = held[1].buffer.source if isinstance(held[1].buffer, Unkept) else None
+            if source is not None:  # views of one tensor of a file share its copy
+                at = ("mapped", source.__array_interface__["data"][0], source.nbytes)
+                first = self.shared.setdefault(at, held[1])
+                if first is not held[1]:
+                    held[1].buffer = first.buffer
+                    release(source)
             if key is not None:
                 self.shared["constant", key] = held
         made: Value = held[1]
@@ -695,10 +703,11 @@ class Tracer:
             return 0
         inputs: list[Value | None] = [v if isinstance(v, Value) else None for v in found]
         folded = self._is_folded(call, inputs)
+        followers = self._followers(group)
         for one in kernels_of(call.node.domain, call.name, call.node.operator.version):
             if folded and one.on != "view":
                 break
-            site = TraceSite(self, call, inputs, self._followers(group))
+            site = TraceSite(self, call, inputs, followers)
             first_buffer = len(self.buffers)
             try:
                 with np.errstate(all="ignore"):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
 
@@ -23,6 +24,9 @@ from .save import tensors
 
 LONG = 1024
 """Tensors of more bytes than this stay in the file."""
+
+MAPPED = 1 << 16
+"""Tensors of more bytes than this are not copied from a model file that is mapped into memory."""
 
 SMALL = 1 << 20
 """Model files of at most this many bytes are read completely."""
@@ -37,6 +41,8 @@ _TENSOR: Rules = {}
 _GRAPH: Rules = {5: _TENSOR}  # initializer
 _GRAPH[1] = {5: {5: _TENSOR, 6: _GRAPH}}  # node.attribute: t, g
 _MODEL: Rules = {7: _GRAPH}
+_OUTER: Rules = {7: {5: _TENSOR, 1: {5: {5: _TENSOR}}}}
+"""The tensors of the outer graph only."""
 _RAW_DATA = 9 << 3 | 2
 """The tag of TensorProto.raw_data."""
 
@@ -73,28 +79,66 @@ def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, P
     return proto, path.parent
 
 
-def _strip(data: mmap.mmap, at: int, end: int, rules: Rules, location: str) -> Iterator[bytes]:
-    """The message in data[at:end], with references in place of the large raw_data of its tensors."""
+def map_model(model: ModelSource) -> tuple[ModelProto, Path | None, tensor_data.ModelFile | None]:
+    """Load a model as `load_model` does, but leave the large tensors of its graph in the file, which is mapped into memory.
+
+    Files of at most `SMALL` bytes, and subgraphs and functions, whose tensors definitions read in every run, are read completely.
+
+    Args:
+        model: a ModelProto, its bytes, or the path of its file.
+
+    Returns:
+        The ModelProto, the folder of its external data (None if the model has no file), and the file that `tensor` needs to
+        read the tensors (None if all are in the ModelProto).
+
+    Raises:
+        InvalidModel: the file cannot be opened, or is not an ONNX file.
+        ResourceExhausted: the file is larger than `Limits.model_bytes`.
+    """
+    if isinstance(model, (str, os.PathLike)) and hasattr(mmap.mmap, "madvise"):
+        try:
+            path = Path(model)
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                status = os.fstat(file.fileno())
+                if stat.S_ISREG(status.st_mode) and SMALL < status.st_size <= limits.current().limits.model_bytes:
+                    found = tensor_data.ModelFile(path, file)
+                    parts = _strip(found.data, 0, len(found.data), _OUTER, tensor_data.INSIDE, MAPPED)
+                    proto = load_model_from_string(b"".join(parts))
+                    tensor_data.release(np.frombuffer(found.data, np.uint8))
+                    if proto.HasField("graph"):
+                        return proto, path.resolve().parent, found
+        except (OSError, ValueError, DecodeError, RecursionError):
+            pass  # `load_model` reports the reason
+    return *load_model(model), None
+
+
+def _strip(data: mmap.mmap, at: int, end: int, rules: Rules, location: str, long: int = LONG) -> Iterator[bytes]:
+    """The message in data[at:end], with references in place of the raw_data of its tensors of more than `long` bytes."""
     for tag, start, body, stop in _fields(data, at, end):
         inner = rules.get(tag >> 3) if tag & 7 == 2 else None
-        if inner is None or stop - body <= LONG:
+        if inner is None or stop - body <= long:
             yield data[start:stop]
             continue
-        rest = _tensor(data, body, stop, location) if inner is _TENSOR else b"".join(_strip(data, body, stop, inner, location))
+        if inner is _TENSOR:
+            rest = _tensor(data, body, stop, location, long)
+        else:
+            rest = b"".join(_strip(data, body, stop, inner, location, long))
         yield _write_varint(tag) + _write_varint(len(rest)) + rest
 
 
-def _tensor(data: mmap.mmap, at: int, end: int, location: str) -> bytes:
+def _tensor(data: mmap.mmap, at: int, end: int, location: str, long: int) -> bytes:
     rest: list[bytes] = []
     raw: tuple[int, int] | None = None
     for tag, start, body, stop in _fields(data, at, end):
-        if tag == _RAW_DATA and stop - body > LONG:
+        if tag == _RAW_DATA and stop - body > long:
             raw = (body, stop - body)
         else:
             rest.append(data[start:stop])
     if raw is None:
         return b"".join(rest)
     proto = TensorProto.FromString(b"".join(rest))
+    if proto.data_location == TensorProto.EXTERNAL:
+        return b"".join(rest)
     proto.data_location = TensorProto.EXTERNAL
     del proto.external_data[:]
     for key, value in (("location", location), ("offset", str(raw[0])), ("length", str(raw[1]))):

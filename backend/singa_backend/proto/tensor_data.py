@@ -41,6 +41,63 @@ def byte_size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     return (math.prod(shape) * bits + 7) // 8
 
 
+COPIED = 1 << 22
+"""Bytes that are copied from a mapped file before its memory is released."""
+
+INSIDE = "\0"
+"""Is the location of data in the model's own file, in a message from which they were removed; a file cannot have this name."""
+
+
+class MappedFile(mmap.mmap):
+    """A file that is mapped into memory.
+
+    Attributes:
+        is_owned: whether somebody may write to it.
+        is_model: whether it is a model file, whose data need not be aligned.
+    """
+
+    is_owned = False
+    is_model = False
+
+
+class ModelFile:
+    """A model file that is mapped into memory: its weights are read when they are used.
+
+    Attributes:
+        path: its path.
+        data: its bytes.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path = path
+        self.data = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.data.is_model = True
+        self._file = open(os.dup(file.fileno()), "rb")  # noqa: SIM115  # closed with the last reference
+        self._state = self._now()
+
+    def _now(self) -> tuple[int, int]:
+        status = os.fstat(self._file.fileno())
+        return status.st_size, status.st_mtime_ns
+
+    def check(self) -> None:
+        """Raise InvalidModel if the file has changed since it was mapped: reading what was cut off would end the process."""
+        if self._now() != self._state:
+            raise InvalidModel(
+                f"{self.path} was overwritten after the model was prepared from it",
+                code="SX110",
+                hint="prepare it again; replace files by renaming, or pass the bytes to prepare",
+            )
+
+    def array(self, proto: TensorProto, dtype: np.dtype[Any], dims: tuple[int, ...]) -> np.ndarray:
+        """The array of a tensor whose data are in this file; it cannot be written to, and need not be aligned."""
+        entries = {e.key: e.value for e in proto.external_data}
+        offset, length = int(entries.get("offset", "")), int(entries.get("length", ""))
+        _require_bytes(proto, dtype, dims, length)
+        if dtype in _BITS or sys.byteorder != "little":
+            return _unpack(self.data[offset : offset + length], dtype, dims)
+        return np.frombuffer(self.data, dtype, math.prod(dims), offset).reshape(dims)
+
+
 class Maps:
     """The files of external data that one model has mapped into memory.
 
@@ -49,7 +106,7 @@ class Maps:
     """
 
     def __init__(self) -> None:
-        self._files: dict[tuple[int, int, int], mmap.mmap] = {}
+        self._files: dict[tuple[int, int, int], MappedFile] = {}
         self._taken: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
     def array(self, file: BinaryIO, size: int, dtype: np.dtype[Any]) -> np.ndarray | None:
@@ -62,7 +119,7 @@ class Maps:
         key = (status.st_dev, status.st_ino, access)
         try:
             if key not in self._files:
-                self._files[key] = mmap.mmap(file.fileno(), 0, access=access)
+                self._files[key] = MappedFile(file.fileno(), 0, access=access)
             array = np.frombuffer(self._files[key], dtype, size // dtype.itemsize, begin)
         except (OSError, ValueError, OverflowError):  # no address space, or the file has shrunk
             return None
@@ -82,13 +139,14 @@ class Maps:
         return True
 
 
-def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) -> np.ndarray:
+def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None, within: ModelFile | None = None) -> np.ndarray:
     """The array of a TensorProto; strings are an object array of str.
 
     Args:
         proto: the tensor.
         folder: the model's folder, within which external data may be; None refuses external data.
         maps: the files of external data that are mapped into memory; None reads all data now.
+        within: the model's file, if data were left in it.
 
     Raises:
         InvalidModel: dims, type and data do not match, or external data cannot be read.
@@ -103,6 +161,8 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) ->
     dtype = dtypes.numpy_dtype(proto.data_type)
     limits.admit(dims, dtype)
     if proto.data_location == TensorProto.EXTERNAL:
+        if within is not None and any(e.key == "location" and e.value == INSIDE for e in proto.external_data):
+            return within.array(proto, dtype, dims)
         size = byte_size(dtype, dims)
         with opened(proto, folder, size) as file:
             if maps is not None and dtype not in _BITS and sys.byteorder == "little":
@@ -111,13 +171,9 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) ->
                     return array.reshape(dims)
             return _unpack(_read(file, proto, size), dtype, dims)
     if proto.HasField("raw_data"):
-        need = byte_size(dtype, dims)
-        if dtype == dtypes.STRING or len(proto.raw_data) != need:
-            raise InvalidModel(
-                f"tensor {name!r} {dtypes.onnx_name(dtype)}{list(dims)} must have {need} bytes, got {len(proto.raw_data)}",
-                code="SX104",
-            )
-        return _unpack(proto.raw_data, dtype, dims)
+        data = proto.raw_data  # protobuf copies it at each access
+        _require_bytes(proto, dtype, dims, len(data))
+        return _unpack(data, dtype, dims)
     field, per_value = _FIELDS.get(proto.data_type, ("int32_data", 1))
     have, need = len(getattr(proto, field)), math.prod(dims) * per_value
     if dtype in _BITS and dtype not in dtypes.FLOAT6:  # 6-bit floats are packed in raw_data only
@@ -128,6 +184,15 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None) ->
             code="SX104",
         )
     return _strings(proto, dims) if dtype == dtypes.STRING else np.asarray(numpy_helper.to_array(proto))
+
+
+def _require_bytes(proto: TensorProto, dtype: np.dtype[Any], dims: tuple[int, ...], length: int) -> None:
+    need = byte_size(dtype, dims)
+    if dtype == dtypes.STRING or length != need:
+        raise InvalidModel(
+            f"tensor {proto.name or '(unnamed)'!r} {dtypes.onnx_name(dtype)}{list(dims)} must have {need} bytes, got {length}",
+            code="SX104",
+        )
 
 
 def _strings(proto: TensorProto, dims: tuple[int, ...]) -> np.ndarray:
@@ -182,14 +247,53 @@ def sparse(proto: SparseTensorProto, folder: Path | None, maps: Maps | None = No
 
 def owned(array: Any) -> Any:
     """An array that its owner may write to: mapped data that belong to one tensor of one model, otherwise a copy."""
-    base = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap) and not base.readonly:
+    file = _file_of(array)
+    if file is not None and not _memory_of(array).readonly:
+        file.is_owned = True
         view = array.view()
         view.flags.writeable = True
         return view
     return array.copy()
+
+
+def _memory_of(array: Any) -> Any:
+    base = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base
+
+
+def _file_of(array: Any) -> MappedFile | None:
+    base = _memory_of(array)
+    return base.obj if isinstance(base, memoryview) and isinstance(base.obj, MappedFile) else None
+
+
+def is_mapped(array: np.ndarray) -> bool:
+    """Whether an array is a part of a model file that is mapped into memory."""
+    file = _file_of(array)
+    return file is not None and file.is_model
+
+
+def release(array: np.ndarray) -> None:
+    """Let the system reuse the memory of an array in a mapped file, which is read again if it is needed again."""
+    file = _file_of(array)
+    if file is None or file.is_owned or not hasattr(file, "madvise"):
+        return
+    start = array.__array_interface__["data"][0] - np.frombuffer(file, np.uint8, 1).ctypes.data
+    begin = start // mmap.PAGESIZE * mmap.PAGESIZE
+    if array.flags.c_contiguous or array.flags.f_contiguous:
+        file.madvise(mmap.MADV_DONTNEED, begin, start + array.nbytes - begin)
+
+
+def copied(source: np.ndarray, target: np.ndarray | None = None) -> np.ndarray:
+    """Copy a contiguous array of a mapped file, whose memory is released on the way, to a target or a new array."""
+    made = np.empty(source.shape, source.dtype) if target is None else target
+    flat, out = source.reshape(-1), made.reshape(-1)
+    step = COPIED // source.itemsize
+    for i in range(0, flat.size, step):
+        np.copyto(out[i : i + step], flat[i : i + step])
+        release(flat[i : i + step])
+    return made
 
 
 def read_external(proto: TensorProto, folder: Path | None, size: int) -> bytes:

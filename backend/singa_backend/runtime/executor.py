@@ -14,6 +14,7 @@ from ..devices.device import Device
 from ..errors import OperatorError, ResourceExhausted, SonnxError
 from ..ir.graph import Graph, Node
 from ..ir.versioned import runs_on_host
+from ..proto.tensor_data import ModelFile, copied, is_mapped
 
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (IndexError, "SX401"), (ZeroDivisionError, "SX403"), (OverflowError, "SX405"), (TypeError, "SX406"), (ValueError, "SX404"),
@@ -27,12 +28,21 @@ Observer = Callable[[Node, list[Any], list[Any], Path], None]
 
 
 class Executor:
-    """Computes a graph on a device, which holds the initializers.  Re-entrant: runs share no values that change."""
+    """Computes a graph on a device, which holds the initializers.  Re-entrant: runs share no values that change.
+
+    Attributes:
+        graph: the graph.
+        device: the device.
+        observer: is called after each operator; None for none.
+        file: the model file that initializers are read from when they are used; None if they are in memory.
+    """
 
     def __init__(self, graph: Graph, device: Device) -> None:
         self.graph = graph
         self.device = device
         self.observer: Observer | None = None
+        self.file: ModelFile | None = None
+        self._loaded = False
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         with device.active():
@@ -56,6 +66,21 @@ class Executor:
             for node in graph.nodes:
                 for inner in node.graphs:
                     self._place(inner)
+
+    def check_file(self) -> None:
+        """Raise InvalidModel if initializers are in a model file that was overwritten: they can no longer be read."""
+        if self.file is not None:
+            self.file.check()
+
+    def load(self) -> None:
+        """Copy initializers that are in a model file, in which they need not be aligned, before definitions read them."""
+        if self.file is not None and not self._loaded:
+            self.file.check()
+            self._states = {
+                key: [(slot, copied(a) if isinstance(a, np.ndarray) and is_mapped(a) else a) for slot, a in held]
+                for key, held in self._states.items()
+            }
+            self._loaded = True
 
     def with_states(self, values: dict[str, Any]) -> Executor:
         """An executor of the same graph with these device values, by name, as initializers of the main graph."""
@@ -86,6 +111,7 @@ class Executor:
         Returns:
             The outputs in order.
         """
+        self.load()
         observer = observer or self.observer
         budget = budget or limits.Budget(limits.Limits(), memory=self.device.memory)
         visitor = Visitor(self, budget) if observer is None else ObservedVisitor(self, budget, observer)

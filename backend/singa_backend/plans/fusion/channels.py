@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...ir.graph import ABSENT
+from ...kernels.values import LARGE, Computed, bound_of
+from ...proto.tensor_data import release
 from ..region import Call
 from .editing import Editor
 from .facts import operator
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+MOST = float(np.finfo(np.float32).max) / 2
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization")
 
 
@@ -40,7 +45,7 @@ class _Linear:
 
     call: Call
     bias_call: Call | None
-    weight: np.ndarray | None
+    weight: np.ndarray | Computed | None
     bias: np.ndarray | None
     channels: int
     rank: int | None
@@ -89,7 +94,7 @@ def _linear(edit: Editor, value: int) -> _Linear | None:
             return None
     if name == "BatchNormalization":
         return _normalized(edit, call)
-    weight = edit.constant(call.inputs[1])
+    weight = edit.weight(call.inputs[1])
     if weight is None or weight.dtype not in FLOATS:
         return None
     bias = None
@@ -180,7 +185,7 @@ def _rewrite(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool
         new_weight, new_bias = _folded(call, weight, bias, affine)
     except ValueError:  # the bias or the group does not fit: the call fails when it runs
         return False
-    if not _finite(new_bias) or (scale is not None and not _finite(new_weight)):
+    if not _finite(new_bias) or (isinstance(new_weight, np.ndarray) and scale is not None and not _finite(new_weight)):
         return False
     inputs = [call.inputs[0], call.inputs[1]]
     if scale is not None:
@@ -204,7 +209,9 @@ def _rewrite(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool
     return True
 
 
-def _folded(call: Call, weight: np.ndarray, bias: np.ndarray | None, affine: _Affine) -> tuple[np.ndarray, np.ndarray]:
+def _folded(
+    call: Call, weight: np.ndarray | Computed, bias: np.ndarray | None, affine: _Affine
+) -> tuple[np.ndarray | Computed, np.ndarray]:
     """The weight and the bias with the scale and the shift; the products with the weight are in its precision."""
     scale, shift = affine.scale, affine.shift
     beta = call.attributes.get("beta", 1.0) if call.name == "Gemm" else 1.0
@@ -213,7 +220,31 @@ def _folded(call: Call, weight: np.ndarray, bias: np.ndarray | None, affine: _Af
         new_bias = np.asarray((old if scale is None else old * scale) + (0.0 if shift is None else shift)).astype(weight.dtype)
         if scale is None:
             return weight, new_bias
-        return np.multiply(weight, _spread(call, weight, scale).astype(weight.dtype)), new_bias
+        factors = _spread(call, weight, scale).astype(weight.dtype)
+        np.broadcast_shapes(weight.shape, factors.shape)
+        bound = _bound(weight, factors)
+        if bound <= MOST:
+            return Computed(weight.shape, weight.dtype, partial(_multiply, weight, factors), bound), new_bias
+        return np.multiply(weight if isinstance(weight, np.ndarray) else weight.array(), factors), new_bias
+
+
+def _bound(weight: np.ndarray | Computed, factors: np.ndarray) -> float:
+    """The highest magnitude that a product may have; infinity or NaN if that is not known, or to keep the product."""
+    if weight.nbytes < LARGE or weight.dtype != np.float32:
+        return math.inf
+    found = bound_of(weight)
+    if isinstance(weight, np.ndarray):
+        release(weight)
+    return found * float(np.abs(factors).max())
+
+
+def _multiply(weight: np.ndarray | Computed, factors: np.ndarray, out: np.ndarray) -> None:
+    if isinstance(weight, np.ndarray):
+        np.multiply(weight, factors, out=out)
+        release(weight)
+    else:
+        weight.fill(out)
+        np.multiply(out, factors, out=out)
 
 
 def _rewrite_normalization(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool:
@@ -243,7 +274,7 @@ def _finite(array: np.ndarray) -> bool:
     return not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
-def _spread(call: Call, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _spread(call: Call, weight: np.ndarray | Computed, scale: np.ndarray) -> np.ndarray:
     """The factors along the weight's axes; a ConvTranspose has its channels by group: (in, out / group, ...)."""
     if call.name in ("Gemm", "MatMul"):
         return scale[:, None] if call.name == "Gemm" and call.attributes.get("transB") else scale[None, :]

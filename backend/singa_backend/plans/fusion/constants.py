@@ -11,6 +11,7 @@ from ...devices import namespaces
 from ...errors import SonnxError
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
+from ...kernels.values import Computed
 from ...limits import Budget, spend
 from ...passes.constants import BOUNDS, LARGEST, MOST
 from ..region import Call, Region, branch_of, branches_fit
@@ -101,7 +102,7 @@ def _results(edit: Editor, call: Call) -> dict[int, np.ndarray] | None:
             sizes = [d for d in shape if isinstance(d, int)]
             if len(sizes) == len(shape) and math.prod(sizes) * dtype.itemsize > room:
                 return None
-    values = [None if i == ABSENT else edit.region.constants[i] for i in call.inputs]
+    values = [None if i == ABSENT else _value(edit.region.constants[i]) for i in call.inputs]
     try:
         with spend(Budget(BOUNDS)), np.errstate(all="ignore"):
             found = compute(call, values)
@@ -112,6 +113,10 @@ def _results(edit: Editor, call: Call) -> dict[int, np.ndarray] | None:
         return None
     new = [r.nbytes for r in made.values() if not any(np.may_share_memory(r, v) for v in values if isinstance(v, np.ndarray))]
     return made if sum(new) <= room else None
+
+
+def _value(constant: Any) -> Any:
+    return constant.array() if isinstance(constant, Computed) else constant
 
 
 def compute(call: Call, values: list[Any]) -> list[Any]:

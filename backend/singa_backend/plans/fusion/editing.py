@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.graph import ABSENT
+from ...kernels.values import Computed
 from ..region import Call, Region, call_of
 from .facts import Facts, Type, operator
 
@@ -125,8 +126,13 @@ class Editor:
 
     def constant(self, value: int) -> np.ndarray | None:
         """A constant tensor; None for any other value."""
+        array = self.weight(value)
+        return array.array() if isinstance(array, Computed) else array
+
+    def weight(self, value: int) -> np.ndarray | Computed | None:
+        """A constant tensor, which may have to be computed; None for any other value."""
         array = self.region.constants.get(value)
-        return array if isinstance(array, np.ndarray) else None
+        return array if isinstance(array, (np.ndarray, Computed)) else None
 
     def scalar(self, value: int) -> float | None:
         """A constant float32 of one element that never adds an axis to what it is combined with; None for any other value."""

@@ -19,6 +19,7 @@ from ...errors import OperatorError
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...ir.windows import windows
+from ...kernels.values import Computed
 from ...proto.schemas import schemas, type_strings
 from ..region import Call, Region
 
@@ -29,6 +30,8 @@ Known = Dim | tuple[Dim, ...]
 Type = tuple[np.dtype[Any] | None, Sequence[int | str | None] | None]
 """A dtype and a shape, each None if it is not known; so is each size that is not known."""
 
+TENSOR = (np.ndarray, Computed)
+"""The types of constant tensors."""
 MOST = 64
 """Elements of a vector of sizes."""
 LIMIT = 1 << 31
@@ -115,12 +118,12 @@ class Facts:
     def dtype(self, value: int) -> np.dtype[Any] | None:
         """The dtype of a value; None if it is not known."""
         array = self.region.constants.get(value)
-        return array.dtype if isinstance(array, np.ndarray) else self._dtypes.get(self._root(value))
+        return array.dtype if isinstance(array, TENSOR) else self._dtypes.get(self._root(value))
 
     def shape(self, value: int) -> Shape | None:
         """The shape of a value; None if its rank is not known."""
         array = self.region.constants.get(value)
-        return array.shape if isinstance(array, np.ndarray) else self._shapes.get(value)
+        return array.shape if isinstance(array, TENSOR) else self._shapes.get(value)
 
     def rank(self, value: int) -> int | None:
         """The number of axes of a value; None if it is not known."""
@@ -220,7 +223,7 @@ class Facts:
                     self._unite(seen[kind], value)
                 else:
                     seen[kind] = value
-                if isinstance(constant := self.region.constants.get(value), np.ndarray):
+                if isinstance(constant := self.region.constants.get(value), TENSOR):
                     self._dtypes.setdefault(self._root(value), constant.dtype)
         if call.is_("Cast") and isinstance(call.attributes.get("to"), int):
             self._dtypes.setdefault(self._root(call.outputs[0]), dtypes.numpy_dtype(call.attributes["to"]))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ...ir.graph import ABSENT
+from ...kernels.values import LARGE as KEPT
+from ...kernels.values import Computed, bound_of
+from ...proto.tensor_data import release
 from ..region import Call
 from .editing import Editor
 from .facts import operator
@@ -20,7 +26,7 @@ READERS = ("Reshape", "Transpose", "Attention")
 @dataclass(frozen=True)
 class _Product:
     call: Call
-    weight: np.ndarray
+    weight: np.ndarray | Computed
     bias: np.ndarray | None
     last: Call
 
@@ -51,7 +57,7 @@ def products(edit: Editor) -> int:
 
 
 def _product(edit: Editor, call: Call) -> _Product | None:
-    weight = edit.constant(call.inputs[1])
+    weight = edit.weight(call.inputs[1])
     if weight is None or weight.ndim != 2 or call.inputs[0] == call.inputs[1]:
         return None
     last, bias = call, None
@@ -60,7 +66,7 @@ def _product(edit: Editor, call: Call) -> _Product | None:
         if not plain:
             return None
         if call.attributes["transB"]:
-            weight = weight.T
+            weight = (weight if isinstance(weight, np.ndarray) else weight.array()).T
         if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
             bias = edit.constant(call.inputs[2])
             if bias is None or bias.shape != (weight.shape[1],):
@@ -81,7 +87,7 @@ def _product(edit: Editor, call: Call) -> _Product | None:
 def _join(edit: Editor, x: int, group: list[_Product]) -> None:
     group = sorted(group, key=lambda p: edit.order(p.call))
     dtype, name = group[0].weight.dtype, group[0].call.name
-    weight = edit.region.constant(np.concatenate([p.weight for p in group], axis=1))
+    weight = edit.region.constant(_joined([p.weight for p in group]))
     origins = [c for p in group for c in p.calls]
     inputs, calls = [x, weight], []
     bias = ABSENT
@@ -96,3 +102,21 @@ def _join(edit: Editor, x: int, group: list[_Product]) -> None:
     sizes = edit.region.constant(np.array([p.weight.shape[1] for p in group], np.int64))
     calls.append(edit.call("Split", (calls[-1].outputs[0], sizes), origins, [p.last.outputs[0] for p in group], axis=-1))
     edit.put(group[0].call, *calls, also=origins[1:])
+
+
+def _joined(weights: Sequence[np.ndarray | Computed]) -> np.ndarray | Computed:
+    """Matrices side by side; large ones are joined whenever they are packed."""
+    bound = max(map(bound_of, weights)) if sum(w.nbytes for w in weights) >= KEPT else math.inf
+    arrays = [w for w in weights if isinstance(w, np.ndarray)]
+    if not math.isfinite(bound) or len(arrays) < len(weights):
+        return np.concatenate([w if isinstance(w, np.ndarray) else w.array() for w in weights], axis=1)
+    for w in arrays:
+        release(w)
+    shape = (arrays[0].shape[0], sum(w.shape[1] for w in arrays))
+    return Computed(shape, arrays[0].dtype, partial(_join_into, arrays), bound)
+
+
+def _join_into(weights: Sequence[np.ndarray], out: np.ndarray) -> None:
+    np.concatenate(weights, axis=1, out=out)
+    for w in weights:
+        release(w)
