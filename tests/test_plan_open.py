@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import Any
 
@@ -375,3 +377,21 @@ def test_memory_of_a_cache() -> None:
     over, moved = passing.extend(full, (2, 6 + passing.SPARE, 4), 1)
     assert moved is not memory
     np.testing.assert_array_equal(over[:, :-1], full)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_forked_child_generates_whatever_another_thread_was_doing(model: onnx.ModelProto) -> None:
+    rep = SingaBackend.prepare(model)
+    feeds = first(rep, 10)
+    for n in range(3):
+        feeds = following(rep.run(feeds), feeds, n)
+    planner = rep._planner
+    assert planner is not None and planner.open is not None
+    planner.plans.clear()
+    with planner.open.plan.turn.lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(0 if np.isfinite(rep.run(feeds)["logits"]).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -7,7 +7,6 @@ caller passes such an output on as the next input, the next run writes behind it
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,12 +79,14 @@ class Memory(np.ndarray):
     Attributes:
         axis: the axis that grows.
         used: the length of that axis in the longest array that shows the contents.
+        claimed: the lengths from which the contents were extended: only the first thread that enters one may extend them.
         finite: the length up to which the contents are known to be finite.
         sizes: the shape that the memory has room for.
     """
 
     axis: int
     used: int
+    claimed: dict[int, object]
     finite: int
     sizes: tuple[int, ...]
 
@@ -93,7 +94,7 @@ class Memory(np.ndarray):
     def of(cls, sizes: Sequence[int], dtype: np.dtype[Any], axis: int) -> Memory:
         """New memory for these sizes."""
         made = cls(math.prod(sizes) * dtype.itemsize + ALIGNMENT, np.uint8)
-        made.axis, made.used, made.finite, made.sizes = axis, 0, 0, tuple(sizes)
+        made.axis, made.used, made.claimed, made.finite, made.sizes = axis, 0, {}, 0, tuple(sizes)
         return made
 
     @property
@@ -111,9 +112,6 @@ class Memory(np.ndarray):
         axis = self.axis
         same = x.shape == (*self.sizes[:axis], self.used, *self.sizes[axis + 1 :])
         return same and x.strides == strides_of(self.sizes, x.itemsize) and x.ctypes.data == self.elements.ctypes.data
-
-
-_growing = threading.Lock()
 
 
 def roomy(shape: Sequence[int], axis: int) -> tuple[int, ...]:
@@ -135,11 +133,9 @@ def extend(x: np.ndarray, shape: tuple[int, ...], axis: int) -> tuple[np.ndarray
     """
     memory = x.base
     if isinstance(memory, Memory) and memory.axis == axis and memory.sizes[axis] >= shape[axis]:
-        with _growing:
-            free = memory.holds(x)
-            if free:
-                memory.used = shape[axis]
-        if free:
+        caller = object()
+        if memory.holds(x) and memory.claimed.setdefault(x.shape[axis], caller) is caller:
+            memory.used = shape[axis]
             return memory.shown(shape, x.dtype), memory
     made = Memory.of(roomy(shape, axis), x.dtype, axis)
     made.used = shape[axis]

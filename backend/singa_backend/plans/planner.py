@@ -603,7 +603,7 @@ def _renew_locks() -> None:
     """After a fork: another thread of the parent may have held a lock, which nothing in the child would release."""
     for planner in list(_planners):
         planner.lock, planner.tracing = threading.Lock(), threading.RLock()
-        for plan in planner.plans.values():
+        for plan in [*planner.plans.values(), *([planner.open.plan] if planner.open else [])]:
             plan.turn.renew()
 
 
