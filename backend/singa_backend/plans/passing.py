@@ -7,6 +7,7 @@ caller passes such an output on as the next input, the next run writes behind it
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,8 +71,16 @@ class Passed:
 
 
 def _require_finite(x: np.ndarray) -> None:
-    if not math.isfinite(np.add.reduce(x, None)) and not np.isfinite(x).all():
+    if not (x.dtype.kind == "f" and math.isfinite(np.add.reduce(x, None))) and not finite(x):
         raise Invalid("an input is not finite")
+
+
+def finite(x: Any) -> bool:
+    """Whether an input holds no NaN and no infinity."""
+    if not isinstance(x, np.ndarray) or x.dtype.kind in "biuOSU":
+        return True
+    wide = x if x.dtype.kind in "fc" and x.dtype.itemsize > 1 else x.astype(np.float32)
+    return bool(np.isfinite(wide).all())
 
 
 class Memory(np.ndarray):
@@ -114,6 +123,16 @@ class Memory(np.ndarray):
 
 
 _growing = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """After a fork: another thread of the parent may have held the lock, which nothing in the child would release."""
+    global _growing
+    _growing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def roomy(shape: Sequence[int], axis: int) -> tuple[int, ...]:
@@ -174,7 +193,7 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     budget.admit(shape, x.itemsize)
     budget.count_tensor(math.prod(shape) * x.itemsize)
     y, memory = extend(x, shape, axis)
-    if checked and memory.finite < length and x.dtype.kind in "fc":
+    if checked and memory.finite < length:
         _require_finite(y[(*lead, slice(memory.finite, length))])
         memory.finite = length
     for p in parts:
@@ -184,4 +203,4 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     return y
 
 
-__all__ = ["PASSED", "PASSED_STEPS", "Memory", "Passed", "append", "unbound"]
+__all__ = ["PASSED", "PASSED_STEPS", "Memory", "Passed", "append", "finite", "unbound"]
