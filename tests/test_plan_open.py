@@ -417,6 +417,23 @@ def test_caches_of_any_type(dtype: Any) -> None:
     assert plan._planner is not None and plan._planner.open is not None
 
 
+def test_an_output_that_is_not_copied() -> None:
+    """It has no place in the arena that a result of an open plan could take."""
+    nodes = [node("Pad", "x10 pads", "wide"), node("Relu", "wide", "large"), node("ReduceSum", "large", "sum", keepdims=0)]
+    nodes += [node("ReduceSum", "present one", "total", keepdims=0), node("Add", "total sum", "y")]
+    model = cached(TensorProto.FLOAT, *nodes, y=["B", 4], large=["B", "W"])
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 0, passing.PASSED // 4]), "pads"))
+    plan, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    past, draw = np.ones((2, 3, 4), np.float32), np.random.default_rng(0)
+    for _ in range(5):
+        x = draw.standard_normal((2, 4)).astype(np.float32)
+        feeds = {"past": past, "new": np.ones((2, 1, 4), np.float32), "x": x}
+        outputs = plan.run(feeds)
+        close(outputs, definition.run(feeds))
+        past = outputs["present"]
+    assert plan._planner is not None and plan._planner.open is not None
+
+
 def test_a_shape_that_depends_on_data_needs_plans_of_several_segments() -> None:
     nodes = [node("NonZero", "x", "places"), node("Cast", "places", "y", to=1)]
     model = cached(TensorProto.FLOAT, *nodes, y=[2, "N"], x10=["B", 4])

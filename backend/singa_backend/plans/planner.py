@@ -329,6 +329,7 @@ class Planner:
         captured: dict[int, Any] | None = None,
         allowed: limits.Limits | None = None,
     ) -> None:
+        executor.check_file()  # the passes read weights
         names = dict(graph.state_slots)
         states = {names[slot]: value for slot, value in executor.states[id(graph)]}
         self.executor = executor

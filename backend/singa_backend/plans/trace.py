@@ -458,7 +458,8 @@ class Tracer:
                     continue
                 if (held.shape, held.dtype) != (cell.value.shape, cell.value.dtype):
                     continue
-                if _same(cell.value, held) if held.constant else held.buffer in written:
+                placed = held.buffer in written and held.buffer.memory is not None  # an output that is not copied has no place
+                if _same(cell.value, held) if held.constant else placed:
                     settled.append((call, cell, held))
                     self.env[o] = held
         self.stale |= record.made - {held.buffer for _, _, held in settled}
