@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -234,6 +239,57 @@ def test_threads_take_turns(model: onnx.ModelProto) -> None:
         close(found[key], expected[key])
 
 
+def generate_a_little(model: onnx.ModelProto) -> tuple[SingaRep, dict[str, np.ndarray]]:
+    """A model with an open plan, and its next inputs."""
+    rep = SingaBackend.prepare(model)
+    feeds = first(rep, 10)
+    for n in range(4):
+        feeds = following(rep.run(feeds), feeds, n)
+    assert rep._planner is not None and rep._planner.open is not None
+    return rep, feeds
+
+
+def test_a_run_that_fails_keeps_no_array_of_the_caller(model: onnx.ModelProto) -> None:
+    rep, feeds = generate_a_little(model)
+    for name, bad in (
+        ("past_0_value", np.full(feeds["past_0_value"].shape, np.nan, np.float32)),
+        ("tokens", np.array([[WORDS + 7]])),
+    ):
+        given = {k: v.copy() for k, v in {**feeds, name: bad}.items()}
+        kept = [weakref.ref(v) for v in given.values()]
+        with suppress(Exception):
+            rep.run(given)
+        del given
+        gc.collect()
+        assert all(r() is None for r in kept), name
+
+
+def passes_in_a_child(run: Callable[[], Any]) -> bool:
+    """Whether a call ends without an error in a forked child."""
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        code = 1
+        try:
+            run()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_child_generates_whatever_threads_of_its_parent_did(model: onnx.ModelProto) -> None:
+    rep, feeds = generate_a_little(model)
+    planner = rep._planner
+    assert planner is not None and planner.open is not None
+    planner.plans.clear()  # the plan that it was made from is not kept any more
+    with passing._growing, planner.open.plan.turn.lock:
+        assert passes_in_a_child(lambda: rep.run(feeds))
+    close(rep.run(feeds), SingaBackend.prepare(model, optimize=0).run(feeds))
+
+
 def simple(nodes: list[onnx.NodeProto], outputs: dict[str, list[Any]], **constants: Any) -> onnx.ModelProto:
     """A model of a past (1, L, 4), x (1, 4) and a table (64, 4)."""
     given = {"past": [1, "L", 4], "x": [1, 4], "table": [64, 4]}
@@ -294,6 +350,101 @@ def test_a_row_of_an_input_at_the_length() -> None:
     ]  # fmt: skip
     plan = steps(simple(nodes, {"y": [1, 4]}, one=1, zero=np.array([0]), turned=np.ones((4, 4), np.float32)), range(4, 20))
     assert plan._planner is not None and plan._planner.open is not None
+
+
+def test_a_value_that_the_kernel_reads_from_a_copy() -> None:
+    """The pool of `h` is read from the copy that the convolution made, but the open plan reads `h` itself."""
+    draw = np.random.default_rng(0)
+    nodes = [
+        node("Shape", "past", "s"), node("Gather", "s one", "n"), node("Cast", "n", "length", to=1),
+        node("Tanh", "x", "h"), node("Conv", "h weight", "w0"), *FILLER, node("Conv", "w8 weight", "w9"),
+        node("AveragePool", "h", "pooled", kernel_shape=[3, 3], pads=[1, 1, 1, 1]), node("Mul", "pooled length", "long"),
+        node("Add", "w9 long", "y"),
+    ]  # fmt: skip
+    shape = [1, 8, 16, 16]
+    weights = {"one": np.array(1), "weight": draw.standard_normal((8, 8, 1, 1)).astype(np.float32) / 3}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("past", 1, [1, "L"]), helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("y", 1, shape)], [numpy_helper.from_array(v, k) for k, v in weights.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    plan, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    for length in range(3, 9):
+        feeds = {"past": np.zeros((1, length), np.float32), "x": draw.standard_normal(shape).astype(np.float32)}
+        close(plan.run(feeds), definition.run(feeds))
+    assert plan._planner is not None and plan._planner.open is not None
+
+
+def cached(dtype: int, *nodes: onnx.NodeProto, **outputs: list[Any]) -> onnx.ModelProto:
+    """A model of a cache past (B, L, 4), to which it appends new (B, 1, 4), and of x (B, 4)."""
+    calls = [node("Concat", "past new", "present", axis=-2)]
+    calls += [node("Tanh" if n % 2 else "Sin", f"x{n}" if n else "x", f"x{n + 1}") for n in range(10)]
+    value = helper.make_tensor_value_info
+    constants = {"one": np.array([1]), "weight": np.eye(4, dtype=np.float32)}
+    graph = helper.make_graph(
+        [*calls, *nodes], "g",
+        [value("past", dtype, ["B", "L", 4]), value("new", dtype, ["B", 1, 4]), value("x", 1, ["B", 4])],
+        [value("present", dtype, ["B", "M", 4]), *[value(k, TensorProto.FLOAT, s) for k, s in outputs.items()]],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int8, np.complex64]
+)
+def test_caches_of_any_type(dtype: Any) -> None:
+    """A NaN in a cache is found in all types that have one."""
+    nodes = [
+        node("Cast", "present", "floats", to=1), node("ReduceMax", "floats one", "flat", keepdims=0),
+        node("MatMul", "flat weight", "product"), node("Relu", "product", "positive"), node("Add", "positive x10", "y"),
+    ]  # fmt: skip
+    if dtype is np.complex64:
+        nodes = [node("MatMul", "x10 weight", "product"), node("Relu", "product", "y")]
+    model = cached(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), *nodes, y=["B", 4])
+    plan, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    past, draw = np.ones((2, 3, 4), dtype), np.random.default_rng(0)
+    for n in range(8):
+        if n == 5 and dtype is not np.int8:
+            past = past.copy()
+            past[0, 1, 2] = np.nan
+        feeds = {"past": past, "new": np.full((2, 1, 4), n, dtype), "x": draw.standard_normal((2, 4)).astype(np.float32)}
+        outputs, expected = plan.run(feeds), definition.run(feeds)
+        np.testing.assert_allclose(outputs["y"], expected["y"], 1e-4, 1e-4)
+        assert outputs["present"].tobytes() == expected["present"].tobytes()
+        past = outputs["present"]
+    assert plan._planner is not None and plan._planner.open is not None
+
+
+def test_an_output_that_is_not_copied() -> None:
+    """It has no place in the arena that a result of an open plan could take."""
+    nodes = [node("Pad", "x10 pads", "wide"), node("Relu", "wide", "large"), node("ReduceSum", "large", "sum", keepdims=0)]
+    nodes += [node("ReduceSum", "present one", "total", keepdims=0), node("Add", "total sum", "y")]
+    model = cached(TensorProto.FLOAT, *nodes, y=["B", 4], large=["B", "W"])
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 0, passing.PASSED // 4]), "pads"))
+    plan, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    past, draw = np.ones((2, 3, 4), np.float32), np.random.default_rng(0)
+    for _ in range(5):
+        x = draw.standard_normal((2, 4)).astype(np.float32)
+        feeds = {"past": past, "new": np.ones((2, 1, 4), np.float32), "x": x}
+        outputs = plan.run(feeds)
+        close(outputs, definition.run(feeds))
+        past = outputs["present"]
+    assert plan._planner is not None and plan._planner.open is not None
+
+
+def test_a_shape_that_depends_on_data_needs_plans_of_several_segments() -> None:
+    nodes = [node("NonZero", "x", "places"), node("Cast", "places", "y", to=1)]
+    model = cached(TensorProto.FLOAT, *nodes, y=[2, "N"], x10=["B", 4])
+    plan, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    for batch, length, count in ((2, 5, 0), (3, 9, 0), (2, 5, 1), (3, 9, 0), (3, 10, 0), (3, 11, 1), (3, 12, 2), (3, 13, 0)):
+        x = np.ones((batch, 4), np.float32)
+        x[0, :count] = 0
+        feeds = {"past": np.ones((batch, length, 4), np.float32), "new": np.ones((batch, 1, 4), np.float32), "x": x}
+        close(plan.run(feeds), definition.run(feeds))
+        opened = plan._planner.open if plan._planner is not None else None
+        assert opened is None or len(opened.plan.segments) == 1  # others run while they hold locks that a trace takes
 
 
 @st.composite

@@ -7,6 +7,7 @@ import os
 import sys
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.plan_checks import model_of
 from singa_backend import InvalidModel, SingaBackend
 from singa_backend.kernels import onednn
 from singa_backend.kernels.values import Computed, Unkept, Value
+from singa_backend.plans import planner
 from singa_backend.plans.fusion import channels, products
 from singa_backend.proto import tensor_data
 
@@ -237,6 +239,19 @@ def test_a_file_that_is_overwritten_is_reported(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(InvalidModel, match="was overwritten after the model was prepared") as error:
         rep.run(inputs, aux_output=["c0"])
     assert error.value.code == "SX110"
+
+
+def test_a_file_that_is_overwritten_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading what was cut off would end the process."""
+    model = convolutions()
+    path = saved(model, tmp_path, monkeypatch)
+    rep, inputs = SingaBackend.prepare(path), inputs_of(model)
+    os.utime(path, (1, 1))
+    monkeypatch.setattr(planner, "fuse", lambda *_: pytest.fail("the passes read weights"))
+    reads: list[Callable[[], Any]] = [lambda: rep.run(inputs), lambda: rep.profile(inputs, runs=1), lambda: rep.states]
+    for read in reads:
+        with pytest.raises(InvalidModel, match="was overwritten"):
+            read()
 
 
 def test_a_file_that_is_replaced_or_removed_stays_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

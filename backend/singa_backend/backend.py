@@ -142,7 +142,12 @@ class SingaRep(BackendRep):
 
     @property
     def states(self) -> dict[str, np.ndarray]:
-        """The initializers by name, as host arrays."""
+        """The initializers by name, as host arrays.
+
+        Raises:
+            InvalidModel: the model's file was overwritten (SX110): they can no longer be read.
+        """
+        self._executor.check_file()
         return self.graph.states
 
     def with_states(self, values: dict[str, Any]) -> SingaRep:

@@ -69,8 +69,16 @@ class Passed:
 
 
 def _require_finite(x: np.ndarray) -> None:
-    if not math.isfinite(np.add.reduce(x, None)) and not np.isfinite(x).all():
+    if not (x.dtype.kind == "f" and math.isfinite(np.add.reduce(x, None))) and not finite(x):
         raise Invalid("an input is not finite")
+
+
+def finite(x: Any) -> bool:
+    """Whether an input holds no NaN and no infinity."""
+    if not isinstance(x, np.ndarray) or x.dtype.kind in "biuOSU":
+        return True
+    wide = x if x.dtype.kind in "fc" and x.dtype.itemsize > 1 else x.astype(np.float32)
+    return bool(np.isfinite(wide).all())
 
 
 class Memory(np.ndarray):
@@ -170,7 +178,7 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     budget.admit(shape, x.itemsize)
     budget.count_tensor(math.prod(shape) * x.itemsize)
     y, memory = extend(x, shape, axis)
-    if checked and memory.finite < length and x.dtype.kind in "fc":
+    if checked and memory.finite < length:
         _require_finite(y[(*lead, slice(memory.finite, length))])
         memory.finite = length
     for p in parts:
@@ -180,4 +188,4 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     return y
 
 
-__all__ = ["PASSED", "PASSED_STEPS", "Memory", "Passed", "append", "unbound"]
+__all__ = ["PASSED", "PASSED_STEPS", "Memory", "Passed", "append", "finite", "unbound"]

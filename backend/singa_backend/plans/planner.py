@@ -24,6 +24,7 @@ from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
+from .passing import finite
 from .region import Region, TooManyCalls, region_of
 from .trace import Cache, Facts, History, Loose, Mismatch, NotOpen, Segment, State, Tracer
 
@@ -53,6 +54,7 @@ class Turn:
 
     def __init__(self) -> None:
         self.renew()
+        _turns.add(self)
 
     def renew(self) -> None:
         """Make both; in a forked child another thread of the parent may have been in them."""
@@ -194,20 +196,28 @@ class Plan:
                 if not math.isfinite(sum_of(elements)) and not finite(elements):
                     return None
         first = self.first
-        if first.passed:
-            first.attach(inputs)
-        for function, arguments in first.flat:
-            function(*arguments)
-        made = []
-        for copy in first.copies:
-            made.append(copy())
-        if first.passed:
-            first.detach()
+        try:
+            if first.passed:
+                first.attach(inputs)
+            for function, arguments in first.flat:
+                function(*arguments)
+            made = []
+            for copy in first.copies:
+                made.append(copy())
+        finally:
+            if first.passed:
+                first.detach()
         return made
 
     def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
         limits.enter(budget)
         self.state.visitor = Visitor(self.planner.executor, budget)
+        try:
+            return self._run_segments(inputs, budget, execute)
+        finally:
+            self.first.detach()
+
+    def _run_segments(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
         for target, x in zip(self.inputs, inputs, strict=True):
             if isinstance(target, Loose):
                 target.value = x
@@ -229,9 +239,7 @@ class Plan:
                 for function, arguments in segment.flat:
                     function(*arguments)
             if segment.check is None:
-                outputs = segment.results()
-                segment.detach()
-                return outputs
+                return segment.results()
             key = segment.check()
             following = segment.next.get(key)
             if following is None:
@@ -321,6 +329,7 @@ class Planner:
         captured: dict[int, Any] | None = None,
         allowed: limits.Limits | None = None,
     ) -> None:
+        executor.check_file()  # the passes read weights
         names = dict(graph.state_slots)
         states = {names[slot]: value for slot, value in executor.states[id(graph)]}
         self.executor = executor
@@ -393,13 +402,13 @@ class Planner:
             if type(x) is not np.ndarray:
                 return None
             key.append((np.ndarray, x.shape, x.dtype))
-        plan = self.latest
+        plan, opened = self.latest, self.open
         if plan is None or key != plan.signature:
             plan = self.plans.get(tuple(key))
             if plan is not None:
                 self._used(tuple(key), plan)
-            elif self.open is not None and self.open.takes(key):
-                plan = self.open.plan
+            elif opened is not None and opened.takes(key):
+                plan = opened.plan
             else:
                 return None
         return (plan, given) if plan.admitted is self.limits else None
@@ -597,14 +606,15 @@ class Opened:
 
 
 _planners: weakref.WeakSet[Planner] = weakref.WeakSet()
+_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
     """After a fork: another thread of the parent may have held a lock, which nothing in the child would release."""
     for planner in list(_planners):
         planner.lock, planner.tracing = threading.Lock(), threading.RLock()
-        for plan in [*planner.plans.values(), *([planner.open.plan] if planner.open else [])]:
-            plan.turn.renew()
+    for turn in list(_turns):
+        turn.renew()
 
 
 if hasattr(os, "register_at_fork"):
@@ -620,11 +630,3 @@ def _sum_of(x: np.ndarray) -> Any:
     if x.dtype != np.float32 and x.dtype != np.float64:
         return lambda elements: math.nan
     return x.reshape(-1).dot if x.size <= _SMALL else np.add.reduce  # of more elements BLAS may use several threads
-
-
-def finite(x: Any) -> bool:
-    """Whether an input holds no NaN and no infinity."""
-    if not isinstance(x, np.ndarray) or x.dtype.kind in "biuOSU":
-        return True
-    wide = x if x.dtype.kind in "fc" and x.dtype.itemsize > 1 else x.astype(np.float32)
-    return bool(np.isfinite(wide).all())

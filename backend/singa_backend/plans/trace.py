@@ -372,6 +372,8 @@ class Tracer:
                 else:
                     self._group(item)
                 if id(item[-1].node) in self.dynamic:
+                    if self.earlier is not None:
+                        raise NotOpen
                     self.history = None
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
@@ -381,9 +383,16 @@ class Tracer:
         return first
 
     def _recorded(self, item: tuple[Call, ...]) -> Record:
-        """Compute an item, and note what was found."""
+        """Compute an item, and note what was found.
+
+        The values that it reads keep their places until then, even if its kernel reads copies of them, or nothing: definitions
+        of an open plan may read them.
+        """
         inner = {o for c in item for o in c.outputs}
         made = Record([(i, self._get(i)) for c in item for i in c.reads if i not in inner])
+        for _, e in made.reads:
+            if isinstance(e, Value):
+                e.buffer.touch(max(len(self.segment.steps) - 1, 0))
         steps, buffers, executions, self.copied = len(self.segment.steps), len(self.buffers), self.facts.executions, []
         self._group(item)
         made.steps, made.copies = self.segment.steps[steps:], self.copied
@@ -449,7 +458,8 @@ class Tracer:
                     continue
                 if (held.shape, held.dtype) != (cell.value.shape, cell.value.dtype):
                     continue
-                if _same(cell.value, held) if held.constant else held.buffer in written:
+                placed = held.buffer in written and held.buffer.memory is not None  # an output that is not copied has no place
+                if _same(cell.value, held) if held.constant else placed:
                     settled.append((call, cell, held))
                     self.env[o] = held
         self.stale |= record.made - {held.buffer for _, _, held in settled}
@@ -484,6 +494,8 @@ class Tracer:
                 for cell, result in zip(cells, state.visit(node, values, frame, None), strict=False):
                     if cell is not None:
                         cell.value = _unshared(result, placed)
+                for outer, _ in around:
+                    frame[outer] = None
 
             return [(run, ())]
 
