@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -140,7 +141,7 @@ def test_one_plan_computes_all_lengths_and_caches_grow_in_place(model: onnx.Mode
             np.testing.assert_array_equal(a, b)
     kernels = [s.kernel for s in planner.open.plan.first.steps]
     assert sum(k.startswith("definition") for k in kernels) < len(kernels) * 0.7
-    assert all(c.value is None for c in planner.open.plan.first.cells)  # nothing of the caller is kept
+    assert all(v is None for v in planner.open.plan.first.cells)  # nothing of the caller is kept
 
 
 def test_a_cache_that_shares_memory_is_read_only(model: onnx.ModelProto) -> None:
@@ -213,6 +214,31 @@ def test_limits_hold(model: onnx.ModelProto) -> None:
     with pytest.raises(ResourceExhausted):
         rep.run(feeds, limits=Limits(tensor_bytes=HEADS * SIZE * 4 * 10))
     close(rep.run(feeds), SingaBackend.prepare(model, optimize=0).run(feeds))
+
+
+def test_values_are_kept_up_to_their_last_use() -> None:
+    """Many tokens after a past: the weights of attention of one layer are live at one time, and limits hold."""
+    model = decoder(6)
+    rep, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+
+    def feeds(length: int) -> dict[str, np.ndarray]:
+        more = {"tokens": np.ones((1, 200), np.int64), "mask": np.ones((1, length + 200), np.int64)}
+        return {**first(rep, length), **more}
+
+    for length in (200, 201):
+        rep.run(feeds(length))
+    planner, given = rep._planner, feeds(203)
+    assert planner is not None and planner.open is not None
+    peaks = []
+    for each in (rep, definition):
+        tracemalloc.start()
+        each.run(given)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[0] < 2 * peaks[1]
+    for each in (rep, definition):
+        with pytest.raises(ResourceExhausted, match="SX604"):
+            each.run(given, limits=Limits(live_bytes=peaks[1] // 2))
 
 
 def test_threads_take_turns(model: onnx.ModelProto) -> None:

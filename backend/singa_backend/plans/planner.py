@@ -148,7 +148,7 @@ class Plan:
         made = Tracer(
             planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget, planner.caches
         )
-        roots = (made.live, planner.shared)
+        roots = (made.live, made.segment.cells, planner.shared)
         if planner.is_body:
             budget.roots += roots
         else:
@@ -212,6 +212,8 @@ class Plan:
     def _run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
         limits.enter(budget)
         self.state.visitor = Visitor(self.planner.executor, budget)
+        if self.first.cells:
+            budget.begin(self.planner.executor.resident, self.first.cells, self.planner.shared, self.planner.executor.states)
         try:
             return self._run_segments(inputs, budget, execute)
         finally:

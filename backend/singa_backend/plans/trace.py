@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -127,12 +127,29 @@ class Point:
 
 
 @dataclass(eq=False)
-class Cache(Loose):
+class Cell(Loose):
+    """A result of an open plan that is not in the arena; it is kept up to its last use in a run."""
+
+
+class Cells(list[Cell]):
+    """Cells, as a container of their present values."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (cell.value for cell in super().__iter__())
+
+    def clear_values(self) -> None:
+        """Keep nothing in them."""
+        for cell in super().__iter__():
+            cell.value = None
+
+
+@dataclass(eq=False)
+class Cache(Cell):
     """An input to which a Concat appends, in place if there is room, before it becomes an output."""
 
 
 @dataclass(eq=False)
-class Appended(Loose):
+class Appended(Cell):
     """The result of such a Concat: it belongs to the caller without a copy."""
 
 
@@ -212,7 +229,7 @@ class Segment:
     copies: tuple[Callable[[], Any], ...] = ()
     passed: tuple[Passed, ...] = ()
     moving: tuple[tuple[int, Step, int], ...] = ()
-    cells: list[Loose] = field(default_factory=list)
+    cells: Cells = field(default_factory=Cells)
 
     def attach(self, inputs: Sequence[Any]) -> None:
         """Bind the steps that use inputs and outputs which are not copied to those of this run."""
@@ -225,8 +242,7 @@ class Segment:
         """Keep nothing of the arrays of a run."""
         for p in self.passed:
             p.detach()
-        for cell in self.cells:
-            cell.value = None
+        self.cells.clear_values()
         for start, _, count in self.moving:
             self.flat[start : start + count] = [(unbound, ())] * count
 
@@ -310,6 +326,7 @@ class Tracer:
         self.earlier: History | None = None
         self.stale: set[Buffer] = set()
         self.copied: list[tuple[Value, Any, Value]] = []
+        self.unused = Cells()
         self.repeated = self.place = 0
 
     # --- the walk
@@ -410,7 +427,7 @@ class Tracer:
         if held.shape == x.shape and held.buffer.memory is not None:
             np.copyto(held.array, x)
             return held
-        cell = Cache(x) if i in self.caches else Loose(x)
+        cell = Cache(x) if i in self.caches else Cell(x)
         self.segment.cells.append(cell)
         return cell
 
@@ -437,6 +454,10 @@ class Tracer:
             self._open(item, record)
         for call in item:
             self._used(call.reads)
+        if self.unused:
+            unused, self.unused = self.unused, Cells()
+            unused.clear_values()
+            self._record(Step(lambda: [(unused.clear_values, ())], (), (), "release"))
 
     def _open(self, item: tuple[Call, ...], record: Record) -> None:
         """Compute an item by definitions, in each run with the shapes that it meets.
@@ -450,11 +471,11 @@ class Tracer:
             else:
                 self._open_call(call)
         written = {v.buffer for s in record.steps for v in s.writes}
-        settled: list[tuple[Call, Loose, Value]] = []
+        settled: list[tuple[Call, Cell, Value]] = []
         for call in item:
             for o in call.outputs:
                 cell, held = self.env.get(o), record.results.get(o)
-                if not isinstance(cell, Loose) or not isinstance(held, Value) or not isinstance(cell.value, np.ndarray):
+                if not isinstance(cell, Cell) or not isinstance(held, Value) or not isinstance(cell.value, np.ndarray):
                     continue
                 if (held.shape, held.dtype) != (cell.value.shape, cell.value.dtype):
                     continue
@@ -472,12 +493,13 @@ class Tracer:
         for function, arguments in bind():
             function(*arguments)
         self.segment.steps.append(Step(bind, (), tuple(v for _, _, v in settled if not v.constant), "copy"))
+        self.unused += [cell for _, cell, _ in settled]
 
     def _open_call(self, call: Call) -> None:
         """Compute a call by its definition into values that are not in the arena."""
         entries = self._values(call)
         inner = [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
-        cells = [None if o == ABSENT else Loose() for o in call.outputs]
+        cells = [None if o == ABSENT else Cell() for o in call.outputs]
         state, node = self.state, call.node
         frame: list[Any] = [None] * len(call.scope)
 
@@ -505,7 +527,7 @@ class Tracer:
         self._set_cells(call, cells)
         self.budget.left += 1  # the visitor has counted it
 
-    def _set_cells(self, call: Call, cells: Sequence[Loose | None]) -> None:
+    def _set_cells(self, call: Call, cells: Sequence[Cell | None]) -> None:
         for o, cell in zip(call.outputs, cells, strict=False):
             if cell is not None:
                 self.segment.cells.append(cell)
@@ -682,6 +704,8 @@ class Tracer:
     def _drop(self, i: int) -> None:
         entry = self.env.pop(i)
         self.live.pop(id(entry), None)
+        if isinstance(entry, Cell):
+            self.unused.append(entry)
         if isinstance(entry, Value):
             entry.buffer.users -= 1
             self._release(entry.buffer)
@@ -1074,7 +1098,7 @@ def _threads(step: Step, pieces: Bound, usual: int) -> int:
     Returns:
         The number; 0 if the step does not use oneDNN, `usual` if that is not known.
     """
-    if step.kernel.startswith(("numpy.", "copy")):
+    if step.kernel.startswith(("numpy.", "copy", "release")):
         return 0
     return max((threads_of(arguments) for _, arguments in pieces), default=0) or usual
 
