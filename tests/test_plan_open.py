@@ -311,7 +311,7 @@ def test_a_child_generates_whatever_threads_of_its_parent_did(model: onnx.ModelP
     planner = rep._planner
     assert planner is not None and planner.open is not None
     planner.plans.clear()  # the plan that it was made from is not kept any more
-    with passing._growing, planner.open.plan.turn.lock:
+    with planner.open.plan.turn.lock:
         assert passes_in_a_child(lambda: rep.run(feeds))
     close(rep.run(feeds), SingaBackend.prepare(model, optimize=0).run(feeds))
 
@@ -554,21 +554,3 @@ def test_memory_of_a_cache() -> None:
     over, moved = passing.extend(full, (2, 6 + passing.SPARE, 4), 1)
     assert moved is not memory
     np.testing.assert_array_equal(over[:, :-1], full)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings("ignore:This process")
-def test_a_forked_child_generates_whatever_another_thread_was_doing(model: onnx.ModelProto) -> None:
-    rep = SingaBackend.prepare(model)
-    feeds = first(rep, 10)
-    for n in range(3):
-        feeds = following(rep.run(feeds), feeds, n)
-    planner = rep._planner
-    assert planner is not None and planner.open is not None
-    planner.plans.clear()
-    with planner.open.plan.turn.lock:
-        child = os.fork()
-        if not child:
-            signal.alarm(20)
-            os._exit(0 if np.isfinite(rep.run(feeds)["logits"]).all() else 1)
-    assert os.waitpid(child, 0)[1] == 0
