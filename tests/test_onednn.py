@@ -1064,6 +1064,7 @@ def test_handles_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not +live and not -live
 
 
+@needs_library
 def test_layer_normalization_refuses_gaps() -> None:
     """Its code takes the rows as dense, whatever the strides: it reads and writes the gaps."""
     wide, dense = MemoryDesc.of(np.float32, (8, 32), (64, 1)), MemoryDesc.of(np.float32, (8, 32))
