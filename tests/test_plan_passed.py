@@ -46,7 +46,7 @@ def test_large_arrays_are_not_copied() -> None:
         outputs = planned.run(feed)
         for got, wanted in zip(outputs, exact.run(feed), strict=True):
             same(got, wanted)
-            assert got.flags.owndata and got.flags.writeable
+            assert got.flags.writeable and not any(np.shares_memory(got, o) for k, _ in kept for o in k)
         kept.append((outputs, [np.array(o) for o in outputs]))
     plan = plan_of(planned)
     assert [t is None for t in plan.inputs] == [True, False, True]
@@ -55,6 +55,30 @@ def test_large_arrays_are_not_copied() -> None:
     for outputs, before in kept:  # no later run has written to what a run returned
         for o, b in zip(outputs, before, strict=True):
             np.testing.assert_array_equal(o, b)
+
+
+@pytest.mark.parametrize("held", ["array", "part", "view of a part", "memoryview", "DLPack", "none"])
+def test_memory_of_an_output_is_used_again_when_nothing_shows_it(held: str) -> None:
+    planned, exact = caches()
+    feeds = [drawn(seed, past=SHAPE, now=(1, 512), other=SHAPE) for seed in range(3)]
+    planned.run(feeds[0])
+    outputs = planned.run(feeds[1])
+    before, places = [np.array(o) for o in outputs], [o.ctypes.data for o in outputs]
+    ways = {
+        "array": lambda o: o, "part": lambda o: o[1:-1], "view of a part": lambda o: o.reshape(-1)[7:].view(np.int32),
+        "memoryview": memoryview, "DLPack": np.from_dlpack, "none": lambda o: None,
+    }  # fmt: skip
+    kept = [ways[held](o) for o in outputs]
+    expected = [np.array(ways[held](b)) for b in before]
+    del outputs
+    after = planned.run(feeds[2])
+    again = [o.ctypes.data for o in after]
+    assert all(a == b for a, b in zip(again, places, strict=True)) == (held == "none")
+    for a, b in zip(kept, expected, strict=True):
+        if held != "none":
+            np.testing.assert_array_equal(np.asarray(a), b)
+    for got, wanted in zip(after, exact.run(feeds[2]), strict=True):
+        same(got, wanted)
 
 
 def test_nothing_of_a_run_is_kept() -> None:

@@ -7,6 +7,7 @@ caller passes such an output on as the next input, the next run writes behind it
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ PASSED_STEPS = 8
 SPARE = 64
 """The minimum number of elements along the growing axis for which memory is reserved; a quarter of the cache if that is more."""
 
+UNSHARED = 2
+"""What `sys.getrefcount` returns for memory that only a `Passed` refers to."""
+
 
 def unbound() -> None:
     """Is in place of a call that is bound in each run."""
@@ -41,17 +45,25 @@ class Passed:
         checked: whether a call before the first step that reads an input refuses one with a NaN or an infinity: the elements
             are then in the processor's cache for the step.
         array: the present run's.
+        memory: of the last output: the next one uses it again if no array shows it any more, because the system takes longer to
+            provide new pages than the step to write them.
     """
 
     value: Value
     index: int = -1
     checked: bool = False
     array: np.ndarray | None = None
+    memory: np.ndarray | None = None
 
     def attach(self, inputs: Sequence[Any]) -> None:
         """Let the steps that are bound next use the array of this run."""
         value = self.value
-        self.array = np.ascontiguousarray(inputs[self.index]) if self.index >= 0 else np.empty(value.shape, value.dtype)
+        if self.index >= 0:
+            self.array = np.ascontiguousarray(inputs[self.index])
+        else:
+            if self.memory is None or sys.getrefcount(self.memory) > UNSHARED:
+                self.memory = np.empty(value.nbytes + ALIGNMENT, np.uint8)
+            self.array = np.ndarray(value.shape, value.dtype, self.memory, -self.memory.ctypes.data % ALIGNMENT)
         value.buffer.memory = self.array.reshape(-1).view(np.uint8)
 
     def require_finite(self) -> None:
