@@ -10,6 +10,7 @@ from onnx import helper
 from tests.plan_checks import check, drawn, model_of
 
 from singa_backend.kernels import onednn
+from singa_backend.kernels.open_products import SMALL, OpenProduct
 from singa_backend.kernels.table import Options
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="oneDNN is not installed")
@@ -193,3 +194,24 @@ def test_weights_are_packed_once_for_all_sizes() -> None:
     assert rep._planner is not None
     packed = [k for k in rep._planner.shared if isinstance(k[1], tuple) and k[1][0] == "packed"]
     assert len(packed) <= 2  # one layout for many rows, and at most another for one row
+
+
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("batch", [(2,), (2, 3)])
+def test_open_products(batch: tuple[int, ...], rows: int, columns: bool) -> None:
+    product, rng, used = OpenProduct(), np.random.default_rng(0), 0
+    for length in (900, 1500, 901, 7, 3000, 1):
+        memory = rng.standard_normal((*batch, length + 5, 64)).astype(np.float32)
+        held = memory[..., :length, :]  # a cache with room behind it
+        b = held.swapaxes(-1, -2) if columns else held
+        a = rng.standard_normal((*batch, rows, b.shape[-2])).astype(np.float32)
+        a[..., 0, 0] = np.nan if length == 901 else 1
+        found = product(a, b)
+        if found is not None:
+            used += 1
+            np.testing.assert_allclose(found, np.matmul(a.astype(np.float64), b), rtol=1e-5, atol=1e-4)
+    large = 64 * 900 * int(np.prod(batch)) >= SMALL
+    assert used >= 1 + 2 * large if onednn.library() is not None else not used
+    for wrong in (a[0], a.astype(np.float64), a[..., :0], 3.0, None):
+        assert product(wrong, b) is None

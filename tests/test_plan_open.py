@@ -554,3 +554,43 @@ def test_memory_of_a_cache() -> None:
     over, moved = passing.extend(full, (2, 6 + passing.SPARE, 4), 1)
     assert moved is not memory
     np.testing.assert_array_equal(over[:, :-1], full)
+
+
+@pytest.mark.parametrize("number", [0.0, np.nan])
+def test_large_arrays_of_fixed_shapes_are_not_copied(number: float) -> None:
+    """A state that every run reads, and logits: neither depends on the length."""
+    nodes = [
+        node("MatMul", "state weight", "m"), node("Relu", "m", "hidden"), node("Concat", "past x", "present", axis=0),
+        node("ReduceSum", "present zero", "sum"), node("Add", "hidden sum", "y"), node("Neg", "x", "w0"), *FILLER,
+    ]  # fmt: skip
+    given = {"past": ["L", 512], "x": [1, 512], "state": [300, 512]}
+    results = {"y": [300, 512], "hidden": [300, 512], "present": ["L1", 512], "w8": [1, 512]}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in given.items()],
+        [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in results.items()],
+        [numpy_helper.from_array(np.eye(512, dtype=np.float32), "weight"), numpy_helper.from_array(np.array([0]), "zero")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    rep, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    draw = np.random.default_rng(0)
+    feeds: dict[str, Any] = {
+        k: draw.standard_normal([5 if d == "L" else d for d in s]).astype(np.float32) for k, s in given.items()
+    }
+    feeds["state"].flags.writeable = False
+    kept = []
+    for n in range(6):
+        if n == 4:
+            feeds["state"] = feeds["state"].copy()
+            feeds["state"][3, 4] += number
+        outputs = rep.run(feeds)
+        close(outputs, definition.run(feeds))
+        kept.append((outputs, [np.array(o) for o in outputs]))
+        feeds = {**feeds, "past": outputs["present"]}
+    for found, copies in kept:
+        for a, b in zip(found, copies, strict=True):
+            np.testing.assert_array_equal(a, b)
+    planner = rep._planner
+    assert planner is not None and planner.open is not None
+    assert len(planner.open.plan.first.passed) == 3
+    assert all(p.array is None for p in planner.open.plan.first.passed)
+    assert [s.origins[0].op_type for s in planner.open.plan.first.steps if s.kernel == "definition"] == ["ReduceSum", "Add"]

@@ -186,3 +186,12 @@ def test_threads_and_an_error_within_a_run() -> None:
     for i, want in enumerate(wanted):
         for g, w in zip(results[i], want, strict=True):
             same(g, w)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_the_first_run_may_have_an_input_that_is_not_finite(number: float) -> None:
+    planned, exact = caches()
+    feed = drawn(0, past=SHAPE, now=(1, 512), other=SHAPE)
+    feed["past"][3, 4] = number
+    for got, wanted in zip(planned.run(feed), exact.run(feed), strict=True):
+        same(got, wanted)

@@ -42,8 +42,6 @@ class Passed:
     Attributes:
         value: what the steps read or write.
         index: of the input; -1 for an output.
-        checked: whether a call before the first step that reads an input refuses one with a NaN or an infinity: the elements
-            are then in the processor's cache for the step.
         array: the present run's.
         memory: of the last output: the next one uses it again if no array shows it any more, because the system takes longer to
             provide new pages than the step to write them.
@@ -51,7 +49,6 @@ class Passed:
 
     value: Value
     index: int = -1
-    checked: bool = False
     array: np.ndarray | None = None
     memory: np.ndarray | None = None
 

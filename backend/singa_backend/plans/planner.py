@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -112,7 +112,12 @@ class Plan:
             NotOpen: if there is an earlier plan, and a result depends on the shapes in more than its own shape.
         """
         with self.turn.lock:
-            return self.turn.context.run(self._trace, inputs, budget, earlier)
+            try:
+                return self.turn.context.run(self._trace, inputs, budget, earlier)
+            finally:
+                if earlier is not None and earlier.history is not None:
+                    for p in earlier.history.passed:  # which this plan shares
+                        p.detach()
 
     def _trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None) -> list[Any] | None:
         limits.enter(budget)
@@ -129,15 +134,21 @@ class Plan:
             self.sums = [(_sum_of(a), a.reshape(-1)) for a in held if a.dtype.kind not in "biu"]
             self.is_plain = self.first.check is None and not self.facts.definitions
             self.results_nbytes = limits.bytes_of(e.nbytes for e in self.first.outputs if isinstance(e, Value))
-        outputs = tracer.segment.results() if self._are_fit(inputs) else None
+        outputs = tracer.segment.results() if self._are_fit(inputs, passed) else None
         self.first.detach()
         return outputs
 
-    def _are_fit(self, inputs: Sequence[Any]) -> bool:
-        """Whether the inputs are finite, if the plan needs that; a step of it checks those that it does not copy, and caches."""
+    def _are_fit(self, inputs: Sequence[Any], passed: Collection[int] = ()) -> bool:
+        """Whether the inputs are finite, if the plan needs that.
+
+        Args:
+            inputs: the inputs.  A step checks caches, and those that are not copied.
+            passed: those of the latter that no step has checked: the steps of a trace do not.
+        """
         if not self.facts.finite:
             return True
-        return all(finite(x) for t, x in zip(self.inputs, inputs, strict=True) if t is not None and not isinstance(t, Cache))
+        targets = enumerate(zip(self.inputs, inputs, strict=True))
+        return all(finite(x) for i, (t, x) in targets if (t is not None or i in passed) and not isinstance(t, Cache))
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
         planner = self.planner

@@ -20,7 +20,9 @@ from .. import dtypes, limits
 from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
+from ..kernels import onednn
 from ..kernels.onednn import OneDnnError, thread_switch, threads_of
+from ..kernels.open_products import OpenProduct
 from ..kernels.table import Follower, Kernel, Options, Refused, Site, kernels_of, worst
 from ..kernels.values import FINITE, NAN, Bound, Buffer, Computed, Step, Unkept, Value, aligned, strides_of
 from ..kernels.work import flops
@@ -187,10 +189,12 @@ class History:
     Attributes:
         entries: the inputs.
         records: of each item.
+        passed: the inputs and outputs that are not copied.
     """
 
     entries: list[Entry]
     records: list[Record] = field(default_factory=list)
+    passed: tuple[Passed, ...] = ()
 
 
 class NotOpen(Exception):
@@ -347,8 +351,15 @@ class Tracer:
             NotOpen: if there is an earlier trace, and a result depends on the shapes in more than its own shape.
         """
         self.earlier = earlier
+        for p in earlier.passed if earlier is not None else ():
+            if p.index < 0 or p.value.shape == np.shape(inputs[p.index]):
+                p.attach(inputs)
         for index, (i, x) in enumerate(zip(self.region.inputs, inputs, strict=True)):
-            entry = self.env[i] = self._entry(x) if earlier is None else self._same_entry(earlier.entries[index], i, x)
+            if earlier is None:
+                entry = self._entry(x)
+            else:
+                entry = self._same_entry(earlier.entries[index], i, x, any(p.index == index for p in earlier.passed))
+            self.env[i] = entry
             self.entries.append(entry)
             if isinstance(entry, Value):
                 entry.buffer.users += 1
@@ -420,12 +431,13 @@ class Tracer:
 
     # --- open plans
 
-    def _same_entry(self, held: Entry, i: int, x: Any) -> Entry:
+    def _same_entry(self, held: Entry, i: int, x: Any, is_passed: bool) -> Entry:
         """The value of an input of an open plan: that of the earlier plan if it has the same shape."""
         if not isinstance(held, Value) or not isinstance(x, np.ndarray):
             raise NotOpen
-        if held.shape == x.shape and held.buffer.memory is not None:
-            np.copyto(held.array, x)
+        if held.shape == x.shape:
+            if not is_passed:
+                np.copyto(held.array, x)
             return held
         cell = Cache(x) if i in self.caches else Cell(x)
         self.segment.cells.append(cell)
@@ -479,8 +491,7 @@ class Tracer:
                     continue
                 if (held.shape, held.dtype) != (cell.value.shape, cell.value.dtype):
                     continue
-                placed = held.buffer in written and held.buffer.memory is not None  # an output that is not copied has no place
-                if _same(cell.value, held) if held.constant else placed:
+                if _same(cell.value, held) if held.constant else held.buffer in written:
                     settled.append((call, cell, held))
                     self.env[o] = held
         self.stale |= record.made - {held.buffer for _, _, held in settled}
@@ -502,6 +513,15 @@ class Tracer:
         cells = [None if o == ABSENT else Cell() for o in call.outputs]
         state, node = self.state, call.node
         frame: list[Any] = [None] * len(call.scope)
+        product = OpenProduct() if call.is_("MatMul") and onednn.library() is not None else None
+
+        def compute(values: list[Any]) -> list[Any]:
+            made = None if product is None else product(*values)
+            if made is None:
+                return state.visit(node, values, frame, None)
+            state.visitor.budget.step()
+            state.visitor.budget.count_tensor(made.nbytes)
+            return [made]
 
         def bind() -> Bound:
             sources = [e if isinstance(e, Loose) else None if e is None else e.array for e in entries]
@@ -513,7 +533,7 @@ class Tracer:
                 for outer, s in around:
                     frame[outer] = s.value if isinstance(s, Loose) else s
                 values = [s.value if isinstance(s, Loose) else s for s in sources]
-                for cell, result in zip(cells, state.visit(node, values, frame, None), strict=False):
+                for cell, result in zip(cells, compute(values), strict=False):
                     if cell is not None:
                         cell.value = _unshared(result, placed)
                 for outer, _ in around:
@@ -989,7 +1009,9 @@ class Tracer:
             whole: whether the segment is all of the plan: only then are inputs and outputs passed without a copy.
         """
         segment = self.segment
-        passed = self._passed() if whole and self.earlier is None else {}
+        passed = self._passed() if whole else {}
+        if self.history is not None:
+            self.history.passed = tuple(passed.values())
         self.history = self.history if whole else None
         for entry in segment.outputs:
             if isinstance(entry, Value):
@@ -1006,6 +1028,7 @@ class Tracer:
             self.live.pop(id(b), None)
         usual = at = self.options.threads
         moving = []
+        unchecked = {p for p in passed.values() if self.facts.finite and p.index >= 0 and p.value.dtype.kind in "fc"}
         for step in segment.steps:
             own = pieces = step.bind()
             needed = _threads(step, pieces, usual)
@@ -1013,9 +1036,8 @@ class Tracer:
             if needed not in (0, at):
                 pieces, at = [*thread_switch(needed), *pieces], needed
             found = [passed[i] for i in {id(v.buffer) for v in (*step.reads, *step.writes)} if i in passed]
-            checked = [p for p in found if self.facts.finite and p.index >= 0 and not p.checked and p.value.dtype.kind in "fc"]
-            for p in checked:
-                p.checked = True
+            checked = [p for p in found if p in unchecked]
+            unchecked.difference_update(checked)
             pieces = [*[(p.require_finite, ()) for p in checked], *pieces]
             if found:
                 moving.append((len(segment.flat) + len(pieces) - len(own), step, len(own)))
@@ -1030,8 +1052,11 @@ class Tracer:
         )
 
     def _passed(self) -> dict[int, Passed]:
-        """The large inputs and outputs which a run need not copy, by buffer."""
+        """The large inputs and outputs which a run need not copy, by buffer; in an open plan, those of the earlier plan."""
         segment = self.segment
+        if self.earlier is not None:
+            entries = [*self.entries, *segment.outputs]
+            return {id(p.value.buffer): p for p in self.earlier.passed if any(e is p.value for e in entries)}
         touching = Counter(i for s in segment.steps for i in {id(v.buffer) for v in (*s.reads, *s.writes)})
         written = {id(v.buffer) for s in segment.steps for v in s.writes}
         results = Counter(id(e.buffer) for e in segment.outputs if isinstance(e, Value))
