@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import onednn
-from .lowering import F32, threads_for
+from .lowering import F32
 from .onednn import DST, RUNTIME_DIM, SCRATCHPAD, SRC, WEIGHTS, MemoryDesc, OneDnnError, Primitive
 from .values import ALIGNMENT, aligned
 
@@ -43,11 +43,11 @@ class OpenProduct:
         columns = b.strides[-2] == 4 and b.strides[-1] > 4  # the keys, transposed
         if not columns and b.strides[-1] != 4:
             return None
-        (m, k), n, outer = a.shape[-2:], b.shape[-1], [RUNTIME_DIM] * (b.ndim - 2)
+        (m, k), n = a.shape[-2:], b.shape[-1]
         step = max(b.strides[-2:]) // 4
         key = (a.shape[:-2], m, k if columns else n, columns, step)
         if key not in self._primitives:
-            self._primitives[key] = self._create(a.shape[:-2], m, k, n, columns, step, outer)
+            self._primitives[key] = self._create(a.shape[:-2], m, k, n, columns, step)
         primitive = self._primitives[key]
         if primitive is None:
             return None
@@ -63,7 +63,8 @@ class OpenProduct:
         return y
 
     @staticmethod
-    def _create(batch: tuple[int, ...], m: int, k: int, n: int, columns: bool, step: int, outer: list[int]) -> Primitive | None:
+    def _create(batch: tuple[int, ...], m: int, k: int, n: int, columns: bool, step: int) -> Primitive | None:
+        outer = [RUNTIME_DIM] * len(batch)
         if columns:
             left, right = MemoryDesc.of(F32, (*batch, m, k)), MemoryDesc.of(F32, (*batch, k, RUNTIME_DIM), (*outer, 1, step))
             into = MemoryDesc.of(F32, (*batch, m, RUNTIME_DIM), (*outer, RUNTIME_DIM, 1))
@@ -71,8 +72,7 @@ class OpenProduct:
             left = MemoryDesc.of(F32, (*batch, m, RUNTIME_DIM), (*outer, RUNTIME_DIM, 1))
             right, into = MemoryDesc.of(F32, (*batch, RUNTIME_DIM, n), (*outer, step, 1)), MemoryDesc.of(F32, (*batch, m, n))
         try:
-            with threads_for(1 << 30):
-                return onednn.matmul(left, right, None, into)
+            return onednn.matmul(left, right, None, into)
         except OneDnnError:
             return None
 
