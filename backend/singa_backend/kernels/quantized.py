@@ -370,6 +370,13 @@ def matmul_integer(site: Site, a: Value, b: Value, az: Value | None = None, bz: 
     return one.emit(one.tail)
 
 
+def rounded(tail: Tail, sb: Value, factor: np.ndarray, zero: int, dtype: np.dtype[Any]) -> Tail:
+    """A tail that multiplies each column by its factor, which is derived from the scales of b, and quantizes the result."""
+    tail.multiply(sb, factor, ("factor", tail.channels, factor.tobytes()))
+    tail.quantize(zero, dtype)
+    return tail
+
+
 @kernel("QLinearMatMul", 10, 21, on="onednn")
 def qlinear_matmul(site: Site, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value, ys: Value, yz: Value) -> Value:
     """A product of integers, times one float32 for each column, rounded; with its followers."""
@@ -377,10 +384,4 @@ def qlinear_matmul(site: Site, a: Value, sa: Value, za: Value, b: Value, sb: Val
     factor, zero = factor_of(site, sa, sb, ys), y_zero(site, yz)
     site.require(factor.size in (1, b.shape[-1]), "the scale of b does not fit")
 
-    def start() -> Tail:
-        tail = one.tail()
-        tail.multiply(sb, factor, ("factor", tail.channels, factor.tobytes()))
-        tail.quantize(zero, yz.dtype)
-        return tail
-
-    return one.emit(start)
+    return one.emit(lambda: rounded(one.tail(), sb, factor, zero, yz.dtype))

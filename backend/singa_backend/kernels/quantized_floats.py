@@ -19,7 +19,7 @@ from .integer_tails import INT8, INT32, SUM, Tail, create, result, scalar
 from .lowering import F32, channels_last, dense_desc, derived, desc, emit, packed, require_plain, threads_for, unset
 from .onednn import DST, SRC, SRC_1, WEIGHTS, MemoryDesc, Primitive
 from .quantization import dequantized
-from .quantized import factor_of, float_bias, y_zero
+from .quantized import factor_of, float_bias, rounded, y_zero
 from .table import Site, kernel
 from .values import Value, last_order, strides_of
 from .views import copied
@@ -242,10 +242,4 @@ def qlinear_matmul_by_floats(
     one = _Product(site, a, b, za, zb)
     site.require(factor.size in (1, b.shape[-1]), "the scale of b does not fit")
 
-    def start() -> Tail:
-        tail = one.tail()
-        tail.multiply(sb, factor, ("factor", tail.channels, factor.tobytes()))
-        tail.quantize(zero, yz.dtype)
-        return tail
-
-    return finished(site, one.parts, start, one.shape, None)
+    return finished(site, one.parts, lambda: rounded(one.tail(), sb, factor, zero, yz.dtype), one.shape, None)
