@@ -7,7 +7,8 @@
     ├── OperatorError        a node cannot compute with its inputs                  (SX4..)
     ├── DeviceUnavailable    this machine does not have the device                  (SX5..)
     ├── ResourceExhausted    memory, nesting or another limit was exceeded          (SX6..)
-    └── MissingDependency    an optional package is not installed                   (SX7..)
+    ├── MissingDependency    an optional package is not installed                   (SX7..)
+    └── CommunicationError   another process of a training has ended, or is stuck   (SX95.)
 
 and two warnings: NoGradientWarning (SX346) for parameters that do not train, and ConstantTrainsWarning (SX382) for parameters
 that train although they look like constants.
@@ -314,3 +315,9 @@ class MissingDependency(SonnxError):
     """An optional package is required and is not installed, or fails when it is imported (SX700, SX701)."""
 
     default_code = "SX700"
+
+
+class CommunicationError(SonnxError):
+    """Another process of a distributed training has ended or makes no progress (SX950 to SX952)."""
+
+    default_code = "SX950"

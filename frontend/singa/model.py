@@ -37,8 +37,8 @@ from ._core.variable import Variable, tensor_list
 from ._layers.base import Layer
 from .device import default_device
 
-_STEPS = 32
-"""The number of graphs that a model keeps, one for each set of shapes."""
+_STEPS = 64
+"""The number of graphs that a model keeps, one for each set of shapes and settings."""
 
 
 class Model(Layer):
@@ -80,7 +80,7 @@ class Model(Layer):
         super().__init__()
         self.graph_mode = False
         self.sequential = False
-        self._steps: OrderedDict[Any, Step | None] = OrderedDict()
+        self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
         self._checked = False
         self.not_traceable = ""
         """Why the steps of this model cannot become a graph; "" if they can."""
@@ -253,21 +253,32 @@ class Model(Layer):
         """The first step with some shapes runs on the tape and creates the states of the optimizer. The next becomes a graph."""
         key = (_form((input, kwargs), {}), self._frozen())
         if key not in self._steps:
-            self._steps[key] = None
-            if len(self._steps) > _STEPS:
-                self._steps.popitem(last=False)
+            self._steps[key] = []
+            self._forget_steps()
             return self.train_one_batch(*input, **kwargs)
         self._steps.move_to_end(key)
-        step = self._steps[key]
-        if step is None or not step.holds():
+        recorded = self._steps[key]
+        step = next((step for step in recorded if step.holds()), None)
+        if step is None:
             try:
-                step = self._steps[key] = Step(self.train_one_batch, input, kwargs)
+                step = Step(self.train_one_batch, input, kwargs)
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
                 warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=4)
                 return self.train_one_batch(*input, **kwargs)
+            recorded.append(step)
+            self._forget_steps()
         return step.run(input, kwargs)
+
+    def _forget_steps(self) -> None:
+        """Discard the oldest graphs: first those of the shapes that were used the longest time ago."""
+        while sum(max(len(steps), 1) for steps in self._steps.values()) > _STEPS:
+            key, steps = next(iter(self._steps.items()))
+            if len(steps) > 1:
+                del steps[0]
+            else:
+                del self._steps[key]
 
     def _frozen(self) -> tuple[bool, ...]:
         return tuple(p.stores_grad and p.requires_grad for p in self.get_params().values())

@@ -17,6 +17,8 @@ import numpy as np
 from typing_extensions import override
 
 from singa_backend import dtypes
+from singa_backend.collectives import Communicator, nccl_group
+from singa_backend.collectives import communicator as make_communicator
 from singa_backend.errors import InvalidInput
 from singa_backend.proto.messages import FreshNames
 
@@ -25,10 +27,22 @@ from ._core.backward import backward
 from ._core.coverage import nothing_trains
 from ._core.tensor import DTypeLike, Tensor, dtype_of, float32, op
 from ._core.variable import required
+from ._training.distributed import DataParallel
 from ._training.nan import first_nan, refuse_nan
 from .device import Device
 
-__all__ = ["SGD", "AdaGrad", "Adam", "Constant", "DecayScheduler", "ExponentialDecay", "Optimizer", "RMSProp", "first_nan"]
+__all__ = [
+    "SGD",
+    "AdaGrad",
+    "Adam",
+    "Constant",
+    "DecayScheduler",
+    "DistOpt",
+    "ExponentialDecay",
+    "Optimizer",
+    "RMSProp",
+    "first_nan",
+]
 
 _SEP = "."
 
@@ -279,12 +293,18 @@ class Optimizer:
             InvalidInput: If `backward` raises it, no parameter gets a gradient, loaded states belong to another model (SX327),
                 or, with `check_nan`, the loss is NaN; then nothing is changed.
         """
+        self._refuse_nan(loss)
+        self._update_all([(p, g) for p, g in backward(loss) if p.is_dummy()])
+
+    def _refuse_nan(self, loss: Tensor) -> None:
         if self.check_nan:
             refuse_nan(loss)
-        pairs = [(p, g) for p, g in backward(loss) if p.is_dummy()]
+
+    def _update_all(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Update parameters by their gradients; raises InvalidInput before any change."""
         if not pairs:
             raise nothing_trains(coverage.current())
-        if self._loaded and pairs and not any(self._key(p.name, p) in self._loaded for p, _ in pairs):
+        if self._loaded and not any(self._key(p.name, p) in self._loaded for p, _ in pairs):
             have, want = _some(self._loaded), _some(p.name for p, _ in pairs)
             raise InvalidInput(f"the loaded states must be those of this model ({want}), got states of {have}", code="SX327")
         for p, g in pairs:
@@ -716,6 +736,67 @@ class Adam(Optimizer):
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+class DistOpt(DataParallel):
+    """Trains one model in several processes, each with its own samples: data-parallel training around an optimizer.
+
+    Every process runs the same program, on a shard of the data: `global_rank` of `world_size`.  After a training call
+    the parameters are equal on all ranks.  They must be equal at the start too: build the model from the same file or seed,
+    or call `broadcast_params`.  Start the processes by `mpiexec -n 2 python train.py`; without a launcher there is one rank.
+
+    Args:
+        opt: The optimizer; None for SGD().
+        nccl_id: The id of a group of GPUs on one machine (`singa_wrap.NcclIdHolder`), made before its processes start; None if
+            MPI starts the processes.
+        local_rank: With `nccl_id`, the number of this process.
+        world_size: With `nccl_id`, the number of processes.
+        buffSize: The most elements of one message; larger buckets are sent in pieces.
+        engine: "mpi", "nccl" (MPI starts the processes, GPUs exchange the gradients) or "single"; None for "mpi" if a
+            launcher has started several processes, otherwise "single".
+        timeout: Seconds that an exchange waits for the other processes before it raises CommunicationError.
+        communicator: A communicator to use in place of these, such as a rank of `singa_backend.collectives.LocalGroup`.
+
+    Attributes:
+        opt: The optimizer.
+        communicator: The communicator.
+        world_size: The number of ranks.
+        global_rank: The number of this rank, from 0.
+        local_rank: The number of lower ranks on the same machine.
+
+    Raises:
+        TypeError: `opt` is not an Optimizer.
+        InvalidInput: An argument is out of range (SX386).
+        MissingDependency: mpi4py or CuPy is needed and is not installed.
+        DeviceUnavailable: There is no GPU for NCCL.
+
+    Example:
+        >>> dist = opt.DistOpt(opt.SGD(lr=0.1))
+        >>> rows = range(dist.global_rank, len(x), dist.world_size)
+        >>> model.set_optimizer(dist)
+    """
+
+    def __init__(
+        self,
+        opt: Optimizer | None = None,
+        nccl_id: Any = None,
+        local_rank: int | None = None,
+        world_size: int | None = None,
+        buffSize: int = 4194304,
+        *,
+        engine: str | None = None,
+        timeout: float = 300.0,
+        communicator: Communicator | None = None,
+    ) -> None:
+        opt = SGD() if opt is None else opt
+        if not isinstance(opt, Optimizer):
+            raise TypeError(f"opt must be an Optimizer, got a {type(opt).__name__}")
+        if isinstance(buffSize, bool) or not isinstance(buffSize, (int, np.integer)) or buffSize < 1:
+            raise InvalidInput(f"buffSize must be an integer of at least 1, got {buffSize!r}", code="SX386")
+        self.buffSize = int(buffSize)
+        if communicator is None and nccl_id is not None:
+            communicator = nccl_group(nccl_id, local_rank, world_size, timeout, self.buffSize)
+        super().__init__(opt, communicator or make_communicator(engine, timeout, self.buffSize))
 
 
 def _schedule(name: str, value: Any) -> DecayScheduler:
