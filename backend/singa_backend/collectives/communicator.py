@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..errors import CommunicationError
 
 
@@ -39,7 +41,7 @@ class Communicator(Protocol):
         size: The number of processes.
         local_rank: The number of processes with a lower rank on the same machine.
         timeout: Seconds that an operation waits for the other processes.
-        on_host: Whether arrays must be NumPy's; otherwise they are on the device of the training.
+        on_host: Whether arrays must be NumPy's; otherwise arrays on the device of the training are not copied to the host.
         sent: Bytes that this process has passed to operations so far.
     """
 
@@ -149,3 +151,18 @@ class Done:
     def wait(self) -> Any:
         """Return the result."""
         return self.result
+
+
+def total(communicator: Communicator, values: np.ndarray) -> np.ndarray:
+    """Return the sum of an array on the host over the ranks; waits."""
+    return _to_host(communicator.all_reduce(values).wait())
+
+
+def copied(communicator: Communicator, values: np.ndarray, root: int) -> np.ndarray:
+    """Return the array on the host that one rank has; waits."""
+    return _to_host(communicator.broadcast(values, root).wait())
+
+
+def _to_host(array: Any) -> np.ndarray:
+    host: np.ndarray = array if isinstance(array, np.ndarray) else array.get()
+    return host

@@ -82,8 +82,7 @@ class MpiRank:
         kind, add = _sum_of(array.dtype)
         source, target = array.reshape(-1), result.reshape(-1)
         requests = [
-            self._world.Iallreduce(_items(source[i:end], kind), _items(target[i:end], kind), add)
-            for i, end in self._pieces(array.size)
+            self._world.Iallreduce(_items(source[a:b], kind), _items(target[a:b], kind), add) for a, b in self._pieces(array.size)
         ]
         return self._started("all_reduce", array.nbytes, requests, (array, result), lambda: result)
 
@@ -233,9 +232,9 @@ class MpiHandle:
             raise no_progress(self.name, comm.rank, comm.timeout, comm._late(self.number))
 
 
-def _items(array: np.ndarray, kind: Any) -> list[Any]:
-    """A contiguous vector as MPI takes it."""
-    return [array.view(np.uint8), array.size, kind]
+def _items(array: np.ndarray, kind: Any) -> Any:
+    """A contiguous vector as MPI takes it; without a type of MPI, mpi4py finds it by the dtype."""
+    return array if kind is None else [array.view(np.uint8), array.size, kind]
 
 
 @cache
@@ -248,12 +247,11 @@ def _item(size: int) -> Any:
 
 @cache
 def _sum_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """MPI's type and sum of a dtype; for those that MPI does not have, such as float16, the sum is NumPy's."""
+    """MPI's type and sum of a dtype, None for the type of an array; for those that MPI does not have, the sum is NumPy's."""
     from mpi4py import MPI
-    from mpi4py.util import dtlib
 
     if dtype.kind in "iufc" and dtype != np.float16 and dtype.type.__module__ == "numpy":
-        return dtlib.from_numpy_dtype(dtype), MPI.SUM
+        return None, MPI.SUM
 
     def add(source: Any, target: Any, _: Any) -> None:
         total = np.frombuffer(target, dtype)

@@ -82,6 +82,7 @@ class NcclRank:
 
     def all_reduce(self, array: Any) -> NcclHandle:
         """Start the sum of an array over the ranks; see Communicator."""
+        array = self._cupy.asarray(array)
         kind, item = _type(array.dtype), array.dtype.itemsize
         result = self._cupy.empty_like(array)
 
@@ -97,6 +98,7 @@ class NcclRank:
 
         NCCL's own operation needs equal lengths: each vector is broadcast by its rank, in one group of operations.
         """
+        array = self._cupy.asarray(array)
         kind = _type(array.dtype)
         counts = [array.size] * self.size if sizes is None else list(sizes)
         parts = [self._cupy.empty(n, array.dtype) for n in counts]
@@ -112,11 +114,14 @@ class NcclRank:
 
     def broadcast(self, array: Any, root: int) -> NcclHandle:
         """Start the copy of one rank's array to all ranks; see Communicator."""
+        array = self._cupy.asarray(array)
         kind = _type(array.dtype)
         result = self._cupy.empty_like(array)
-        return self._start(
-            "broadcast", array, lambda stream: self._group.broadcast(array.data.ptr, result.data.ptr, array.size, kind, root, stream), result
-        )  # fmt: skip
+
+        def send(stream: int) -> None:
+            self._group.broadcast(array.data.ptr, result.data.ptr, array.size, kind, root, stream)
+
+        return self._start("broadcast", array, send, result)
 
     def progress(self) -> None:
         """Do nothing: the GPU works by itself."""

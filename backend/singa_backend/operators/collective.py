@@ -61,7 +61,7 @@ def sparse_all_reduce_start(xp: Xp, indices: Array, values: Array, *, communicat
     values = _placed(xp, comm.on_host, values)
     if equal:
         return xp.asarray(np.int64(ticket_of(_Sparse(comm.all_gather(places), comm.all_gather(values)))))
-    counts = comm.all_gather(_placed(xp, comm.on_host, xp.asarray(np.array([len(places)], np.int32))))
+    counts = comm.all_gather(np.array([len(places)], np.int32))
     return xp.asarray(np.int64(ticket_of(_Counted(comm, counts, places, values))))
 
 

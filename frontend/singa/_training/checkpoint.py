@@ -5,12 +5,15 @@
     fit(model, x, y, start=kept.read(len(y), batch_size), reached=kept.write)        # in another process
 
 A checkpoint is a file of `Model.save_states`, whose further tensors are the states of the optimizer ("optimizer.m.W") and
-of the loop ("fit.order").  Reading it runs no code, and everything that it holds is checked.
+of the loop ("fit.order").  If several ranks train, rank 0 writes it, with the states of the other ranks that differ from its own
+("rank1.model.mean", "rank1.optimizer.residual.W").  Reading it runs no code, and everything that it holds is checked.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,15 +21,25 @@ from typing import Any, Protocol
 import numpy as np
 
 from singa_backend import dtypes
+from singa_backend.collectives import Communicator
+from singa_backend.collectives.communicator import copied, total
 from singa_backend.errors import InvalidInput
 from singa_backend.files import staged
 
 from .._core import random
 from .._core.tensor import Tensor
 from ..device import Device
+from .distributed import PARTIAL, RESIDUAL
 from .fit import History, Position
 
-OPTIMIZER, LOOP, MEASURED = "optimizer.", "fit.", "fit.validation."
+OPTIMIZER, LOOP, MEASURED, STATES = "optimizer.", "fit.", "fit.validation.", "model."
+RANDOM = f"{LOOP}random_state"
+GROUP = {"--workers": "1", "--dist-option": "none"}
+"""The settings that a training in one process does not have, with their values for it."""
+
+_RANK = re.compile(r"rank\d+\.")
+"""The beginning of the name of a state of another rank."""
+
 _LARGEST = 1 << 20
 """Maximum bytes of the settings."""
 
@@ -37,6 +50,8 @@ class Kept(Protocol):
     def get_params(self) -> dict[str, Tensor]: ...
 
     def get_states(self) -> dict[str, Tensor]: ...
+
+    def set_states(self, states: Mapping[str, Any]) -> None: ...
 
     def save_states(self, fpath: Any, aux_states: dict[str, Tensor] | None = None) -> None: ...
 
@@ -63,16 +78,25 @@ class Checkpoint:
         device: The device whose random numbers the training draws.
         settings: The arguments that must not change, by name: the identity of the model and the data, the loss, ...
         rates: The arguments that may change, by name.
+        group: The ranks that train together; None for one process. All ranks must call `write` and `read`.
 
     Attributes:
         changed: After `read`, the values of `rates` in the file, of those that differ.
     """
 
     def __init__(
-        self, path: Path, model: Kept, optimizer: Updates, device: Device, settings: Mapping[str, str], rates: Mapping[str, str]
+        self,
+        path: Path,
+        model: Kept,
+        optimizer: Updates,
+        device: Device,
+        settings: Mapping[str, str],
+        rates: Mapping[str, str],
+        group: Communicator | None = None,
     ) -> None:
         self.path, self.model, self.optimizer, self.device = path, model, optimizer, device
         self.settings, self.rates = dict(settings), dict(rates)
+        self.group = group if group and group.size > 1 else None
         self.changed: dict[str, str] = {}
         self._finite = set(_finite(model.get_states()))
 
@@ -91,6 +115,9 @@ class Checkpoint:
                 code="SX343",
                 hint="lower the learning rate",
             )
+        others = self._others()
+        if self.group and self.group.rank:
+            return
         rng: Any = place.rng.bit_generator.state
         updated = self.optimizer.get_states()
         run = {
@@ -106,7 +133,8 @@ class Checkpoint:
             f"{LOOP}run": np.frombuffer(json.dumps(run).encode(), np.uint8),
             f"{LOOP}order": order.astype(np.int32 if len(order) < 1 << 31 else np.int64),
             f"{LOOP}losses": np.array(place.history.losses, np.float64),
-            f"{LOOP}random_state": random.get_state(self.device),
+            RANDOM: random.get_state(self.device),
+            **others,
             **{MEASURED + name: np.array(values, np.float64) for name, values in measured.items()},
         }
         extra = {OPTIMIZER + n: t for n, t in updated.items()}
@@ -138,6 +166,7 @@ class Checkpoint:
                 raise
             raise _other(self.path, error.message, error.hint) from None
         arrays = {n: np.asarray(t.data) for n, t in extra.items()}
+        own = self._of_this_rank(arrays)
         try:
             run = _run(arrays)
             self._compare(run)
@@ -147,29 +176,62 @@ class Checkpoint:
             raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again") from None
         states = {n.removeprefix(OPTIMIZER): a for n, a in arrays.items() if n.startswith(OPTIMIZER)}
         self._fits(states, run)
+        states |= {n.removeprefix(OPTIMIZER): a for n, a in own.items() if n.startswith(OPTIMIZER)}
+        self.model.set_states({n.removeprefix(STATES): a for n, a in own.items() if n.startswith(STATES)})
         self.optimizer.set_states(states)
-        random.set_state(self.device, arrays[f"{LOOP}random_state"])
+        random.set_state(self.device, own.get(RANDOM, arrays[RANDOM]))
         self._finite = set(_finite(self.model.get_states()))
         return place
+
+    def _others(self) -> dict[str, np.ndarray]:
+        """On rank 0, the states of the other ranks that differ from its own, by name."""
+        group = self.group
+        if group is None:
+            return {}
+        mine = {STATES + n: t for n, t in self.model.get_states().items()}
+        mine |= {OPTIMIZER + n: t for n, t in self.optimizer.get_states().items()}
+        arrays = {n: np.ascontiguousarray(t.device.backend.get(t._data)) for n, t in mine.items()}
+        arrays[RANDOM] = random.get_state(self.device)
+        digests = np.zeros((group.size, len(arrays)), np.int64)
+        digests[group.rank] = [_digest(a) for a in arrays.values()]
+        digests = total(group, digests)
+        found: dict[str, np.ndarray] = {}
+        for rank in range(1, group.size):
+            for i, (name, array) in enumerate(arrays.items()):
+                if digests[rank, i] != digests[0, i]:
+                    theirs = copied(group, array, rank)  # one at a time: only rank 0 keeps it
+                    if group.rank == 0:
+                        found[f"rank{rank}.{name}"] = theirs
+        return found
+
+    def _of_this_rank(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Remove the states of ranks from the arrays of a file; return those of this rank."""
+        mark = f"rank{self.group.rank if self.group else 0}."
+        found = {n.removeprefix(mark): a for n, a in arrays.items() if n.startswith(mark)}
+        for name in [n for n in arrays if _RANK.match(n)]:
+            del arrays[name]
+        return found
 
     def _compare(self, run: dict[str, Any]) -> None:
         """Raise for the first arguments of another training."""
         was, rates = run["settings"], run["rates"]
-        if was.keys() != self.settings.keys():
+        if (was.keys() ^ self.settings.keys()) - GROUP.keys():
             raise ValueError(f"settings of {', '.join(sorted(was))}")
-        other = [n for n, value in self.settings.items() if was[n] != value]
+        was, now = GROUP | was, GROUP | self.settings
+        other = [n for n, value in now.items() if was[n] != value]
         if other:
-            parts = [_difference(n, was[n], self.settings[n]) for n in other]
+            parts = [_difference(n, was[n], now[n]) for n in other]
             raise _other(self.path, "; ".join(parts), f"only --epochs, {', '.join(self.rates)} may change")
         self.changed = {n: rates[n] for n, value in self.rates.items() if rates[n] != value}
 
     def _fits(self, states: dict[str, np.ndarray], run: dict[str, Any]) -> None:
         """Raise unless the states are those of this optimizer, for parameters of the model."""
         params = {n: tuple(p.shape) for n, p in self.model.get_params().items()}
-        kinds = {n: n.partition(".") for n in states if n != "step_counter"}
+        exchange = {n for n in states if n == PARTIAL or n.startswith(f"{RESIDUAL}.")} if self.group else set()
+        kinds = {n: n.partition(".") for n in states if n != "step_counter" and n not in exchange}
         wanted = {"step_counter", *(f"{kind}.{p}" for kind in self.optimizer.kinds for _, _, p in kinds.values())}
         same = all(states[n].shape == params.get(p) and dtypes.is_float(states[n].dtype) for n, (_, _, p) in kinds.items())
-        if wanted != states.keys() or not same or run["states"] != len(states):
+        if wanted != states.keys() - exchange or not same or run["states"] != len(states):
             raise _other(self.path, f"its optimizer has the states {', '.join(sorted(states)[:5]) or '(none)'}", "")
 
 
@@ -210,6 +272,11 @@ def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int, ba
     rng.bit_generator.state = run["rng"]
     validation = [{n: float(a[i]) for n, a in measured.items()} for i in range(epoch)] if measured else []
     return Position(rng, epoch, batch, order.astype(np.int64) if batch else None, History(losses.tolist(), validation))
+
+
+def _digest(array: np.ndarray) -> int:
+    """64 bits of the digest of an array's values."""
+    return int.from_bytes(hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()[:8], "little", signed=True)
 
 
 def _finite(states: Mapping[str, Tensor]) -> Iterable[str]:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from singa_backend.collectives import Communicator
+from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
 
 from .._core.tensor import Tensor
@@ -74,6 +76,7 @@ def fit(
     stop_at_nan: bool = True,
     start: Position | None = None,
     reached: Callable[[Position], None] | None = None,
+    group: Communicator | None = None,
 ) -> History:
     """Train a compiled model on arrays.
 
@@ -90,12 +93,14 @@ def fit(
         stop_at_nan: Whether to stop if the loss is NaN or infinite.
         start: The point at which to continue; None for the beginning.
         reached: Called with the point after each step, and after each epoch; it may raise to stop there.
+        group: The ranks that train together, each on its share of every batch; None for one process.
 
     Returns:
         The losses and the measurements.
 
     Raises:
-        InvalidInput: The numbers of samples differ, or `epochs` or `batch_size` is below 1 (SX342); or the loss is NaN or
+        InvalidInput: The numbers of samples differ, or `epochs` or `batch_size` is below 1, or the ranks
+            cannot share a batch equally (SX342); or the loss is NaN or
             infinite (SX343), then the updates before it are kept.
     """
     xs = list(x) if isinstance(x, (list, tuple)) else [x]
@@ -105,6 +110,10 @@ def fit(
         raise InvalidInput(f"inputs and targets must have one number of samples, at least 1, got {sizes}", code="SX342")
     if epochs < 1 or batch_size < 1:
         raise InvalidInput(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}", code="SX342")
+    ranks = group.size if group else 1
+    if batch_size % ranks:
+        what = f"batch_size must be a multiple of the number of workers, got {batch_size} for {ranks}"
+        raise InvalidInput(what, code="SX342", hint="each worker computes an equal share of every batch")
     place = start or Position(np.random.default_rng(seed))
     tell = reached or (lambda _: None)
     while place.epoch < epochs:
@@ -113,9 +122,13 @@ def fit(
             place.order = place.rng.permutation(count)
         for first in range(place.batch * batch_size, count, batch_size):
             rows = place.order[first : first + batch_size]
+            if group:
+                rows = share(rows, place.order, group.rank, group.size)
             batch = [Tensor(data=np.ascontiguousarray(a[rows]), device=_device(model), requires_grad=False) for a in (*xs, y)]
             _, loss = model(*batch)
             value = float(np.asarray(loss.device.backend.get(loss.data)).reshape(-1)[0])
+            if group and ranks > 1:
+                value = float(total(group, np.array([value]))[0]) / ranks
             place.history.losses.append(value)
             place.batch += 1
             if progress is not None:
@@ -132,6 +145,20 @@ def fit(
         place.epoch, place.batch, place.order = place.epoch + 1, 0, None
         tell(place)
     return place.history
+
+
+def share(rows: np.ndarray, order: np.ndarray, rank: int, size: int) -> np.ndarray:
+    """The rows of a batch that one rank computes; all ranks have equally many.
+
+    Args:
+        rows: The rows of the batch.
+        order: The order of all rows in this epoch; a batch that cannot be divided is completed by its first ones.
+        rank: The rank.
+        size: The number of ranks.
+    """
+    each = -(-len(rows) // size)
+    whole = np.concatenate([rows, np.resize(order, each * size - len(rows))])
+    return whole[rank * each : (rank + 1) * each]
 
 
 def predict(model: Trainable, x: Any, batch_size: int = 256) -> np.ndarray:
@@ -164,4 +191,4 @@ def accuracy(scores: np.ndarray, targets: np.ndarray) -> float:
     return float((scores.reshape(len(scores), -1).argmax(1) == targets.reshape(-1)).mean())
 
 
-__all__: Sequence[str] = ("History", "Position", "accuracy", "batches", "fit", "predict")
+__all__: Sequence[str] = ("History", "Position", "accuracy", "batches", "fit", "predict", "share")

@@ -27,7 +27,7 @@ from ._interrupts import is_interrupt
 if TYPE_CHECKING:
     from singa_backend import Limits
 
-NO, REFUSED = 1, 3
+NO, REFUSED, LOST = 1, 3, 4
 
 _WIDE = 200
 """The number of columns of a wide table if the output is not a terminal."""
@@ -49,11 +49,11 @@ _paper = _Console(markup=False, emoji=False, width=_WIDE)
 
 
 def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command: print a SonnxError (as JSON with --json) and exit with REFUSED."""
+    """Decorate a command: print a SonnxError (as JSON with --json) and exit with REFUSED, or LOST if another process ended."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
-        from singa_backend.errors import SonnxError
+        from singa_backend.errors import CommunicationError, SonnxError
 
         try:
             return command(*args, **kwargs)
@@ -64,7 +64,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
                 click.echo(json.dumps(error.to_dict()))
             else:
                 err.print(Text(type(error).__name__, "red"), str(error), highlight=False, soft_wrap=True)
-            sys.exit(REFUSED)
+            sys.exit(LOST if isinstance(error, CommunicationError) else REFUSED)
 
     return run
 

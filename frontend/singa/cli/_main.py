@@ -68,5 +68,6 @@ class LazyGroup(click.Group):
 def main() -> None:
     """Run, check, train and write ONNX models, and test backends with ONNX's suite.
 
-    Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a model or an input was refused, 130 interrupted.
+    Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a model or an input was refused, 4 a worker of a
+    training was lost, 130 interrupted.
     """

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,23 +21,38 @@ from rich.table import Table
 from rich.text import Text
 
 from singa_backend.archives import open_arrays
+from singa_backend.collectives import communicator, launched_size
+from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.files import check, is_regular
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import SEED, Number, device_option, echo, err, exit_codes, json_option, out, progress
+from ._common import SECONDS, SEED, Number, device_option, echo, err, exit_codes, json_option, out, progress
 from ._curves import Curve, check_plot, line, write_plot
+from ._workers import run_workers
 
 if TYPE_CHECKING:
     from .._onnx.model import SONNXModel
     from .._training.checkpoint import Checkpoint
     from .._training.fit import Position
+    from ..opt import DistOpt
 
 LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 
 
-@click.command("train")
+DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
+
+
+class _Train(click.Command):
+    """A command that keeps its arguments, with which its workers are started."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        context.meta["arguments"] = list(args)
+        return super().parse_args(context, args)
+
+
+@click.command("train", cls=_Train)
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--data",
@@ -74,6 +90,30 @@ LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_en
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw the losses of training and validation as .html, or as .png (needs matplotlib).",
 )
+@click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1 << 16),
+    help="Processes on this machine that share each batch, started by mpiexec (needs mpi4py).",
+)
+@click.option(
+    "--dist-option",
+    default=DISTRIBUTED[0],
+    show_default=True,
+    type=click.Choice(DISTRIBUTED),
+    help="What the workers exchange: gradients, gradients as float16, a part of the parameters, the largest gradients.",
+)
+@click.option(
+    "--sparsity",
+    default=0.05,
+    show_default=True,
+    type=Number(min=0),
+    help="The share (sparseTopK) or the magnitude (sparseThreshold) of the gradients that are exchanged.",
+)
+@click.option(
+    "--timeout", default=300.0, show_default=True, type=SECONDS, help="Seconds to wait for a worker before the training ends."
+)
 @click.option("--no-graph", is_flag=True, help="Run the steps on the tape instead of as one graph.")
 @device_option
 @json_option
@@ -97,6 +137,10 @@ def command(
     every: int | None,
     resume: bool,
     plot: Path | None,
+    workers: int,
+    dist_option: str,
+    sparsity: float,
+    timeout: float,
     no_graph: bool,
     device: str,
     as_json: bool,
@@ -107,6 +151,8 @@ def command(
 
     One of -o and --checkpoint is required.  A training that was stopped continues with the same command and --resume; --epochs,
     --lr, --momentum and --weight-decay may then differ.
+
+    With --workers, or under mpiexec, several processes compute a share of each batch, and exchange gradients.
     """
     from .. import autograd, opt
     from .._core.tensor import Tensor
@@ -116,6 +162,10 @@ def command(
     from ..device import resolve
 
     _check_usage(target_file, checkpoint, every, resume)
+    if workers > 1 and launched_size() == 1:
+        sys.exit(run_workers(workers, click.get_current_context().meta["arguments"], checkpoint))
+    if launched_size() not in (1, workers) and workers > 1:
+        raise click.UsageError(f"--workers {workers} must be the number of processes that mpiexec has started, {launched_size()}")
     check_plot(plot)
     target_file, checkpoint = (p and _target(p) for p in (target_file, checkpoint))
     _check_distinct({"--data": data, "--validation": validation}, {"-o": target_file, "--plot": plot})
@@ -131,11 +181,13 @@ def command(
         def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
             y = self.forward(*batch[:-1])[0]
             value = compute(y, batch[-1])
-            rule(value)
+            update(value)
             return y, value
 
-    place = resolve(device)
-    place.SetRandSeed(seed)
+    group = communicator(timeout=timeout) if launched_size() > 1 else None
+    first = group is None or group.rank == 0
+    place = resolve(f"{device}:{group.local_rank}" if group and device == "CUDA" else device)
+    place.SetRandSeed(seed + (group.rank if group else 0))
     tuned = Tuned(str(model), place)
     rules: dict[str, Callable[[], Any]] = {
         "sgd": lambda: opt.SGD(lr=lr, momentum=momentum, weight_decay=weight_decay),
@@ -143,7 +195,10 @@ def command(
         "rmsprop": lambda: opt.RMSProp(lr=lr, weight_decay=weight_decay),
         "adagrad": lambda: opt.AdaGrad(lr=lr, weight_decay=weight_decay),
     }
-    rule = rules[optimizer]()
+    rule: Any = rules[optimizer]()
+    if group:
+        rule = opt.DistOpt(rule, communicator=group)
+    update = _exchange(rule, dist_option, sparsity) if group else rule
     for pattern in freeze:
         tuned.freeze(pattern)
     empty, folder = _without_weights(model, tuned)
@@ -170,16 +225,18 @@ def command(
             "--batch-size": str(batch_size),
             "--freeze": ", ".join(sorted(freeze)) or "none",
             "--seed": str(seed),
+            **({"--workers": str(group.size), "--dist-option": _exchanged(dist_option, sparsity)} if group else {}),
         }
         rates = {"--lr": repr(lr), "--momentum": repr(momentum), "--weight-decay": repr(weight_decay)}
-        kept = Checkpoint(checkpoint, tuned, rule, place, settings, rates)
+        kept = Checkpoint(checkpoint, tuned, rule, place, settings, rates, group)
     if kept and resume:
         at = kept.read(len(y), batch_size)
         reached = f"epoch {at.epoch + 1}, step {len(at.history.losses)}" if at.batch else f"the end of epoch {at.epoch}"
         if (at.epoch, at.batch) > (epochs, 0):
             raise click.UsageError(f"--epochs {epochs} is before the point of the checkpoint: {reached}")
         changes = "".join(f"; {n} was {was}, is {rates[n]}" for n, was in kept.changed.items())
-        err.print(f"resumed {kept.path} at {reached}{changes}", markup=False, highlight=False, soft_wrap=True)
+        if first:
+            err.print(f"resumed {kept.path} at {reached}{changes}", markup=False, highlight=False, soft_wrap=True)
     losses = at.history.losses
     steps = batches(len(y), batch_size, epochs)
     written = len(losses) if resume else 0  # the step that the checkpoint holds
@@ -197,28 +254,30 @@ def command(
         return found
 
     def draw() -> None:
-        if plot and losses:
+        if plot and losses and first:
             write_plot(plot, curves(), f"{model.name}: {loss}")
 
     with _stop_signals(kept is not None) as received:
 
         def reached_point(_: Position) -> None:
             ends_epoch = at.order is None
-            if received or (ends_epoch if every is None else not ends_epoch and len(losses) % every == 0):
+            stops = bool(total(group, np.array([len(received)]))[0]) if group and kept else bool(received)
+            if stops or (ends_epoch if every is None else not ends_epoch and len(losses) % every == 0):
                 keep()
-            if received:
+            if stops:
                 raise _Stopped
 
         try:
-            with progress(steps - len(losses), "training", quiet=as_json) as step:
+            with progress(steps - len(losses), "training", quiet=as_json or not first) as step:
                 fit(tuned, xs, y, epochs=epochs, batch_size=batch_size, validation=held_out, evaluate=measure,
-                    progress=lambda text: step(text), start=at, reached=reached_point)  # fmt: skip
+                    progress=lambda text: step(text), start=at, reached=reached_point, group=group)  # fmt: skip
             if written < len(losses) or every:
                 keep()
         except (_Stopped, KeyboardInterrupt):
             with suppress(InvalidInput):
                 draw()
-            _tell_stopped(f"step {len(losses)} of {steps}", checkpoint, written, target_file)
+            if first:
+                _tell_stopped(f"step {len(losses)} of {steps}", checkpoint, written, target_file)
             sys.exit(128 + (received[0] if received else signal.SIGINT))
         except InvalidInput as error:
             with suppress(InvalidInput):
@@ -226,6 +285,8 @@ def command(
             if error.code == "SX343" and kept and written > 0:
                 error.hint = f"{kept.path} holds step {written}: resume it with a lower --lr"
             raise
+    if not first:
+        return
     if target_file:
         save(updated(empty, tuned), target_file, folder=folder, check=False)
     draw()
@@ -242,6 +303,23 @@ def command(
     for path in (checkpoint, target_file):
         if path:
             echo(f"wrote {path}")
+
+
+def _exchange(rule: DistOpt, dist_option: str, sparsity: float) -> Callable[[Any], None]:
+    """The training call of a `--dist-option`."""
+    calls: dict[str, Callable[[Any], None]] = {
+        "plain": rule.backward_and_update,
+        "half": rule.backward_and_update_half,
+        "partialUpdate": rule.backward_and_partial_update,
+        "sparseTopK": partial(rule.backward_and_sparse_update, spars=sparsity, topK=True),
+        "sparseThreshold": partial(rule.backward_and_sparse_update, spars=sparsity),
+    }
+    return calls[dist_option]
+
+
+def _exchanged(dist_option: str, sparsity: float) -> str:
+    """A `--dist-option` with its argument."""
+    return f"{dist_option} {sparsity!r}" if dist_option.startswith("sparse") else dist_option
 
 
 def _check_usage(target_file: Path | None, checkpoint: Path | None, every: int | None, resume: bool) -> None:
