@@ -15,6 +15,9 @@ from ..errors import OperatorError
 from ..proto.schemas import SINGA_DOMAIN, declare_schema
 from ._api import Array, Host, Xp, operator
 
+EXCHANGES = ("AllReduceStart", "SparseAllReduceStart", "AllReduceDone")
+"""The operators of this module."""
+
 _FLOATS = ("float16", "bfloat16", "float", "double")
 _NUMBERS = (*_FLOATS, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 

@@ -18,12 +18,13 @@ import numpy as np
 from onnx import ModelProto, TypeProto, helper, numpy_helper
 
 from singa_backend import dtypes
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.interpreters.base import Example
+from singa_backend.operators.collective import EXCHANGES
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import Unwritable
 from singa_backend.proto.load import ModelSource
-from singa_backend.proto.schemas import newest_taken
+from singa_backend.proto.schemas import SINGA_DOMAIN, newest_taken
 
 from .._autograd import losses
 from .._core import tape, trace
@@ -31,7 +32,7 @@ from .._core.coverage import watch_gradients
 from .._core.tensor import Tensor, dtype_of, op
 from .._core.trace import Trace
 from ..model import Model
-from ..opt import SGD, Optimizer
+from ..opt import SGD, DistOpt, Optimizer
 from .export import check_opset, declared, example_tensors, model_device
 from .imported import Imported
 from .model import SONNXModel
@@ -39,6 +40,8 @@ from .model import SONNXModel
 NEXT = "next:"
 PAIR = "sonnx.next."
 """Prefix of the metadata keys that list the updated values: the key ends in the name of the input, the value is the output's."""
+
+_NOT_EXPORTED = "a step with all-reduce operators is not exported: they refer to the communicator of this process"
 
 LABELS = frozenset({"softmax_cross_entropy"})
 """The losses whose default target is class numbers."""
@@ -88,6 +91,8 @@ def to_training_onnx(
     if not isinstance(model, Model):
         model = SONNXModel(model)
     optimizer = optimizer if optimizer is not None else SGD(lr=0.1)
+    if isinstance(optimizer, DistOpt):
+        raise InvalidInput(_NOT_EXPORTED, code="SX322", hint="pass the optimizer in it, dist.opt, for the step of one process")
     if not isinstance(optimizer, Optimizer):
         text = f"optimizer must be an Optimizer, got a {type(optimizer).__name__}"
         raise InvalidInput(text, code="SX322", hint="for example opt.SGD(lr=0.1)")
@@ -152,6 +157,8 @@ def _recorded(
             named = {id(t): s.name for t, s in record.inputs}
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]
+        if any(n.op_type in EXCHANGES and n.domain == SINGA_DOMAIN for n in record.writer.builder.nodes):
+            raise UnsupportedModel(_NOT_EXPORTED, code="SX206", hint="call DistOpt's operations outside the exported function")
         proto = to_model(record.writer, "training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
     for read, symbol in record.inputs:
         array = read.device.backend.get(read._data)
