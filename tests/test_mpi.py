@@ -142,7 +142,8 @@ def resumes(folder: Path, checkpoint: Path, mode: str) -> None:
 ])  # fmt: skip
 def test_a_rank_that_is_killed_leaves_a_checkpoint(point: str, number: str, mode: str, folder: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "run.ckpt"
-    done = job(2, "sonnx", point, number, *arguments(folder, checkpoint, "--dist-option", mode))
+    tape = ["--no-graph"] * (point == "update")  # a graph does not call the optimizer
+    done = job(2, "sonnx", point, number, *arguments(folder, checkpoint, "--dist-option", mode, *tape))
     assert done.returncode == 9 and checkpoint.exists()
     resumes(folder, checkpoint, mode)
 
