@@ -142,7 +142,10 @@ class Classifier:
     def probabilities(self, rep: Any, image: Any) -> np.ndarray:
         """Return the probability of each class; models return (1, classes) or (1, classes, 1, 1), some after a softmax."""
         scores = run(rep, normalised(self.crop(image))).reshape(-1)
-        return scores if rep.layers[-1].node.op_type == "Softmax" else softmax(scores)
+        kinds = [
+            step.node.op_type for step in rep.layers if step.node.op_type not in ("Reshape", "Flatten", "Squeeze", "Identity")
+        ]
+        return scores if kinds[-1:] == ["Softmax"] else softmax(scores)
 
     def main(self, about: str | None) -> None:
         """Run the program."""
