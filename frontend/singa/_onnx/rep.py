@@ -184,6 +184,17 @@ class SingaRep(singa_backend.SingaRep):
         made.is_graph = self.is_graph
         return made
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle: the model, by its file if it has one, and what differs from it."""
+        others = {n: v for n, v in self.__dict__.items() if n not in self._built | {"_built", "imported", "is_graph"}}
+        limits = {"limits": self.limits} if self.limits != self.imported.rep.limits else {}
+        options = {"options": self.options} if self.options != self.imported.rep.options else {}
+        return {"imported": self.imported, "attributes": {"is_graph": self.is_graph, **limits, **options, **others}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Rebuild the model; raises the errors of `singa_backend.SingaRep.__setstate__`."""
+        self.__dict__.update(state["imported"].rep.__dict__, imported=state["imported"], **state["attributes"])
+
     @property
     def dev(self) -> Device:
         """The device, as a `singa.device.Device`."""
