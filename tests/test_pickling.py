@@ -140,8 +140,7 @@ def test_the_pickle_of_a_model_of_a_path_does_not_grow(make: Any, external: bool
         folder = tmp_path / f"w{width:06}"
         folder.mkdir()
         models.append(make(saved(folder, net(width), external)))
-        if width > 8:
-            outputs(models[-1])
+        outputs(models[-1])
         sizes.append(len(pickle.dumps(models[-1])))
     assert abs(sizes[1] - sizes[0]) < 64 and sizes[1] < 4096
     found = worker.submit(facts, models[1]).result()
@@ -188,6 +187,7 @@ def _file_value(folder: Path, name: str) -> bytes:
 
 def test_only_the_trained_weights_are_in_the_pickle(tmp_path: Path) -> None:
     model = sonnx.SONNXModel(saved(tmp_path, net(WIDE)))
+    outputs(model)
     small = len(pickle.dumps(model))
     v = model.imported.parameters["v"]
     assert v.data.shape == (WIDE, 3)  # the storage was given away, and not written to
@@ -196,7 +196,7 @@ def test_only_the_trained_weights_are_in_the_pickle(tmp_path: Path) -> None:
     assert 4 * 3 * WIDE <= len(pickle.dumps(model)) - small < 4 * 3 * WIDE + 4096
     found = pickle.loads(pickle.dumps(model))
     assert found.imported.parameters["v"].data[5, 1] == 7 and outputs(found) == outputs(model)
-    assert len(pickle.dumps(found)) == len(pickle.dumps(model))
+    assert abs(len(pickle.dumps(found)) - len(pickle.dumps(model))) < 64
 
 
 @pytest.mark.parametrize("write", [
@@ -380,7 +380,7 @@ def test_a_model_on_a_gpu_needs_one_there(make: Any, source: Any, tmp_path: Path
     rep = pickle.loads(data)
     assert str((rep if isinstance(rep, singa_backend.SingaRep) else rep.imported.rep).device) == "CUDA"
     monkeypatch.setattr(devices, "_gpus", lambda: (0, " (CuPy is not installed)"))
-    with pytest.raises(DeviceUnavailable, match="what was pickled is on the device CUDA.*got CUDA:0") as found:
+    with pytest.raises(DeviceUnavailable, match=r"what was pickled is on the device CUDA.*got CUDA:0") as found:
         pickle.loads(data)
     assert "prepare the model on the CPU" in found.value.hint
 

@@ -206,7 +206,10 @@ class SingaRep(BackendRep):
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle: the paths and SHA-256 of the model's files and what has changed since, or the graph."""
         given = {n: self.device.get(v) for n, v in self._given.items()}
-        return {**self._pickled(given), "attributes": {n: v for n, v in self.__dict__.items() if n not in self._built | {"_built"}}}
+        return {
+            **self._pickled(given),
+            "attributes": {n: v for n, v in self.__dict__.items() if n not in self._built | {"_built"}},
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Rebuild the model.
@@ -229,7 +232,12 @@ class SingaRep(BackendRep):
             changed: the initializers of the main graph that differ from those of `graph`.
         """
         threads = None if self.options.threads == self._default_threads else self.options.threads
-        state = {"device": str(self.device), "limits": self.limits, "options": replace(self.options, threads=0), "threads": threads}
+        state = {
+            "device": str(self.device),
+            "limits": self.limits,
+            "options": replace(self.options, threads=0),
+            "threads": threads,
+        }
         digests = None if self._source is None else self._source.digests()
         if self._source is None or digests is None:
             self._executor.check_file()

@@ -215,7 +215,7 @@ def _value(dtype: str, shape: tuple[int, ...] | None) -> str:
 
 
 class InvalidModel(SonnxError):
-    """The model violates ONNX's rules: a cycle, a duplicate name, a damaged initializer, ... (SX100 to SX111).
+    """The model violates ONNX's rules: a cycle, a duplicate name, a damaged initializer, ... (SX100 to SX112).
 
     Raised when a model is read, before anything runs; `problems` lists all violations.
     """

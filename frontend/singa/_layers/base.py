@@ -91,14 +91,14 @@ class Layer:
 
     def __copy__(self) -> Any:
         copied = object.__new__(type(self))
-        copied.__dict__.update(self._fields())
+        copied.__dict__.update(self._copied_fields())
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle: tensors of a model from a file are found in that model."""
-        return {name: linked(value) for name, value in self._fields().items()}
+        return {name: linked(value) for name, value in self._copied_fields().items()}
 
-    def _fields(self) -> dict[str, Any]:
+    def _copied_fields(self) -> dict[str, Any]:
         """The attributes that copies and pickles have."""
         return self.__dict__
 
