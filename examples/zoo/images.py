@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from published import load, options
+from published import load, options, stop
 
 from singa_backend.archives import read_bytes, typed
 from singa_backend.errors import InvalidInput, MissingDependency
@@ -19,7 +19,7 @@ from singa_backend.files import writing
 try:
     from PIL import Image, ImageDraw, ImageFont, ImageOps
 except ModuleNotFoundError:
-    raise SystemExit(f"error: {MissingDependency('this program needs Pillow', hint='pip install sonnx[zoo]')}") from None
+    stop(MissingDependency("this program needs Pillow", hint="pip install 'sonnx[zoo]'"))
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the pictures of ImageNet: red, green and blue, in 0 to 1."""

@@ -30,7 +30,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NoReturn
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -97,15 +97,18 @@ def load(args: argparse.Namespace) -> Any:
 def start(main: Callable[[], int | None]) -> None:
     """Run a program; an error is one message on standard error, and an exit code."""
     try:
-        code = main() or 0
+        sys.exit(main() or 0)
     except Different as error:
-        code = DIFFERENT
-        print(f"error: {error}", file=sys.stderr)
+        stop(error, DIFFERENT)
     except (SonnxError, OSError) as error:
-        code = FAILED
-        print(f"error: {error}", file=sys.stderr)
+        stop(error)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        sys.exit(INTERRUPTED)
+
+
+def stop(error: Exception, code: int = FAILED) -> NoReturn:
+    """Print an error and end the program."""
+    print(f"error: {error}", file=sys.stderr)
     sys.exit(code)
 
 
