@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -154,7 +155,7 @@ def go(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file
 
     def run(name: str, *options: Any, net: bytes | None = None) -> zoo_programs.Done:
         (files / "net.onnx").write_bytes(NETS[name]() if net is None else net)
-        fixed = ("--model", "net.onnx", "--cache", files / "cache", *VOCABULARY[name])
+        fixed = ("--model", "net.onnx", "--cache", files / "cache", *(() if "--verify" in options else VOCABULARY[name]))
         return zoo_programs.run(monkeypatch, capsys, name, *options, *fixed)
 
     return run
@@ -416,9 +417,8 @@ def test_classes_are_those_of_onnxruntime(go: Any, oracle: Oracle) -> None:
 def test_labels(load: Any) -> None:
     program = load("roberta")
     for scores, label in (([3.0, 1.0], 0), ([-1.0, 2.0], 1)):
-        fixed = SimpleNamespace(
-            inputs=[SimpleNamespace(shape=(None, None), dtype=np.dtype(I64))], run=lambda x: [np.array([scores])]
-        )  # noqa: B023
+        inputs, y = [SimpleNamespace(shape=(None, None), dtype=np.dtype(I64))], np.array([scores])
+        fixed = SimpleNamespace(inputs=inputs, run=lambda x, y=y: [y])
         shares = program.classify(fixed, [1, 2, 3])
         assert int(shares.argmax()) == label and shares.tolist() == pytest.approx(softmax(scores))
 
@@ -544,7 +544,7 @@ def test_inputs_that_a_model_cannot_take_are_reported(load: Any) -> None:
         (lambda: squad.answers(Scored(1, {}, {}), made, QUESTION, " \n"), "no words"),
         (lambda: squad.feeds(SingaBackend.prepare(roberta()), squad.windows([1], [2], 3, 4)[0], 0, 256), "must begin with"),
         (lambda: squad.logits(Outputs([1], ["y"])), "unstack:0 or start_logits, got y"),
-        (lambda: classes.tokens(text.bpe("vocab.json", "merges.txt", special=("<s>", "</s>")), "x" * 600), "1 to 510 tokens, got 6"),
+        (lambda: classes.tokens(text.bpe("vocab.json", "merges.txt", special=("<s>", "</s>")), "x" * 600), "1 to 510 tokens"),
         (lambda: classes.classify(SingaBackend.prepare(gpt2()), [1, 2]), "must return"),
         (lambda: classes.classify(SingaBackend.prepare(bert()), [1, 2]), "must have one input"),
         (lambda: generator.LanguageModel(SingaBackend.prepare(bert())), "must have one input for tokens"),
@@ -564,6 +564,22 @@ def test_no_answer(load: Any) -> None:
     assert program.answers(Scored(asked, best, best), made, QUESTION, "one two") == []
 
 
-def test_a_question_needs_a_text(go: Any) -> None:
-    done = go("bert_squad", "--question", "Who?")
-    assert done.code == 2 and "--question needs --context" in done.err
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("bert_squad", ("--question", "Who?", "--vocab", "vocab.txt"), "question needs --context"),
+        ("roberta", ("some text",), "texts needs --vocab and --merges"),
+        ("gpt2", ("some text", "--vocab", "vocab.json"), "texts needs --merges"),
+        ("gpt2", ("--tokens", "0"), "--tokens must be at least 1"),
+    ],
+)
+def test_missing_options(name: str, options: Any, message: str, monkeypatch: Any, capsys: Any, files: Path) -> None:
+    done = zoo_programs.run(monkeypatch, capsys, name, *options, "--model", "net.onnx")
+    assert done.code == 2 and message in done.err
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], files: Path) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.delitem(sys.modules, "text", raising=False)
+    done = zoo_programs.run(monkeypatch, capsys, "gpt2", "--model", "net.onnx")
+    assert "needs tokenizers" in done.code and "pip install sonnx[zoo]" in done.code

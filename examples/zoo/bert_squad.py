@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from published import load, options, start
-from text import input_of, read, softmax, wordpiece
+from text import input_of, read, require, softmax, wordpiece
 
 from singa_backend.errors import InvalidInput
 
@@ -147,15 +147,14 @@ def answers(rep: Any, tokenizer: Any, question: str, text: str, best: int = BEST
 
 def main() -> None:
     parser = options(__doc__, "bertsquad-10.onnx")
-    parser.add_argument("--vocab", type=Path, required=True, help="vocab.txt of the model")
+    parser.add_argument("--vocab", type=Path, help="vocab.txt of the model")
     parser.add_argument("--context", type=Path, help="the file of the text")
     parser.add_argument("--question", action="append", default=[], help="a question; may be repeated")
     parser.add_argument("--cased", action="store_true", help="the vocabulary has capitals; that of the published model has none")
     parser.add_argument("--show", type=int, default=3, help="answers to print for each question (%(default)s)")
     args = parser.parse_args()
-    if args.question and args.context is None:
-        parser.error("--question needs --context")
-    tokenizer = wordpiece(args.vocab, args.cased)
+    given = require(parser, args, "question", "vocab", "context")
+    tokenizer = wordpiece(args.vocab, args.cased) if given else None
     rep = load(args)
     for question in args.question:
         print(question)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from published import load, options, start
-from text import add_vocabulary, bpe, input_of, softmax
+from text import add_vocabulary, bpe, input_of, require, softmax
 
 from singa_backend.errors import InvalidInput
 
@@ -130,7 +130,6 @@ def generate(
 def main() -> None:
     parser = options(__doc__, "gpt2-lm-head-10.onnx")
     add_vocabulary(parser)
-    parser.add_argument("texts", nargs="*", help="the begins of texts")
     parser.add_argument("--tokens", type=int, default=20, help="how many tokens to add (%(default)s)")
     parser.add_argument("--top-k", type=int, help="draw from the k tokens with the highest scores; otherwise take the highest")
     parser.add_argument("--temperature", type=float, default=1.0, help="of --top-k: below 1 prefers high scores (%(default)s)")
@@ -138,7 +137,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.tokens < 1 or args.seed < 0:
         parser.error("--tokens must be at least 1, and --seed at least 0")
-    tokenizer = bpe(args.vocab, args.merges, special=(END,))
+    given = require(parser, args, "texts", "vocab", "merges")
+    tokenizer = bpe(args.vocab, args.merges, special=(END,)) if given else None
     rep = load(args)
     for text in args.texts:
         choose = greedy if args.top_k is None else top_k(args.top_k, args.temperature, args.seed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from published import load, options, start
-from text import add_vocabulary, bpe, input_of, softmax
+from text import add_vocabulary, bpe, input_of, require, softmax
 
 from singa_backend.errors import InvalidInput
 
@@ -42,10 +42,10 @@ def classify(rep: Any, ids: list[int]) -> np.ndarray:
 def main() -> None:
     parser = options(__doc__, "roberta-sequence-classification-9.onnx")
     add_vocabulary(parser)
-    parser.add_argument("texts", nargs="*", help="texts to classify")
     parser.add_argument("--space", action="store_true", help="put a space before each text, as older tokenizers did")
     args = parser.parse_args()
-    tokenizer = bpe(args.vocab, args.merges, args.space, ("<s>", "</s>"))
+    given = require(parser, args, "texts", "vocab", "merges")
+    tokenizer = bpe(args.vocab, args.merges, args.space, ("<s>", "</s>")) if given else None
     rep = load(args)
     for text in args.texts:
         shares = classify(rep, tokens(tokenizer, text))

@@ -77,8 +77,17 @@ def bpe(vocabulary: str | Path, merges: str | Path, space: bool = False, special
 
 def add_vocabulary(parser: argparse.ArgumentParser) -> None:
     """Add the options for the files of a byte-level tokenizer."""
-    parser.add_argument("--vocab", type=Path, required=True, help="vocab.json of the model")
-    parser.add_argument("--merges", type=Path, required=True, help="merges.txt of the model")
+    parser.add_argument("--vocab", type=Path, help="vocab.json of the model")
+    parser.add_argument("--merges", type=Path, help="merges.txt of the model")
+    parser.add_argument("texts", nargs="*", help="texts; none to --verify only")
+
+
+def require(parser: argparse.ArgumentParser, args: argparse.Namespace, what: str, *names: str) -> bool:
+    """Return whether `what` was passed; it needs the options of these names, without which the program ends."""
+    lacking = [f"--{n}" for n in names if getattr(args, n) is None]
+    if getattr(args, what) and lacking:
+        parser.error(f"{what} needs {' and '.join(lacking)}")
+    return bool(getattr(args, what))
 
 
 # --- inputs

@@ -85,7 +85,7 @@ class Stack(layer.Layer):
 
 
 class BertSquad(model.Model):
-    """Devlin et al. 2018, with the scores of begins and ends of answers, in the order of inputs and outputs of the published file."""
+    """Devlin et al. 2018, with the scores of begins and ends of answers; inputs and outputs as in the published file."""
 
     def __init__(self, vocabulary: int, d: int = 768, length: int = 256) -> None:
         super().__init__()
