@@ -234,7 +234,9 @@ def test_options_arrive(worker: Any, tmp_path: Path) -> None:
         found = pickle.loads(pickle.dumps(rep))
         assert (found.limits, found.options, found.remark) == (rep.limits, rep.options, {"by": "me"})
         rep.limits = Limits(rank=9)
-        assert pickle.loads(pickle.dumps(rep)).limits.rank == 9
+        for found in (pickle.loads(pickle.dumps(rep)), copy.deepcopy(rep)):
+            assert (found.limits.rank, found.options, found.remark) == (9, rep.options, {"by": "me"})
+            assert found.remark is not rep.remark  # type: ignore[attr-defined]
         assert pickle.loads(pickle.dumps(prepare(path, deterministic=True))).options.deterministic
     rep.is_graph = True  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(rep)).is_graph

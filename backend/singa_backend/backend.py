@@ -201,15 +201,17 @@ class SingaRep(BackendRep):
         """Return the same model, whose plans are its own; the initializers, which no run changes, are shared."""
         made = self.with_states({})
         memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self._attributes(), memo))
         return made
+
+    def _attributes(self) -> dict[str, Any]:
+        """The attributes that a program has added."""
+        return {n: v for n, v in self.__dict__.items() if n not in self._built | {"_built"}}
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle: the paths and SHA-256 of the model's files and what has changed since, or the graph."""
         given = {n: self.device.get(v) for n, v in self._given.items()}
-        return {
-            **self._pickled(given),
-            "attributes": {n: v for n, v in self.__dict__.items() if n not in self._built | {"_built"}},
-        }
+        return {**self._pickled(given), "attributes": self._attributes()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Rebuild the model.
