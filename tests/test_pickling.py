@@ -258,7 +258,17 @@ def test_other_states_arrive(source: Any, device: str, tmp_path: Path) -> None:
     other = rep.with_states({"v": rep.device.put(np.ones((8, 3), F))})
     assert outputs(other) != outputs(rep)
     assert outputs(pickle.loads(pickle.dumps(other))) == outputs(other)
+    assert other.states["v"].tolist() == np.ones((8, 3)).tolist() != rep.states["v"].tolist()
     assert outputs(pickle.loads(pickle.dumps(rep))) == outputs(rep)
+
+
+@by_each_source
+def test_the_states_of_a_rep_are_the_present_values(source: Any, tmp_path: Path) -> None:
+    rep = sonnx.prepare(source(saved(tmp_path, net())))
+    rep.imported.parameters["v"].set_value(3.0)
+    for made in (rep, pickle.loads(pickle.dumps(rep)), copy.deepcopy(rep)):
+        assert made.states["v"].tolist() == np.full((8, 3), 3.0).tolist()
+        assert list(made.states) == list(made.graph.states) and not made.states["v"].flags.writeable
 
 
 def test_large_examples_of_inputs_are_not_in_the_pickle(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ class SingaRep(BackendRep):
             InvalidModel: the model's file was overwritten (SX110): they can no longer be read.
         """
         self._executor.check_file()
-        return self.graph.states
+        return {**self.graph.states, **{n: self.device.get(v) for n, v in self._given.items()}}
 
     def with_graph(self, graph: Graph) -> SingaRep:
         """Return this model with another form of its graph.

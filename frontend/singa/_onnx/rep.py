@@ -200,6 +200,18 @@ class SingaRep(singa_backend.SingaRep):
         self.__dict__.update(state["imported"].rep.__dict__, imported=state["imported"], **state["attributes"])
 
     @property
+    def states(self) -> dict[str, np.ndarray]:
+        """The initializers by name, as host arrays that cannot be written to: the present values of the parameters.
+
+        Raises:
+            InvalidModel: the model's file was overwritten (SX110): they can no longer be read.
+        """
+        now = {n: t.device.backend.get(t._data).view() for n, t in self.imported.tensors().items()}
+        for array in now.values():
+            array.flags.writeable = False
+        return {**super().states, **now}
+
+    @property
     def dev(self) -> Device:
         """The device, as a `singa.device.Device`."""
         return self.imported.device
