@@ -260,6 +260,15 @@ def test_a_result_needs_a_name_of_a_picture(go: Any) -> None:
     assert done.code == 3 and "SX351" in done.err and not Path("result.txt").exists()
 
 
+@pytest.mark.parametrize("name, option, value", [
+    ("vgg16", "--top", "0"), ("vgg16", "--top", "1.5"), ("tiny_yolov2", "--overlap", "2"), ("tiny_yolov2", "--threshold", "nan"),
+    ("arcface", "--threshold", "-1.1"),
+])  # fmt: skip
+def test_options_have_bounds(name: str, option: str, value: str, go: Any) -> None:
+    done = go(name, f"{option}={value}")
+    assert done.code == 2 and option in done.err and value in done.err and done.out == ""
+
+
 def test_bars_are_as_long_as_their_values(load: Any, files: Path) -> None:
     load("images").bars(picture((100, 100), 0), [("a", 1.0), ("b", 0.5), ("c", 0.0)], Path("bars.png"))
     pixels = np.asarray(Image.open("bars.png")).astype(int)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from published import load, options, stop
+from published import between, load, options, stop
 
 from singa_backend.archives import read_bytes, typed
 from singa_backend.errors import InvalidInput, MissingDependency
@@ -152,7 +152,7 @@ class Classifier:
         parser = options(about, self.published)
         parser.add_argument("pictures", nargs="*", type=Path)
         parser.add_argument("--labels", type=Path, help="a file with the name of a class a line, such as synset.txt")
-        parser.add_argument("--top", type=int, default=5, help="the number of classes that are shown (%(default)s)")
+        parser.add_argument("--top", type=between(1, 1000, int), default=5, help="the number of classes shown (%(default)s)")
         parser.add_argument("--plot", type=Path, help="write the first picture and the probabilities, such as result.png")
         args = parser.parse_args()
         rep = load(args)

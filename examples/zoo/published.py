@@ -81,6 +81,18 @@ def digest(text: str) -> str:
     return text.lower()
 
 
+def between(low: float, high: float, kind: Callable[[str], float] = float) -> Callable[[str], float]:
+    """Return the type of an option that is a number from `low` to `high`."""
+
+    def number(text: str) -> float:
+        found = kind(text)
+        if not low <= found <= high:
+            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {text}")
+        return found
+
+    return number
+
+
 def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("sonnx", appauthor=False)) / "models"
 
