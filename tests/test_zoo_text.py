@@ -205,6 +205,25 @@ def test_verify_with_the_data_of_onnxruntime(name: str, go: Any, files: Path, or
         assert done.code == code, done.err
 
 
+def test_verify_with_the_files_of_the_published_bert(go: Any, files: Path, oracle: Oracle) -> None:
+    """The files of its archive are in the reverse order, and one output occurs twice; the tensors have the names of the model."""
+    rng = np.random.default_rng(8)
+    rows = {n: rng.integers(0, most, (1, 256)) for n, most in ((IDS, len(pieces())), (MASK, 2), (SEGMENTS, 2))}
+    fed = {UNIQUE: np.array([7]), **rows}
+    y = oracle.run(bert(), fed)
+    data = files / "test_data_set_0"
+    data.mkdir()
+    for i, (n, a) in enumerate(fed.items()):
+        (data / f"input_{i}.pb").write_bytes(numpy_helper.from_array(a, n).SerializeToString())
+    for i, n in enumerate(("unique_ids:0", "unstack:0", "unstack:1", "unique_ids:0")):
+        (data / f"output_{i}.pb").write_bytes(numpy_helper.from_array(y[n], n).SerializeToString())
+    done = go("bert_squad", "--verify")
+    assert done.code == 0 and "equal to 4 decimals" in done.out, done.err
+    (data / "output_1.pb").write_bytes(numpy_helper.from_array(y["unstack:0"] + F(1), "unstack:0").SerializeToString())
+    done = go("bert_squad", "--verify")
+    assert done.code == 1 and "output 'unstack:0'" in done.err
+
+
 # --- BERT
 
 
@@ -570,7 +589,7 @@ def test_no_answer(load: Any) -> None:
         ("bert_squad", ("--question", "Who?", "--vocab", "vocab.txt"), "question needs --context"),
         ("roberta", ("some text",), "texts needs --vocab and --merges"),
         ("gpt2", ("some text", "--vocab", "vocab.json"), "texts needs --merges"),
-        ("gpt2", ("--tokens", "0"), "--tokens must be at least 1"),
+        ("gpt2", ("--tokens", "0"), "--tokens: must be from 1 to 1024, got 0"),
     ],
 )
 def test_missing_options(name: str, options: Any, message: str, monkeypatch: Any, capsys: Any, files: Path) -> None:
@@ -582,4 +601,4 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     monkeypatch.delitem(sys.modules, "text", raising=False)
     done = zoo_programs.run(monkeypatch, capsys, "gpt2", "--model", "net.onnx")
-    assert "needs tokenizers" in done.code and "pip install sonnx[zoo]" in done.code
+    assert done.code == 3 and "needs tokenizers" in done.err and "pip install 'sonnx[zoo]'" in done.err

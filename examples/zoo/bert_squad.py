@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from published import load, options, start
+from published import between, load, options, start
 from text import input_of, read, require, softmax, wordpiece
 
 from singa_backend.errors import InvalidInput
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--context", type=Path, help="the file of the text")
     parser.add_argument("--question", action="append", default=[], help="a question; may be repeated")
     parser.add_argument("--cased", action="store_true", help="the vocabulary has capitals; that of the published model has none")
-    parser.add_argument("--show", type=int, default=3, help="answers to print for each question (%(default)s)")
+    parser.add_argument("--show", type=between(1, BEST, int), default=3, help="answers to print for each question (%(default)s)")
     args = parser.parse_args()
     given = require(parser, args, "question", "vocab", "context")
     tokenizer = wordpiece(args.vocab, args.cased) if given else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from published import load, options, start
+from published import between, load, options, start
 from text import add_vocabulary, bpe, input_of, require, softmax
 
 from singa_backend.errors import InvalidInput
@@ -130,13 +130,15 @@ def generate(
 def main() -> None:
     parser = options(__doc__, "gpt2-lm-head-10.onnx")
     add_vocabulary(parser)
-    parser.add_argument("--tokens", type=int, default=20, help="how many tokens to add (%(default)s)")
-    parser.add_argument("--top-k", type=int, help="draw from the k tokens with the highest scores; otherwise take the highest")
+    parser.add_argument("--tokens", type=between(1, CONTEXT, int), default=20, help="how many tokens to add (%(default)s)")
+    parser.add_argument(
+        "--top-k",
+        type=between(1, 1 << 31, int),
+        help="draw from the k tokens with the highest scores; otherwise take the highest",
+    )
     parser.add_argument("--temperature", type=float, default=1.0, help="of --top-k: below 1 prefers high scores (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of --top-k (%(default)s)")
+    parser.add_argument("--seed", type=between(0, 1 << 62, int), default=0, help="of --top-k (%(default)s)")
     args = parser.parse_args()
-    if args.tokens < 1 or args.seed < 0:
-        parser.error("--tokens must be at least 1, and --seed at least 0")
     given = require(parser, args, "texts", "vocab", "merges")
     tokenizer = bpe(args.vocab, args.merges, special=(END,)) if given else None
     rep = load(args)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from published import stop
 
 from singa_backend.archives import read_bytes, read_json, typed
 from singa_backend.errors import InvalidInput, MissingDependency
@@ -15,7 +16,7 @@ from singa_backend.errors import InvalidInput, MissingDependency
 try:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 except ModuleNotFoundError:
-    raise SystemExit(f"error: {MissingDependency('this program needs tokenizers', hint='pip install sonnx[zoo]')}") from None
+    stop(MissingDependency("this program needs tokenizers", hint="pip install 'sonnx[zoo]'"))
 
 
 # --- tokenizers
