@@ -19,6 +19,7 @@ from .devices.device import DeviceLike
 from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError, check_keywords, did_you_mean
 from .ir.graph import Graph, Node
 from .ir.reader import read
+from .ir.versioned import import_declarations
 from .kernels.options import options as plan_options
 from .kernels.table import Invalid, Options
 from .limits import Budget, Flag, Limits, check_number, spend
@@ -28,6 +29,8 @@ from .plans.region import TooManyCalls
 from .plans.trace import Mismatch
 from .proto.load import ModelSource, load_model, map_model
 from .proto.schemas import newest, plain_domain
+from .proto.source import Source, changed, check_files
+from .proto.tensor_data import Maps
 from .proto.values import Value
 from .rendering import TEXT, printable
 from .runtime.executor import Executor
@@ -115,6 +118,9 @@ class SingaRep(BackendRep):
         self.limits = limits or Limits()
         self._executor = Executor(graph, device)
         self.options = options or plan_options()
+        self._default_threads = None if options else self.options.threads
+        self._source: Source | None = None
+        self._given: dict[str, Any] = {}
         self._planner: Planner | None = None
         self._planned: Any = None
         self._received: list[weakref.ref[np.ndarray] | None] | None = None
@@ -124,6 +130,7 @@ class SingaRep(BackendRep):
         # Arrays that the model owns and a run may return unchanged: initializers and constants, those of subgraphs included.
         self._fixed = {id(a) for states in self._executor._states.values() for _, a in states}
         self._fixed |= {id(v) for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)}
+        self._built = frozenset(self.__dict__)  # a pickle has the other attributes as they are
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -148,7 +155,23 @@ class SingaRep(BackendRep):
             InvalidModel: the model's file was overwritten (SX110): they can no longer be read.
         """
         self._executor.check_file()
-        return self.graph.states
+        return {**self.graph.states, **{n: self.device.get(v) for n, v in self._given.items()}}
+
+    def with_graph(self, graph: Graph) -> SingaRep:
+        """Return this model with another form of its graph.
+
+        Args:
+            graph: the graph, which computes the same.
+
+        Returns:
+            This model if it has this graph, otherwise a new one.
+        """
+        if graph is self.graph:
+            return self
+        made = SingaRep(graph, self.device, self.limits, self.options)
+        made._executor.file = self._executor.file
+        made._default_threads, made._source = self._default_threads, self._source
+        return made
 
     def with_states(self, values: dict[str, Any]) -> SingaRep:
         """Return the same model with other initializers; the graph is shared.
@@ -161,9 +184,71 @@ class SingaRep(BackendRep):
         """
         made = copy.copy(self)
         made._executor = self._executor.with_states(values)
+        made._given = {**self._given, **values}
         made._planner = made._planned = None
         made._fixed = self._fixed | {id(a) for a in values.values()}
         return made
+
+    # --- copies and pickles
+
+    def __copy__(self) -> SingaRep:
+        """Return the same model; it shares everything."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SingaRep:
+        """Return the same model, whose plans are its own; the initializers, which no run changes, are shared."""
+        made = self.with_states({})
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self._attributes(), memo))
+        return made
+
+    def _attributes(self) -> dict[str, Any]:
+        """The attributes that a program has added."""
+        return {n: v for n, v in self.__dict__.items() if n not in self._built | {"_built"}}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle: the paths and SHA-256 of the model's files and what has changed since, or the graph."""
+        given = {n: self.device.get(v) for n, v in self._given.items()}
+        return {**self._pickled(given), "attributes": self._attributes()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Rebuild the model.
+
+        Raises:
+            InvalidModel: its file is missing, or has other contents than the file that it was prepared from (SX112).
+            UnsupportedModel: this process does not declare an operator of the model (SX202).
+            DeviceUnavailable: this machine does not have its device.
+        """
+        found, changed = _unpickled(state)
+        if changed:
+            with found.device.active():
+                found = found.with_states({n: found.device.put(v) for n, v in changed.items()})
+        self.__dict__.update(found.__dict__ | state["attributes"])
+
+    def _pickled(self, changed: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """What `_unpickled` needs to prepare this model in another process.
+
+        Args:
+            changed: the initializers of the main graph that differ from those of `graph`.
+        """
+        threads = None if self.options.threads == self._default_threads else self.options.threads
+        state = {
+            "device": str(self.device),
+            "limits": self.limits,
+            "options": replace(self.options, threads=0),
+            "threads": threads,
+        }
+        digests = None if self._source is None else self._source.digests()
+        if self._source is None or digests is None:
+            self._executor.check_file()
+            if self._source is not None:
+                self._source.check_external()
+            return {**state, "graph": replace(self.graph, states={**self.graph.states, **changed}), "changed": {}}
+        modules = {n.operator.module for n in self.graph.all_nodes() if n.operator is not None}
+        others = sorted(m for m in modules if m.partition(".")[0] != __package__)
+        return {**state, "path": self._source.path, "digests": digests, "modules": others, "changed": dict(changed)}
 
     def run(
         self,
@@ -418,6 +503,37 @@ class SingaRep(BackendRep):
         return feeds, {v.name: convert_input(v, given[v.name], sizes) for v in graph.optional_inputs if v.name in given}
 
 
+def _unpickled(state: Mapping[str, Any]) -> tuple[SingaRep, dict[str, np.ndarray]]:
+    """The model of `SingaRep._pickled`, as it was prepared, and the initializers that differ since."""
+    default = plan_options(deterministic=state["options"].deterministic).threads
+    options = replace(state["options"], threads=state["threads"] or default)
+    device, limits = devices.restore(state["device"]), state["limits"]
+    if "graph" in state:
+        with spend(Budget(limits, None, device.memory)):
+            made = SingaRep(state["graph"], device, limits, options)
+    else:
+        import_declarations(state["modules"])
+        check_files(state["path"], state["digests"])
+        made = _prepared(state["path"], device, limits, None, options)
+        if made._source is None or made._source.digests() != state["digests"]:
+            raise changed(state["path"], "which was changed while it was read")
+    made._default_threads = None if state["threads"] else default
+    return made, state["changed"]
+
+
+def _prepared(model: ModelSource, device: devices.Device, limits: Limits, cancel: Flag | None, options: Options) -> SingaRep:
+    """Read a model and place it on a device."""
+    source, maps = Source.before(model), Maps()
+    with spend(Budget(limits, cancel, device.memory)):
+        planned = device.type == "CPU" and options.level  # definitions read weights where they are: they must be aligned
+        proto, folder, file = map_model(model) if planned else (*load_model(model), None)
+        graph = read(proto, folder, file, maps)
+    made = SingaRep(graph, device, limits, options)
+    made._executor.file = file
+    made._source = None if source is None else source.after(maps.read)
+    return made
+
+
 def _unfit(text: str) -> InvalidInput:
     return InvalidInput(text, code="SX385")
 
@@ -564,14 +680,10 @@ class SingaBackend(Backend):
         chosen = plan_options(threads, precision, optimize, deterministic)
         place = devices.resolve(device)
         allowed = limits or Limits()
-        with spend(Budget(allowed, cancel, place.memory)):
-            planned = place.type == "CPU" and chosen.level  # definitions read weights where they are: they must be aligned
-            proto, folder, file = map_model(model) if planned else (*load_model(model), None)
-            graph = read(proto, folder, file)
-        for text in graph.warnings:
+        made = _prepared(model, place, allowed, cancel, chosen)
+        made._default_threads = chosen.threads if threads is None else None
+        for text in made.graph.warnings:
             warnings.warn(printable(text, TEXT), UserWarning, stacklevel=2)
-        made = SingaRep(graph, place, allowed, chosen)
-        made._executor.file = file
         return made
 
     @classmethod

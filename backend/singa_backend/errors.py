@@ -56,6 +56,13 @@ class Problem:
         return f"{where}{printable(self.message, TEXT)}"
 
 
+def _rebuilt(kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> BaseException:
+    """An error or a warning from its pickle."""
+    made = kind.__new__(kind, *args)
+    made.__dict__.update(fields)
+    return made
+
+
 class SonnxError(Exception):
     """The base class of all errors that this package raises.
 
@@ -116,6 +123,10 @@ class SonnxError(Exception):
         self.dtypes = tuple(dtypes)
         self.shapes = tuple(shapes)
         self.problems = tuple(problems)
+
+    def __reduce__(self) -> Any:
+        """Support pickle: an error of a worker reaches the caller with all its fields, whatever its class is called with."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
 
     def locate(self, **where: Any) -> Self:
         """Set the fields that are not set yet, so that the innermost caller's values are kept.
@@ -205,7 +216,7 @@ def _value(dtype: str, shape: tuple[int, ...] | None) -> str:
 
 
 class InvalidModel(SonnxError):
-    """The model violates ONNX's rules: a cycle, a duplicate name, a damaged initializer, ... (SX100 to SX111).
+    """The model violates ONNX's rules: a cycle, a duplicate name, a damaged initializer, ... (SX100 to SX112).
 
     Raised when a model is read, before anything runs; `problems` lists all violations.
     """
@@ -269,6 +280,10 @@ class ParameterWarning(UserWarning):
         message = printable(message, TEXT)
         super().__init__(message)
         self.message, self.parameters, self.hint = message, tuple(parameters), printable(hint, TEXT)
+
+    def __reduce__(self) -> Any:
+        """Support pickle."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
         """Return the message with its code and hint."""

@@ -278,7 +278,7 @@ def verify(rep: Any, path: Path) -> None:
     infos = [[ValueInfoProto(name=v.name) for v in ends] for ends in (rep.inputs, rep.outputs)]
     ends = ModelProto(graph=GraphProto(input=infos[0], output=infos[1]))  # without the weights, which old files list as inputs
     for folder in folders:
-        inputs, wanted = data_set(folder, ends)
+        inputs, wanted = data_set(folder, ends, by_name=True)
         got = rep.run(inputs)
         if not wanted:
             raise InvalidInput(f"{folder} has no files output_0.pb, ...")

@@ -129,7 +129,7 @@ class Device:
         return self
 
     def __reduce__(self) -> Any:
-        return resolve, (str(self.backend),)
+        return _restored, (str(self.backend),)
 
     def id(self) -> int:
         """The number of the device.
@@ -455,6 +455,11 @@ def get_num_opencl_devices() -> int:
         DeviceUnavailable: Always.
     """
     raise DeviceUnavailable("OpenCL devices are not supported", hint="use create_cpu_device() or create_cuda_gpu()")
+
+
+def _restored(name: str) -> Device:
+    """The device of a pickled tensor; raises DeviceUnavailable if this machine does not have it."""
+    return resolve(backend.restore(name))
 
 
 def resolve(device: DeviceLike | None) -> Device:

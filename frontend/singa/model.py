@@ -90,7 +90,7 @@ class Model(Layer):
         memo[id(self._steps)] = OrderedDict()  # a recorded step is bound to this model's tensors: the copy records its own
         return super().__deepcopy__(memo)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def _copied_fields(self) -> dict[str, Any]:
         return {**self.__dict__, "_steps": OrderedDict()}
 
     # --- modes

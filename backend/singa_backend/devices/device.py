@@ -308,6 +308,26 @@ def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
     return DEVICES[name](number)
 
 
+def restore(name: str) -> Device:
+    """Return the device of a model or a tensor that was pickled.
+
+    Args:
+        name: the name of the device, `str(device)`.
+
+    Returns:
+        The device.
+
+    Raises:
+        DeviceUnavailable: this machine does not have the device.
+    """
+    try:
+        return resolve(name)
+    except DeviceUnavailable as error:
+        error.message = f"what was pickled is on the device {name}: {error.message}"
+        error.hint = "send it to a process that has this device, or prepare the model on the CPU before pickling it"
+        raise
+
+
 def device_of_namespace(xp: namespaces.Namespace) -> Device:
     """Return the device of a namespace.
 

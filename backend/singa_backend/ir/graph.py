@@ -9,7 +9,7 @@ import heapq
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -114,6 +114,10 @@ class Graph:
         self.size = len(self.slots)
         self.dies = self._last_uses()
         self._steps = tuple((n, n.inputs, n.outputs, dies) for n, dies in zip(self.nodes, self.dies, strict=True))
+
+    def __reduce__(self) -> Any:
+        """Support pickle: the fields, from which the rest is computed."""
+        return Graph, tuple(getattr(self, f.name) for f in fields(self))
 
     @classmethod
     def from_onnx(cls, model: ModelProto, folder: Path | None = None) -> Graph:

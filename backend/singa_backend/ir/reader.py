@@ -42,13 +42,19 @@ _VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 
 
-def read(model: ModelProto, folder: Path | None = None, within: tensor_data.ModelFile | None = None) -> Graph:
+def read(
+    model: ModelProto,
+    folder: Path | None = None,
+    within: tensor_data.ModelFile | None = None,
+    maps: tensor_data.Maps | None = None,
+) -> Graph:
     """Read a model and check it against ONNX's rules.
 
     Args:
         model: the model.
         folder: the folder of its external data; None if it has none.
         within: the model's file, if data were left in it.
+        maps: receives the files of external data; None if the caller does not need them.
 
     Returns:
         The graph, whose operators are resolved to their schema versions.
@@ -59,12 +65,12 @@ def read(model: ModelProto, folder: Path | None = None, within: tensor_data.Mode
         ResourceExhausted: a limit of the current call was reached.
     """
     with ensured():
-        return _read(model, folder, within)
+        return _read(model, folder, within, maps or tensor_data.Maps())
 
 
-def _read(model: ModelProto, folder: Path | None, within: tensor_data.ModelFile | None) -> Graph:
+def _read(model: ModelProto, folder: Path | None, within: tensor_data.ModelFile | None, maps: tensor_data.Maps) -> Graph:
     try:
-        reader = _Reader(model, folder, within)
+        reader = _Reader(model, folder, within, maps)
         graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
         reader.finish()
         check_nesting(_height(graph, {}))
@@ -86,8 +92,9 @@ def _height(graph: Graph, known: dict[int, int]) -> int:
 class _Reader:
     """The state that the scopes of one model share: its functions, its folder, the problems found so far."""
 
-    def __init__(self, model: ModelProto, folder: Path | None, within: tensor_data.ModelFile | None) -> None:
-        maps = tensor_data.Maps()
+    def __init__(
+        self, model: ModelProto, folder: Path | None, within: tensor_data.ModelFile | None, maps: tensor_data.Maps
+    ) -> None:
         self.tensor = partial(tensor_data.tensor, folder=folder, maps=maps, within=within)
         self.sparse = partial(tensor_data.sparse, folder=folder, maps=maps)
         self.functions: dict[tuple[str, str, str], FunctionProto] = {}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,9 @@ from onnx import defs
 from .. import dtypes, limits
 from ..devices.device import is_host_value
 from ..devices.namespaces import Xp
-from ..errors import OperatorError
+from ..errors import OperatorError, UnsupportedModel
 from ..proto.schemas import schemas, type_strings
-from .declaration import Declaration
+from .declaration import Declaration, declarations
 
 _SMALL = 1 << 16
 """Broadcast results of at most this many elements are not checked against the limits."""
@@ -103,6 +105,16 @@ class VersionedOperator:
         self._types = _types(declaration.domain, declaration.name, version)
         self._plans: dict[tuple[np.dtype[Any] | None, ...], _Plan] = {}
         self._derived: Any = None
+
+    def __reduce__(self) -> Any:
+        """Support pickle: an operator is found by its name, in the module that declares it."""
+        declaration = self.declaration
+        return declared_operator, (declaration.domain, declaration.name, self.version, self.module)
+
+    @property
+    def module(self) -> str:
+        """The module that declares the operator."""
+        return self.declaration.body.__module__
 
     def derived(self, make: Callable[[], Any]) -> Any:
         """The result of `make`, computed at the first call of this node and cached."""
@@ -197,6 +209,34 @@ class VersionedOperator:
         if len(outputs) < wanted:
             raise OperatorError(f"{declaration} must return {wanted} outputs, got {len(outputs)}", code="SX490")
         return outputs
+
+
+def declared_operator(domain: str, name: str, version: int, module: str) -> VersionedOperator:
+    """An operator of a pickled model; raises UnsupportedModel (SX202) if this process does not declare it."""
+    import_declarations([module])
+    found = declarations.get((domain, name), {}).get(version)
+    if found is None:
+        raise UnsupportedModel(
+            f"the pickled model calls {domain or 'ai.onnx'}.{name}-{version}, which this process does not declare",
+            code="SX202",
+            hint=f"import the module that declares it, {module!r} there, before the model is unpickled",
+        )
+    return VersionedOperator(found, version)
+
+
+def import_declarations(modules: Iterable[str]) -> None:
+    """Import the modules that declare the operators of a pickled model; raises UnsupportedModel (SX202)."""
+    for module in modules:
+        if module in sys.modules or module in ("__main__", "__mp_main__"):  # a program's own module is not imported by its name
+            continue
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise UnsupportedModel(
+                f"the pickled model calls operators that the module {module!r} declares, which cannot be imported here: {error}",
+                code="SX202",
+                hint="install the module here, or import it by its path before the model is unpickled",
+            ) from None
 
 
 def _product(arrays: Sequence[Any]) -> int:

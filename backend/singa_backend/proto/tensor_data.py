@@ -19,6 +19,7 @@ from onnx import SparseTensorProto, TensorProto, numpy_helper
 
 from .. import dtypes, limits
 from ..errors import InvalidModel
+from .source import Identity
 
 _BITS: dict[np.dtype[Any], int] = {
     **dict.fromkeys(dtypes.FLOAT4, 4), **dict.fromkeys(dtypes.FLOAT6, 6),
@@ -103,11 +104,22 @@ class Maps:
 
     Bytes belong to the first tensor that names them, whose owner may write to them: the writes are private to this process.  A
     tensor that overlaps an earlier one is a view of a second map of the file, which cannot be written to.
+
+    Attributes:
+        read: the identity of every file of external data that was read, by its location.
     """
 
     def __init__(self) -> None:
+        self.read: dict[str, Identity] = {}
         self._files: dict[tuple[int, int, int], MappedFile] = {}
         self._taken: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+
+    def note(self, proto: TensorProto, file: BinaryIO) -> None:
+        """Note the file of a tensor's data."""
+        location = next(e.value for e in proto.external_data if e.key == "location")
+        now = Identity.of(os.fstat(file.fileno()))
+        if self.read.setdefault(location, now) != now:
+            raise InvalidModel(f"the external data {location!r} were changed while they were read", code="SX105")
 
     def array(self, file: BinaryIO, size: int, dtype: np.dtype[Any]) -> np.ndarray | None:
         """The data at the file's position; None if they are to be read: they are few and overlap nothing, or cannot be mapped."""
@@ -165,6 +177,8 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None, wi
             return within.array(proto, dtype, dims)
         size = byte_size(dtype, dims)
         with opened(proto, folder, size) as file:
+            if maps is not None:
+                maps.note(proto, file)
             if maps is not None and dtype not in _BITS and sys.byteorder == "little":
                 array = maps.array(file, size, dtype)
                 if array is not None:

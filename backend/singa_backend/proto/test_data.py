@@ -20,12 +20,20 @@ _FILE = re.compile(r"_([0-9]{1,9})\.pb")
 _KEYS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 
 
-def data_set(folder: Path, model: ModelProto) -> tuple[list[Any], list[Any]]:
-    """The inputs and outputs in a folder of the test_data_set layout (input_0.pb, ..., output_0.pb, ...); raises InvalidInput."""
-    return _side(folder, "input", model.graph.input), _side(folder, "output", model.graph.output)
+def data_set(folder: Path, model: ModelProto, *, by_name: bool = False) -> tuple[list[Any], list[Any]]:
+    """The inputs and outputs in a folder of the test_data_set layout (input_0.pb, ..., output_0.pb, ...); raises InvalidInput.
+
+    Args:
+        folder: the folder.
+        model: the model.
+        by_name: whether the names in the files, if all are there, count before their numbers: in some published folders the
+            files are in another order, and there are more of them.
+    """
+    graph = model.graph
+    return _side(folder, "input", graph.input, by_name), _side(folder, "output", graph.output, by_name)
 
 
-def _side(folder: Path, side: str, declared: Sequence[ValueInfoProto]) -> list[Any]:
+def _side(folder: Path, side: str, declared: Sequence[ValueInfoProto], by_name: bool) -> list[Any]:
     if not folder.is_dir():
         raise InvalidInput(f"the test data must be in a folder, got {folder}", code="SX307")
     found: dict[int, Path] = {}
@@ -34,6 +42,10 @@ def _side(folder: Path, side: str, declared: Sequence[ValueInfoProto]) -> list[A
         if number is None or int(number[1]) in found:
             raise InvalidInput(f"a file of test data must be named {side}_0.pb, {side}_1.pb, ..., got {path}", code="SX307")
         found[int(number[1])] = path
+    if by_name:
+        named = {_name(found[i]): found[i] for i in sorted(found, reverse=True)}  # the first file of a name
+        if {v.name for v in declared} <= named.keys():
+            return [read_value(named[v.name], v.type) for v in declared]
     if sorted(found) != list(range(len(found))) or len(found) > len(declared):
         raise InvalidInput(
             f"{folder} must have {side}_0.pb to {side}_{len(declared) - 1}.pb for the {len(declared)} {side}s of the model, got "
@@ -41,6 +53,14 @@ def _side(folder: Path, side: str, declared: Sequence[ValueInfoProto]) -> list[A
             code="SX307",
         )
     return [read_value(found[i], declared[i].type) for i in range(len(found))]
+
+
+def _name(path: Path) -> str:
+    """The name of the tensor in a file; "" if it is not a tensor or has no name."""
+    try:
+        return TensorProto.FromString(read_bytes(path, "SX307")).name
+    except DecodeError:  # reading its value reports it
+        return ""
 
 
 def read_value(path: Path, declared: TypeProto) -> Any:

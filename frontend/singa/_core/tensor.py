@@ -229,13 +229,15 @@ class Tensor(Variable):
         if id(self._data) not in memo:
             memo[id(self._data)] = [v.copy() for v in self._data] if isinstance(self._data, list) else self._data.copy()
         made.__dict__.update(
-            {n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n not in ("_data", "_creator", "_origin")}
+            {n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n not in ("_data", "_creator", "_origin", "_member")}
         )
         made._data, made._creator = memo[id(self._data)], None
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_data": self.device.backend.get(self.data), "_creator": None, "_origin": None}
+        self._known()
+        fields = {n: v for n, v in self.__dict__.items() if n != "_member"}
+        return {**fields, "_data": self.device.backend.get(self._data), "_creator": None, "_origin": None, "_is_shared": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled tensor; raises DeviceUnavailable if this machine does not have its device."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import threading
+import weakref
 from typing import Any, Self, TypeVar
 
 from singa_backend.errors import InvalidInput
@@ -28,6 +30,41 @@ class Counter(threading.local):
         return self._count
 
 
+class Member:
+    """A tensor of a model from a file, in the pickle of a layer: it is found in the model, which has its values.
+
+    Args:
+        model: the model; `model[name]` is the tensor.
+        name: its name.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._model = weakref.ref(model)
+        self._name = name
+
+    def stands_for(self, t: Variable) -> bool:
+        """Whether the model exists and still has this tensor."""
+        model = self._model()
+        return model is not None and model[self._name] is t
+
+    def __reduce__(self) -> Any:
+        return operator.getitem, (self._model(), self._name)
+
+
+def linked(value: Any) -> Any:
+    """A value, or a list, tuple or dict of values, to pickle: members of models from files are replaced by their `Member`."""
+    if isinstance(value, Variable):
+        member = value._member
+        return member if member is not None and member.stands_for(value) else value
+    if type(value) is dict:
+        made: Any = {k: linked(v) for k, v in value.items()}
+        return made if any(made[k] is not v for k, v in value.items()) else value
+    if type(value) in (list, tuple):
+        made = type(value)(linked(v) for v in value)
+        return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+    return value
+
+
 class Variable:
     """A value on a device, and the operator that produced it."""
 
@@ -51,6 +88,9 @@ class Variable:
 
     _is_shared = False
     """Whether the storage has been returned by `data`: it may be written to at any time."""
+
+    _member: Member | None = None
+    """The model from a file that it is a parameter or a statistic of."""
 
     device: Device
     requires_grad: bool

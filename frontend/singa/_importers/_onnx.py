@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from onnx import TensorProto
-
 from singa_backend.proto.load import ModelSource, embed, load_model
-from singa_backend.proto.save import tensors
 
 from .._onnx.model import SONNXModel
 from ..device import DeviceLike
@@ -41,7 +38,7 @@ def from_onnx(
     corrected = cleaned(proto)
     if corrected is not proto:
         embed(corrected, folder)
-    outside = any(t.data_location == TensorProto.EXTERNAL for t in tensors(corrected))  # found next to the file of a path
-    model = (model_class or SONNXModel)(source if outside and folder is not None else corrected, device)
+    of_file = corrected is proto and folder is not None  # a model of a path has its external data, and a small pickle
+    model = (model_class or SONNXModel)(source if of_file else corrected, device)
     model.onnx_model = corrected
     return model

@@ -15,6 +15,7 @@ from singa_backend.errors import InvalidInput
 from .._core import random, tape, trace
 from .._core.tape import Dummy
 from .._core.tensor import Tensor, op, values_for
+from .._core.variable import linked
 
 
 class Layer:
@@ -87,6 +88,19 @@ class Layer:
         if not whole:
             copied.__dict__["_key"] = self._path()
         return copied
+
+    def __copy__(self) -> Any:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self._copied_fields())
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle: tensors of a model from a file are found in that model."""
+        return {name: linked(value) for name, value in self._copied_fields().items()}
+
+    def _copied_fields(self) -> dict[str, Any]:
+        """The attributes that copies and pickles have."""
+        return self.__dict__
 
     # --- registration
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from singa_backend import SingaBackend, dtypes
 from singa_backend.autodiff.replay import visit
-from singa_backend.backend import SingaRep, _select, check_last_layers
+from singa_backend.backend import SingaRep, _select, _unpickled, check_last_layers
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.ir.graph import Graph, Node
@@ -20,6 +20,7 @@ from singa_backend.proto.values import Value, declared_type
 
 from .._core import provenance, random, tape, trace
 from .._core.tensor import Tensor, op
+from .._core.variable import Member
 from ..device import Device, DeviceLike
 from ..device import resolve as resolve_device
 
@@ -43,16 +44,19 @@ class Imported:
 
     def __init__(self, model: ModelSource, device: DeviceLike | None = None, **kwargs: Any) -> None:
         self.device: Device = resolve_device(device)
-        self.rep = SingaBackend.prepare(model, self.device.backend, **kwargs)
-        graph = self.graph.with_weights()
-        if graph is not self.graph:
-            self.rep = SingaRep(graph, self.device.backend, self.rep.limits, self.rep.options)
-        moving, still = running(graph), frozen(graph)
         self.seen: list[Any] = []
+        self._adopt(SingaBackend.prepare(model, self.device.backend, **kwargs), {})
+
+    def _adopt(self, rep: SingaRep, changed: Mapping[str, np.ndarray]) -> None:
+        """Make the Tensors of a prepared model; `changed` has values other than those of its file."""
+        self.rep = rep.with_graph(rep.graph.with_weights())
+        graph, device = self.graph, self.device.backend
+        moving, still = running(graph), frozen(graph)
         self._has_training_nodes = any(_may_train(node) for node in graph.all_nodes())
         self.parameters: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}
         self._constants: dict[str, Tensor] = {}
+        self._loaded: dict[str, Any] = {}
         states = self.rep._executor._states[id(graph)]
         names = dict(graph.state_slots)
         for k, (slot, array) in enumerate(states):
@@ -63,11 +67,55 @@ class Imported:
                 self._constants[name] = constant
                 continue
             trains = name not in moving and name not in still
-            own = owned(array)  # arrays that map a file are read-only
+            own = device.put(changed[name]) if name in changed else owned(array)  # arrays that map a file are read-only
             tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
             (self.statistics if name in moving else self.parameters)[name] = tensor
+            tensor._member = Member(self, name)
             states[k] = (slot, own)  # the executor computes with the same storage
             self.rep._fixed.add(id(own))
+            if name not in changed:
+                self._loaded[name] = own
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        """The parameter or the statistic of this name."""
+        return (self.parameters if name in self.parameters else self.statistics).get(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle: the model, by its file if it has one, and what differs from it."""
+        moving, still = running(self.graph), frozen(self.graph)
+        changed: dict[str, np.ndarray] = {}
+        fields: dict[str, dict[str, Any]] = {}
+        for name, t in self.tensors().items():
+            if self._is_changed(name, t):
+                changed[name] = t.device.backend.get(t._data)
+            trains = name not in moving and name not in still
+            start = {"requires_grad": trains, "stores_grad": trains, "name": name, "device": self.device}
+            kept = {n: v for n, v in t.__dict__.items() if n not in _STORAGE and (n not in start or v != start[n])}
+            if kept:
+                fields[name] = kept
+        seen = [[_shape_of(v) for v in x] if isinstance(x, list) else _shape_of(x) for x in self.seen]
+        return {"model": self.rep._pickled(changed), "device": self.device, "fields": fields, "seen": seen}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Rebuild the model; raises the errors of `SingaRep.__setstate__`."""
+        self.device = state["device"]
+        self.seen = [[_array_of(v) for v in x] if isinstance(x, list) else _array_of(x) for x in state["seen"]]
+        self._adopt(*_unpickled(state["model"]))
+        for name, t in self.tensors().items():
+            fields = state["fields"].get(name, {})
+            t.__dict__.update(fields)
+            if "device" in fields:
+                t._data = t.device.backend.put(self.device.backend.get(t._data))
+
+    def _is_changed(self, name: str, t: Tensor) -> bool:
+        """Whether the values of a tensor differ from those of the graph, bit by bit."""
+        if t._data is self._loaded.get(name) and not t._writes and not t._is_shared:
+            return False
+        now, then = t.device.backend.get(t._data), self.graph.states[name]
+        if now.dtype != then.dtype or now.shape != then.shape or np.may_share_memory(now, then):
+            return True
+        self.rep._executor.check_file()
+        return not np.array_equal(_bits(now), _bits(then))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Imported:
         """Return the same graph with a copy of parameters and statistics."""
@@ -77,6 +125,9 @@ class Imported:
         made.parameters = copy.deepcopy(self.parameters, memo)
         made.statistics = copy.deepcopy(self.statistics, memo)
         made.rep = self.rep.with_states({name: t._data for name, t in made.tensors().items()})
+        made._loaded = {}  # whether a copied value is that of the file is found by comparing them
+        for name, t in made.tensors().items():
+            t._member = Member(made, name)
         return made
 
     @property
@@ -237,6 +288,24 @@ def _seen_array(device: Device, value: Any) -> np.ndarray:
     if value.size <= _SMALL:
         return np.array(device.backend.get(value))
     return np.broadcast_to(np.array("" if value.dtype == dtypes.STRING else 0, value.dtype), value.shape)
+
+
+_STORAGE = ("_data", "_creator", "_origin", "_member", "_version", "_writes", "_is_shared")
+"""The fields of a Tensor that belong to one process."""
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _shape_of(example: Any) -> Any:
+    """An example of an input to pickle: its shape and dtype in place of many zeros."""
+    zeros = isinstance(example, np.ndarray) and example.size > _SMALL
+    return (example.shape, example.dtype, example.flat[0]) if zeros else example
+
+
+def _array_of(example: Any) -> Any:
+    return np.broadcast_to(np.array(example[2], example[1]), example[0]) if isinstance(example, tuple) else example
 
 
 def running(graph: Graph) -> set[str]:

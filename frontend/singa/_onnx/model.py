@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from singa_backend.autodiff.buffers import untrained
 from singa_backend.errors import check_keywords
-from singa_backend.proto.load import ModelSource
+from singa_backend.proto.load import ModelSource, load_model
 
 from .._core import trace
 from .._core.tensor import Tensor
@@ -54,6 +54,14 @@ class SONNXModel(Model):
         super().__init__()
         self.imported = Imported(onnx_model, device)
         self._told_constants = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle; `onnx_model` is read from the model's file, if it is equal to it."""
+        state = super().__getstate__()
+        source = self.imported.rep._source
+        if self.onnx_model is not None and source is not None and source.digests() and _proto(source.path) == self.onnx_model:
+            state["onnx_model"] = _OfFile(source.path)
+        return state
 
     def forward(self, *input: Any, aux_output: Sequence[str] = (), **kwargs: Any) -> list[Tensor]:
         """Compute the outputs of the model.
@@ -100,3 +108,17 @@ class SONNXModel(Model):
             return {}
         self._told_constants = True
         return untrained(self.imported.graph)
+
+
+class _OfFile:
+    """A ModelProto in a pickle, in the file with this path."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return _proto, (self._path,)
+
+
+def _proto(path: str) -> ModelProto:
+    return load_model(path)[0]

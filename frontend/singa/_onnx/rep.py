@@ -181,8 +181,35 @@ class SingaRep(singa_backend.SingaRep):
     def __deepcopy__(self, memo: dict[int, Any]) -> SingaRep:
         """Return the same graph with a copy of the parameters."""
         made = SingaRep(copy.deepcopy(self.imported, memo))
-        made.is_graph = self.is_graph
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self._attributes(), memo))
         return made
+
+    def _attributes(self) -> dict[str, Any]:
+        """The attributes that a program may have set."""
+        was = self.imported.rep.__dict__
+        own = {n: v for n, v in self.__dict__.items() if n not in self._built | {"_built", "imported"}}
+        return own | {n: v for n in ("limits", "options") if (v := self.__dict__[n]) != was[n]}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle: the model, by its file if it has one, and what differs from it."""
+        return {"imported": self.imported, "attributes": self._attributes()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Rebuild the model; raises the errors of `singa_backend.SingaRep.__setstate__`."""
+        self.__dict__.update(state["imported"].rep.__dict__, imported=state["imported"], **state["attributes"])
+
+    @property
+    def states(self) -> dict[str, np.ndarray]:
+        """The initializers by name, as host arrays that cannot be written to: the present values of the parameters.
+
+        Raises:
+            InvalidModel: the model's file was overwritten (SX110): they can no longer be read.
+        """
+        now = {n: t.device.backend.get(t._data).view() for n, t in self.imported.tensors().items()}
+        for array in now.values():
+            array.flags.writeable = False
+        return {**super().states, **now}
 
     @property
     def dev(self) -> Device:
