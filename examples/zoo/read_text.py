@@ -26,7 +26,7 @@ DETECTOR, ANGLES, READER = "ch_PP-OCRv4_det_infer.onnx", "ch_ppocr_mobile_v2.0_c
 MASK, SURE, DROPPED = 0.3, 0.5, 0.5
 """Lowest probabilities: of a pixel of text, of a box on average, and of a text on average."""
 
-GROWTH = 1.6
+GROWTH = 2.0
 """The detector marks the core of a line; its edges move out by this factor of area / perimeter."""
 
 LONGEST = 2000
