@@ -2,9 +2,9 @@
 
     python examples/zoo/arcface.py one.jpg other.jpg --model arcfaceresnet100-8.onnx
 
-The short side is resized to 112 and the centre, 112 x 112, is used with values of 0 to 255; the pictures should show aligned faces.
-The two vectors of 512 numbers are scaled to a length of 1.  Their squared distance is 0 for equal pictures and at most 4, their
-cosine is 1 - distance / 2.
+The short side is resized to 112 and the centre, 112 x 112, is used with values of 0 to 255; the pictures should show aligned
+faces.  The two vectors of 512 numbers are scaled to a length of 1.  Their squared distance is 0 for equal pictures and at most 4,
+their cosine is 1 - distance / 2.
 """
 
 from __future__ import annotations

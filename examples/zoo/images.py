@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -88,25 +87,18 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)  # type: ignore[no-any-return]
 
 
-def labels(path: Path | None, rep: Any, count: int) -> list[str]:
-    """Return the names of the classes: from a file with a name a line, or from the model; otherwise their numbers.
+def labels(path: Path | None, count: int) -> list[str]:
+    """Return the names of the classes from a file with a name a line, without WordNet's numbers ("n01440764 tench").
 
-    WordNet's numbers ("n01440764 tench") are removed.  A model has names in its property `names`, as a list or a dict by number.
+    Without a file they are numbers.
     """
-    if path is not None:
-        with typed(str(path), "SX307"):
-            names = [re.sub(r"^n\d{8}\s+", "", line.strip()) for line in read_bytes(path, "SX307").decode().splitlines()]
-            names = [n for n in names if n]
-    elif "names" in rep.graph.metadata:
-        with typed("the property 'names' of the model", "SX307"):
-            found = ast.literal_eval(rep.graph.metadata["names"])
-            names = [str(found[i]) for i in range(len(found))]
-    else:
+    if path is None:
         return [f"class {i}" for i in range(count)]
+    with typed(str(path), "SX307"):
+        lines = [line.strip() for line in read_bytes(path, "SX307").decode("utf-8-sig").splitlines()]
+    names = [re.sub(r"^n\d{8}\s+", "", line) for line in lines if line]
     if len(names) != count:
-        raise InvalidInput(
-            f"the model has {count} classes, got {len(names)} labels", hint="--labels is a file with a name a line"
-        )
+        raise InvalidInput(f"there must be {count} labels for the classes of the model, got {len(names)} in {path}")
     return names
 
 
@@ -141,18 +133,19 @@ def save(image: Any, path: Path) -> None:
 class Classifier:
     """A published model of ImageNet's classes, and what its authors document.
 
-    published: the name of its file.  crop: from a picture to 224 x 224.  is_softmax: whether the model ends with a softmax.
+    published: the name of its file.  crop: from a picture to 224 x 224.
     """
 
     published: str
     crop: Callable[[Any], Any] = lambda image: covered(image, 256, 224)
-    is_softmax: bool = False
-    classes: int = 1000
 
     def probabilities(self, rep: Any, image: Any) -> np.ndarray:
-        """Return the probability of each class; models return (1, classes) or (1, classes, 1, 1)."""
+        """Return the probability of each class; models return (1, classes) or (1, classes, 1, 1), some after a softmax."""
         scores = run(rep, normalised(self.crop(image))).reshape(-1)
-        return scores if self.is_softmax else softmax(scores)
+        kinds = [
+            step.node.op_type for step in rep.layers if step.node.op_type not in ("Reshape", "Flatten", "Squeeze", "Identity")
+        ]
+        return scores if kinds[-1:] == ["Softmax"] else softmax(scores)
 
     def main(self, about: str | None) -> None:
         """Run the program."""
@@ -166,7 +159,7 @@ class Classifier:
         for number, path in enumerate(args.pictures):
             image = read(path)
             found = self.probabilities(rep, image)
-            names = labels(args.labels, rep, len(found))
+            names = labels(args.labels, len(found))
             rows = [(names[i], float(found[i])) for i in np.argsort(-found, kind="stable")[: args.top]]
             print(path, *(f"  {value:.4f}  {name}" for name, value in rows), sep="\n")
             if args.plot and not number:

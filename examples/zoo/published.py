@@ -183,7 +183,8 @@ def receive(response: Any, out: BinaryIO, url: str) -> str:
     most, length = limits.current().limits.model_bytes, response.headers.get("Content-Length")
     total, seen, state = int(length) if length else None, 0, hashlib.sha256()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("download", total=total)
         while data := response.read(CHUNK):
             if not seen:

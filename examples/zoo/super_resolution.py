@@ -2,12 +2,14 @@
 
     python examples/zoo/super_resolution.py small.png --model super-resolution-10.onnx --output large.png
 
-The brightness (Y of YCbCr, 0 to 1) runs through the model; the colours (Cb, Cr) are resized bicubically.  The published model takes
-224 x 224 pixels: other pictures run in tiles, which overlap by more than the model's convolutions reach, so that no seam is visible.
+The brightness (Y of YCbCr, 0 to 1) runs through the model; the colours (Cb, Cr) are resized bicubically.  The published model
+takes 224 x 224 pixels.  Larger pictures run in tiles, which overlap by more than the model's convolutions reach, so that the
+result is that of the whole picture; smaller ones are continued by their edges.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +24,25 @@ MARGIN = 8
 def tiles(length: int, tile: int) -> list[tuple[int, int, int]]:
     """Return, along an axis, the start of each tile and the part (from, to) of the picture that is taken from it."""
     starts = [*range(0, length - tile, tile - 2 * MARGIN), max(length - tile, 0)]
-    cuts = [0, *((a + tile + b) // 2 for a, b in zip(starts, starts[1:], strict=False)), length]
-    return list(zip(starts, cuts, cuts[1:], strict=False))
+    cuts = [0, *((a + tile + b) // 2 for a, b in pairwise(starts)), length]
+    return [(start, *cut) for start, cut in zip(starts, pairwise(cuts), strict=True)]
 
 
 def enlarged(rep: Any, y: np.ndarray) -> np.ndarray:
     """Return the model's result for a plane of any size, float32[H, W] in 0 to 1."""
-    declared = rep.inputs[0].shape or (None,) * 4
-    high, wide = (d if isinstance(d, int) else n for d, n in zip(declared[2:], y.shape, strict=True))
+    declared = (rep.inputs[0].shape or ())[2:] or (None, None)
+    high, wide = (d if isinstance(d, int) else n for d, n in zip(declared, y.shape, strict=True))
     padded = np.pad(y, [(0, max(high - y.shape[0], 0)), (0, max(wide - y.shape[1], 0))], mode="edge")
-    result, factor = np.empty((0, 0), np.float32), 1
+    bands = []
     for top, row0, row1 in tiles(y.shape[0], high):
+        parts = []
         for left, column0, column1 in tiles(y.shape[1], wide):
             part = rep.run([padded[None, None, top : top + high, left : left + wide].copy()])[0][0, 0]
-            if not result.size:
-                factor = part.shape[0] // high
-                result = np.empty((y.shape[0] * factor, y.shape[1] * factor), np.float32)
-            rows, columns = (
-                slice((row0 - top) * factor, (row1 - top) * factor),
-                slice((column0 - left) * factor, (column1 - left) * factor),
-            )
-            result[row0 * factor : row1 * factor, column0 * factor : column1 * factor] = part[rows, columns]
-    return result
+            factor = part.shape[0] // high
+            rows, columns = np.array([row0 - top, row1 - top]) * factor, np.array([column0 - left, column1 - left]) * factor
+            parts.append(part[slice(*rows), slice(*columns)])
+        bands.append(np.concatenate(parts, 1))
+    return np.concatenate(bands, 0)  # type: ignore[no-any-return]
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
     python examples/zoo/tiny_yolov2.py street.jpg --model tinyyolov2-8.onnx --output result.png
 
-The picture is stretched to 416 x 416, with values of 0 to 255.  The model returns (1, 125, 13, 13): for each cell of 32 x 32 pixels
-five boxes of four coordinates, a confidence and the scores of the classes.  Of boxes of one class that overlap, the best is kept.
+The picture is stretched to 416 x 416, with values of 0 to 255.  The model returns (1, 125, 13, 13): for each cell of 32 x 32
+pixels five boxes of four coordinates, a confidence and the scores of the classes.  Of boxes of one class that overlap, the best
+is kept.
 """
 
 from __future__ import annotations

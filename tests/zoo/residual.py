@@ -97,7 +97,7 @@ class PRelu(layer.Layer):
 
 
 class Improved(layer.Layer):
-    """Normalized, 3 x 3, normalized, PReLU, 3 x 3 with the stride, normalized; added to the input, projected by the first unit."""
+    """Normalized, 3 x 3, normalized, PReLU, 3 x 3 with the stride, normalized; added to the input, projected by first units."""
 
     def __init__(self, channels: int, first: bool) -> None:
         super().__init__()

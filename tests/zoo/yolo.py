@@ -1,4 +1,4 @@
-"""Tiny YOLOv2, and YOLOv5 (release 6): cross-stage partial blocks, pooling in series, a pyramid up and down, detection by anchors."""
+"""Tiny YOLOv2, and YOLOv5 (release 6): cross-stage partial blocks, poolings in series, a pyramid up and down, anchors."""
 
 from __future__ import annotations
 
