@@ -1,4 +1,4 @@
-"""Read the text of a picture with PP-OCRv4: python read_text.py PICTURE [--plot boxes.png]
+"""Read the text of a picture with PP-OCRv4: python read_text.py PICTURE [--output boxes.png]
 
 Three models find lines of text, tell which are upside down, and read them.  They are files of a PyPI package:
 pip install --no-deps --ignore-requires-python rapidocr-onnxruntime==1.4.4
@@ -276,7 +276,7 @@ def in_order(lines: Sequence[Line]) -> list[list[Line]]:
     middle = {id(line): sign * line.corners.mean(0) for line in lines}
     rows: list[list[Line]] = []
     for line in sorted(lines, key=lambda n: middle[id(n)][1]):
-        x, y = middle[id(line)]
+        y = middle[id(line)][1]
         high = np.ptp(line.corners[:, 1])
         if rows and abs(y - middle[id(rows[-1][0])][1]) < min(high, np.ptp(rows[-1][0].corners[:, 1])) / 2:
             rows[-1].append(line)
@@ -297,17 +297,17 @@ def read_page(detector: Any, angles: Any, reader: Any, alphabet: Sequence[str], 
     return in_order([line for line in lines if line.text.strip() and line.score >= DROPPED])
 
 
-def plot(page: Any, rows: Sequence[Sequence[Line]], path: Path) -> None:
+def draw(page: Any, rows: Sequence[Sequence[Line]], path: Path) -> None:
     """Write the page with its boxes, and the texts in a second column."""
     out = Image.new("RGB", (2 * page.width, page.height), "white")
     out.paste(page, (0, 0))
-    draw = ImageDraw.Draw(out)
+    pen = ImageDraw.Draw(out)
     for i, line in enumerate(n for r in rows for n in r):
         colour = images.PALETTE[i % len(images.PALETTE)]
-        draw.polygon([tuple(p) for p in line.corners.tolist()], outline=colour, width=2)
+        pen.polygon([tuple(p) for p in line.corners.tolist()], outline=colour, width=2)
         x, y = line.corners.min(0)
         size = max(10, min(40, int(np.ptp(line.corners[:, 1]) * 0.6)))
-        draw.text((page.width + float(x), float(y)), line.text, fill=colour, font=ImageFont.load_default(size))
+        pen.text((page.width + float(x), float(y)), line.text, fill=colour, font=ImageFont.load_default(size))
     images.save(out, path)
 
 
@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--angles", metavar="PATH_OR_URL", help=f"{ANGLES}, by default that of the package")
     parser.add_argument("--side", type=int, default=736, help="pixels of the page's short side for the detector (%(default)s)")
     parser.add_argument("--boxes", action="store_true", help="print the probability and the corners of each piece of text")
-    parser.add_argument("--plot", type=Path, help="write the page with its boxes and texts, such as boxes.png")
+    parser.add_argument("--output", type=Path, help="write the page with its boxes and texts, such as boxes.png")
     args = parser.parse_args()
     if not 32 <= args.side <= LONGEST:
         parser.error(f"--side must be between 32 and {LONGEST}, got {args.side}")
@@ -334,8 +334,8 @@ def main() -> None:
         for line in r if args.boxes else ():
             places = " ".join(f"({x:.0f}, {y:.0f})" for x, y in line.corners)
             print(f"    {line.score:.3f} {places}{' upside down' if line.turned else ''}")
-    if args.plot:
-        plot(page, rows, args.plot)
+    if args.output:
+        draw(page, rows, args.output)
 
 
 if __name__ == "__main__":

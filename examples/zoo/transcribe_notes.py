@@ -1,4 +1,4 @@
-"""Write down the notes of a recording with Basic Pitch: python transcribe_notes.py RECORDING.wav [--midi notes.mid] [--plot notes.png]
+"""Write down the notes of a recording with Basic Pitch: python transcribe_notes.py RECORDING.wav [--midi notes.mid]
 
 The model is a file of a PyPI package: pip install --no-deps basic-pitch==0.4.0
 """
@@ -30,6 +30,8 @@ OVERLAP = 30
 LOWEST, KEYS = 21, 88
 """Of a piano, as MIDI pitches; each is a column of the model's outputs."""
 
+NAMES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
+
 NOTES, ONSETS = "StatefulPartitionedCall:1", "StatefulPartitionedCall:2"
 """The outputs: the probability that a pitch sounds, and that it begins."""
 
@@ -52,7 +54,7 @@ class Note:
     @property
     def name(self) -> str:
         """The name of its pitch, such as C4 or F#3."""
-        return "C C# D D# E F F# G G# A A# B".split()[self.pitch % 12] + str(self.pitch // 12 - 1)
+        return NAMES[self.pitch % 12] + str(self.pitch // 12 - 1)
 
 
 def posteriorgrams(rep: Any, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -126,11 +128,12 @@ def found_notes(
 
     rising = with_rises(onsets, notes)
     middle = rising[1:-1]
-    peaks = np.argwhere((middle > rising[:-2]) & (middle > rising[2:]) & (middle >= onset)) + (1, 0)
-    for i, key in peaks[::-1]:  # from the last one: a note ends where the next one of its pitch begins
-        last = end(int(i) + 1, key, 1, count - 1)
+    peaks = np.argwhere((middle > rising[:-2]) & (middle > rising[2:]) & (middle >= onset))
+    for before, key in peaks[::-1].tolist():  # from the last one: a note ends where the next one of its pitch begins
+        i = before + 1
+        last = end(i + 1, key, 1, count - 1)
         if last - i > fewest:
-            take(int(i), last, int(key))
+            take(i, last, key)
     while rest and left.max(initial=0) > frame:
         i, key = (int(v) for v in np.unravel_index(left.argmax(), left.shape))
         take(end(i, key, -1, -1) + 1, end(i, key, 1, count), key)
@@ -176,8 +179,12 @@ def plot(notes: Sequence[Note], seconds: float, path: Path) -> None:
 def main() -> None:
     parser = options(__doc__, PITCH, FILE)
     parser.add_argument("recording", type=Path, help="a WAV file")
-    parser.add_argument("--onset", type=sound.probability, default=0.5, help="lowest probability of the start of a note (%(default)s)")
-    parser.add_argument("--frame", type=sound.probability, default=0.3, help="lowest probability of a sounding pitch (%(default)s)")
+    parser.add_argument(
+        "--onset", type=sound.probability, default=0.5, help="lowest probability of the start of a note (%(default)s)"
+    )
+    parser.add_argument(
+        "--frame", type=sound.probability, default=0.3, help="lowest probability of a sounding pitch (%(default)s)"
+    )
     parser.add_argument("--shortest", type=sound.seconds, default=0.1277, help="seconds; notes must be longer (%(default)s)")
     parser.add_argument("--midi", type=Path, help="write the notes as a MIDI file")
     parser.add_argument("--plot", type=Path, help="write a picture of the notes, such as notes.png")
