@@ -6,6 +6,7 @@ The model is a file of a PyPI package: pip install --no-deps silero-vad==6.2.3
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def segments(
     if begun is not None:
         pieces.append((begun, seconds))
     pieces = [(a, b) for a, b in pieces if b - a > shortest]
-    starts = [0.0, *((b + a) / 2 for (_, b), (a, _) in zip(pieces, pieces[1:], strict=False)), seconds]
+    starts = [0.0, *((b + a) / 2 for (_, b), (a, _) in pairwise(pieces)), seconds]
     return [(max(a - margin, low), min(b + margin, high)) for (a, b), low, high in zip(pieces, starts, starts[1:], strict=False)]
 
 
