@@ -552,7 +552,7 @@ def test_notes_of_onsets_and_of_what_is_left() -> None:
     assert [n.pitch for n in transcribe_notes.found_notes(notes, onsets, times, rest=False)] == [61, 61]
     gap = notes.copy()
     gap[30:35, 40:42] = 0.1  # shorter than 11 frames
-    assert [n.pitch for n in transcribe_notes.found_notes(gap, onsets, times, onset=0.7, rest=False)] == [61, 61]
+    assert [n.pitch for n in transcribe_notes.found_notes(gap, onsets, times, onset=0.85, rest=False)] == [61, 61]
     assert transcribe_notes.found_notes(notes[:0], onsets[:0], times[:0]) == []
 
 
