@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from tests import zoo_programs
 from tests.zoo import classic, dense, mobile, residual, seeded, yolo
 
 from singa import sonnx, tensor
 from singa._core.tensor import Tensor
 from singa.model import Model
+from singa_backend.conform.cases import light_inputs
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput
 
@@ -153,6 +155,25 @@ def test_the_nets_have_the_operators_and_ends_of_the_published_files() -> None:
     }  # fmt: skip
 
 
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
+
+
+@pytest.mark.parametrize("name", ["shufflenetv1", "densenet121", "squeezenet"])
+def test_the_graphs_of_the_model_zoo(name: str, monkeypatch: Any, capsys: Any, files: Path) -> None:
+    """onnx has the graphs of some published files, at full width with constant weights, and their outputs."""
+    light = LIGHT / f"light_{name.removesuffix('v1')}.onnx"
+    (array,) = light_inputs(onnx.load(light))
+    data = files / "test_data_set_0"
+    data.mkdir()
+    (data / "input_0.pb").write_bytes(numpy_helper.from_array(array).SerializeToString())
+    shutil.copy(f"{light.with_suffix('')}_output_0.pb", data / "output_0.pb")
+    shutil.copy(light, "net.onnx")
+    done = zoo_programs.run(monkeypatch, capsys, name, "--model", "net.onnx", "--verify", "one.png", "--top", "1000")
+    values = [float(v) for v in re.findall(r"^  (\S+)  class", done.out, re.M)]
+    assert done.code == 0 and "equal to 4 decimals" in done.out
+    assert len(values) == CLASSES and sum(values) == pytest.approx(1, abs=0.05)
+
+
 # --- classification
 
 
@@ -239,6 +260,15 @@ def test_a_result_needs_a_name_of_a_picture(go: Any) -> None:
     assert done.code == 3 and "SX351" in done.err and not Path("result.txt").exists()
 
 
+@pytest.mark.parametrize("name, option, value", [
+    ("vgg16", "--top", "0"), ("vgg16", "--top", "1.5"), ("tiny_yolov2", "--overlap", "2"), ("tiny_yolov2", "--threshold", "nan"),
+    ("arcface", "--threshold", "-1.1"),
+])  # fmt: skip
+def test_options_have_bounds(name: str, option: str, value: str, go: Any) -> None:
+    done = go(name, f"{option}={value}")
+    assert done.code == 2 and option in done.err and value in done.err and done.out == ""
+
+
 def test_bars_are_as_long_as_their_values(load: Any, files: Path) -> None:
     load("images").bars(picture((100, 100), 0), [("a", 1.0), ("b", 0.5), ("c", 0.0)], Path("bars.png"))
     pixels = np.asarray(Image.open("bars.png")).astype(int)
@@ -297,6 +327,17 @@ def test_known_boxes(load: Any) -> None:
     assert yolo.detect(quiet(), size) == []
     with pytest.raises(InvalidInput, match=r"\(1, 125, rows, columns\)"):
         yolo.detect(out[:, :120], size)
+
+
+def test_a_box_is_one_object(load: Any) -> None:
+    """Of the best class, though another one exceeds the threshold too."""
+    yolo, out = load("tiny_yolov2"), quiet()
+    put(out, (100, 100, 200, 200), 11, 0.999, 1, (416, 416))
+    cell = out[0, :, 4, 4]
+    assert cell[25 + 5 + 11] == 40
+    cell[25 + 5 + 14] = 40 + math.log(0.8)  # 1 : 0.8
+    (found,) = yolo.detect(out, (416, 416), threshold=0.3)
+    assert found.name == "dog" and found.score == pytest.approx(0.999 / 1.8, abs=1e-4)
 
 
 def test_a_chain_of_overlaps(load: Any) -> None:
@@ -386,7 +427,7 @@ def test_faces_are_compared(go: Any, oracle: Oracle) -> None:
     assert one.code == 2 and "there must be two pictures, got 1" in one.err
 
 
-def test_two_faces_are_one_batch_where_the_model_permits(load: Any) -> None:
+def test_two_faces_are_one_batch_if_the_model_permits(load: Any) -> None:
     """A file with an open batch runs once, one for single pictures twice; the vectors are the same."""
     images = load("images")
     x = np.random.default_rng(0).uniform(0, 255, (2, 3, 112, 112)).astype(F)
@@ -407,6 +448,31 @@ def test_two_faces_are_one_batch_where_the_model_permits(load: Any) -> None:
         found.append((images.run(Counted(), x), sizes))
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)
     assert [sizes for _, sizes in found] == [[1, 1], [2]]
+
+
+def test_the_form_of_the_published_file(oracle: Oracle) -> None:
+    """Its normalizations have `spatial=0` with a scale for each channel, and its slopes are reshaped by nodes."""
+    proto = onnx.load_from_string(written("arcface"))
+    x = np.random.default_rng(0).uniform(0, 255, (1, 3, 112, 112)).astype(F)
+    (wanted,) = oracle.run(written("arcface"), {"data": x}).values()
+    graph, slopes = proto.graph, {t.name: t for t in proto.graph.initializer if t.name.endswith("slope")}
+    graph.initializer.append(numpy_helper.from_array(np.array([-1, 1, 1]), "of a channel"))
+    del proto.graph.input[1:]
+    proto.ir_version = 4
+    nodes = []
+    for node in graph.node:
+        if node.op_type == "BatchNormalization":
+            node.attribute.append(helper.make_attribute("spatial", 0))
+        elif node.op_type == "PRelu":
+            slope = slopes[node.input[1]]
+            slope.dims[:] = [slope.dims[0]]
+            nodes.append(helper.make_node("Reshape", [slope.name, "of a channel"], [f"{slope.name} reshaped"]))
+            node.input[1] = f"{slope.name} reshaped"
+        nodes.append(node)
+    assert len(slopes) == 50 == sum(n.op_type == "Reshape" for n in nodes)
+    made = helper.make_graph(nodes, "published", graph.input, graph.output, graph.initializer)
+    (found,) = sonnx.prepare(helper.make_model(made, opset_imports=proto.opset_import, ir_version=4)).run([x])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_vectors_are_normalised(load: Any) -> None:

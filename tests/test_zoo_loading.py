@@ -26,6 +26,8 @@ from tests import zoo_programs
 from singa_backend import limits
 from singa_backend.errors import InvalidInput, InvalidModel, ResourceExhausted
 
+pytest.importorskip("PIL")  # the program shows pictures
+
 F = np.float32
 X = np.arange(-6, 6, dtype=F).reshape(1, 12)
 FIXED = "0" * 64
@@ -222,6 +224,13 @@ def test_wrong_options(source: str, options: Any, code: int, message: str, go: A
     assert done.code == code and message in done.err
 
 
+def test_without_pillow(go: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "images", raising=False)
+    done = go(tmp_path / "net.onnx")
+    assert done.code == 3 and "[SX700]" in done.err and "pip install 'sonnx[zoo]'" in done.err
+
+
 def test_as_a_script(tmp_path: Path) -> None:
     """In a process, from another folder; without a model, argparse names the file."""
     script = [sys.executable, str(zoo_programs.PROGRAMS / "squeezenet.py")]
@@ -273,7 +282,7 @@ def test_an_archive_unpacks_to_the_limit_of_a_model(published: Any, tmp_path: Pa
     assert cached(tmp_path) == []
 
 
-def beside(folder: Path, files: dict[str, bytes]) -> Path:
+def placed(folder: Path, files: dict[str, bytes]) -> Path:
     for name, data in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
@@ -285,7 +294,7 @@ def beside(folder: Path, files: dict[str, bytes]) -> Path:
 def test_four_decimals_are_compared(shift: float, code: int, go: Any, tmp_path: Path) -> None:
     wanted = np.maximum(X, 0)
     wanted[0, 2] += F(shift)
-    path = beside(tmp_path, {**DATA, "test_data_set_1/input_0.pb": stored(X), "test_data_set_1/output_0.pb": stored(wanted)})
+    path = placed(tmp_path, {**DATA, "test_data_set_1/input_0.pb": stored(X), "test_data_set_1/output_0.pb": stored(wanted)})
     done = go(path, "--verify")
     assert done.code == code and "test_data_set_0: equal to 4 decimals" in done.out
     assert ("test_data_set_1, output 'y': 1 of 12 values differ" in done.err and "at [0, 2]" in done.err) == bool(code)
@@ -314,7 +323,7 @@ def test_equal_infinities_and_nans_are_equal(published: Any) -> None:
     (DATA | {"test_data_set_0/output_0.pb": stored(X.astype(np.float64))}, 1, "the file has float64[1, 12]"),
 ], ids=["none", "inputs only", "damaged", "too many", "shape", "dtype"])  # fmt: skip
 def test_what_cannot_be_verified(files: dict[str, bytes], code: int, message: str, go: Any, tmp_path: Path) -> None:
-    done = go(beside(tmp_path, files), "--verify")
+    done = go(placed(tmp_path, files), "--verify")
     assert done.code == code and message in done.err
 
 
@@ -323,7 +332,7 @@ def test_weights_that_old_files_list_as_inputs_have_no_test_data(go: Any, tmp_pa
         [helper.make_node("Add", ["w", "x"], ["y"])], "g", [helper.make_tensor_value_info(n, 1, [1, 12]) for n in "wx"],
         [helper.make_tensor_value_info("y", 1, [1, 12])], [numpy_helper.from_array(np.ones((1, 12), F), "w")],
     )  # fmt: skip
-    path = beside(tmp_path, DATA | {"test_data_set_0/output_0.pb": stored(X + 1)})
+    path = placed(tmp_path, DATA | {"test_data_set_0/output_0.pb": stored(X + 1)})
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=3), path)
     assert go(path, "--verify").code == 0
 

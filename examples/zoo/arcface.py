@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from images import covered, planes, read, run
-from published import load, options, start
+from published import between, load, options, start
 
 SIZE = 112
 
@@ -33,7 +33,7 @@ def compared(vectors: np.ndarray) -> tuple[float, float]:
 def main() -> None:
     parser = options(__doc__, "arcfaceresnet100-8.onnx")
     parser.add_argument("pictures", nargs="*", type=Path, metavar="picture", help="two pictures")
-    parser.add_argument("--threshold", type=float, default=0.3, help="the lowest cosine of pictures of one face (%(default)s)")
+    parser.add_argument("--threshold", type=between(-1, 1), default=0.3, help="the lowest cosine of one face (%(default)s)")
     args = parser.parse_args()
     if len(args.pictures) not in (0, 2):
         parser.error(f"there must be two pictures, got {len(args.pictures)}")

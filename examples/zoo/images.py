@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from published import load, options
+from published import between, load, options, stop
 
 from singa_backend.archives import read_bytes, typed
 from singa_backend.errors import InvalidInput, MissingDependency
@@ -19,7 +19,7 @@ from singa_backend.files import writing
 try:
     from PIL import Image, ImageDraw, ImageFont, ImageOps
 except ModuleNotFoundError:
-    raise SystemExit(f"error: {MissingDependency('this program needs Pillow', hint='pip install sonnx[zoo]')}") from None
+    stop(MissingDependency("this program needs Pillow", hint="pip install 'sonnx[zoo]'"))
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the pictures of ImageNet: red, green and blue, in 0 to 1."""
@@ -152,7 +152,7 @@ class Classifier:
         parser = options(about, self.published)
         parser.add_argument("pictures", nargs="*", type=Path)
         parser.add_argument("--labels", type=Path, help="a file with the name of a class a line, such as synset.txt")
-        parser.add_argument("--top", type=int, default=5, help="the number of classes that are shown (%(default)s)")
+        parser.add_argument("--top", type=between(1, 1000, int), default=5, help="the number of classes shown (%(default)s)")
         parser.add_argument("--plot", type=Path, help="write the first picture and the probabilities, such as result.png")
         args = parser.parse_args()
         rep = load(args)

@@ -30,7 +30,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NoReturn
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -85,6 +85,18 @@ def digest(text: str) -> str:
     return text.lower()
 
 
+def between(low: float, high: float, kind: Callable[[str], float] = float) -> Callable[[str], float]:
+    """Return the type of an option that is a number from `low` to `high`."""
+
+    def number(text: str) -> float:
+        found = kind(text)
+        if not low <= found <= high:
+            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {text}")
+        return found
+
+    return number
+
+
 def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("sonnx", appauthor=False)) / "models"
 
@@ -101,15 +113,18 @@ def load(args: argparse.Namespace) -> Any:
 def start(main: Callable[[], int | None]) -> None:
     """Run a program; an error is one message on standard error, and an exit code."""
     try:
-        code = main() or 0
+        sys.exit(main() or 0)
     except Different as error:
-        code = DIFFERENT
-        print(f"error: {error}", file=sys.stderr)
+        stop(error, DIFFERENT)
     except (SonnxError, OSError) as error:
-        code = FAILED
-        print(f"error: {error}", file=sys.stderr)
+        stop(error)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        sys.exit(INTERRUPTED)
+
+
+def stop(error: Exception, code: int = FAILED) -> NoReturn:
+    """Print an error and end the program."""
+    print(f"error: {error}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from images import PALETTE, Image, ImageDraw, ImageFont, planes, read, run, save, softmax, stretched
-from published import load, options, start
+from published import between, load, options, start
 
 from singa_backend.errors import InvalidInput
 
@@ -102,8 +102,8 @@ def drawn(image: Any, found: list[Found]) -> Any:
 def main() -> None:
     parser = options(__doc__, "tinyyolov2-8.onnx")
     parser.add_argument("pictures", nargs="*", type=Path)
-    parser.add_argument("--threshold", type=float, default=0.5, help="the lowest score of an object (%(default)s)")
-    parser.add_argument("--overlap", type=float, default=0.45, help="the largest overlap of two objects of a class (%(default)s)")
+    parser.add_argument("--threshold", type=between(0, 1), default=0.5, help="the lowest score of an object (%(default)s)")
+    parser.add_argument("--overlap", type=between(0, 1), default=0.45, help="the largest overlap within a class (%(default)s)")
     parser.add_argument("--output", type=Path, help="write the first picture with its boxes, such as result.png")
     args = parser.parse_args()
     rep = load(args)

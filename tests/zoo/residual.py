@@ -54,7 +54,7 @@ class ResNet50(model.Model):
 
 
 class Basic(layer.Layer):
-    """Two convolutions of 3 x 3, the first with the stride, added to the input, which is projected where its form changes."""
+    """Two convolutions of 3 x 3, the first with the stride, added to the input, which is projected if its form changes."""
 
     def __init__(self, channels: int, stride: int, project: bool) -> None:
         super().__init__()
