@@ -294,6 +294,69 @@ def test_a_long_strip_gets_margins() -> None:
     assert read_text.detector_input(page, 736).shape == (1, 3, 256, 1984)
 
 
+def test_pictures_as_inputs() -> None:
+    """Blue, green, red; 0 is -1 and 255 is 1; a row has the height 48, and zeros or a squeezed picture in its width."""
+    colours = Image.new("RGB", (64, 32), (0, 51, 255))
+    np.testing.assert_allclose(read_text.planes(colours)[0, :, 5, 7], [1, -0.6, -1], atol=1e-6)
+    assert read_text.detector_input(colours, 64).shape == (1, 3, 64, 128)
+    assert read_text.detector_input(Image.new("RGB", (4000, 1000)), 736).shape == (1, 3, 512, 1984)
+    row = read_text.row(colours, 200)
+    assert row.shape == (1, 3, 48, 200) and (row[0, 0, :, :96] == 1).all() and (row[..., 96:] == 0).all()
+    assert (read_text.row(colours, 50)[0, 0] == 1).all()
+
+
+def test_pieces_are_cut_out_of_a_page() -> None:
+    page = Image.new("RGB", (100, 80), "white")
+    page.paste((255, 0, 0), (20, 10, 50, 20))
+    page.paste((0, 0, 255), (50, 10, 80, 20))
+    box = np.array([[20, 10], [80, 10], [80, 20], [20, 20]], np.float64)
+    line = np.asarray(read_text.cut(page, box))
+    assert line.shape == (10, 60, 3) and (line[:, :28] == (255, 0, 0)).all() and (line[:, 32:] == (0, 0, 255)).all()
+    upright = page.transpose(Image.Transpose.ROTATE_270)  # the line runs down
+    (x0, y0), (x1, y1) = (80 - 20, 20), (80 - 10, 80)
+    turned = np.asarray(read_text.cut(upright, np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float64)))
+    np.testing.assert_array_equal(turned, line)
+    tilted = page.rotate(20, Image.Resampling.BICUBIC, fillcolor="white")
+    turn, middle = math.radians(20), np.array([50, 40])
+    where = (box - middle) @ [[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]] + middle
+    back = np.asarray(read_text.cut(tilted, where)).astype(float)
+    assert abs(back[2:-2, 2:26] - (255, 0, 0)).max() < 40 and abs(back[2:-2, 34:-2] - (0, 0, 255)).max() < 40
+
+
+class Shades:
+    """A model that sees how dark the first column of each picture is: 20 for the first output, 40 for the second..."""
+
+    def __init__(self, outputs: int) -> None:
+        self.outputs, self.batches = outputs, list[tuple[int, ...]]()
+
+    def run(self, given: list[np.ndarray]) -> list[np.ndarray]:
+        (x,) = given
+        self.batches.append(x.shape)
+        seen = np.round((x[:, 0, 24, 0] + 1) * 127.5 / 20).astype(int) - 1
+        return [np.eye(self.outputs, dtype=F)[seen]]
+
+
+def test_lines_of_several_batches_keep_their_order() -> None:
+    widths = [100, 30, 400, 60, 90, 20, 300, 50, 80]
+    lines = [Image.new("RGB", (width, 20), (20 * i,) * 3) for i, width in enumerate(widths, 2)]
+    model = Shades(11)
+    read = read_text.read_lines(_Steps(model), ["", *"abcdefghij"], lines)
+    assert "".join(text for text, _ in read) == "abcdefghi"
+    assert model.batches == [(6, 3, 48, 320), (3, 3, 48, 960)]
+    lines = [Image.new("RGB", (100, 20), (20 * (1 + i % 2),) * 3) for i in range(8)]
+    assert read_text.upside_down(Shades(2), lines) == [False, True] * 4
+
+
+class _Steps:
+    """Answers with one step of text for each picture."""
+
+    def __init__(self, model: Shades) -> None:
+        self.model = model
+
+    def run(self, given: list[np.ndarray]) -> list[np.ndarray]:
+        return [self.model.run(given)[0][:, None]]
+
+
 # --- speech ---------------------------------------------------------------------------------------------------------------
 
 
@@ -336,6 +399,28 @@ def test_the_program_that_detects_speech(rate: int, width: int, run: Callable[..
         assert columns[int((begun + 0.15) / seconds * 1000) : int((ended - 0.05) / seconds * 1000)].all()
     for (_, ended), (begun, _) in pairwise(spans):
         assert not columns[int((ended + 0.3) / seconds * 1000) : int((begun - 0.12) / seconds * 1000)].any()
+
+
+def test_windows_of_speech_and_the_state_between_them() -> None:
+    samples = np.arange(1, 1301, dtype=F)
+
+    class Recorder:
+        windows: list[np.ndarray] = []  # noqa: RUF012
+        state = np.zeros((2, 1, 128), F)
+
+        def run(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            assert given["sr"] == 16000 and given["sr"].dtype == np.int64 and given["sr"].shape == ()
+            np.testing.assert_array_equal(given["state"], self.state)
+            self.windows.append(given["input"])
+            self.state = self.state + 1
+            return {"output": np.array([[len(self.windows) / 10]], F), "stateN": self.state}
+
+    np.testing.assert_allclose(detect_speech.probabilities(Recorder(), samples), [0.1, 0.2, 0.3])
+    first, second, third = Recorder.windows
+    assert first.shape == second.shape == third.shape == (1, 576)
+    np.testing.assert_array_equal(first[0], [*[0] * 64, *range(1, 513)])
+    np.testing.assert_array_equal(second[0], range(449, 1025))
+    np.testing.assert_array_equal(third[0], [*range(961, 1301), *[0] * 236])
 
 
 def test_segments_by_thresholds_and_durations() -> None:
@@ -449,6 +534,25 @@ def test_bytes_that_the_model_reads() -> None:
     assert file_type.features(b" \nabcdef", b"uvwxyz\t ", config).tolist() == [97, 98, 99, 100, 120, 121, 122]
     assert file_type.features(b"ab\n", b"ab\n", config).tolist() == [97, 98, 10, 256, 256, 97, 98]
     assert file_type.features(b"  ab", b"  ab", config).tolist() == [97, 98, 256, 256, 32, 97, 98]
+
+
+def test_files_of_several_batches_keep_their_order(tmp_path: Path) -> None:
+    config = file_type.Config(4, 3, 256, 16, 2, [chr(97 + i) for i in range(26)], 0.5, {}, {})
+
+    class First:
+        sizes: list[int] = []  # noqa: RUF012
+
+        def run(self, given: list[np.ndarray]) -> list[np.ndarray]:
+            self.sizes.append(len(given[0]))
+            return [np.eye(26, dtype=F)[given[0][:, 0] - 97]]
+
+    paths = []
+    for i in range(150):
+        paths.append(tmp_path / str(i))
+        paths[-1].write_text(chr(97 + i % 26) * 5 if i % 10 else "")
+    found = file_type.verdicts(First(), paths, config, {})
+    assert [v.label for v in found] == [chr(97 + i % 26) if i % 10 else "empty" for i in range(150)]
+    assert First.sizes == [64, 64, 7]
 
 
 def test_which_labels_are_believed() -> None:

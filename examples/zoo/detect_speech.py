@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import sound
 from packaged import Package, load, options
-from published import start
+from published import between, start
 
 VOICES = Package("silero-vad", "6.2.3")
 FILE = "silero_vad.onnx"
@@ -92,15 +92,17 @@ def plot(found: np.ndarray, pieces: Sequence[tuple[float, float]], seconds: floa
 def main() -> None:
     parser = options(__doc__, VOICES, FILE)
     parser.add_argument("recording", type=Path, help="a WAV file")
+    parser.add_argument("--threshold", type=between(0, 1), default=0.5, help="probability at which speech starts (%(default)s)")
+    parser.add_argument("--release", type=between(0, 1), help="probability below which it ends (threshold - 0.15)")
     parser.add_argument(
-        "--threshold", type=sound.probability, default=0.5, help="probability at which speech starts (%(default)s)"
+        "--shortest", type=between(0, 3600), default=0.25, help="seconds; shorter speech is left out (%(default)s)"
     )
-    parser.add_argument("--release", type=sound.probability, help="probability below which it ends (threshold - 0.15)")
-    parser.add_argument("--shortest", type=sound.seconds, default=0.25, help="seconds; shorter speech is left out (%(default)s)")
     parser.add_argument(
-        "--pause", type=sound.seconds, default=0.1, help="seconds; shorter pauses are part of the speech (%(default)s)"
+        "--pause", type=between(0, 3600), default=0.1, help="seconds; shorter pauses are part of the speech (%(default)s)"
     )
-    parser.add_argument("--margin", type=sound.seconds, default=0.03, help="seconds that are added on both sides (%(default)s)")
+    parser.add_argument(
+        "--margin", type=between(0, 3600), default=0.03, help="seconds that are added on both sides (%(default)s)"
+    )
     parser.add_argument("--plot", type=Path, help="write a picture of the probabilities, such as speech.png")
     args = parser.parse_args()
     if args.release is not None and args.release > args.threshold:

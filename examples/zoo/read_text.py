@@ -15,7 +15,7 @@ import images
 import numpy as np
 from images import Image, ImageDraw, ImageFont
 from packaged import Package, options
-from published import find, start, verify
+from published import between, find, start, verify
 
 from singa import sonnx
 from singa_backend.errors import InvalidModel
@@ -316,12 +316,12 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     parser.add_argument("--detector", metavar="PATH_OR_URL", help=f"{DETECTOR}, by default that of the package")
     parser.add_argument("--angles", metavar="PATH_OR_URL", help=f"{ANGLES}, by default that of the package")
-    parser.add_argument("--side", type=int, default=736, help="pixels of the page's short side for the detector (%(default)s)")
+    parser.add_argument(
+        "--side", type=between(32, LONGEST, int), default=736, help="pixels of the short side for the detector (%(default)s)"
+    )
     parser.add_argument("--boxes", action="store_true", help="print the probability and the corners of each piece of text")
     parser.add_argument("--output", type=Path, help="write the page with its boxes and texts, such as boxes.png")
     args = parser.parse_args()
-    if not 32 <= args.side <= LONGEST:
-        parser.error(f"--side must be between 32 and {LONGEST}, got {args.side}")
     page = images.read(args.picture)
     given = {READER: args.model, DETECTOR: args.detector, ANGLES: args.angles}
     paths = {n: find(g or str(RAPID.file(n)), args.sha256 if n == READER else None, args.cache) for n, g in given.items()}

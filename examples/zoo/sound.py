@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
 import wave
@@ -71,20 +70,6 @@ def resampled(x: np.ndarray, own: int, rate: int) -> np.ndarray:
         part = out[phase::up]
         part[:] = windows[start + 1 :: down][: len(part)] @ (weights / weights.sum())
     return out
-
-
-def probability(text: str) -> float:
-    """Return an option that is a probability."""
-    if not 0 <= (value := float(text)) <= 1:
-        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text}")
-    return value
-
-
-def seconds(text: str) -> float:
-    """Return an option that is a duration."""
-    if not 0 <= (value := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"must be at least 0 seconds, got {text}")
-    return value
 
 
 class Timeline:

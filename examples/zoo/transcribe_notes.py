@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import sound
 from packaged import Package, load, options
-from published import start
+from published import between, start
 
 from singa_backend.files import write_bytes
 
@@ -180,12 +180,10 @@ def main() -> None:
     parser = options(__doc__, PITCH, FILE)
     parser.add_argument("recording", type=Path, help="a WAV file")
     parser.add_argument(
-        "--onset", type=sound.probability, default=0.5, help="lowest probability of the start of a note (%(default)s)"
+        "--onset", type=between(0, 1), default=0.5, help="lowest probability of the start of a note (%(default)s)"
     )
-    parser.add_argument(
-        "--frame", type=sound.probability, default=0.3, help="lowest probability of a sounding pitch (%(default)s)"
-    )
-    parser.add_argument("--shortest", type=sound.seconds, default=0.1277, help="seconds; notes must be longer (%(default)s)")
+    parser.add_argument("--frame", type=between(0, 1), default=0.3, help="lowest probability of a sounding pitch (%(default)s)")
+    parser.add_argument("--shortest", type=between(0, 3600), default=0.1277, help="seconds; notes must be longer (%(default)s)")
     parser.add_argument("--midi", type=Path, help="write the notes as a MIDI file")
     parser.add_argument("--plot", type=Path, help="write a picture of the notes, such as notes.png")
     args = parser.parse_args()
