@@ -260,6 +260,20 @@ def test_boxes_of_a_map_of_probabilities() -> None:
     np.testing.assert_allclose(box.centre, [80, 25])
 
 
+def test_boxes_in_pixels_of_the_page() -> None:
+    class Detector:
+        def run(self, given: list[np.ndarray]) -> list[np.ndarray]:
+            found = np.zeros((1, 1, *given[0].shape[2:]), F)
+            found[0, 0, 31:96, 63:192] = 1  # with the neighbours after them, pixels 31 to 96 and 63 to 192
+            return [found]
+
+    (corners,) = read_text.find_lines(Detector(), Image.new("RGB", (512, 128)), 256)
+    by = 2.0 * 129 * 65 / (2 * (129 + 65))
+    left, right, top, bottom = 63.5 - by, 192.5 + by, 31.5 - by, 96.5 + by  # of an input of 1024 x 256
+    wanted = np.array([[left, top], [right, top], [right, bottom], [left, bottom]]) / 2
+    np.testing.assert_allclose(corners, np.clip(wanted, 0, (512, 128)))
+
+
 def test_characters_and_repetitions() -> None:
     steps = ["", "a", "a", "", "a", "b", "b", " ", "", "c"]
     alphabet = ["", "a", "b", "c", " "]
