@@ -61,7 +61,7 @@ def detector_input(page: Any, side: int) -> np.ndarray:
 
 def planes(image: Any) -> np.ndarray:
     """Return a picture as float32[1, 3, H, W] between -1 and 1: blue, green and red, as the models were trained."""
-    return images.planes(image)[:, ::-1] / np.float32(127.5) - np.float32(1)  # type: ignore[no-any-return]
+    return images.planes(image)[:, ::-1] / np.float32(127.5) - np.float32(1)
 
 
 def components(mask: np.ndarray) -> list[np.ndarray]:
@@ -164,7 +164,8 @@ def smallest_box(points: np.ndarray) -> Box:
     sizes = np.stack([np.ptp(u, axis=0), np.ptp(v, axis=0)], 1)
     best = int(np.lexsort((abs(angles), sizes.prod(1).round(6)))[0])
     middle = (u[:, best].min() + u[:, best].max()) / 2, (v[:, best].min() + v[:, best].max()) / 2
-    return Box(middle[0] * along[best] + middle[1] * down[best], *map(float, sizes[best]), along[best])
+    width, height = sizes[best].tolist()
+    return Box(middle[0] * along[best] + middle[1] * down[best], width, height, along[best])
 
 
 def boxes(probabilities: np.ndarray) -> list[Box]:
