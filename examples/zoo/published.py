@@ -62,11 +62,15 @@ class Different(Exception):
 # --- programs
 
 
-def options(about: str | None, published: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of all programs; `published` is the name of the published file."""
+def options(about: str | None, published: str, *, package: str = "") -> argparse.ArgumentParser:
+    """Return a parser with the options of all programs; `published` is the name of the published file.
+
+    With `package`, the name of the package that contains this file, --model is optional.
+    """
     lines = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, formatter_class=lines)
-    parser.add_argument("--model", required=True, metavar="PATH_OR_URL", help=f"{published}, or its .tar.gz archive")
+    where = f"by default that of the installed package {package}" if package else "or its .tar.gz archive"
+    parser.add_argument("--model", required=not package, metavar="PATH_OR_URL", help=f"{published}, {where}")
     parser.add_argument("--sha256", type=digest, help="the SHA-256 that the file of --model must have")
     parser.add_argument("--verify", action="store_true", help="compare with the test_data_set_* folders next to the model")
     parser.add_argument("--cache", type=Path, default=cache_folder(), help="the folder of downloaded models (%(default)s)")
