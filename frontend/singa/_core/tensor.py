@@ -20,7 +20,7 @@ from ..device import DeviceLike
 from . import provenance, random, tape, trace
 from .ops import TensorInterpreter
 from .ops import op as _op
-from .tape import Dummy, Operator, creator_of
+from .tape import Operator, creator_of
 from .variable import Counter, Variable, made_by_operators, required
 
 op: TensorInterpreter[Tensor] = _op

@@ -13,8 +13,8 @@ def train_resnet(graph=True, sequential=False, verbosity=0, niters=7, batch_size
     dev = device.get_default_device()
     tx = tensor.Tensor((batch_size, 3, size, size), dev)
     ty = tensor.Tensor((batch_size,), dev, tensor.int32)
-    tx.copy_from_numpy(np.random.randn(batch_size, 3, size, size).astype(np.float32))  # noqa: NPY002
-    ty.copy_from_numpy(np.random.randint(0, 1000, batch_size, dtype=np.int32))  # noqa: NPY002
+    tx.copy_from_numpy(np.random.randn(batch_size, 3, size, size).astype(np.float32))
+    ty.copy_from_numpy(np.random.randint(0, 1000, batch_size, dtype=np.int32))
     dev.SetVerbosity(verbosity)
     dev.SetSkipIteration(5)
     model = resnet.resnet50(num_channels=3, num_classes=1000)

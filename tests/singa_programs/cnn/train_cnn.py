@@ -55,7 +55,7 @@ def run(global_rank, world_size, local_rank, max_epoch, batch_size, model, data,
     else:
         dev = device.get_default_device()
     dev.SetRandSeed(0)
-    np.random.seed(0)  # noqa: NPY002
+    np.random.seed(0)
 
     if data == "cifar10":
         from data import cifar10
@@ -121,7 +121,7 @@ def run(global_rank, world_size, local_rank, max_epoch, batch_size, model, data,
 
     for epoch in range(max_epoch):
         start_time = time.time()
-        np.random.shuffle(idx)  # noqa: NPY002
+        np.random.shuffle(idx)
         if global_rank == 0:
             print(f"Starting Epoch {epoch}:")
         train_correct = np.zeros(shape=[1], dtype=np.float32)

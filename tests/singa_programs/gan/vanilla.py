@@ -21,7 +21,7 @@ class VANILLA:
 
     def train(self, dev):
         dev.SetRandSeed(0)
-        np.random.seed(0)  # noqa: NPY002
+        np.random.seed(0)
         sgd = opt.Adam(lr=self.lr)
         noise = tensor.Tensor((self.batch_size, self.noise_size), dev, tensor.float32)
         real_images = tensor.Tensor((self.batch_size, self.feature_size), dev, tensor.float32)
@@ -32,7 +32,7 @@ class VANILLA:
         real_labels.set_value(1.0)
         fake_labels.set_value(0.0)
         for iteration in range(self.iterations):
-            idx = np.random.randint(0, self.train_x.shape[0], self.batch_size)  # noqa: NPY002
+            idx = np.random.randint(0, self.train_x.shape[0], self.batch_size)
             real_images.copy_from_numpy(self.train_x[idx])
             self.model.train()
             _, d_loss_real = self.model.train_one_batch_dis(real_images, real_labels)
@@ -61,5 +61,5 @@ if __name__ == "__main__":
     parser.add_argument("path")
     parser.add_argument("--lsgan", action="store_true")
     args = parser.parse_args()
-    gan = VANILLA(lsgan_mlp if args.lsgan else gan_mlp, args.path, iterations=200, interval=199, learning_rate=0.005)
+    gan = VANILLA(lsgan_mlp if args.lsgan else gan_mlp, args.path, iterations=100, interval=99, learning_rate=0.005)
     gan.train(device.get_default_device())

@@ -12,7 +12,7 @@ singa_dtype = {"float16": tensor.float16, "float32": tensor.float32}
 
 class MLP(model.Model):
     def __init__(self, data_size=10, perceptron_size=100, num_classes=10):
-        super(MLP, self).__init__()  # noqa: UP008
+        super(MLP, self).__init__()
         self.num_classes = num_classes
         self.dimension = 2
         self.relu = layer.ReLU()

@@ -73,7 +73,7 @@ def train(data_file, use_gpu, num_epoch=10, batch_size=10, hdim=20):
         tvalidnegdata.add_row(tvbias)
         tvalidnegdata = tensor.sigmoid(tvalidnegdata)
         validerrorsum = tensor.sum(tensor.square(tvaliddata - tvalidnegdata))
-        print("valid erroraverage = %f" % (tensor.to_numpy(validerrorsum) / valid.shape[0]))
+        print("valid erroraverage = %f" % (tensor.to_numpy(validerrorsum)[0] / valid.shape[0]))
 
 
 if __name__ == "__main__":

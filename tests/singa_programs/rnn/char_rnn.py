@@ -73,7 +73,7 @@ class Data:
         data = [self.char_to_idx[c] for c in self.raw_data]
         nsamples = len(data) // (1 + seq_length)
         data = np.asarray(data[: nsamples * (1 + seq_length)], dtype=np.int32).reshape((-1, seq_length + 1))
-        np.random.shuffle(data)  # noqa: NPY002
+        np.random.shuffle(data)
         n = int(data.shape[0] * train_ratio)
         self.train_dat, self.val_dat = data[:n], data[n:]
         self.num_train_batch = self.train_dat.shape[0] // batch_size
@@ -122,7 +122,7 @@ def sample(model, data, dev, seed, nsamples=20, use_max=False):
         if use_max:
             cur = np.argmax(prob)
         else:
-            cur = np.random.choice(data.vocab_size, 1, p=prob / prob.sum())[0]  # noqa: NPY002
+            cur = np.random.choice(data.vocab_size, 1, p=prob / prob.sum())[0]
         sys.stdout.write(data.idx_to_char[cur])
         outputs = model([one(data, cur, dev)])
         y = tensor.softmax(outputs[-1])
@@ -179,7 +179,7 @@ if __name__ == "__main__":
     parser.add_argument("-m", type=int, default=3)
     parser.add_argument("-g", action="store_true")
     args = parser.parse_args()
-    np.random.seed(0)  # noqa: NPY002
+    np.random.seed(0)
     dev = device.get_default_device()
     data = Data(args.data, batch_size=args.b, seq_length=args.l)
     m = train(data, args.m, args.d, args.l, args.b, dev, args.g, "char_rnn.zip")

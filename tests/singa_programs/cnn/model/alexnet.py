@@ -11,13 +11,13 @@ class AlexNet(cnn.CNN):
         self.num_classes = num_classes
         self.input_size = 63
         self.dimension = 4
-        self.conv1 = layer.Conv2d(num_channels, 6, 11, stride=4, padding=2)
-        self.conv2 = layer.Conv2d(6, 8, 5, padding=2)
-        self.conv3 = layer.Conv2d(8, 8, 3, padding=1)
-        self.conv4 = layer.Conv2d(8, 8, 3, padding=1)
-        self.conv5 = layer.Conv2d(8, 8, 3, padding=1)
-        self.linear1 = layer.Linear(16)
-        self.linear2 = layer.Linear(16)
+        self.conv1 = layer.Conv2d(num_channels, 16, 11, stride=4, padding=2)
+        self.conv2 = layer.Conv2d(16, 16, 5, padding=2)
+        self.conv3 = layer.Conv2d(16, 16, 3, padding=1)
+        self.conv4 = layer.Conv2d(16, 16, 3, padding=1)
+        self.conv5 = layer.Conv2d(16, 16, 3, padding=1)
+        self.linear1 = layer.Linear(64)
+        self.linear2 = layer.Linear(64)
         self.linear3 = layer.Linear(num_classes)
         self.pooling1 = layer.MaxPool2d(2, 2, padding=0)
         self.pooling2 = layer.MaxPool2d(2, 2, padding=0)

@@ -5,7 +5,7 @@ from singa import layer, model
 
 class CNN(model.Model):
     def __init__(self, num_classes=10, num_channels=1):
-        super(CNN, self).__init__()  # noqa: UP008
+        super(CNN, self).__init__()
         self.num_classes = num_classes
         self.input_size = 28
         self.dimension = 4
