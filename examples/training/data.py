@@ -164,6 +164,7 @@ class _Arrays(pickle.Unpickler):
     allowed = frozenset(
         {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
         | {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
+        | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
     )
 
     def find_class(self, module: str, name: str) -> Any:
