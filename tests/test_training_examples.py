@@ -25,6 +25,7 @@ from onnx import helper, numpy_helper
 from singa import autograd
 
 PROGRAMS = Path(__file__).parents[1] / "examples" / "training"
+MODELS = Path(__file__).parent / "models"
 F = np.float32
 MEAN, STD = np.array([0.485, 0.456, 0.406]).reshape(3, 1, 1), np.array([0.229, 0.224, 0.225]).reshape(3, 1, 1)
 
@@ -324,3 +325,29 @@ def test_pictures_by_matplotlib(tmp_path: Path) -> None:
     drawing.curves(tmp_path / "l.png", np.array([[2, 0.1, 2.1, 0.2], [1, 0.5, np.nan, 0.4]]))
     for name in ("c.png", "l.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2-script-11", "mobilenetv2-dynamo-18"])
+def test_a_file_of_another_framework_trains(name: str, tmp_path: Path) -> None:
+    """The bounds of Relu6, which an exporter writes as initializers, and the old head are not trained."""
+    path = MODELS / f"{name}.onnx"
+    text = run("mobilenet.py", path, "--samples", "32", "--epochs", "1", "--output", "new.onnx", folder=tmp_path)
+    before, after = (
+        {t.name: numpy_helper.to_array(t) for t in onnx.load(p).graph.initializer} for p in (path, tmp_path / "new.onnx")
+    )
+    frozen = re.findall("not trained: (.*)", text)[0].split(", ")
+    assert "classify.weight" in frozen and "classify.weight" not in after and {"head.W", "head.b"} <= after.keys()
+    kept = [n for n in before.keys() & after.keys() if before[n].ndim == 4]
+    assert len(kept) > 10 and not any(np.array_equal(before[n], after[n]) for n in kept)
+    assert all(np.array_equal(before[n], after[n]) for n in set(frozen) & after.keys())
+
+
+@pytest.mark.parametrize(("name", "cut"), [("bert-script-17", None), ("bert-dynamo-18", "-2")])
+def test_a_bert_file_trains_with_its_vocabulary(name: str, cut: str | None, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "was", "not", "very", *data.GOOD, *data.BAD, *data.THINGS]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    args = ["--vocab", "vocab.txt", "--length", "9", "--epochs", "1", "--samples", "64", *(["--last-layers", cut] if cut else [])]
+    text = run("bert.py", MODELS / f"{name}.onnx", *args, "--output", "new.onnx", folder=tmp_path)
+    assert "epoch 1" in text and [v.name for v in onnx.load(tmp_path / "new.onnx").graph.input] == ["ids", "kinds", "mask"]
+    assert ("pool.weight" in re.findall("not trained: (.*)", text)[0]) == (cut is None)

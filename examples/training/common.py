@@ -67,6 +67,8 @@ def options(description: str | None, lr: float = 0.005) -> argparse.ArgumentPars
 class Net(sonnx.SONNXModel):
     """A file without its last layers, and a new head.
 
+    Weights that the new head does not need are frozen, and so are numbers that look like constants of an exporter.
+
     Args:
         proto: The file.
         classes: The number of classes.
@@ -82,8 +84,10 @@ class Net(sonnx.SONNXModel):
         self.cut = before_the_head(proto) if cut is None else cut
         self.pick = pick
         self.head = layer.Linear(classes)
-        omitted = unused(proto, self.cut) & set(self.get_params())
-        for name in self.get_params() if freeze else omitted:
+        params = set(self.get_params())
+        constants = set(sonnx.trainable_report(proto).constants)
+        self.frozen = sorted(params if freeze else (params - needed(proto, self.cut)) | (params & constants))
+        for name in self.frozen:
             self.freeze(glob.escape(name))
 
     def forward(self, *xs: Any) -> Any:
@@ -120,11 +124,21 @@ def before_the_head(proto: onnx.ModelProto) -> int:
     return last - len(nodes) - 1
 
 
-def unused(proto: onnx.ModelProto, cut: int) -> set[str]:
-    """The names that only the omitted layers read."""
+def needed(proto: onnx.ModelProto, cut: int) -> set[str]:
+    """The names of all values that the result of the layers up to the cut depends on."""
     nodes = layers(proto)
     kept = nodes[: len(nodes) + cut + 1] if cut < 0 else nodes[: cut + 1]
-    return {v for n in nodes[len(kept) :] for v in n.input} - {v for n in kept for v in n.input}
+    found = {proto.graph.output[0].name} if len(kept) == len(nodes) else set(kept[-1].output)
+    for node in reversed(kept):
+        if found & set(node.output):
+            found |= reads(node)
+    return found
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """The names of the values that a node reads, also in its subgraphs."""
+    bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    return {*node.input, *(v for g in bodies for n in g.node for v in reads(n))}
 
 
 def loaded(path: Path) -> onnx.ModelProto:
@@ -194,6 +208,8 @@ class Trainer:
 
     def run(self) -> None:
         args = self.args
+        if self.model.frozen and not args.freeze:
+            self.out.print(f"not trained: {', '.join(self.model.frozen[:6])}{', ...' * (len(self.model.frozen) > 6)}")
         if args.resume:
             self.read()
             self.out.print(f"resumed {args.checkpoint} at the end of epoch {len(self.history)}")
