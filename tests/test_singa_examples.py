@@ -18,8 +18,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from singa import autograd, device
-from singa_backend.errors import NoGradientWarning
+from singa import autograd, device, opt
+from singa_backend.errors import InvalidInput, NoGradientWarning
 
 Run = Callable[..., str]
 PROGRAMS = Path(__file__).parent / "singa_programs"
@@ -133,6 +133,18 @@ def test_cnn_options(run: Run, data: Path, tmp_path: Path) -> None:
     graph, tape, half = losses("-v", "1"), losses("-g"), losses("-p", "float16")
     assert graph == tape and len(graph) == 3
     np.testing.assert_allclose(half, graph, rtol=0.02)
+
+
+@pytest.mark.skipif(find_spec("PIL") is None, reason="the program imports Pillow")
+@pytest.mark.skipif(not hasattr(opt, "DistOpt"), reason="this version trains in one process")
+@pytest.mark.parametrize("option", ["plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold"])
+def test_cnn_in_one_process_of_mpi(run: Run, option: str, data: Path, tmp_path: Path) -> None:
+    """One rank that sends everything prints the losses of the plain program; the other options train too."""
+    args = ["cnn", "cifar10", str(data / "cifar"), "-m", "4", "-b", "8"]
+    losses = numbers("Training loss =", run("cnn/train_mpi.py", *args, "-d", option, "-s", "0.01"))
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    if option in ("plain", "partialUpdate"):
+        assert losses == numbers("Training loss =", run("cnn/train_cnn.py", *args))
 
 
 def test_cnn_without_a_model(run: Run, data: Path, tmp_path: Path) -> None:
@@ -280,3 +292,9 @@ def test_onnx_training(run: Run, model: str, options: tuple[str, ...], files: Pa
     text = run("onnx/training/train.py", *args)
     losses = numbers("training loss =", text)
     assert losses[-1] < 0.7 * losses[0] and numbers("evaluation accuracy =", text)[-1] >= 0.5
+
+
+def test_onnx_training_that_counts_as_the_code_of_singa(run: Run, files: Path, data: Path) -> None:
+    """The -3 of model.json omits two layers here, as docs/from-singa.md states; the new layer then refuses the images."""
+    with pytest.raises(InvalidInput, match=r"must have 12 features, got shape \(8, 12, 1, 1\)"):
+        run("onnx/training/train.py", "resnet", str(files), str(data / "cifar"))
