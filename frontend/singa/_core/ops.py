@@ -187,7 +187,7 @@ def _separate(value: Any, xs: Sequence[Variable | None]) -> Any:
     shares = owner is not None and any(
         x is not None and not x._is_constant and tape.is_leaf(x) and _owner(x._data) is owner for x in xs
     )
-    return value.copy() if shares else value
+    return value.copy(order="K") if shares else value  # the layout of the view: products then round alike
 
 
 def _owner(value: Any) -> Any:
