@@ -159,3 +159,86 @@ def test_the_number_of_elements_is_checked() -> None:
         with pytest.raises(InvalidInput) as caught:
             write()
         assert caught.value.code == "SX337"
+
+
+VIEWS: dict[str, Any] = {
+    "reshape": lambda x: autograd.reshape(x, (4,)), "identity": autograd.identity, "flatten": lambda x: autograd.flatten(x, 0),
+    "transpose": lambda x: autograd.transpose(x, (1, 0)), "slice": lambda x: autograd.slice(x, [0], [1], [0]),
+    "a view of a view": lambda x: autograd.reshape(autograd.transpose(x, (1, 0)), (4,)), "method": lambda x: x.reshape((1, 4)),
+    "unsqueeze": lambda x: autograd.unsqueeze(x, 0), "index": lambda x: x[0:1, 0:2],
+}  # fmt: skip
+FILLS: dict[str, Any] = {
+    "copy_data": lambda x: x.copy_data(Tensor(data=np.full(4, 9, F))), "set_value": lambda x: x.set_value(9.0),
+    "copy_from_numpy": lambda x: x.copy_from_numpy(np.ones(4, F)), "uniform": lambda x: x.uniform(5, 6),
+    "part": lambda x: x.copy_from(np.ones(3, F), 1), "+=": lambda x: x.__iadd__(3.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("needs", [False, True], ids=["data", "differentiable"])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(("fill", "produced"), [*((f, False) for f in FILLS), *((f, True) for f in list(FILLS)[:4])])
+def test_a_write_does_not_reach_what_the_tape_has_read_through_a_view(fill: str, view: str, needs: bool, produced: bool) -> None:
+    """The gradient with respect to w is the view of x at the time of the product; x is written before `backward`.
+
+    A part of a tensor that an operator produced is not written (SX370).
+    """
+    values = np.arange(1, 5, dtype=F).reshape(2, 2)
+    autograd.training = True
+    try:
+        x = Tensor(data=values.copy(), requires_grad=needs)
+        if produced:
+            x = autograd.mul(x, Tensor(data=np.ones((2, 2), F), stores_grad=True))
+        read = VIEWS[view](x)
+        before = to_numpy(read).copy()
+        w = Tensor(data=np.ones(read.shape, F), stores_grad=True)
+        loss = tensor.sum(autograd.mul(read, w))
+        FILLS[fill](x)
+        got = {id(p): to_numpy(g) for p, g in autograd.backward(loss)}
+    finally:
+        autograd.training = False
+    np.testing.assert_array_equal(got[id(w)], before)
+    np.testing.assert_array_equal(np.sort(before, None), np.sort(VIEWS[view](Tensor(data=values)).data, None))
+    assert not np.array_equal(to_numpy(x), values)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "RNN"])
+def test_states_of_a_recurrent_layer_written_before_the_gradient(kind: str) -> None:
+    """A model of characters writes the states that the layer has read, then computes the gradient: as with separate states."""
+
+    class Net(Model):
+        def __init__(self, copies: bool) -> None:
+            super().__init__()
+            self.rnn = getattr(layer, kind)(3, 4)
+            self.copies, self.optimizer = copies, opt.SGD(0.5)
+            self.hx, self.cx = Tensor((2, 4)), Tensor((2, 4))
+
+        def forward(self, xs: Any) -> Any:
+            h, c = (self.hx, self.cx) if self.copies else (self.hx.clone(), self.cx.clone())
+            ys, *states = self.rnn(xs, (h, c) if kind == "LSTM" else h)
+            for mine, new in zip((self.hx, self.cx), states, strict=False):
+                mine.copy_data(new)
+            return ys[-1]
+
+        def train_one_batch(self, xs: Any, t: Tensor) -> Any:
+            loss = autograd.mse_loss(self.forward(xs), t)
+            self.optimizer(loss)
+            return loss, loss
+
+    def run(copies: bool, graph: bool) -> list[dict[str, np.ndarray]]:
+        device.default_device.SetRandSeed(1)
+        net = Net(copies)
+        net.train()
+        net.graph(graph)
+        rng, found = np.random.default_rng(0), []
+        for _ in range(4):
+            xs = [Tensor(data=rng.normal(size=(2, 3)).astype(F)) for _ in range(3)]
+            net(xs, Tensor(data=np.ones((2, 4), F)))
+            found.append({n: to_numpy(p).copy() for n, p in net.get_params().items() if n.startswith("rnn")})
+        return found
+
+    want = run(False, False)
+    for graph in (False, True):
+        for a, b in zip(want, run(True, graph), strict=True):
+            assert a.keys() == b.keys() and len(a) >= 3
+            for n in a:
+                np.testing.assert_array_equal(a[n], b[n], err_msg=n)

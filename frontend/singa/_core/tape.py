@@ -451,6 +451,11 @@ def creator_of(tensor: Variable) -> Operator:
     return creator
 
 
+def is_leaf(tensor: Variable) -> bool:
+    """Whether no operator on the tape produced a tensor."""
+    return tensor._creator is None or isinstance(tensor._creator, Dummy)
+
+
 class Node(Operator):
     """An ONNX operator on the tape; its gradient is computed by the gradient rule of its declaration.
 

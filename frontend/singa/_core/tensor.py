@@ -20,7 +20,7 @@ from ..device import DeviceLike
 from . import provenance, random, tape, trace
 from .ops import TensorInterpreter
 from .ops import op as _op
-from .tape import Dummy, Operator, creator_of
+from .tape import Operator, creator_of
 from .variable import Counter, Variable, made_by_operators, required
 
 op: TensorInterpreter[Tensor] = _op
@@ -163,7 +163,7 @@ class Tensor(Variable):
         Returns:
             False if an operator on the tape produced it, otherwise True.
         """
-        return self._creator is None or isinstance(self._creator, Dummy)
+        return tape.is_leaf(self)
 
     def ndim(self) -> int:
         """The rank.
@@ -506,11 +506,17 @@ class Tensor(Variable):
             OperatorError: The shape of `x` does not broadcast.
         """
         target = self if inplace else self.clone()
+        target._separate()
         with tape.no_tape():
             value = op.constant(values_for(op.dtype(target), x), op.dtype(target))
             trace.assign(target, op.Expand(value, op.Shape(target)).raw)
         target._become_leaf()
         return target
+
+    def _separate(self) -> None:
+        """Before all values are replaced: give a result its own storage, which the tape and views of it then do not share."""
+        if trace.current() is None and not self.is_dummy():
+            self._data = self._data.copy()
 
     def _become_leaf(self) -> None:
         """Make it a leaf, because all its values were replaced."""
@@ -621,6 +627,7 @@ class Tensor(Variable):
                     values = op.Concat(first, values, last, axis=0)
                 trace.assign(self, op.Reshape(values, op.Shape(self)).raw)
         else:
+            self._separate()
             data = self._data
             flat = data.reshape(-1)
             flat[offset : offset + values.size()] = self._here(values)
@@ -681,6 +688,7 @@ class Tensor(Variable):
                 value = random.normal(a, b, target.shape, target.device, dtype)
             else:
                 value = random.bernoulli(a, target.shape, target.device, dtype)
+            target._separate()
             trace.assign(target, value.raw)
         target._become_leaf()
         return target
