@@ -18,7 +18,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from singa import autograd, device, opt
+from singa import autograd, device
 from singa_backend.errors import InvalidInput, NoGradientWarning
 
 Run = Callable[..., str]
@@ -136,7 +136,6 @@ def test_cnn_options(run: Run, data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("PIL") is None, reason="the program imports Pillow")
-@pytest.mark.skipif(not hasattr(opt, "DistOpt"), reason="this version trains in one process")
 @pytest.mark.parametrize("option", ["plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold"])
 def test_cnn_in_one_process_of_mpi(run: Run, option: str, data: Path, tmp_path: Path) -> None:
     """One rank that sends everything prints the losses of the plain program; the other options train too."""
