@@ -66,6 +66,39 @@ def test_a_rank_that_ends_or_is_stuck_ends_the_job(how: str, code: int, told: st
     assert done.returncode == code and told in done.stderr
 
 
+@pytest.mark.parametrize(("how", "told"), [("imported", "the start of rank 0 made no progress in 2 s"), ("not", "Timeout")])
+def test_a_rank_that_ends_before_the_start_ends_the_job(how: str, told: str) -> None:
+    done = job(2, "before", how)
+    assert done.returncode == 1 and told in done.stderr and "a fault of this rank" in done.stderr
+
+
+def test_the_end_of_a_rank_does_not_end_the_work_of_another() -> None:
+    done = job(2, "late")
+    assert done.returncode == 0 and done.stdout == "saved\n"
+    assert "rank 1 has ended, and waits for the end of the other ranks" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["several", "unfinished", "forked"])
+def test_programs_end(what: str) -> None:
+    done = job(2, what)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("what", ["size", "dtype", "kind", "root"])
+def test_ranks_with_different_operations_are_told(what: str) -> None:
+    done = job(2, "different", what)
+    assert "AssertionError" not in done.stderr and "TimeoutExpired" not in done.stderr
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+
+
+def test_the_launcher_of_another_mpi_is_refused() -> None:
+    """Each process would train alone, and write the same files."""
+    environment = {**ENVIRONMENT, "OMPI_COMM_WORLD_SIZE": "2"}
+    command = [sys.executable, str(RANKS), "operations"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=environment, check=False)
+    assert done.returncode == 1 and "has started 2 processes, but the MPI library of mpi4py sees 1" in done.stderr
+
+
 def test_the_example() -> None:
     program = Path(__file__).parents[1] / "examples" / "train_distributed.py"
     for ranks, more in ((1, ()), (2, ()), (2, ("--dist-option", "sparseTopK"))):
