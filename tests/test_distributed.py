@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +16,9 @@ from sklearn.datasets import load_digits
 
 from singa import autograd, device, layer, model, opt, singa_wrap, sonnx, tensor
 from singa._core.ops import op
+from singa._training.checkpoint import Checkpoint
 from singa._training.distributed import Buckets
+from singa._training.fit import Position
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess, communicator
 from singa_backend.errors import CommunicationError, InvalidInput, MissingDependency
 
@@ -755,3 +758,38 @@ def test_buckets_follow_the_order_and_the_dtype() -> None:
     tensors = [tensor.Tensor(data=np.zeros(n, d)) for n, d in ((4, F), (20, F), (3, float), (5, F), (2, F), (1, F))]
     full = [[b.sizes for b in made.add(t, t)] for t in tensors]
     assert full == [[], [[20]], [], [], [[4, 5, 2]], []] and [b.sizes for b in made.rest()] == [[3], [1]]
+
+
+W = np.ones((8, 16), F)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("rank1.model.z", W), ("rank1.model.a.W", W.T), ("rank1.model.a.W", W.astype(int)), ("rank1.z", W),
+    ("rank1.optimizer.moments.z", W), ("rank1.optimizer.residual.z", W), ("rank1.optimizer.residual.a.W", W.T),
+    ("rank1.optimizer.partial", np.array([1, 2])), ("rank1.fit.random_state", np.ones(5)),
+    ("rank1.fit.random_state", np.array([-1, 2])), ("optimizer.residual.z", W), ("optimizer.residual.a.W", W.T),
+])  # fmt: skip
+def test_checkpoints_with_other_states_of_ranks_are_refused(name: str, value: np.ndarray, tmp_path: Path) -> None:
+    def made(comm: Communicator, path: Path) -> tuple[Net, Checkpoint]:
+        net, dist = Net(), opt.DistOpt(opt.SGD(lr=0.1, momentum=0.9), communicator=comm)
+        net.set_optimizer(dist)
+        built(net, X[:2])
+        return net, Checkpoint(path, net, dist, device.get_default_device(), {"--workers": "2", "--dist-option": "x"}, {}, comm)
+
+    def write(comm: Communicator) -> None:
+        net, checkpoint = made(comm, tmp_path / "whole")
+        rows = slice(comm.rank * 8, comm.rank * 8 + 8)
+        net(tensor.Tensor(data=X[rows]), tensor.Tensor(data=Y[rows]), "sparseTopK")
+        place = Position(np.random.default_rng(0), batch=1, order=np.arange(64))
+        place.history.losses.append(1.0)
+        checkpoint.write(place)
+
+    LocalGroup(2).run(write)
+    other = LocalGroup(2).ranks[1]
+    net, checkpoint = made(other, tmp_path / "whole")
+    assert checkpoint.read(64, 16).batch == 1
+    extra = {**net.load_states(tmp_path / "whole"), name: tensor.Tensor(data=value, requires_grad=False)}
+    net.save_states(tmp_path / "damaged", extra)
+    with pytest.raises(InvalidInput) as caught:
+        made(other, tmp_path / "damaged")[1].read(64, 16)
+    assert caught.value.code in ("SX380", "SX381")

@@ -13,10 +13,8 @@ _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 
 def launched_size() -> int:
     """Return the number of processes with which an MPI launcher has started this one; 1 without a launcher."""
-    names = _SIZES
-    if "PMIX_RANK" in os.environ:  # of Slurm's srun, which has its own name for the number
-        names += ("SLURM_STEP_NUM_TASKS",)
-    return max(1, _number(names))
+    slurm = ("SLURM_STEP_NUM_TASKS",) if "PMIX_RANK" in os.environ else ()  # srun has its own name for the number
+    return max(1, _number((*_SIZES, *slurm)))
 
 
 def launched_rank() -> int:
