@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 from singa import autograd, layer, model, opt, tensor
 from singa_backend.collectives import communicator
 from singa_backend.collectives.communicator import copied, total
+from singa_backend.errors import CommunicationError
 
 F = np.float32
 
@@ -101,6 +103,79 @@ def ends(how: str) -> None:
             sys.exit(7)
         return
     total(comm, np.ones(1))
+
+
+def before(how: str) -> None:
+    """Rank 1 ends before it has a communicator, for which the others wait."""
+    if how == "imported":
+        from mpi4py import MPI  # noqa: F401 - MPI starts
+    if os.environ["PMI_RANK"] == "1":
+        raise ZeroDivisionError("a fault of this rank")
+    communicator(timeout=2.0)
+
+
+def late() -> None:
+    """Rank 0 works for longer than the timeout after the last operation."""
+    total(communicator(timeout=0.5), np.ones(1))
+    if os.environ["PMI_RANK"] == "0":
+        time.sleep(1.5)
+        print("saved")
+
+
+def several() -> None:
+    """More communicators than MPI has; a rank that exits is noticed in an operation of each."""
+    comms = [communicator(timeout=60.0) for _ in range(3000)]
+    total(comms[0], np.ones(1))
+    if comms[0].rank == 1:
+        return
+    start = time.monotonic()
+    for comm in (comms[-1], comms[0]):
+        try:
+            total(comm, np.ones(1))
+        except CommunicationError as error:
+            assert "rank 1 has exited" in str(error)
+    assert time.monotonic() - start < 30
+
+
+def different(name: str) -> None:
+    """Operations that MPI would combine: other sizes, dtypes and kinds."""
+    comm = communicator(timeout=3.0)
+    one = comm.rank == 1
+    works = {
+        "size": lambda: comm.all_reduce(np.ones(5 if one else 64, F)),
+        "dtype": lambda: comm.all_reduce(np.ones(4, np.int32 if one else F)),
+        "kind": lambda: comm.broadcast(np.ones(4, F), 0) if one else comm.all_reduce(np.ones(4, F)),
+        "root": lambda: comm.broadcast(np.ones(4, F), comm.rank),
+    }
+    try:
+        works[name]().wait()
+    except CommunicationError as error:
+        assert error.code == "SX952"
+    else:
+        raise AssertionError(name)
+
+
+def unfinished() -> None:
+    """Operations that nobody waits for, at the end of the program; their sums are Python's."""
+    comm = communicator()
+    for _ in range(20):
+        comm.all_reduce(np.ones(100_000, np.float16))
+        comm.all_reduce(np.ones(100_000, F))
+
+
+def forked() -> None:
+    """A forked process of a rank neither tells the others that it exits, nor aborts them."""
+    comm = communicator(timeout=60.0)
+    if comm.rank == 1:
+        child = os.fork()
+        if not child:
+            try:
+                sys.excepthook(ValueError, ValueError("in a fork"), None)
+                atexit._run_exitfuncs()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    assert total(comm, np.ones(1))[0] == comm.size
 
 
 def sonnx(point: str, number: str, *arguments: str) -> None:

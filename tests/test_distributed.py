@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
 from singa import autograd, device, layer, model, opt, singa_wrap, sonnx, tensor
 from singa._core.ops import op
+from singa._training.checkpoint import Checkpoint
 from singa._training.distributed import Buckets
+from singa._training.fit import Position
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess, communicator
 from singa_backend.errors import CommunicationError, InvalidInput, MissingDependency
 
@@ -458,6 +462,49 @@ def test_states_continue_to_the_bit(mode: str) -> None:
     assert all(same(a, b) for a, b in zip(whole, LocalGroup(2).run(lambda comm: work(comm, True)), strict=True))
 
 
+@graphs
+@modes
+def test_states_can_be_set_back(mode: str, graph: bool) -> None:
+    """Also those of a step before which there was no residual; recorded steps use them too."""
+    net, dist = Net(), opt.DistOpt(opt.SGD(lr=0.1, momentum=0.9), communicator=SingleProcess())
+    net.set_optimizer(dist)
+    net.graph(graph)
+    built(net, X[:2])
+
+    def run() -> dict[str, np.ndarray]:
+        for i in range(5):
+            net(*(tensor.Tensor(data=a[i * 8 : i * 8 + 8], requires_grad=False) for a in (X, Y)), mode, **MODES[mode])
+        return {n: p.data.copy() for n, p in net.get_params().items()}
+
+    def copied() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        model, optimizer = ({n: t.data.copy() for n, t in o.get_states().items()} for o in (net, dist))
+        return model, {n: a for n, a in optimizer.items() if not n.startswith("residual.") or run_once}
+
+    for run_once in (False, True):  # back to the beginning; then to the point after the first steps
+        before = copied()
+        if not run_once:
+            before[1].update({f"moments.{n}": np.zeros(p.shape, F) for n, p in net.get_params().items()})
+        first = run()
+        net.set_states(before[0])
+        dist.set_states(before[1])
+        assert same(first, run())
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("residual.z", np.zeros(3, F)), ("residual.a.W", np.zeros(3, F)), ("residual.a.b", np.zeros(16, np.int64)),
+    ("partial", np.array([-1])), ("partial", np.array([np.nan])), ("partial", np.array(["x"])),
+])  # fmt: skip
+def test_states_of_another_training_are_refused(name: str, value: Any) -> None:
+    net, dist = Net(), opt.DistOpt(communicator=SingleProcess())
+    net.set_optimizer(dist)
+    built(net, X[:2])
+    net(tensor.Tensor(data=X), tensor.Tensor(data=Y), "sparseTopK")
+    states = {n: t.data.copy() for n, t in dist.get_states().items()}
+    with pytest.raises(InvalidInput) as caught:
+        dist.set_states({**states, "step_counter": np.array([9]), name: value})
+    assert caught.value.code == "SX327" and dist.step_counter.data[0] == 1
+
+
 def test_a_copy_is_independent() -> None:
     dist = opt.DistOpt(opt.SGD(lr=0.1, momentum=0.9), communicator=SingleProcess())
     twin = copy.deepcopy(dist)
@@ -531,6 +578,118 @@ def test_ranks_with_other_models_are_told() -> None:
     assert caught.value.code == "SX952"
 
 
+def of(values: Any, name: str = "") -> tensor.Tensor:
+    return tensor.Tensor(data=values, name=name, requires_grad=bool(name), stores_grad=bool(name))
+
+
+@pytest.fixture
+def training() -> Iterator[None]:
+    autograd.training = True
+    yield
+    autograd.training = False
+
+
+@pytest.mark.usefixtures("training")
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("other", ["b", "", "ab"])
+def test_a_rank_with_other_gradients_in_a_later_step_is_told(rank: int, other: str) -> None:
+    """Gradients of one shape would be summed although they belong to different parameters."""
+
+    def work(comm: Communicator) -> None:
+        made = {n: of(np.ones(3, F), n) for n in "abc"}
+        dist = opt.DistOpt(communicator=comm)
+        for i in range(2):
+            names = ("c" + other) if i and comm.rank == rank else "ca"
+            dist(sum((autograd.reduce_sum(made[n] * of(np.full(3, 2.0, F))) for n in names[1:]), autograd.reduce_sum(made["c"])))
+
+    with pytest.raises(CommunicationError) as caught:
+        LocalGroup(2).run(work)
+    assert caught.value.code in ("SX950", "SX952")
+
+
+@graphs
+@modes
+def test_ranks_may_change_their_gradients_together(mode: str, graph: bool) -> None:
+    def work(comm: Communicator | None) -> dict[str, np.ndarray]:
+        net = Net()
+        net.set_optimizer(opt.DistOpt(opt.SGD(lr=0.1), communicator=comm or SingleProcess()))
+        net.graph(graph)
+        built(net, X[:2])
+        for i in range(9):
+            if i in (3, 6):
+                net.freeze("a*" if i == 3 else "c*")
+            net(tensor.Tensor(data=X), tensor.Tensor(data=Y), mode, threshold=20, **MODES[mode])
+        return {n: p.data.copy() for n, p in net.get_params().items()}
+
+    ranks = LocalGroup(2).run(work)
+    assert furthest(ranks[0], work(None)) < 1e-3
+
+
+@pytest.mark.parametrize("other", [lambda c: c.all_reduce(np.ones(5)), lambda c: c.all_reduce(np.ones(4, F)),
+                                   lambda c: c.broadcast(np.ones(4), 0)])  # fmt: skip
+def test_ranks_with_different_operations_are_told(other: Callable[[Any], Any]) -> None:
+    def work(comm: Communicator) -> None:
+        (other(comm) if comm.rank else comm.all_reduce(np.ones(4))).wait()
+
+    with pytest.raises(CommunicationError, match=r"another rank another operation|has failed"):
+        LocalGroup(2).run(work)
+
+
+def test_local_ranks_forget_what_has_ended() -> None:
+    group = LocalGroup(3)
+    group.run(lambda comm: [comm.all_reduce(np.ones(4)).wait() for _ in range(5)])
+    assert not group.given and not group.taken
+
+
+@pytest.mark.usefixtures("training")
+@modes
+@pytest.mark.parametrize("dtype", [F, np.float64, np.float16, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
+def test_parameters_of_any_shape_and_dtype(dtype: Any, mode: str) -> None:
+    """Scalars, and empty ones alone in a bucket; equal on all ranks."""
+    if mode == "half" and dtype is not F:
+        return
+
+    def work(comm: Communicator) -> list[list[float]]:
+        made = [of(np.ones(shape, dtype), f"p{i}") for i, shape in enumerate(((), (0,), (3,)))]
+        dist = opt.DistOpt(opt.SGD(lr=0.25), communicator=comm)
+        for _ in range(2):
+            loss = sum(
+                (autograd.reduce_sum(p * p) if p.shape else autograd.reshape(p * p, [1]) for p in made[1:]), made[0] * made[0]
+            )
+            step(dist, loss, mode, 0, 1.0 if mode == "sparseTopK" else 0.0)
+        return [np.asarray(p.data, F).reshape(-1).tolist() for p in made]
+
+    assert LocalGroup(2).run(work) == [[[0.25], [], [0.25] * 3]] * 2
+
+
+@pytest.mark.usefixtures("training")
+def test_sums_of_float16_gradients_do_not_overflow() -> None:
+    def work(comm: Communicator) -> list[float]:
+        p = of(np.zeros(2, np.float16), "p")
+        opt.DistOpt(opt.SGD(lr=2.0**-12), communicator=comm)(autograd.reduce_sum(p * of(np.full(2, 40960, np.float16))))
+        return p.data.tolist()
+
+    assert LocalGroup(2).run(work) == [[-10.0, -10.0]] * 2
+
+
+@modes
+def test_modes_on_a_device(mode: str) -> None:
+    """Arrays of a device are not read on the host by accident, also where the communicator takes them from it."""
+
+    def work(comm: Communicator) -> dict[str, np.ndarray]:
+        place, net = device.resolve("STRICT"), Net()
+        net.set_optimizer(opt.DistOpt(opt.SGD(lr=0.1), communicator=comm))
+        net.compile([tensor.Tensor(data=X[:2], device=place, requires_grad=False)], is_train=True, use_graph=True)
+        rng = np.random.default_rng(1)
+        net.set_params({n: (rng.standard_normal(p.shape) * 0.3).astype(F) for n, p in net.get_params().items()})
+        for _ in range(4):
+            net(*(tensor.Tensor(data=a[:16], device=place, requires_grad=False) for a in (X, Y)), mode, **MODES[mode])
+        return {n: place.backend.get(p.data) for n, p in net.get_params().items()}
+
+    assert same(LocalGroup(2).run(work)[0], LocalGroup(2).run(work)[1])
+    assert furthest(LocalGroup(2).run(work)[0], work(SingleProcess())) < 1e-3
+
+
 def test_a_rank_that_does_not_come_is_named() -> None:
     def work(comm: Communicator) -> None:
         if comm.rank != 1:
@@ -599,3 +758,38 @@ def test_buckets_follow_the_order_and_the_dtype() -> None:
     tensors = [tensor.Tensor(data=np.zeros(n, d)) for n, d in ((4, F), (20, F), (3, float), (5, F), (2, F), (1, F))]
     full = [[b.sizes for b in made.add(t, t)] for t in tensors]
     assert full == [[], [[20]], [], [], [[4, 5, 2]], []] and [b.sizes for b in made.rest()] == [[3], [1]]
+
+
+W = np.ones((8, 16), F)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("rank1.model.z", W), ("rank1.model.a.W", W.T), ("rank1.model.a.W", W.astype(int)), ("rank1.z", W),
+    ("rank1.optimizer.moments.z", W), ("rank1.optimizer.residual.z", W), ("rank1.optimizer.residual.a.W", W.T),
+    ("rank1.optimizer.partial", np.array([1, 2])), ("rank1.fit.random_state", np.ones(5)),
+    ("rank1.fit.random_state", np.array([-1, 2])), ("optimizer.residual.z", W), ("optimizer.residual.a.W", W.T),
+])  # fmt: skip
+def test_checkpoints_with_other_states_of_ranks_are_refused(name: str, value: np.ndarray, tmp_path: Path) -> None:
+    def made(comm: Communicator, path: Path) -> tuple[Net, Checkpoint]:
+        net, dist = Net(), opt.DistOpt(opt.SGD(lr=0.1, momentum=0.9), communicator=comm)
+        net.set_optimizer(dist)
+        built(net, X[:2])
+        return net, Checkpoint(path, net, dist, device.get_default_device(), {"--workers": "2", "--dist-option": "x"}, {}, comm)
+
+    def write(comm: Communicator) -> None:
+        net, checkpoint = made(comm, tmp_path / "whole")
+        rows = slice(comm.rank * 8, comm.rank * 8 + 8)
+        net(tensor.Tensor(data=X[rows]), tensor.Tensor(data=Y[rows]), "sparseTopK")
+        place = Position(np.random.default_rng(0), batch=1, order=np.arange(64))
+        place.history.losses.append(1.0)
+        checkpoint.write(place)
+
+    LocalGroup(2).run(write)
+    other = LocalGroup(2).ranks[1]
+    net, checkpoint = made(other, tmp_path / "whole")
+    assert checkpoint.read(64, 16).batch == 1
+    extra = {**net.load_states(tmp_path / "whole"), name: tensor.Tensor(data=value, requires_grad=False)}
+    net.save_states(tmp_path / "damaged", extra)
+    with pytest.raises(InvalidInput) as caught:
+        made(other, tmp_path / "damaged")[1].read(64, 16)
+    assert caught.value.code in ("SX380", "SX381")

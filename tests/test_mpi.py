@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from singa.cli._workers import _environment, _mpiexec
+from singa.cli._workers import _environment, _mpiexec, run_workers
 from singa_backend.errors import MissingDependency
 
 try:
@@ -64,6 +65,39 @@ def test_ranks(what: str, ranks: int) -> None:
 def test_a_rank_that_ends_or_is_stuck_ends_the_job(how: str, code: int, told: str) -> None:
     done = job(3, "ends", how)
     assert done.returncode == code and told in done.stderr
+
+
+@pytest.mark.parametrize(("how", "told"), [("imported", "the start of rank 0 made no progress in 2 s"), ("not", "Timeout")])
+def test_a_rank_that_ends_before_the_start_ends_the_job(how: str, told: str) -> None:
+    done = job(2, "before", how)
+    assert done.returncode == 1 and told in done.stderr and "a fault of this rank" in done.stderr
+
+
+def test_the_end_of_a_rank_does_not_end_the_work_of_another() -> None:
+    done = job(2, "late")
+    assert done.returncode == 0 and done.stdout == "saved\n"
+    assert "rank 1 has ended, and waits for the end of the other ranks" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["several", "unfinished", "forked"])
+def test_programs_end(what: str) -> None:
+    done = job(2, what)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("what", ["size", "dtype", "kind", "root"])
+def test_ranks_with_different_operations_are_told(what: str) -> None:
+    done = job(2, "different", what)
+    assert "AssertionError" not in done.stderr and "TimeoutExpired" not in done.stderr
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+
+
+def test_the_launcher_of_another_mpi_is_refused() -> None:
+    """Each process would train alone, and write the same files."""
+    environment = {**ENVIRONMENT, "OMPI_COMM_WORLD_SIZE": "2"}
+    command = [sys.executable, str(RANKS), "operations"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=environment, check=False)
+    assert done.returncode == 1 and "has started 2 processes, but the MPI library of mpi4py sees 1" in done.stderr
 
 
 def test_the_example() -> None:
@@ -235,6 +269,45 @@ def test_workers_equal_one_process(folder: Path, tmp_path: Path) -> None:
 def test_arguments_that_are_refused(more: list[str], code: int, told: str, folder: Path, tmp_path: Path) -> None:
     done = train(folder, tmp_path / "run.ckpt", *more)
     assert done.returncode == code and told in done.stderr.replace("\n", " ")
+
+
+def test_errors_of_workers_are_one_json_document(folder: Path, tmp_path: Path) -> None:
+    done = train(folder, tmp_path / "run.ckpt", "--batch-size", "5", "--json")
+    assert done.returncode == 3 and json.loads(done.stdout)["code"] == "SX342"
+
+
+def test_usage_errors_are_told_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.ckpt").write_bytes(b"")
+    done = train(folder, tmp_path / "run.ckpt")
+    assert done.returncode == 2 and done.stderr.count("exists: pass --resume") == 1
+
+
+def launcher(path: Path, code: str) -> str:
+    path.write_text(f"#!{sys.executable}\nimport os, signal, subprocess, sys\ncommand = sys.argv[3:]\n{code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(("code", "returns"), [(0, 0), (1, 4), (3, 3), (4, 4), (7, 3), (9, 4), (130, 130)])
+def test_the_exit_code_of_workers(code: int, returns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all workers combined, as mpiexec returns it; in any thread."""
+    fake = launcher(tmp_path / "mpiexec", f"sys.exit({code})")
+    monkeypatch.setattr("singa.cli._workers._mpiexec", lambda: fake)
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(run_workers(2, [], None)))
+    thread.start()
+    thread.join()
+    assert found == [returns] == [run_workers(2, [], None)]
+
+
+def test_a_launcher_of_another_mpi_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker starts no workers, and does not train alone; a folder with the name of a package is not imported."""
+    (tmp_path / "onnx.py").write_text("raise SystemExit(99)")
+    fake = launcher(tmp_path / "mpiexec", "sys.exit(subprocess.run(command).returncode)")
+    monkeypatch.setattr("singa.cli._workers._mpiexec", lambda: fake)
+    monkeypatch.chdir(tmp_path)
+    given = arguments(folder, tmp_path / "run.ckpt", "--workers", "2")[1:]
+    assert run_workers(2, given, None) == 3 and not (tmp_path / "run.ckpt").exists()
 
 
 def test_the_checkpoint_of_other_ranks_is_refused(folder: Path, tmp_path: Path) -> None:

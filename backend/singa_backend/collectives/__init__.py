@@ -1,8 +1,18 @@
 """Communication between the processes of one training: sums, collections and copies of arrays."""
 
 from .communicator import Communicator, Handle
-from .launch import communicator, launched_size, nccl_group
+from .launch import communicator, nccl_group
+from .launched import launched_rank, launched_size
 from .local import LocalGroup
 from .single import SingleProcess
 
-__all__ = ["Communicator", "Handle", "LocalGroup", "SingleProcess", "communicator", "launched_size", "nccl_group"]
+__all__ = [
+    "Communicator",
+    "Handle",
+    "LocalGroup",
+    "SingleProcess",
+    "communicator",
+    "launched_rank",
+    "launched_size",
+    "nccl_group",
+]

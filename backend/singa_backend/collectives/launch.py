@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -11,21 +10,10 @@ import numpy as np
 
 from ..errors import InvalidInput, MissingDependency
 from .communicator import Communicator
+from .launched import launched_size
 from .single import SingleProcess
 
 ENGINES = ("mpi", "nccl", "single")
-
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE")
-"""Environment variables with the number of processes, as launchers of MPI set them."""
-
-
-def launched_size() -> int:
-    """Return the number of processes with which an MPI launcher has started this one; 1 without a launcher."""
-    for name in _SIZES:
-        value = os.environ.get(name, "")
-        if value.isdecimal():
-            return max(1, int(value))
-    return 1
 
 
 def communicator(engine: str | None = None, timeout: float = 300.0, pieces: int = 1 << 22) -> Communicator:
@@ -42,7 +30,9 @@ def communicator(engine: str | None = None, timeout: float = 300.0, pieces: int 
 
     Raises:
         InvalidInput: The engine is unknown, or the timeout is not positive (SX386).
-        MissingDependency: The engine's package is not installed (SX700).
+        MissingDependency: The engine's package is not installed, or the processes were started by the launcher of another
+            MPI library than that of mpi4py (SX700).
+        CommunicationError: Another process does not create its communicator within the timeout (SX950).
         DeviceUnavailable: There is no GPU for NCCL (SX500).
     """
     if engine is not None and engine not in ENGINES:

@@ -30,7 +30,8 @@ class LocalGroup:
     def __init__(self, size: int, timeout: float = 300.0) -> None:
         self.size = size
         self.arrived = threading.Condition()
-        self.given: dict[int, dict[int, Any]] = {}
+        self.given: dict[int, dict[int, tuple[str, Any]]] = {}  # number -> rank -> the operation and its array
+        self.taken: dict[int, int] = {}  # number -> the ranks that have the result
         self.failed = ""
         self.ranks = [LocalRank(self, rank, timeout) for rank in range(size)]
 
@@ -113,7 +114,8 @@ class LocalRank:
         self.sent += array.nbytes
         group = self.group
         with group.arrived:
-            group.given.setdefault(self._count, {})[self.rank] = array.copy()
+            what = name if name == "all_gather" else f"{name} of {tuple(array.shape)}"
+            group.given.setdefault(self._count, {})[self.rank] = (f"{what} {array.dtype}", array.copy())
             group.arrived.notify_all()
         return LocalHandle(self, name, self._count, combine)
 
@@ -142,8 +144,13 @@ class LocalHandle:
                 if not group.arrived.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     missing = sorted(set(range(group.size)) - set(group.given[self.number]))
                     raise no_progress(self.name, comm.rank, comm.timeout, missing)
-            arrays = [group.given[self.number][rank] for rank in range(group.size)]
-        return self.combine(arrays)
+            given = [group.given[self.number][rank] for rank in range(group.size)]
+            group.taken[self.number] = group.taken.get(self.number, 0) + 1
+            if group.taken[self.number] == group.size:
+                del group.given[self.number], group.taken[self.number]
+        if len({what for what, _ in given}) > 1:
+            raise other_operation(comm.rank, given[comm.rank][0])
+        return self.combine([array for _, array in given])
 
 
 def _sum(arrays: list[Any]) -> Any:
@@ -151,6 +158,20 @@ def _sum(arrays: list[Any]) -> Any:
     for array in arrays[1:]:
         np.add(total, array, out=total)
     return total
+
+
+def other_operation(rank: int, what: str) -> CommunicationError:
+    """Return the error of ranks that have started different operations.
+
+    Args:
+        rank: The rank.
+        what: Its operation.
+    """
+    return CommunicationError(
+        f"rank {rank} has started {what}, and another rank another operation",
+        code="SX952",
+        hint="all ranks must take the same number of steps, and exchange the same tensors in one order",
+    )
 
 
 def no_progress(name: str, rank: int, timeout: float, missing: Sequence[int]) -> CommunicationError:

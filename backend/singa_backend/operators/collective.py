@@ -58,8 +58,9 @@ def all_reduce_start(xp: Xp, x: Array, *, communicator: int) -> Array:
 def sparse_all_reduce_start(xp: Xp, indices: Array, values: Array, *, communicator: int, equal: int = 0) -> Array:
     """Start the sum of sparse vectors over the ranks; return the ticket, int64 of shape ()."""
     comm = numbered(communicator)
-    if len(indices) and int(indices.max()) > np.iinfo(np.int32).max:
-        raise OperatorError(f"indices are sent as int32, got {int(indices.max())}", code="SX405", hint="use a lower threshold")
+    largest = int(xp.to_host(indices.max())) if len(indices) else 0
+    if largest > np.iinfo(np.int32).max:
+        raise OperatorError(f"indices are sent as int32, got {largest}", code="SX405", hint="use a lower threshold")
     places = _placed(xp, comm.on_host, indices.astype(np.int32))
     values = _placed(xp, comm.on_host, values)
     if equal:

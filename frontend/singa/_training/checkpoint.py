@@ -176,6 +176,7 @@ class Checkpoint:
             raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again") from None
         states = {n.removeprefix(OPTIMIZER): a for n, a in arrays.items() if n.startswith(OPTIMIZER)}
         self._fits(states, run)
+        self._fits_rank(own, states)
         states |= {n.removeprefix(OPTIMIZER): a for n, a in own.items() if n.startswith(OPTIMIZER)}
         self.model.set_states({n.removeprefix(STATES): a for n, a in own.items() if n.startswith(STATES)})
         self.optimizer.set_states(states)
@@ -230,9 +231,23 @@ class Checkpoint:
         exchange = {n for n in states if n == PARTIAL or n.startswith(f"{RESIDUAL}.")} if self.group else set()
         kinds = {n: n.partition(".") for n in states if n != "step_counter" and n not in exchange}
         wanted = {"step_counter", *(f"{kind}.{p}" for kind in self.optimizer.kinds for _, _, p in kinds.values())}
-        same = all(states[n].shape == params.get(p) and dtypes.is_float(states[n].dtype) for n, (_, _, p) in kinds.items())
+        kept = {n: n.partition(".") for n in exchange if n != PARTIAL}
+        same = all(
+            states[n].shape == params.get(p) and dtypes.is_float(states[n].dtype) for n, (_, _, p) in (kinds | kept).items()
+        )
         if wanted != states.keys() - exchange or not same or run["states"] != len(states):
             raise _other(self.path, f"its optimizer has the states {', '.join(sorted(states)[:5]) or '(none)'}", "")
+
+    def _fits_rank(self, own: dict[str, np.ndarray], states: dict[str, np.ndarray]) -> None:
+        """Raise unless the states of this rank are of the kinds that `write` stores, and of the shapes of rank 0's."""
+        first: dict[str, Any] = {STATES + n: t.data for n, t in self.model.get_states().items()}
+        first |= {OPTIMIZER + n: a for n, a in states.items()} | {RANDOM: np.zeros(2, np.int64)}
+        for name, a in own.items():
+            like = first.get(name)
+            fits = like is not None and like.shape == a.shape and like.dtype == a.dtype
+            if not fits or (name == RANDOM and (a < 0).any()):
+                text = f"{self.path} must be a checkpoint of sonnx train, got one with another state {name} of a worker"
+                raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again")
 
 
 def _run(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

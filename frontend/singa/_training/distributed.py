@@ -55,14 +55,14 @@ class DataParallel:
         self._pending: list[Callable[[], None]] = []
         self._fused: list[Tensor] = []
         self._fused_half: list[Tensor] = []
-        self._agreed: set[Any] = set()
+        self._agreed: dict[Any, list[list[str]]] = {}  # the gradients of each kind of step, which all ranks had
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """An independent optimizer of the same group."""
         memo[id(self.communicator)] = self.communicator
         made = memo[id(self)] = object.__new__(type(self))
         made.__dict__.update({n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n not in ("_pending", "_agreed")})
-        made._pending, made._agreed = [], set()
+        made._pending, made._agreed = [], {}
         return made
 
     # --- training
@@ -92,7 +92,10 @@ class DataParallel:
         """
 
         def exchange(bucket: Bucket) -> Callable[[], Tensor]:
-            done = self._reduce(bucket.flat())
+            flat = bucket.flat()
+            if op.dtype(flat) == np.float16:  # the sum may be above its largest number
+                return self._reduce(self._mean(flat))
+            done = self._reduce(flat)
             return lambda: self._mean(done())
 
         self._train(loss, threshold, ("plain",), exchange)
@@ -189,7 +192,7 @@ class DataParallel:
         buckets = Buckets(_threshold(threshold))
         pairs = self._pairs(loss)
         partitions = [bucket for p, g in pairs for bucket in buckets.add(p, p)] + buckets.rest()
-        self._agree(("partial", threshold), pairs)
+        pairs = list(self._compared(("partial", threshold), iter(pairs)))
         self.opt._update_all(pairs)
         turn = self._turn() % len(partitions)
         with tape.no_tape():
@@ -240,16 +243,9 @@ class DataParallel:
             with tape.no_tape():
                 sent.extend((bucket, exchange(bucket)) for bucket in complete)
 
-        key = (*mode, threshold)
-        if key in self._agreed or trace.current() is not None:
-            for p, g in self._gradients(loss, scale):
-                send(buckets.add(p, g))
-                self.communicator.progress()
-        else:  # the first step of this kind compares the parameters of the ranks before it sends gradients
-            pairs = self._pairs(loss, scale)
-            self._agree(key, pairs)
-            for p, g in pairs:
-                send(buckets.add(p, g))
+        for p, g in self._compared((*mode, threshold), self._gradients(loss, scale)):
+            send(buckets.add(p, g))
+            self.communicator.progress()
         send(buckets.rest())
         means: dict[int, Tensor] = {}
         with tape.no_tape():
@@ -290,7 +286,7 @@ class DataParallel:
             _, indices = op.TopK(magnitude, [math.ceil(share * size)], axis=0, outputs=2)
             rest = op.ScatterElements(flat, indices, op.full_like(op.Gather(flat, indices), 0), axis=0)
         else:
-            chosen = op.Not(op.Less(magnitude, op.full_like(op.Squeeze(op.Slice(flat, [0], [1], [0]), [0]), float(share))))
+            chosen = op.Not(op.Less(magnitude, float(share)))
             indices = op.Squeeze(op.NonZero(chosen), [0])  # a NaN is sent too
             rest = op.Where(chosen, op.full_like(flat, 0), flat)
         values = op.Gather(flat, indices)
@@ -314,13 +310,34 @@ class DataParallel:
             t.to_device(p.device)
         return t
 
-    def _agree(self, key: Any, pairs: Pairs) -> None:
-        """Raise CommunicationError unless all ranks exchange the same gradients in the same way; once for each kind of step."""
-        if key in self._agreed or trace.current() is not None:
+    def _compared(self, key: Any, pairs: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The gradients of a step, in order; raises CommunicationError unless all ranks exchange the same in the same way.
+
+        The ranks compare the gradients of the first step of each kind, and of a step that differs from those before, such as
+        after parameters were frozen; before a gradient is sent whose place another one had.
+        """
+        if trace.current() is not None:
+            yield from pairs
             return
-        mine = [repr(key), *(f"{self.opt._key(p.name, p)} {op.dtype(p)} {tuple(p.shape)}" for p, _ in pairs)]
-        self._compare("gradients", mine)
-        self._agreed.add(key)
+        known = likely = self._agreed.setdefault(key, [])
+        mine: list[str] = []
+        for p, g in pairs:
+            mine.append(self._described(p))
+            likely = [one for one in likely if one[len(mine) - 1 : len(mine)] == mine[-1:]]
+            if not likely:
+                rest = [(p, g), *pairs]
+                mine += [self._described(p) for p, _ in rest[1:]]
+                self._compare("gradients", [repr(key), *mine])
+                known.append(mine)
+                yield from rest
+                return
+            yield p, g
+        if mine not in likely:
+            self._compare("gradients", [repr(key), *mine])
+            known.append(mine)
+
+    def _described(self, p: Tensor) -> str:
+        return f"{self.opt._key(p.name, p)} {op.dtype(p)} {tuple(p.shape)}"
 
     def _compare(self, what: str, lines: Sequence[str]) -> None:
         """Raise CommunicationError unless these lines of text are equal on all ranks."""
@@ -571,12 +588,19 @@ class DataParallel:
         residuals = {n.removeprefix(f"{RESIDUAL}."): a for n, a in arrays.items() if n.startswith(f"{RESIDUAL}.")}
         for name, array in residuals.items():
             mine = self._residuals.get(name)
+            if self._residuals and mine is None:
+                raise InvalidInput(f"the state {RESIDUAL}.{name} belongs to another model", code="SX327")
             if mine is not None and tuple(mine.shape) != array.shape:
                 raise InvalidInput(f"the state {RESIDUAL}.{name} must have shape {mine.shape}, got {array.shape}", code="SX327")
+            if not dtypes.is_float(array.dtype):
+                raise InvalidInput(f"the state {RESIDUAL}.{name} must be floats, got {array.dtype}", code="SX327")
         turn = arrays.get(PARTIAL)
-        if turn is not None and turn.size != 1:
-            raise InvalidInput(f"{PARTIAL} must have one element, got shape {turn.shape}", code="SX327")
+        if turn is not None and (turn.size != 1 or turn.dtype.kind not in "iu" or turn.min() < 0):
+            text = f"{PARTIAL} must have one element, an integer of at least 0, got {turn.dtype} of shape {turn.shape}"
+            raise InvalidInput(text, code="SX327")
         self.opt.set_states({n: v for n, v in states.items() if n != PARTIAL and not n.startswith(f"{RESIDUAL}.")})
+        for name, mine in self._residuals.items():  # in place: recorded steps hold them; a state without one is of before it
+            mine._data[...] = mine.device.backend.put(residuals.pop(name, np.zeros(tuple(mine.shape))).astype(mine._data.dtype))
         for name, array in residuals.items():
             self._residuals[name] = Tensor(data=array.copy(), requires_grad=False, name=f"{RESIDUAL}.{name}")
         if turn is not None:

@@ -53,6 +53,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
+        from singa_backend.collectives import launched_rank
         from singa_backend.errors import CommunicationError, SonnxError
 
         try:
@@ -60,7 +61,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
         except SonnxError as error:
             if is_interrupt(error):
                 raise
-            if kwargs.get("as_json"):
+            if kwargs.get("as_json") and not launched_rank():  # one document for all workers
                 click.echo(json.dumps(error.to_dict()))
             else:
                 err.print(Text(type(error).__name__, "red"), str(error), highlight=False, soft_wrap=True)

@@ -7,15 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ._common import LOST, NO, REFUSED, err
+from ._common import LOST, REFUSED, err
 from ._interrupts import INTERRUPTED, TERMINATED
 
 _THREADS = ("SONNX_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_KNOWN = (0, NO, 2, REFUSED, LOST, INTERRUPTED, TERMINATED)
+_KNOWN = (0, 2, REFUSED, INTERRUPTED, TERMINATED)
 
 
 def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -> int:
@@ -34,15 +36,15 @@ def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -
     Raises:
         MissingDependency: mpi4py is not installed, or there is no mpiexec (SX700).
     """
-    command = [_mpiexec(), "-n", str(count), sys.executable, "-m", "singa.cli", "train", *arguments]
-    workers = subprocess.Popen(command, env=_environment(count), start_new_session=True)  # a terminal's Ctrl-C comes here only
-    before = {s: signal.signal(s, lambda number, _: workers.send_signal(number)) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    # -P: a folder of the user with the name of a package is not imported
+    command = [_mpiexec(), "-n", str(count), sys.executable, "-P", "-m", "singa.cli", "train", *arguments]
+    with _held_signals() as received:  # a terminal's Ctrl-C comes here only
+        workers = subprocess.Popen(command, env=_environment(count), stdin=subprocess.DEVNULL, start_new_session=True)
+        received.to(workers.send_signal)
         code = workers.wait()
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
-    if code in _KNOWN and code != LOST:
+    if code == LOST | REFUSED:  # mpiexec combines the codes: one worker has refused, the others have lost it
+        return REFUSED
+    if code in _KNOWN:
         return code
     what = "a worker was lost" if code == LOST else f"a worker died: mpiexec returned {code}"
     if checkpoint and checkpoint.exists():
@@ -51,6 +53,37 @@ def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -
         what += f"; {checkpoint} is not written"
     err.print(what, markup=False, highlight=False, soft_wrap=True, style="yellow")
     return LOST
+
+
+class _Received:
+    """The signals for the workers; those that come before there are any are passed on then."""
+
+    def __init__(self) -> None:
+        self._early: list[int] = []
+        self._pass_on: Callable[[int], None] = self._early.append
+
+    def note(self, number: int, _: Any) -> None:
+        self._pass_on(number)
+
+    def to(self, pass_on: Callable[[int], None]) -> None:
+        self._pass_on = pass_on
+        for number in self._early:
+            pass_on(number)
+
+
+@contextmanager
+def _held_signals() -> Iterator[_Received]:
+    """The context in which SIGINT and SIGTERM are passed on; only the main thread can handle signals."""
+    received = _Received()
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {s: signal.signal(s, received.note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
 
 def _mpiexec() -> str:
@@ -72,4 +105,5 @@ def _environment(count: int) -> dict[str, str]:
 
     threads = str(max(1, usable_cores() // count))
     given: Any = os.environ
-    return {**{name: threads for name in _THREADS if not any(n in given for n in _THREADS[:2])}, **given}
+    shared = {name: threads for name in _THREADS if not any(n in given for n in _THREADS[:2])}
+    return {**shared, **given, "SONNX_WORKERS": str(count)}  # so that no worker starts workers, whatever the launcher sets

@@ -162,8 +162,6 @@ def command(
     from ..device import resolve
 
     _check_usage(target_file, checkpoint, every, resume)
-    if workers > 1 and launched_size() == 1:
-        sys.exit(run_workers(workers, click.get_current_context().meta["arguments"], checkpoint))
     if launched_size() not in (1, workers) and workers > 1:
         raise click.UsageError(f"--workers {workers} must be the number of processes that mpiexec has started, {launched_size()}")
     check_plot(plot)
@@ -175,6 +173,8 @@ def command(
     )
     if checkpoint and checkpoint.exists() and not resume:
         raise click.UsageError(f"{checkpoint} exists: pass --resume to continue that training, or another path")
+    if workers > 1 and launched_size() == 1:
+        sys.exit(run_workers(workers, click.get_current_context().meta["arguments"], checkpoint))
     compute = getattr(autograd, loss)
 
     class Tuned(SONNXModel):
