@@ -179,22 +179,22 @@ def forked() -> None:
 
 
 def sonnx(point: str, number: str, *arguments: str) -> None:
-    """The command `sonnx`, which kills rank 1 (for "save", rank 0) at the given call of a function."""
+    """The command `sonnx`, which kills rank 1 (at "save" rank 0) at the given call of a function; at "result" rank 0 stops."""
     from singa._training.checkpoint import Checkpoint
-    from singa.cli import main
+    from singa.cli import main, train
     from singa_backend import files
     from singa_backend.collectives.mpi import MpiHandle, MpiRank
 
     place: Any = {"reduce": (MpiRank, "all_reduce"), "wait": (MpiHandle, "wait"), "update": (opt.Optimizer, "apply"),
-                  "gather": (Checkpoint, "_others"), "save": (files, "_move")}[point]  # fmt: skip
-    victim = 0 if point == "save" else 1
+                  "gather": (Checkpoint, "_others"), "save": (files, "_move"), "result": (train, "save")}[point]  # fmt: skip
+    victim = 0 if point in ("save", "result") else 1
     left = [int(number)]
     plain = getattr(*place)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         left[0] -= 1
         if left[0] == 0 and os.environ["PMI_RANK"] == str(victim):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if point == "result" else signal.SIGKILL)
         return plain(*args, **kwargs)
 
     setattr(*place, counted)

@@ -285,11 +285,13 @@ def command(
             if error.code == "SX343" and kept and written > 0:
                 error.hint = f"{kept.path} holds step {written}: resume it with a lower --lr"
             raise
-    if not first:
-        return
-    if target_file:
+    if target_file and first:
         save(updated(empty, tuned), target_file, folder=folder, check=False)
     draw()
+    if group:
+        total(group, np.zeros(1))  # the end: a worker that is stuck before it ends the training by the timeout
+    if not first:
+        return
     if as_json:
         click.echo(json.dumps({"losses": losses, "validation": at.history.validation}))
         return
