@@ -263,6 +263,27 @@ def test_other_states_arrive(source: Any, device: str, tmp_path: Path) -> None:
 
 
 @by_each_source
+def test_other_states_of_a_rep_of_tensors_arrive(source: Any, tmp_path: Path) -> None:
+    """In a run on arrays and on Tensors, in `states`, in copies and pickles, of a parameter and of an integer."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 8] x) => (float[a, b] y)
+    <float[8] v = {1, 1, 1, 1, 1, 1, 1, 1}, int64[2] shape = {-1, 8}> { z = Mul(x, v) \n y = Reshape(z, shape) }"""
+    rep = sonnx.prepare(source(saved(tmp_path, parser.parse_model(text))))
+    values = {"v": np.full(8, 2, F), "shape": np.array([2, -1])}
+    other = rep.with_states(values)
+    wanted = (X * 2).reshape(2, -1)
+    for made in (other, pickle.loads(pickle.dumps(other)), copy.deepcopy(other), pickle.loads(pickle.dumps(copy.deepcopy(other)))):
+        assert made.run([X])[0].tolist() == wanted.tolist()
+        for training in (False, True):
+            autograd.training = training
+            assert to_numpy(made.run([Tensor(data=X)])[0]).tolist() == wanted.tolist()
+        autograd.training = False
+        assert {n: made.states[n].tolist() for n in values} == {n: a.tolist() for n, a in values.items()}
+        made.imported.parameters["v"].set_value(3.0)
+        assert outputs(made) == [(X * 3).reshape(2, -1).tobytes()]
+    assert values["v"].tolist() == [2] * 8 and outputs(rep) == [X.tobytes()] and other.limits is rep.limits
+
+
+@by_each_source
 def test_the_states_of_a_rep_are_the_present_values(source: Any, tmp_path: Path) -> None:
     rep = sonnx.prepare(source(saved(tmp_path, net())))
     rep.imported.parameters["v"].set_value(3.0)
