@@ -291,7 +291,12 @@ def test_other_states_of_a_rep_of_tensors_arrive(source: Any, tmp_path: Path) ->
     values = {"v": np.full(8, 2, F), "shape": np.array([2, -1])}
     other = rep.with_states(values)
     wanted = (X * 2).reshape(2, -1)
-    for made in (other, pickle.loads(pickle.dumps(other)), copy.deepcopy(other), pickle.loads(pickle.dumps(copy.deepcopy(other)))):
+    for made in (
+        other,
+        pickle.loads(pickle.dumps(other)),
+        copy.deepcopy(other),
+        pickle.loads(pickle.dumps(copy.deepcopy(other))),
+    ):
         assert made.run([X])[0].tolist() == wanted.tolist()
         for training in (False, True):
             autograd.training = training

@@ -83,11 +83,16 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Server:
-    """Serves `files`; `missing` bytes at the end of each are declared, and not sent.  `asked` are the paths of all requests."""
+    """Serves `files`; `missing` bytes at the end of each are declared, and not sent; connections stay open until `ends` is set.
+
+    `asked` are the paths of all requests.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.missing, self.asked = 0, []
+        self.ends = threading.Event()
+        self.ends.set()
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -101,6 +106,7 @@ class Server:
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data[: len(data) - outer.missing])
+                outer.ends.wait(60)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -178,6 +184,16 @@ def test_a_download_that_breaks_off_is_not_kept(go: Any, server: Server, tmp_pat
     assert done.code == 3 and f"ended after {size - 5} of {size} bytes" in done.err and cached(tmp_path) == []
     server.missing = 0
     assert go(f"{server.url}/net.onnx").code == 0
+
+
+def test_a_server_that_stalls(published: Any, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "TIMEOUT", 0.05)
+    server.files["net.onnx"], server.missing = model(), 10
+    server.ends.clear()
+    with pytest.raises(InvalidModel, match=r"SX110.*net.onnx cannot be downloaded: timed out") as found:
+        published.find(f"{server.url}/net.onnx", None, tmp_path / "cache")
+    server.ends.set()
+    assert "check the network" in found.value.hint and cached(tmp_path) == []
 
 
 def test_a_wrong_checksum_is_not_kept(go: Any, server: Server, tmp_path: Path) -> None:

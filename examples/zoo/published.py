@@ -99,7 +99,7 @@ def plain(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"must be valid text in the encoding of the terminal, got {ascii(text)}") from None
+        raise argparse.ArgumentTypeError(f"must be valid text in the encoding of the terminal, got {text!a}") from None
     return text
 
 
@@ -202,10 +202,22 @@ def download(url: str, sha256: str | None, cache: Path) -> Path:
     except urllib.error.HTTPError as error:
         raise InvalidModel(f"{url}: the server answers {error.code} {error.reason}", code="SX110", hint="check the URL") from None
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: what is not a URL, or a wrong header
-        why = getattr(error, "reason", None) or error
-        hint = "check the network, or download the file by other means and pass its path"
-        raise InvalidModel(f"{url} cannot be downloaded: {why or type(error).__name__}", code="SX110", hint=hint) from None
+        raise unavailable(url, error) from None
     return path
+
+
+def unavailable(url: str, error: Exception) -> InvalidModel:
+    why = getattr(error, "reason", None) or error
+    hint = "check the network and the URL, or download the file by other means and pass its path"
+    return InvalidModel(f"{url} cannot be downloaded: {why or type(error).__name__}", code="SX110", hint=hint)
+
+
+def part(response: Any, url: str) -> bytes:
+    try:
+        data: bytes = response.read(CHUNK)
+    except (OSError, http.client.HTTPException) as error:  # here, because an OSError of `writing` is about the file
+        raise unavailable(url, error) from None
+    return data
 
 
 def receive(response: Any, out: BinaryIO, url: str) -> str:
@@ -216,7 +228,7 @@ def receive(response: Any, out: BinaryIO, url: str) -> str:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("download", total=total)
-        while data := response.read(CHUNK):
+        while data := part(response, url):
             if not seen:
                 check_start(data[:512], url)
             seen += len(data)
