@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from published import between, load, numbers, options, plain, start
-from text import input_of, read, require, softmax, wordpiece
+from published import between, load, numbers, options, plain, softmax, start
+from text import input_of, read, require, wordpiece
 
 from singa_backend.errors import InvalidInput
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from published import between, load, numbers, options, start
-from text import add_vocabulary, bpe, input_of, require, softmax
+from published import between, load, numbers, options, softmax, start
+from text import add_vocabulary, bpe, input_of, require
 
 from singa_backend.errors import InvalidInput
 

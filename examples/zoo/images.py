@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from published import between, load, numbers, options, stop
+from published import between, load, numbers, options, softmax, stop
 
 from singa_backend.archives import read_bytes, typed
 from singa_backend.errors import InvalidInput, MissingDependency
@@ -87,12 +87,6 @@ def run(rep: Any, x: np.ndarray) -> np.ndarray:
     declared = rep.inputs[0].shape
     size = declared[0] if declared and isinstance(declared[0], int) else len(x)
     return np.concatenate([numbers(rep.run([x[i : i + size]])[0]) for i in range(0, len(x), size)])
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    """Return probabilities along the last axis."""
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)  # type: ignore[no-any-return]
 
 
 def labels(path: Path | None, count: int) -> list[str]:

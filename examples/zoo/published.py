@@ -114,6 +114,13 @@ def numbers(values: np.ndarray) -> np.ndarray:
     return values
 
 
+def softmax(scores: Any) -> np.ndarray:
+    """Return the probabilities of scores along their last axis."""
+    x = np.asarray(scores, np.float64)
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)  # type: ignore[no-any-return]
+
+
 def load(args: argparse.Namespace) -> Any:
     """Return the model of the options as a SingaRep, verified if that is requested."""
     path = find(args.model, args.sha256, args.cache)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from published import load, numbers, options, start
-from text import add_vocabulary, bpe, input_of, require, softmax
+from published import load, numbers, options, softmax, start
+from text import add_vocabulary, bpe, input_of, require
 
 from singa_backend.errors import InvalidInput
 

@@ -108,10 +108,3 @@ def input_of(declared: Any, values: Sequence[int]) -> np.ndarray:
     if made.astype(np.int64).tolist() != wide.tolist():
         raise InvalidInput(f"the numbers of the text must fit in the input {declared}, got {wide.max()}")
     return made.reshape((1,) * (rank - 1) + (-1,))
-
-
-def softmax(scores: Any) -> np.ndarray:
-    """Return the probabilities of scores along their last axis."""
-    x = np.asarray(scores, np.float64)
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)  # type: ignore[no-any-return]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from images import PALETTE, Image, ImageDraw, ImageFont, planes, read, run, save, softmax, stretched
-from published import between, load, options, start
+from images import PALETTE, Image, ImageDraw, ImageFont, planes, read, run, save, stretched
+from published import between, load, options, softmax, start
 
 from singa_backend.errors import InvalidInput
 
