@@ -287,6 +287,12 @@ def test_a_result_needs_a_name_of_a_picture(go: Any) -> None:
     assert done.code == 3 and "SX351" in done.err and not Path("result.txt").exists()
 
 
+@pytest.mark.parametrize("name, option", [("vgg16", "--plot"), ("ferplus", "--plot"), ("tiny_yolov2", "--output")])
+def test_a_result_needs_a_picture(name: str, option: str, go: Any) -> None:
+    done = go(name, option, "result.png")
+    assert done.code == 2 and f"{option} needs a picture" in done.err and not Path("result.png").exists()
+
+
 @pytest.mark.parametrize("name, option, value", [
     ("vgg16", "--top", "0"), ("vgg16", "--top", "1.5"), ("tiny_yolov2", "--overlap", "2"), ("tiny_yolov2", "--threshold", "nan"),
     ("arcface", "--threshold", "-1.1"),

@@ -21,6 +21,8 @@ def main() -> None:
     parser.add_argument("pictures", nargs="*", type=Path)
     parser.add_argument("--plot", type=Path, help="write the first picture and the probabilities, such as result.png")
     args = parser.parse_args()
+    if args.plot and not args.pictures:
+        parser.error("--plot needs a picture")
     rep = load(args)
     for number, path in enumerate(args.pictures):
         image = read(path, "L")

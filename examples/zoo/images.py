@@ -157,6 +157,8 @@ class Classifier:
         parser.add_argument("--top", type=between(1, 1000, int), default=5, help="the number of classes shown (%(default)s)")
         parser.add_argument("--plot", type=Path, help="write the first picture and the probabilities, such as result.png")
         args = parser.parse_args()
+        if args.plot and not args.pictures:
+            parser.error("--plot needs a picture")
         rep = load(args)
         for number, path in enumerate(args.pictures):
             image = read(path)
