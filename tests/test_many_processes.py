@@ -128,7 +128,7 @@ def test_every_recipe_is_run() -> None:
 def test_a_pool_of_processes(tmp_path: Path) -> None:
     run("pool", POOL, tmp_path)
     runs = [p.read_text() for p in tmp_path.glob("*.runs")]
-    assert len(runs) >= 3 and sum(map(len, runs)) < 2 * 12  # results that had arrived are not computed again
+    assert len(runs) >= 2 and sum(map(len, runs)) < 2 * 12  # of a pool, one worker may compute all; no result that arrived again
 
 
 def test_a_pool_whose_workers_always_die(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import hashlib
 import os
 import pickle
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -226,6 +227,25 @@ def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
     assert alone is not model.tied and to_numpy(alone).tobytes() == to_numpy(model.tied).tobytes()
 
 
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_tensors_in_containers_of_other_classes_stay_tied(tmp_path: Path) -> None:
+    model = Net(saved(tmp_path, net()))
+    w = model.imported.parameters["w"]
+    model.kept = OrderedDict(w=w, pair=Pair(w, defaultdict(list, some=[w])))  # type: ignore[assignment]
+    looped: list[Any] = [w]
+    looped.append(looped)
+    model.looped = looped
+    found = pickle.loads(pickle.dumps(model))
+    own, kept = found.imported.parameters["w"], found.kept
+    assert type(kept) is OrderedDict and type(kept["pair"]) is Pair and kept["pair"].second["new"] == []
+    assert kept["w"] is own and kept["pair"].first is own and kept["pair"].second["some"][0] is own
+    assert found.looped[0] is own and model.looped[0] is w
+
+
 def test_options_arrive(worker: Any, tmp_path: Path) -> None:
     path = saved(tmp_path, net())
     for prepare in (singa_backend.prepare, sonnx.prepare):
@@ -260,6 +280,32 @@ def test_other_states_arrive(source: Any, device: str, tmp_path: Path) -> None:
     assert outputs(pickle.loads(pickle.dumps(other))) == outputs(other)
     assert other.states["v"].tolist() == np.ones((8, 3)).tolist() != rep.states["v"].tolist()
     assert outputs(pickle.loads(pickle.dumps(rep))) == outputs(rep)
+
+
+@by_each_source
+def test_other_states_of_a_rep_of_tensors_arrive(source: Any, tmp_path: Path) -> None:
+    """In a run on arrays and on Tensors, in `states`, in copies and pickles, of a parameter and of an integer."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 8] x) => (float[a, b] y)
+    <float[8] v = {1, 1, 1, 1, 1, 1, 1, 1}, int64[2] shape = {-1, 8}> { z = Mul(x, v) \n y = Reshape(z, shape) }"""
+    rep = sonnx.prepare(source(saved(tmp_path, parser.parse_model(text))))
+    values = {"v": np.full(8, 2, F), "shape": np.array([2, -1])}
+    other = rep.with_states(values)
+    wanted = (X * 2).reshape(2, -1)
+    for made in (
+        other,
+        pickle.loads(pickle.dumps(other)),
+        copy.deepcopy(other),
+        pickle.loads(pickle.dumps(copy.deepcopy(other))),
+    ):
+        assert made.run([X])[0].tolist() == wanted.tolist()
+        for training in (False, True):
+            autograd.training = training
+            assert to_numpy(made.run([Tensor(data=X)])[0]).tolist() == wanted.tolist()
+        autograd.training = False
+        assert {n: made.states[n].tolist() for n in values} == {n: a.tolist() for n, a in values.items()}
+        made.imported.parameters["v"].set_value(3.0)
+        assert outputs(made) == [(X * 3).reshape(2, -1).tobytes()]
+    assert values["v"].tolist() == [2] * 8 and outputs(rep) == [X.tobytes()] and other.limits is rep.limits
 
 
 @by_each_source
@@ -329,6 +375,19 @@ def test_a_file_that_was_replaced_since_it_was_read(width: int, tmp_path: Path) 
     assert [outputs(pickle.loads(pickle.dumps(m))) for m in models] == before  # by value: the old weights
     path.unlink()
     assert [outputs(pickle.loads(pickle.dumps(m))) for m in models] == before
+
+
+def test_a_folder_in_place_of_the_file_is_reported(tmp_path: Path) -> None:
+    path = saved(tmp_path, net())
+    data = pickle.dumps(sonnx.prepare(path))
+    path.unlink()
+    path.mkdir()
+    os.close(free := os.dup(0))  # the lowest unused number
+    for _ in range(3):
+        with pytest.raises(InvalidModel, match="SX112"):
+            pickle.loads(data)
+    os.close(now := os.dup(0))
+    assert now == free
 
 
 def test_mapped_data_that_were_written_to_are_not_pickled(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, parser
 from tests import zoo_programs
 from tests.zoo import classic, dense, mobile, residual, seeded, yolo
 
@@ -25,7 +27,7 @@ from singa._core.tensor import Tensor
 from singa.model import Model
 from singa_backend.conform.cases import light_inputs
 from singa_backend.engines.oracle import Oracle
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, InvalidModel
 
 pytest.importorskip("PIL")
 from PIL import Image  # after the check that it is installed
@@ -224,6 +226,27 @@ def test_pictures_are_prepared_as_documented(load: Any, files: Path) -> None:
         np.testing.assert_allclose(found, prepared(int(path == "two.png"), name == "squeezenet"), atol=1e-6)
 
 
+def deep_png(colour: int, channels: int) -> bytes:
+    """A picture of 2 x 2 pixels with 16 bits a channel."""
+    pixels = (b"\0" + bytes(range(2 * 2 * channels))) * 2
+    parts = {b"IHDR": struct.pack(">IIBBBBB", 2, 2, 16, colour, 0, 0, 0), b"IDAT": zlib.compress(pixels), b"IEND": b""}
+    chunks = [struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts.items()]
+    return b"".join([b"\x89PNG\r\n\x1a\n", *chunks])
+
+
+def test_a_picture_much_longer_than_short_is_refused(load: Any) -> None:
+    images = load("images")
+    with pytest.raises(InvalidInput, match="at most 100 times as long as short, got 30000 x 1"):
+        images.covered(Image.new("RGB", (30_000, 1)), 256, 224)  # 6 GB in full
+    assert images.covered(Image.new("RGB", (1, 100)), 256, 224).size == (224, 224)
+
+
+def test_a_model_that_returns_nan_has_no_result(load: Any) -> None:
+    graph = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) { y = Log(x) }""")
+    with pytest.raises(InvalidModel, match="returned NaN"):
+        load("images").run(sonnx.prepare(graph), np.array([-1, 1], F))
+
+
 def test_pictures_of_other_modes(load: Any, files: Path) -> None:
     images = load("images")
     half = Image.new("RGBA", (4, 2), (200, 100, 0, 0))
@@ -240,6 +263,10 @@ def test_pictures_of_other_modes(load: Any, files: Path) -> None:
     Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save("deep.png")
     with pytest.raises(InvalidInput, match="8 bits a channel"):
         images.read("deep.png")
+    for colour, channels in ((2, 3), (4, 2), (6, 4)):  # RGB, grey and RGB with transparency: Pillow drops the low 8 bits
+        Path("deep.png").write_bytes(deep_png(colour, channels))
+        with pytest.raises(InvalidInput, match=r"8 bits a channel, got .*;16B"):
+            images.read("deep.png")
     Path("text.png").write_text("not a picture")
     for path in ("text.png", "none.png", "."):
         with pytest.raises(InvalidInput, match="SX307"):
@@ -258,6 +285,12 @@ def test_labels(load: Any, files: Path) -> None:
 def test_a_result_needs_a_name_of_a_picture(go: Any) -> None:
     done = go("ferplus", "one.png", "--plot", "result.txt")
     assert done.code == 3 and "SX351" in done.err and not Path("result.txt").exists()
+
+
+@pytest.mark.parametrize("name, option", [("vgg16", "--plot"), ("ferplus", "--plot"), ("tiny_yolov2", "--output")])
+def test_a_result_needs_a_picture(name: str, option: str, go: Any) -> None:
+    done = go(name, option, "result.png")
+    assert done.code == 2 and f"{option} needs a picture" in done.err and not Path("result.png").exists()
 
 
 @pytest.mark.parametrize("name, option, value", [

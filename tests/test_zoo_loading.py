@@ -9,6 +9,7 @@ import hashlib
 import http.server
 import io
 import os
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -82,11 +83,16 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Server:
-    """Serves `files`; `missing` bytes at the end of each are declared, and not sent.  `asked` are the paths of all requests."""
+    """Serves `files`; `missing` bytes at the end of each are declared, and not sent; connections stay open until `ends` is set.
+
+    `asked` are the paths of all requests.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.missing, self.asked = 0, []
+        self.ends = threading.Event()
+        self.ends.set()
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -100,6 +106,7 @@ class Server:
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data[: len(data) - outer.missing])
+                outer.ends.wait(60)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -179,11 +186,45 @@ def test_a_download_that_breaks_off_is_not_kept(go: Any, server: Server, tmp_pat
     assert go(f"{server.url}/net.onnx").code == 0
 
 
+def test_a_server_that_stalls(published: Any, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "TIMEOUT", 0.05)
+    server.files["net.onnx"], server.missing = model(), 10
+    server.ends.clear()
+    with pytest.raises(InvalidModel, match=r"SX110.*net.onnx cannot be downloaded: timed out") as found:
+        published.find(f"{server.url}/net.onnx", None, tmp_path / "cache")
+    server.ends.set()
+    assert "check the network" in found.value.hint and cached(tmp_path) == []
+
+
 def test_a_wrong_checksum_is_not_kept(go: Any, server: Server, tmp_path: Path) -> None:
     server.files["net.onnx"] = model()
     done = go(f"{server.url}/net.onnx", "--sha256", FIXED)
     assert done.code == 3 and f"must be {FIXED}, got {hashlib.sha256(model()).hexdigest()}" in done.err
     assert cached(tmp_path) == []
+
+
+@pytest.mark.parametrize("url", [
+    "http://127.0.0.1:1/modèle.onnx", "http://[bad/net.onnx", "http://a..b/net.onnx", f"http://{'x' * 80}/net.onnx", "http://",
+    "http://host:port/net.onnx", "http://127.0.0.1:1/a b.onnx", "http://\udcff/net.onnx", "http://127.0.0.1:1/..",
+])  # fmt: skip
+def test_what_is_not_a_url(url: str, go: Any, tmp_path: Path) -> None:
+    done = go(url)
+    assert done.code == 3 and "[SX110]" in done.err and "cannot be downloaded" in done.err and cached(tmp_path) == []
+
+
+@pytest.mark.parametrize("name, encoding, shown", [("\udcff.onnx", "utf-8", "\\udcff.onnx"), ("ü.onnx", "ascii", "\\xfc.onnx")])
+def test_names_that_standard_output_cannot_encode(
+    name: str, encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(model())
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["squeezenet.py", "--model", str(tmp_path / name)])
+    monkeypatch.syspath_prepend(zoo_programs.PROGRAMS)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(zoo_programs.PROGRAMS / "squeezenet.py"), run_name="__main__")
+    out.seek(0)
+    assert ended.value.code == 0 and f"{shown}: 69 bytes, SHA-256" in out.read()
 
 
 def test_without_a_network(go: Any) -> None:
@@ -325,6 +366,17 @@ def test_equal_infinities_and_nans_are_equal(published: Any) -> None:
 def test_what_cannot_be_verified(files: dict[str, bytes], code: int, message: str, go: Any, tmp_path: Path) -> None:
     done = go(placed(tmp_path, files), "--verify")
     assert done.code == code and message in done.err
+
+
+def test_outputs_without_files_are_told(go: Any, tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["z"])], "g",
+        [helper.make_tensor_value_info("x", 1, [1, 12])], [helper.make_tensor_value_info(n, 1, [1, 12]) for n in "yz"],
+    )  # fmt: skip
+    path = placed(tmp_path, DATA)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=3), path)
+    done = go(path, "--verify")
+    assert done.code == 0 and "test_data_set_0: 1 of 2 outputs, the others have no files, equal to 4 decimals" in done.out
 
 
 def test_weights_that_old_files_list_as_inputs_have_no_test_data(go: Any, tmp_path: Path) -> None:

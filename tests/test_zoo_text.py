@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -352,6 +353,16 @@ def test_scores_of_a_known_span_return_its_text(load: Any) -> None:
     assert filled < 256 and not model.fed[-1][IDS][0, filled:].any() and not model.fed[-1][SEGMENTS][0, filled:].any()
 
 
+def test_an_answer_keeps_the_accents_of_its_last_letter(load: Any) -> None:
+    """Decomposed, as macOS writes them: the tokenizer removes them, and its tokens end before them."""
+    program, made = load("bert_squad"), load("text").wordpiece("vocab.txt")
+    text = unicodedata.normalize("NFD", "at the café, é")
+    tokens = made.encode(text, add_special_tokens=False)
+    last = max(i for i, (_, end) in enumerate(tokens.offsets) if end <= text.index(","))
+    model = Scored(len(wordpiece(QUESTION)), {(0, 0): 5}, {(0, last): 6})
+    assert program.answers(model, made, QUESTION, text)[0].text == unicodedata.normalize("NFD", "at the café")
+
+
 def test_a_token_counts_in_the_window_with_the_most_context(load: Any) -> None:
     """A token near the end of window 0 is in the middle of window 1: its score in window 0 has no effect."""
     program, made = load("bert_squad"), load("text").wordpiece("vocab.txt")
@@ -590,6 +601,8 @@ def test_no_answer(load: Any) -> None:
         ("roberta", ("some text",), "texts needs --vocab and --merges"),
         ("gpt2", ("some text", "--vocab", "vocab.json"), "texts needs --merges"),
         ("gpt2", ("--tokens", "0"), "--tokens: must be from 1 to 1024, got 0"),
+        ("gpt2", ("\udcff",), "must be valid text in the encoding of the terminal, got '\\udcff'"),
+        ("bert_squad", ("--question", "\udcff"), "must be valid text"),
     ],
 )
 def test_missing_options(name: str, options: Any, message: str, monkeypatch: Any, capsys: Any, files: Path) -> None:

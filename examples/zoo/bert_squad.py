@@ -10,13 +10,14 @@ scores is the answer; its text is that of the file, with its capitals and spaces
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from published import between, load, options, start
-from text import input_of, read, require, softmax, wordpiece
+from published import between, load, numbers, options, plain, softmax, start
+from text import input_of, read, require, wordpiece
 
 from singa_backend.errors import InvalidInput
 
@@ -107,7 +108,7 @@ def logits(outputs: Any) -> tuple[np.ndarray, np.ndarray]:
         name = next((n for n in names if n in outputs.names), None)
         if name is None:
             raise InvalidInput(f"the model must have an output {' or '.join(names)}, got {', '.join(outputs.names)}")
-        found.append(outputs[name].reshape(-1))
+        found.append(numbers(outputs[name]).reshape(-1))
     return found[0], found[1]
 
 
@@ -137,6 +138,8 @@ def answers(rep: Any, tokenizer: Any, question: str, text: str, best: int = BEST
     kept: dict[str, tuple[float, int, int]] = {}
     for score, first, last in candidates(found, scores, best):
         begin, end = read_text.offsets[first][0], read_text.offsets[last][1]
+        while text[end : end + 1] and unicodedata.combining(text[end]):  # accents of the last letter are not in its token
+            end += 1
         if len(kept) < best:
             kept.setdefault(text[begin:end], (score, begin, end))
     if not kept:
@@ -149,7 +152,7 @@ def main() -> None:
     parser = options(__doc__, "bertsquad-10.onnx")
     parser.add_argument("--vocab", type=Path, help="vocab.txt of the model")
     parser.add_argument("--context", type=Path, help="the file of the text")
-    parser.add_argument("--question", action="append", default=[], help="a question; may be repeated")
+    parser.add_argument("--question", action="append", default=[], type=plain, help="a question; may be repeated")
     parser.add_argument("--cased", action="store_true", help="the vocabulary has capitals; that of the published model has none")
     parser.add_argument("--show", type=between(1, BEST, int), default=3, help="answers to print for each question (%(default)s)")
     args = parser.parse_args()

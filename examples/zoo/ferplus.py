@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-from images import bars, planes, read, run, softmax, stretched
-from published import load, options, start
+from images import bars, planes, read, run, stretched
+from published import load, options, softmax, start
 
 SIZE = 64
 EMOTIONS = ("neutral", "happiness", "surprise", "sadness", "anger", "disgust", "fear", "contempt")
@@ -22,10 +21,12 @@ def main() -> None:
     parser.add_argument("pictures", nargs="*", type=Path)
     parser.add_argument("--plot", type=Path, help="write the first picture and the probabilities, such as result.png")
     args = parser.parse_args()
+    if args.plot and not args.pictures:
+        parser.error("--plot needs a picture")
     rep = load(args)
     for number, path in enumerate(args.pictures):
         image = read(path, "L")
-        found = softmax(run(rep, planes(stretched(image, SIZE))).reshape(-1).astype(np.float64))
+        found = softmax(run(rep, planes(stretched(image, SIZE))).reshape(-1))
         rows = sorted(zip(EMOTIONS, found.tolist(), strict=True), key=lambda row: -row[1])
         print(path, *(f"  {value:.4f}  {name}" for name, value in rows), sep="\n")
         if args.plot and not number:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from published import between, load, options, start
-from text import add_vocabulary, bpe, input_of, require, softmax
+from published import between, load, numbers, options, softmax, start
+from text import add_vocabulary, bpe, input_of, require
 
 from singa_backend.errors import InvalidInput
 
@@ -68,7 +68,7 @@ class LanguageModel:
         outputs = self.rep.run(fed)
         if self.cached:
             self._cache = [outputs[n] for n in self._present]
-        scores = outputs[self._scores]
+        scores = numbers(outputs[self._scores])
         if scores.ndim < 2 or scores.shape[-2] not in (1, len(new)):
             raise InvalidInput(f"the model must return scores (..., {len(new)}, vocabulary), got {scores.shape}")
         return scores.reshape(-1, scores.shape[-1])[-1]  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from published import between, load, options, stop
+from published import between, load, numbers, options, softmax, stop
 
 from singa_backend.archives import read_bytes, typed
 from singa_backend.errors import InvalidInput, MissingDependency
@@ -38,9 +38,11 @@ def read(path: str | Path, mode: str = "RGB") -> Any:
     """
     data = read_bytes(path, "SX307")
     with typed(str(path), "SX307"):
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-        if image.mode[0] in "IF":
-            raise ValueError(f"a picture must have 8 bits a channel, got Pillow's mode {image.mode}")
+        image = Image.open(io.BytesIO(data))
+        packed = str([tile[3] for tile in getattr(image, "tile", ())])  # "RGB;16B": Pillow would drop the low bits
+        if image.mode[0] in "IF" or re.search(r";16[BLN]", packed):
+            raise ValueError(f"a picture must have 8 bits a channel, got Pillow's mode {image.mode}, stored as {packed}")
+        image = ImageOps.exif_transpose(image)
         if image.has_transparency_data:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -53,7 +55,13 @@ def stretched(image: Any, size: int) -> Any:
 
 
 def covered(image: Any, side: int, size: int) -> Any:
-    """Return the centre, `size` x `size`, of a picture whose short side becomes `side`."""
+    """Return the centre, `size` x `size`, of a picture whose short side becomes `side`.
+
+    Raises:
+        InvalidInput: one side is more than 100 times the other: the resized picture would be very large.
+    """
+    if max(image.size) > 100 * min(image.size):
+        raise InvalidInput(f"a picture must be at most 100 times as long as short, got {image.width} x {image.height}")
     width, height = (max(side, round(n * side / min(image.size))) for n in image.size)
     left, top = (width - size) // 2, (height - size) // 2
     return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
@@ -78,13 +86,7 @@ def run(rep: Any, x: np.ndarray) -> np.ndarray:
     """Return the first output for a batch; a model that is declared for smaller batches runs several times."""
     declared = rep.inputs[0].shape
     size = declared[0] if declared and isinstance(declared[0], int) else len(x)
-    return np.concatenate([rep.run([x[i : i + size]])[0] for i in range(0, len(x), size)])
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    """Return probabilities along the last axis."""
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)  # type: ignore[no-any-return]
+    return np.concatenate([numbers(rep.run([x[i : i + size]])[0]) for i in range(0, len(x), size)])
 
 
 def labels(path: Path | None, count: int) -> list[str]:
@@ -155,6 +157,8 @@ class Classifier:
         parser.add_argument("--top", type=between(1, 1000, int), default=5, help="the number of classes shown (%(default)s)")
         parser.add_argument("--plot", type=Path, help="write the first picture and the probabilities, such as result.png")
         args = parser.parse_args()
+        if args.plot and not args.pictures:
+            parser.error("--plot needs a picture")
         rep = load(args)
         for number, path in enumerate(args.pictures):
             image = read(path)

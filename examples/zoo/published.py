@@ -22,6 +22,7 @@ import argparse
 import gzip
 import hashlib
 import http.client
+import io
 import re
 import shutil
 import sys
@@ -97,8 +98,31 @@ def between(low: float, high: float, kind: Callable[[str], float] = float) -> Ca
     return number
 
 
+def plain(text: str) -> str:
+    """Return a text that is valid Unicode: an argument may have other bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"must be valid text in the encoding of the terminal, got {text!a}") from None
+    return text
+
+
 def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("sonnx", appauthor=False)) / "models"
+
+
+def numbers(values: np.ndarray) -> np.ndarray:
+    """Return an output of the model; raise InvalidModel if it has NaN, of which any result would be wrong."""
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise InvalidModel("the model returned NaN", code="SX110", hint="compare the file with --verify, or its SHA-256")
+    return values
+
+
+def softmax(scores: Any) -> np.ndarray:
+    """Return the probabilities of scores along their last axis."""
+    x = np.asarray(scores, np.float64)
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)  # type: ignore[no-any-return]
 
 
 def load(args: argparse.Namespace) -> Any:
@@ -112,6 +136,8 @@ def load(args: argparse.Namespace) -> Any:
 
 def start(main: Callable[[], int | None]) -> None:
     """Run a program; an error is one message on standard error, and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # names of files may be in no encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.exit(main() or 0)
     except Different as error:
@@ -140,7 +166,7 @@ def find(source: str, sha256: str | None = None, cache: Path | None = None) -> P
         ResourceExhausted: it is larger than the limit of a model file.
     """
     cache = cache or cache_folder()
-    scheme = urlsplit(source).scheme if "://" in source else ""
+    scheme = source.partition("://")[0].lower() if "://" in source else ""
     if scheme not in ("", "http", "https"):
         raise InvalidInput(f"--model must be a path, or a URL of http or https, got {source}")
     path = download(source, sha256, cache) if scheme else Path(source)
@@ -176,21 +202,33 @@ def check_digest(found: str, wanted: str | None, where: str) -> None:
 
 def download(url: str, sha256: str | None, cache: Path) -> Path:
     """Return the file of a URL in the cache, which it enters only if it is whole, a model, and the one of `sha256`."""
-    name = PurePosixPath(urlsplit(url).path).name or "model.onnx"
-    path = cache / hashlib.sha256(url.encode()).hexdigest()[:16] / name
-    if path.is_file():
-        return path
     try:
+        name = PurePosixPath(urlsplit(url).path).name
+        path = cache / hashlib.sha256(url.encode()).hexdigest()[:16] / (name if name.strip(".") else "model.onnx")
+        if path.is_file():
+            return path
         request = urllib.request.Request(url, headers={"User-Agent": "sonnx-zoo"})
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response, writing(path, parents=True) as out:
             check_digest(receive(response, out, url), sha256, url)
     except urllib.error.HTTPError as error:
         raise InvalidModel(f"{url}: the server answers {error.code} {error.reason}", code="SX110", hint="check the URL") from None
-    except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "reason", None) or error
-        hint = "check the network, or download the file by other means and pass its path"
-        raise InvalidModel(f"{url} cannot be downloaded: {why or type(error).__name__}", code="SX110", hint=hint) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: what is not a URL, or a wrong header
+        raise unavailable(url, error) from None
     return path
+
+
+def unavailable(url: str, error: Exception) -> InvalidModel:
+    why = getattr(error, "reason", None) or error
+    hint = "check the network and the URL, or download the file by other means and pass its path"
+    return InvalidModel(f"{url} cannot be downloaded: {why or type(error).__name__}", code="SX110", hint=hint)
+
+
+def part(response: Any, url: str) -> bytes:
+    try:
+        data: bytes = response.read(CHUNK)
+    except (OSError, http.client.HTTPException) as error:  # here, because an OSError of `writing` is about the file
+        raise unavailable(url, error) from None
+    return data
 
 
 def receive(response: Any, out: BinaryIO, url: str) -> str:
@@ -201,7 +239,7 @@ def receive(response: Any, out: BinaryIO, url: str) -> str:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("download", total=total)
-        while data := response.read(CHUNK):
+        while data := part(response, url):
             if not seen:
                 check_start(data[:512], url)
             seen += len(data)
@@ -292,7 +330,8 @@ def verify(rep: Any, path: Path) -> None:
             if a.shape != b.shape or a.dtype != b.dtype:
                 raise Different(f"{where}: the model returns {a.dtype}{list(a.shape)}, the file has {b.dtype}{list(b.shape)}")
             worst = max(worst, compare(a, b, where))
-        print(f"{folder.name}: equal to {DECIMALS} decimals; the largest difference is {worst:.2g}")
+        part = f"{len(wanted)} of {len(got)} outputs, the others have no files, " if len(wanted) < len(got) else ""
+        print(f"{folder.name}: {part}equal to {DECIMALS} decimals; the largest difference is {worst:.2g}")
 
 
 def compare(got: np.ndarray, wanted: np.ndarray, where: str) -> float:

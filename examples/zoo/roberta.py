@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from published import load, options, start
-from text import add_vocabulary, bpe, input_of, require, softmax
+from published import load, numbers, options, softmax, start
+from text import add_vocabulary, bpe, input_of, require
 
 from singa_backend.errors import InvalidInput
 
@@ -36,7 +36,7 @@ def classify(rep: Any, ids: list[int]) -> np.ndarray:
     scores = rep.run([input_of(rep.inputs[0], ids)])[0]
     if scores.shape != (1, len(LABELS)):
         raise InvalidInput(f"the model must return {(1, len(LABELS))}, got {scores.shape}")
-    return softmax(scores[0])  # type: ignore[no-any-return]
+    return softmax(numbers(scores)[0])  # type: ignore[no-any-return]
 
 
 def main() -> None:

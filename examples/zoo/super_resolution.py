@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from images import Image, planes, read, save
-from published import load, options, start
+from published import load, numbers, options, start
 
 MARGIN = 8
 """The pixels at the inner edges of a tile that are not used; the four convolutions reach 2 + 1 + 1 + 1."""
@@ -37,7 +37,7 @@ def enlarged(rep: Any, y: np.ndarray) -> np.ndarray:
     for top, row0, row1 in tiles(y.shape[0], high):
         parts = []
         for left, column0, column1 in tiles(y.shape[1], wide):
-            part = rep.run([padded[None, None, top : top + high, left : left + wide].copy()])[0][0, 0]
+            part = numbers(rep.run([padded[None, None, top : top + high, left : left + wide].copy()])[0])[0, 0]
             factor = part.shape[0] // high
             rows, columns = np.array([row0 - top, row1 - top]) * factor, np.array([column0 - left, column1 - left]) * factor
             parts.append(part[slice(*rows), slice(*columns)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from published import stop
+from published import plain, stop
 
 from singa_backend.archives import read_bytes, read_json, typed
 from singa_backend.errors import InvalidInput, MissingDependency
@@ -80,7 +80,7 @@ def add_vocabulary(parser: argparse.ArgumentParser) -> None:
     """Add the options for the files of a byte-level tokenizer."""
     parser.add_argument("--vocab", type=Path, help="vocab.json of the model")
     parser.add_argument("--merges", type=Path, help="merges.txt of the model")
-    parser.add_argument("texts", nargs="*", help="texts; none to --verify only")
+    parser.add_argument("texts", nargs="*", type=plain, help="texts; none to --verify only")
 
 
 def require(parser: argparse.ArgumentParser, args: argparse.Namespace, what: str, *names: str) -> bool:
@@ -108,10 +108,3 @@ def input_of(declared: Any, values: Sequence[int]) -> np.ndarray:
     if made.astype(np.int64).tolist() != wide.tolist():
         raise InvalidInput(f"the numbers of the text must fit in the input {declared}, got {wide.max()}")
     return made.reshape((1,) * (rank - 1) + (-1,))
-
-
-def softmax(scores: Any) -> np.ndarray:
-    """Return the probabilities of scores along their last axis."""
-    x = np.asarray(scores, np.float64)
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)  # type: ignore[no-any-return]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from images import PALETTE, Image, ImageDraw, ImageFont, planes, read, run, save, softmax, stretched
-from published import between, load, options, start
+from images import PALETTE, Image, ImageDraw, ImageFont, planes, read, run, save, stretched
+from published import between, load, options, softmax, start
 
 from singa_backend.errors import InvalidInput
 
@@ -106,6 +106,8 @@ def main() -> None:
     parser.add_argument("--overlap", type=between(0, 1), default=0.45, help="the largest overlap within a class (%(default)s)")
     parser.add_argument("--output", type=Path, help="write the first picture with its boxes, such as result.png")
     args = parser.parse_args()
+    if args.output and not args.pictures:
+        parser.error("--output needs a picture")
     rep = load(args)
     for number, path in enumerate(args.pictures):
         image: Image.Image = read(path)

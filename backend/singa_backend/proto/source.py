@@ -93,9 +93,13 @@ def _located(path: str, name: str) -> str:
     return os.path.join(os.path.dirname(os.path.realpath(path)), name) if name else path
 
 
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer must not block
+
+
 def _digest(path: str, wanted: Identity | None = None) -> tuple[Identity, str]:
     """The identity and the SHA-256 of a file; "" if the identity is not the wanted one."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with open(path, "rb", opener=_at_once) as file:
         before = Identity.of(os.fstat(file.fileno()))
         if wanted is not None and before != wanted:
             return before, ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import threading
 import weakref
@@ -51,18 +52,28 @@ class Member:
         return operator.getitem, (self._model(), self._name)
 
 
-def linked(value: Any) -> Any:
-    """A value, or a list, tuple or dict of values, to pickle: members of models from files are replaced by their `Member`."""
+def linked(value: Any, within: tuple[int, ...] = ()) -> Any:
+    """A value, or a list, tuple or dict of values, to pickle: members of models from files are replaced by their `Member`.
+
+    Args:
+        value: the value.
+        within: the ids of the lists, tuples and dicts that it is in.
+    """
     if isinstance(value, Variable):
         member = value._member
         return member if member is not None and member.stands_for(value) else value
-    if type(value) is dict:
-        made: Any = {k: linked(v) for k, v in value.items()}
-        return made if any(made[k] is not v for k, v in value.items()) else value
-    if type(value) in (list, tuple):
-        made = type(value)(linked(v) for v in value)
-        return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
-    return value
+    if not isinstance(value, (dict, list, tuple)) or id(value) in within:
+        return value
+    items = value.values() if isinstance(value, dict) else value
+    replaced = [linked(v, (*within, id(value))) for v in items]
+    if all(a is b for a, b in zip(replaced, items, strict=True)):
+        return value
+    if isinstance(value, tuple):
+        return value._make(replaced) if hasattr(value, "_make") else type(value)(replaced)
+    made = copy.copy(value)  # of its class, with its attributes
+    for key, v in zip(value if isinstance(value, dict) else range(len(value)), replaced, strict=True):
+        made[key] = v
+    return made
 
 
 class Variable:

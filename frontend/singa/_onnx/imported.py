@@ -62,9 +62,11 @@ class Imported:
         for k, (slot, array) in enumerate(states):
             name = names[slot]
             if not dtypes.is_float(array.dtype):
-                constant = Tensor._of(array, self.device, False)
-                constant._is_constant, constant.name = True, name
-                self._constants[name] = constant
+                kept = device.put(changed[name]) if name in changed else array
+                self._constants[name] = _constant(name, kept, self.device)
+                states[k] = (slot, kept)
+                if name in changed:
+                    self.rep._given[name] = kept
                 continue
             trains = name not in moving and name not in still
             own = device.put(changed[name]) if name in changed else owned(array)  # arrays that map a file are read-only
@@ -93,6 +95,7 @@ class Imported:
             kept = {n: v for n, v in t.__dict__.items() if n not in _STORAGE and (n not in start or v != start[n])}
             if kept:
                 fields[name] = kept
+        changed |= {n: self.device.backend.get(v) for n, v in self.rep._given.items() if n in self._constants}
         seen = [[_shape_of(v) for v in x] if isinstance(x, list) else _shape_of(x) for x in self.seen]
         return {"model": self.rep._pickled(changed), "device": self.device, "fields": fields, "seen": seen}
 
@@ -128,6 +131,17 @@ class Imported:
         made._loaded = {}  # whether a copied value is that of the file is found by comparing them
         for name, t in made.tensors().items():
             t._member = Member(made, name)
+        return made
+
+    def with_states(self, values: Mapping[str, Any]) -> Imported:
+        """Return the same graph with a copy of parameters and statistics, and with these arrays of the device by name."""
+        made = copy.deepcopy(self)
+        for name, t in made.tensors().items():
+            if name in values:  # training writes to it
+                t._data = t.device.backend.put(np.array(self.device.backend.get(values[name])))
+        given = {n: v for n, v in values.items() if n in self._constants}
+        made._constants = self._constants | {n: _constant(n, v, self.device) for n, v in given.items()}
+        made.rep = made.rep.with_states({**given, **{n: t._data for n, t in made.tensors().items()}})
         return made
 
     @property
@@ -275,6 +289,13 @@ class Imported:
             ratio = ratio if isinstance(ratio, Tensor) else op.constant(ratio, np.float32)
             return list(op.Dropout(x, ratio, True, seed=node.attributes["seed"], outputs=2))[: len(node.outputs)]
         return list(random.dropout(x, ratio))[: len(node.outputs)]
+
+
+def _constant(name: str, array: Any, device: Device) -> Tensor:
+    """An initializer that is not a parameter."""
+    made = Tensor._of(array, device, False)
+    made._is_constant, made.name = True, name
+    return made
 
 
 def _seen(x: Any) -> Any:

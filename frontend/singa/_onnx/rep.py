@@ -178,6 +178,20 @@ class SingaRep(singa_backend.SingaRep):
         self.imported = imported
         self.is_graph = False
 
+    def with_states(self, values: dict[str, Any]) -> SingaRep:
+        """Return the same model with other initializers, whose parameters are copies; the graph is shared.
+
+        Args:
+            values: arrays of the device by the name of the initializer; the others are unchanged.
+
+        Returns:
+            A new SingaRep.
+        """
+        made = copy.copy(self)
+        made.imported = self.imported.with_states(values)
+        made.__dict__.update({n: made.imported.rep.__dict__[n] for n in self._built - {"limits", "options"}})
+        return made
+
     def __deepcopy__(self, memo: dict[int, Any]) -> SingaRep:
         """Return the same graph with a copy of the parameters."""
         made = SingaRep(copy.deepcopy(self.imported, memo))
