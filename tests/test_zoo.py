@@ -298,6 +298,14 @@ PUBLISHED: dict[str, tuple[Any, dict[str, tuple[int, ...]], int]] = {
     "MobileNetV3": (lambda: zoo.mobile.MobileNetV3(), IMAGE, 2_542_856),
     "ShuffleNetV2": (lambda: zoo.mobile.ShuffleNetV2(), IMAGE, 2_278_604),
     "YOLOv5": (lambda: zoo.yolo.YOLOv5(), IMAGE, 7_235_389),
+    "VGG19": (lambda: zoo.classic.VGG19(), IMAGE, 143_667_240 - 48 * 512 * 4096),
+    "ResNet18": (lambda: zoo.residual.ResNet18(), IMAGE, 11_689_512),
+    "DenseNet121": (lambda: zoo.dense.DenseNet121(), IMAGE, 7_978_856),
+    "ShuffleNetV1": (lambda: zoo.mobile.ShuffleNetV1(), IMAGE, 1_393_320 - 24),  # without the bias of the first convolution
+    "TinyYOLOv2": (lambda: zoo.yolo.TinyYOLOv2(), IMAGE, 15_867_885 - 2 * 3056),  # without the statistics
+    "ArcFace": (lambda: zoo.residual.ArcFace(), {"x": (3, 112, 112)}, 65_156_160),
+    "FERPlus": (lambda: zoo.classic.FERPlus(), {"x": (1, 64, 64)}, 8_757_704),
+    "SubPixel": (lambda: zoo.classic.SubPixel(), {"x": (1, 12, 10)}, 59_657),
     "T5": (lambda: zoo.t5.T5(40), WORDS, 60_506_624 - (32_128 - 40) * 512),  # small, with a vocabulary of 40
     "MT5": (lambda: zoo.t5.MT5(40, 512, 8, 6, 64, 1024), WORDS, 300_176_768 - 2 * (250_112 - 40) * 512),
 }

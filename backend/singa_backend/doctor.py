@@ -26,6 +26,7 @@ EXTRAS = {
     "text": (("google-re2",), "RegexFullMatch, in linear time"),
     "image": (("pillow",), "ImageDecoder"),
     "plot": (("matplotlib",), "curves as .png"),
+    "zoo": (("tokenizers",), "examples/zoo"),
     "oracle": (("onnxruntime", "onnxruntime-gpu"), "comparisons"),
     "gpu": (("cupy-cuda13x", "cupy-cuda12x", "cupy"), "device='CUDA'"),
 }

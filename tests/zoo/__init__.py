@@ -15,9 +15,9 @@ import numpy as np
 from singa._core.tensor import Tensor
 from singa.model import Model
 
-from . import classic, inception, mobile, parts, residual, t5, yolo
+from . import classic, dense, inception, mobile, parts, residual, t5, yolo
 
-__all__ = ["ZOO", "Entry", "classic", "inception", "mobile", "parts", "residual", "seeded", "t5", "yolo"]
+__all__ = ["ZOO", "Entry", "classic", "dense", "inception", "mobile", "parts", "residual", "seeded", "t5", "yolo"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,14 @@ ZOO = {
     "MobileNetV3": Entry(lambda: mobile.MobileNetV3(1 / 8, 10, divisor=2), IMAGE),
     "ShuffleNetV2": Entry(lambda: mobile.ShuffleNetV2(1 / 8, 10), IMAGE),
     "YOLOv5": Entry(lambda: yolo.YOLOv5(1 / 16, 0.33, 4), {"x": (3, 64, 64)}, 0, 10, "Resize"),
+    "VGG19": Entry(lambda: classic.VGG19(1 / 16, 10, 64), IMAGE),
+    "ResNet18": Entry(lambda: residual.ResNet18(1 / 16, 10), IMAGE),
+    "DenseNet121": Entry(lambda: dense.DenseNet121(1 / 16, 10), IMAGE),
+    "ShuffleNetV1": Entry(lambda: mobile.ShuffleNetV1(1 / 4, 10), IMAGE),
+    "TinyYOLOv2": Entry(lambda: yolo.TinyYOLOv2(1 / 16, 4, 1.0), {"x": (3, 64, 64)}),
+    "ArcFace": Entry(lambda: residual.ArcFace(1 / 32, 16, 0.0, 1.0), IMAGE),
+    "FERPlus": Entry(lambda: classic.FERPlus(1 / 16, 64, 0.0, 1.0), {"x": (1, 64, 64)}),
+    "SubPixel": Entry(lambda: classic.SubPixel(1 / 8), {"x": (1, 12, 10)}),
     "T5": Entry(lambda: t5.T5(**SMALL), WORDS, 40),
     "MT5": Entry(lambda: t5.MT5(**SMALL), WORDS, 40),
 }

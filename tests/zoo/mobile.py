@@ -1,6 +1,8 @@
-"""Nets for small machines: MobileNetV2, MobileNetV3 (small) and ShuffleNetV2."""
+"""Nets for small machines: MobileNetV2, MobileNetV3 (small), ShuffleNet and ShuffleNetV2."""
 
 from __future__ import annotations
+
+import math
 
 from singa import autograd, layer, model
 from singa._core.ops import op
@@ -112,6 +114,47 @@ def shuffled(x: Tensor, groups: int = 2) -> Tensor:
     n, channels, height, width = x.shape
     x = autograd.reshape(x, (n, groups, channels // groups, height, width))
     return autograd.reshape(autograd.transpose(x, (0, 2, 1, 3, 4)), (n, channels, height, width))  # type: ignore[no-any-return]
+
+
+class GroupUnit(layer.Layer):
+    """1 x 1 in four groups, shuffled, each channel alone by 3 x 3, 1 x 1 in groups; added to the input.
+
+    With a stride of 2 the channels are appended to the mean of the input.
+    """
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.enter = ConvNorm(channels, group=4)
+        self.leave = Chain(ConvNorm(channels, 3, stride, group=channels, activation=None),
+                           ConvNorm(channels, group=4, activation=None))  # fmt: skip
+        self.pool = layer.AvgPool2d(3, 2, 1) if stride == 2 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.leave(shuffled(self.enter(x), 4))
+        return autograd.relu(autograd.add(x, y) if self.pool is None else autograd.cat([self.pool(x), y], 1))  # type: ignore[no-any-return]
+
+
+class ShuffleNetV1(model.Model):
+    """Zhang et al. 2017, half as wide, with four groups, as the ONNX Model Zoo has it: it ends with a softmax.
+
+    x: (N, 3, S, S), S a multiple of 32.  y: (N, classes).
+    """
+
+    def __init__(self, width: float = 1.0, classes: int = 1000) -> None:
+        super().__init__()
+        last = 4 * math.ceil(6 * width)
+        self.stem = ConvNorm(last, 3, 2)
+        self.pool = layer.MaxPool2d(3, 2, 1)
+        units = []
+        for channels, count in ((136, 4), (272, 8), (544, 4)):
+            whole = 4 * math.ceil(channels / 4 * width)
+            units += [GroupUnit(whole if k else whole - last, 1 if k else 2) for k in range(count)]
+            last = whole
+        self.units = Chain(*units)
+        self.fc = layer.Linear(classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return autograd.softmax(self.fc(pooled(self.units(self.pool(self.stem(x))))))  # type: ignore[no-any-return]
 
 
 class ShuffleUnit(layer.Layer):

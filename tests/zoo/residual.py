@@ -1,4 +1,4 @@
-"""ResNet50 with bottlenecks, and RepVGG in the form that trains and in the form that runs."""
+"""ResNet18, ResNet50 with bottlenecks, ResNet100 for faces, and RepVGG in the form that trains and in the form that runs."""
 
 from __future__ import annotations
 
@@ -51,6 +51,82 @@ class ResNet50(model.Model):
         for i in range(len(self.stages)):
             x = getattr(self, f"stage{i + 1}")(x)
         return self.fc(pooled(x))  # type: ignore[no-any-return]
+
+
+class Basic(layer.Layer):
+    """Two convolutions of 3 x 3, the first with the stride, added to the input, which is projected if its form changes."""
+
+    def __init__(self, channels: int, stride: int, project: bool) -> None:
+        super().__init__()
+        self.one, self.two = ConvNorm(channels, 3, stride), ConvNorm(channels, 3, activation=None)
+        self.shortcut = ConvNorm(channels, 1, stride, activation=None) if project else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.two(self.one(x))
+        return autograd.relu(autograd.add(y, x if self.shortcut is None else self.shortcut(x)))  # type: ignore[no-any-return]
+
+
+class ResNet18(model.Model):
+    """He et al. 2015: four stages of two basic blocks.
+
+    x: (N, 3, S, S), S a multiple of 32.  y: (N, classes).
+    """
+
+    def __init__(self, width: float = 1.0, classes: int = 1000) -> None:
+        super().__init__()
+        self.stem = ConvNorm(scaled(64, width), 7, 2)
+        self.pool = layer.MaxPool2d(3, 2, 1)
+        self.blocks = Chain(*(
+            Basic(scaled(channels, width), 2 if i and not k else 1, bool(i and not k))
+            for i, channels in enumerate((64, 128, 256, 512)) for k in range(2)
+        ))  # fmt: skip
+        self.fc = layer.Linear(classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(pooled(self.blocks(self.pool(self.stem(x)))))  # type: ignore[no-any-return]
+
+
+class PRelu(layer.Layer):
+    """max(x, 0) + slope * min(x, 0), a slope for each channel."""
+
+    def initialize(self, x: Tensor) -> None:
+        self.slope = Tensor((x.shape[1], 1, 1), x.device, requires_grad=True, stores_grad=True).set_value(0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return autograd.prelu(x, self.slope)  # type: ignore[no-any-return]
+
+
+class Improved(layer.Layer):
+    """Normalized, 3 x 3, normalized, PReLU, 3 x 3 with the stride, normalized; added to the input, projected by first units."""
+
+    def __init__(self, channels: int, first: bool) -> None:
+        super().__init__()
+        stride = 2 if first else 1
+        self.steps = Chain(layer.BatchNorm2d(), ConvNorm(channels, 3, activation=None), PRelu(),
+                           ConvNorm(channels, 3, stride, activation=None))  # fmt: skip
+        self.shortcut = ConvNorm(channels, 1, stride, activation=None) if first else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return autograd.add(self.steps(x), x if self.shortcut is None else self.shortcut(x))  # type: ignore[no-any-return]
+
+
+class ArcFace(model.Model):
+    """Deng et al. 2018, LResNet100E-IR: stages of 3, 13, 30, 3 units, and a vector for a face.
+
+    x: (N, 3, S, S), S a multiple of 16, 0 to 255 with the default `offset` and `factor`.  y: (N, size).
+    """
+
+    stages = ((64, 3), (128, 13), (256, 30), (512, 3))
+
+    def __init__(self, width: float = 1.0, size: int = 512, offset: float = 127.5, factor: float = 1 / 128) -> None:
+        super().__init__()
+        self.offset, self.factor = offset, factor
+        self.stem = Chain(ConvNorm(scaled(64, width), 3, activation=None), PRelu())
+        self.units = Chain(*(Improved(scaled(c, width), not k) for c, count in self.stages for k in range(count)))
+        self.end = Chain(layer.BatchNorm2d(), layer.Dropout(0.4), layer.Flatten(), layer.Linear(size), layer.BatchNorm2d())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.units(self.stem((x - self.offset) * self.factor)))  # type: ignore[no-any-return]
 
 
 class RepBlock(layer.Layer):

@@ -1,4 +1,4 @@
-"""YOLOv5 (release 6): cross-stage partial blocks, pooling in series, a pyramid up and down, detection by anchors."""
+"""Tiny YOLOv2, and YOLOv5 (release 6): cross-stage partial blocks, poolings in series, a pyramid up and down, anchors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,27 @@ from .parts import Chain, ConvNorm, scaled, silu
 
 ANCHORS = (((10, 13), (16, 30), (33, 23)), ((30, 61), (62, 45), (59, 119)), ((116, 90), (156, 198), (373, 326)))
 """(width, height) in pixels, three for each of the strides 8, 16, 32."""
+
+
+class TinyYOLOv2(model.Model):
+    """Redmon and Farhadi 2016, the tiny one: eight convolutions of 3 x 3 with poolings, and one of 1 x 1 for five boxes.
+
+    x: (N, 3, S, S), S a multiple of 32, 0 to 255 with the default `factor`.  y: (N, 5 * (5 + classes), S / 32, S / 32).
+    """
+
+    def __init__(self, width: float = 1.0, classes: int = 20, factor: float = 1 / 255) -> None:
+        super().__init__()
+        self.factor = factor
+        steps: list[layer.Layer] = []
+        for i, channels in enumerate((16, 32, 64, 128, 256, 512, 1024, 1024)):
+            steps.append(ConvNorm(scaled(channels, width), 3, activation=lambda x: autograd.leakyrelu(x, 0.1)))
+            if i < 6:
+                steps.append(layer.MaxPool2d(2, 2) if i < 5 else layer.MaxPool2d(2, 1, pad_mode="SAME_UPPER"))
+        self.features = Chain(*steps)
+        self.head = layer.Conv2d(5 * (5 + classes), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x * self.factor))  # type: ignore[no-any-return]
 
 
 def conv(channels: int, kernel: int = 1, stride: int = 1, padding: int | None = None) -> ConvNorm:

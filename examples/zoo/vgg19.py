@@ -1,0 +1,15 @@
+"""VGG-19 (opset 7): the five most probable of ImageNet's 1000 classes of a picture.
+
+    python examples/zoo/vgg19.py cat.jpg --model vgg19-7.onnx --labels synset.txt --plot result.png
+
+The short side is resized to 256 and the centre, 224 x 224, is scaled to 0 to 1 and normalised by the mean and standard deviation
+of ImageNet.
+"""
+
+from images import Classifier
+from published import start
+
+MODEL = Classifier("vgg19-7.onnx")
+
+if __name__ == "__main__":
+    start(lambda: MODEL.main(__doc__))
