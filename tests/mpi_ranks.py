@@ -1,4 +1,4 @@
-"""What each rank runs in tests/test_mpi.py:  mpiexec -n 2 python mpi_ranks.py NAME ...  The checks are here; a failure ends the job."""
+"""What each rank runs in tests/test_mpi.py: mpiexec -n 2 python mpi_ranks.py NAME ...; a check that fails ends the job."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def operations() -> None:
     started = []
     for dtype in (*numbers, ml_dtypes.bfloat16, np.complex64):
         for shape in ((), (0,), (4,), (3, 7)):
-            a = (np.arange(np.prod(shape, dtype=int)).reshape(shape) + rank).astype(dtype)
+            a = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) + rank, dtype)
             want = sum((np.arange(np.prod(shape, dtype=int)).reshape(shape) + r) for r in range(size)).astype(dtype)
             started.append((comm.all_reduce(a), want))
             started.append((comm.broadcast(a, size - 1), a - dtype(rank) + dtype(size - 1)))
@@ -111,7 +111,7 @@ def sonnx(point: str, number: str, *arguments: str) -> None:
     from singa_backend.collectives.mpi import MpiHandle, MpiRank
 
     place: Any = {"reduce": (MpiRank, "all_reduce"), "wait": (MpiHandle, "wait"), "update": (opt.Optimizer, "apply"),
-                  "gather": (Checkpoint, "_others"), "save": (files, "_replace")}[point]  # fmt: skip
+                  "gather": (Checkpoint, "_others"), "save": (files, "_move")}[point]  # fmt: skip
     victim = 0 if point == "save" else 1
     left = [int(number)]
     plain = getattr(*place)

@@ -347,7 +347,7 @@ def test_the_operator_may_be_in_a_file(inside):
 
 def test_versions_and_build_options():
     assert singa.__version__ == singa_wrap.__version__ == version("sonnx")
-    assert singa_wrap.USE_CUDA is (device.get_num_gpus() > 0) and singa_wrap.USE_DIST is False
+    assert singa_wrap.USE_CUDA is (device.get_num_gpus() > 0) and isinstance(singa_wrap.USE_DIST, bool)
     with pytest.raises(AttributeError, match="CTensor"):
         singa_wrap.CTensor  # noqa: B018
 

@@ -26,6 +26,8 @@ EXTRAS = {
     "text": (("google-re2",), "RegexFullMatch, in linear time"),
     "image": (("pillow",), "ImageDecoder"),
     "plot": (("matplotlib",), "curves as .png"),
+    "mpi": (("mpi4py",), "training in several processes"),
+    "nccl": (("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "training on several GPUs"),
     "zoo": (("tokenizers",), "examples/zoo"),
     "oracle": (("onnxruntime", "onnxruntime-gpu"), "comparisons"),
     "gpu": (("cupy-cuda13x", "cupy-cuda12x", "cupy"), "device='CUDA'"),

@@ -105,5 +105,5 @@ class _Counted:
 def _placed(xp: Xp, on_host: bool, x: Array) -> Array:
     """An array where the communicator reads it, contiguous."""
     if on_host:
-        return np.ascontiguousarray(x if isinstance(x, np.ndarray) else xp.to_host(x))
+        return np.asarray(x if isinstance(x, np.ndarray) else xp.to_host(x), order="C")
     return xp.ascontiguousarray(x)

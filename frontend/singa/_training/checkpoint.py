@@ -190,7 +190,7 @@ class Checkpoint:
             return {}
         mine = {STATES + n: t for n, t in self.model.get_states().items()}
         mine |= {OPTIMIZER + n: t for n, t in self.optimizer.get_states().items()}
-        arrays = {n: np.ascontiguousarray(t.device.backend.get(t._data)) for n, t in mine.items()}
+        arrays = {n: np.asarray(t.device.backend.get(t._data), order="C") for n, t in mine.items()}
         arrays[RANDOM] = random.get_state(self.device)
         digests = np.zeros((group.size, len(arrays)), np.int64)
         digests[group.rank] = [_digest(a) for a in arrays.values()]

@@ -465,7 +465,7 @@ class DataParallel:
         comm = self.communicator
         started = []
         for t in named.values():
-            array = t._data if not comm.on_host else np.ascontiguousarray(t.device.backend.get(t._data))
+            array = t._data if not comm.on_host else np.asarray(t.device.backend.get(t._data), order="C")
             started.append((t, comm.broadcast(array, root)))
         for t, handle in started:
             trace.assign(t, handle.wait())
