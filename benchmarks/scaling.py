@@ -82,7 +82,9 @@ def measure(nets: Sequence[str], rounds: int, steps: int, sizes: dict[str, int],
         job = {"net": name, "size": sizes.get(name, NETS[name]["size"]), "batch": batches.get(name, NETS[name]["batch"])}
         made: Json = {k: job[k] for k in ("size", "batch")}
         document["nets"][name] = made
-        made["bytes"] = launcher.run(2, "bytes", **{**job, "batch": 2, "size": 64}, steps=6, modes=sm.MODES, spars=NETS[name]["spars"])
+        made["bytes"] = launcher.run(
+            2, "bytes", **{**job, "batch": 2, "size": 32}, steps=6, modes=sm.MODES, spars=NETS[name]["spars"]
+        )
         print(f"{name}: bytes", flush=True)
         made["phases"] = launcher.run(1, "phases", **job, steps=steps, warm=2)
         made["times"] = []
@@ -94,7 +96,9 @@ def measure(nets: Sequence[str], rounds: int, steps: int, sizes: dict[str, int],
                     settings = {"graph": graph, "exchange": exchange, "modes": modes, "steps": steps, "warm": 3 if graph else 2}
                     found = launcher.run(ranks, "time", **job, **settings)
                     for mode, row in found.items():
-                        made["times"].append({"round": i, "graph": graph, "ranks": ranks, "exchange": exchange, "mode": mode, **row})
+                        made["times"].append(
+                            {"round": i, "graph": graph, "ranks": ranks, "exchange": exchange, "mode": mode, **row}
+                        )
                     print(f"{name}: round {i}, {'graph' if graph else 'tape'}, {ranks} processes, exchange {exchange}: "
                           + ", ".join(f"{m} {r['step']:.3f} s" for m, r in found.items()), flush=True)  # fmt: skip
     document["link"] = launcher.run(2, "link", sizes=SIZES, repeats=15)
@@ -130,7 +134,9 @@ def chosen(times: Sequence[Json], ranks: int, exchange: bool, graph: bool, mode:
     return [t for t in times if all(t[k] == v for k, v in wanted.items())]
 
 
-def faster(made: Json, ranks: int, exchange: bool, graph: bool, mode: str = "plain", base: tuple[int, bool] = (1, True)) -> list[float]:
+def faster(
+    made: Json, ranks: int, exchange: bool, graph: bool, mode: str = "plain", base: tuple[int, bool] = (1, True)
+) -> list[float]:
     """Return by round the samples per second of a kind of turn over those of `base` in the plain mode."""
     ours, theirs = chosen(made["times"], ranks, exchange, graph, mode), chosen(made["times"], *base, graph)
     return [ranks * b["step"] / (base[0] * a["step"]) for a, b in zip(ours, theirs, strict=True)]
@@ -156,7 +162,11 @@ def modelled(document: Json) -> list[Json]:
                 for mode in sm.MODES:
                     step = statistics.median(t["step"] for t in chosen(made["times"], 1, True, False, mode))
                     work = sm.Work(
-                        plain / divisor, step / divisor, phases["forward"] / whole, phases["backward"] / whole, phases["value"] / divisor
+                        plain / divisor,
+                        step / divisor,
+                        phases["forward"] / whole,
+                        phases["backward"] / whole,
+                        phases["value"] / divisor,
                     )
                     share = share_of(made["bytes"], mode) if mode.startswith("sparse") else 1.0
                     curves = {
@@ -200,59 +210,71 @@ def title(name: str) -> str:
 
 def page(document: Json) -> str:
     """Return the report in Markdown."""
-    nets = document["nets"]
     lines = [
         "# Data-parallel training", "",
         "Written by `tox -e benchmark-scaling -- --report reports`; it is not checked for staleness, because times vary.", "",
-        f"{document['machine']}; one thread for each process. Load of the machine before and after: {document['load']:.2f}, "
-        f"{document['load_after']:.2f}.", "",
-        *(f"* {title(n)}: {sum(m['bytes']['sizes']):,} parameters, "
-          + (f"{m['size']} x {m['size']} pixels, " if n == "resnet18" else "") + f"batch {m['batch']} on each rank." for n, m in nets.items()),
-        *_bytes(document), *_times(document), *_modes(document), *_link(document), *_model(document),
+        f"{document['machine']}; one thread for each process. Load of the machine before and after: "
+        f"{document['load']:.2f}, {document['load_after']:.2f}.", "",
     ]  # fmt: skip
+    for name, made in document["nets"].items():
+        pixels = f"{made['size']} x {made['size']} pixels, " if name == "resnet18" else ""
+        lines.append(f"* {title(name)}: {sum(made['bytes']['sizes']):,} parameters, {pixels}batch {made['batch']} on each rank.")
+    lines += [*_bytes(document), *_times(document), *_modes(document), *_link(document), *_model(document)]
     return "\n".join([*lines, ""])
 
 
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+
+
+def _shares(turns: Sequence[Json]) -> list[str]:
+    """The shares of a step in which exchanges are started, and in which they are waited for."""
+    return [f"{statistics.median(t[key] / t['step'] for t in turns):.1%}" for key in ("started", "waited")]
+
+
 def _bytes(document: Json) -> list[str]:
-    lines = [
-        "", "## Bytes for each step and rank", "",
-        "What one rank passes to the collectives (`communicator.sent`), without the first step, which compares the parameters of the",
-        "ranks: means over the steps. `exact`: steps in which the bytes are those of the formula.", "",
-        "| net | mode | buckets | measured | formula | of plain | exact |", "|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    rows = []
     for name, made in document["nets"].items():
-        rows = formula(made["bytes"])
-        plain = statistics.fmean(rows[0]["formula"])
-        for r in rows:
+        found = formula(made["bytes"])
+        plain = statistics.fmean(found[0]["formula"])
+        for r in found:
             sent, want = statistics.fmean(r["sent"]), statistics.fmean(r["formula"])
             exact = sum(a == b for a, b in zip(r["sent"], r["formula"], strict=True))
-            label = r["mode"] + (f", {share_of(made['bytes'], r['mode']):.1%} of the values" if r["mode"].startswith("sparse") else "")
-            lines.append(f"| {title(name)} | {label} | {r['buckets']} | {sent:,.0f} | {want:,.0f} | {sent / plain:.3f} | {exact} of {len(r['sent'])} |")
-    return [*lines, "", "Formulas, for n elements in a bucket: plain 4n, half 2n, partialUpdate 4n of one bucket in each step, sparseTopK",
-            "8 ceil(0.05 n), sparseThreshold 4 and 8 for each value of at least the bound."]  # fmt: skip
+            mode = r["mode"]
+            label = f"{mode}, {share_of(made['bytes'], mode):.1%} of the values" if mode.startswith("sparse") else mode
+            numbers = [str(r["buckets"]), f"{sent:,.0f}", f"{want:,.0f}", f"{sent / plain:.3f}"]
+            rows.append([title(name), label, *numbers, f"{exact} of {len(r['sent'])}"])
+    return [
+        "", "## Bytes for each step and rank", "",
+        "What one rank passes to the collectives (`communicator.sent`), without the first step, which compares the parameters",
+        "of the ranks: means over the steps. `exact`: steps in which the bytes are those of the formula.", "",
+        *_table(["net", "mode", "buckets", "measured", "formula", "of plain", "exact"], rows), "",
+        "Formulas, for n elements in a bucket: plain 4 n, half 2 n, partialUpdate 4 n of one bucket in each step, sparseTopK",
+        "8 ceil(0.05 n), sparseThreshold 4, and 8 for each value of at least the bound.",
+    ]  # fmt: skip
 
 
 def _times(document: Json) -> list[str]:
-    lines = [
-        "", "## Time at 1, 2 and 4 ranks", "",
-        f"Medians over {document['rounds']} rounds of {document['steps']} steps (lowest-highest). `speed` is the samples per second over those of one",
-        "rank in the same round. `CPU` is the CPU time of a process: if it is below the wall time at 1 or 2 processes without waiting, the",
-        "process did not have its core. `sending` is the time in which exchanges are started and proceed, `waiting` that for their end,",
-        "as shares of the step. Processes that do not exchange gradients show what the machine allows. 4 ranks share the cores.", "",
-        "| net | step | processes | exchange | s per step | CPU | samples per s | speed | sending | waiting |", "|---" * 10 + "|",
-    ]  # fmt: skip
+    rows = []
     for name, made in document["nets"].items():
         for graph in (False, True):
             for ranks, exchange in TURNS:
                 turns = chosen(made["times"], ranks, exchange, graph)
-                rate = ranks * made["batch"] / _middle(turns, "step")
-                shares = [f"{statistics.median(t[k] / t['step'] for t in turns):.1%}" for k in ("started", "waited")]
-                lines.append(
-                    f"| {title(name)} | {'graph' if graph else 'tape'} | {ranks} | {'yes' if exchange else 'no'} | "
-                    f"{_spread([t['step'] for t in turns])} | {_middle(turns, 'cpu'):.3f} | {rate:.2f} | "
-                    f"{_spread(faster(made, ranks, exchange, graph), 2)} | {' | '.join(shares) if exchange else ' | '} |"
-                )
-    return [*lines, "", *goal(document)]
+                kind = [title(name), "graph" if graph else "tape", str(ranks), "yes" if exchange else "no"]
+                rate = f"{ranks * made['batch'] / _middle(turns, 'step'):.2f}"
+                times = [_spread([t["step"] for t in turns]), f"{_middle(turns, 'cpu'):.3f}", rate]
+                speed = _spread(faster(made, ranks, exchange, graph), 2)
+                rows.append([*kind, *times, speed, *(_shares(turns) if exchange else ["", ""])])
+    columns = ["net", "step", "processes", "exchange", "s per step", "CPU", "samples per s", "speed", "sending", "waiting"]
+    return [
+        "", "## Time at 1, 2 and 4 ranks", "",
+        f"Medians over {document['rounds']} rounds of {document['steps']} steps (lowest-highest). `speed` is the samples per",
+        "second over those of one rank with DistOpt in the same round. `CPU` is the CPU time of a process for each step: where",
+        "it is far below the wall time without waiting, the process did not have a core for itself. `sending` is the time in",
+        "which exchanges are started and proceed, `waiting` the time of waiting for their end, as shares of the step. Processes",
+        "that do not exchange gradients show what the machine allows. 4 ranks share the cores.", "",
+        *_table(columns, rows), "", *goal(document),
+    ]  # fmt: skip
 
 
 def goal(document: Json) -> list[str]:
@@ -263,73 +285,70 @@ def goal(document: Json) -> list[str]:
         speed, bound = (statistics.median(faster(made, 2, exchange, graph)) for exchange in (True, False))
         reached = "reached" if speed >= GOAL else "NOT reached"
         lines.append(
-            f"* ResNet-18, {'graph' if graph else 'tape'}: 2 ranks do {speed:.2f} times the samples per second of one (goal {GOAL}: "
-            f"{reached}); 2 processes that do not exchange do {bound:.2f} times."
+            f"* ResNet-18, {'graph' if graph else 'tape'}: 2 ranks do {speed:.2f} times the samples per second of one "
+            f"(goal {GOAL}: {reached}); 2 processes that do not exchange do {bound:.2f} times."
         )
     return lines
 
 
 def _modes(document: Json) -> list[str]:
-    lines = [
-        "", "## Modes", "",
-        "As above, on the tape. `one rank` is the step of one rank, which sends nothing: it contains what the mode computes.", "",
-        "| net | mode | one rank, s | two ranks, s | speed | sending | waiting |", "|---" * 7 + "|",
-    ]  # fmt: skip
+    rows = []
     for name, made in document["nets"].items():
         for mode in sm.MODES:
             one, two = (chosen(made["times"], n, True, False, mode) for n in (1, 2))
-            speed = _spread(faster(made, 2, True, False, mode), 2)
-            shares = " | ".join(f"{statistics.median(t[k] / t['step'] for t in two):.1%}" for k in ("started", "waited"))
-            lines.append(
-                f"| {title(name)} | {mode} | {_spread([t['step'] for t in one])} | {_spread([t['step'] for t in two])} | {speed} | {shares} |"
-            )
-    return lines
+            times = [_spread([t["step"] for t in turns]) for turns in (one, two)]
+            rows.append([title(name), mode, *times, _spread(faster(made, 2, True, False, mode), 2), *_shares(two)])
+    return [
+        "", "## Modes", "",
+        "As above, on the tape. `one rank` is the step of one rank, which sends nothing: it contains what the mode computes.",
+        "`speed` is against one rank in the plain mode.", "",
+        *_table(["net", "mode", "one rank, s", "two ranks, s", "speed", "sending", "waiting"], rows),
+    ]  # fmt: skip
 
 
 def _link(document: Json) -> list[str]:
     here = networks(document)[-1]
-    lines = ["", "## Between two processes of this machine", "",
-             "An all-reduce of float32 without computation, medians; the processes share the memory.", "",
-             "| bytes | ms |", "|---|---|"]  # fmt: skip
-    lines += [f"| {int(size):,} | {1000 * seconds:.3f} |" for size, seconds in document["link"]["seconds"].items()]
+    rows = [[f"{int(size):,}", f"{1000 * seconds:.3f}"] for size, seconds in document["link"]["seconds"].items()]
     return [
-        *lines,
-        "",
+        "", "## Between two processes of this machine", "",
+        "An all-reduce of float32 without computation, medians; the processes share the memory.", "",
+        *_table(["bytes", "ms"], rows), "",
         f"As a ring of two: latency {1e6 * here.latency:.0f} us, bandwidth {here.bandwidth / 1e9:.2f} GB/s (with the additions).",
-    ]
+    ]  # fmt: skip
 
 
 def _model(document: Json) -> list[str]:
     lines = [
         "", f"## A model of {sm.WORKERS[0]} to {sm.WORKERS[-1]:,} workers", "",
-        "Not measured: computed from the figures above by `benchmarks/scaling_model.py`. Efficiency is the samples per second of a worker",
-        "over those of one that trains alone by the plain optimizer. Assumptions:", "",
-        "* A message of n bytes takes latency + n / bandwidth; links are full duplex and not shared; workers are equally fast. Networks",
-        "  with a rate in their name have that nominal rate and latency, which are assumed, not measured.",
-        "* All-reduce: a ring takes 2 (W - 1) (latency + n / (W bandwidth)), a binomial tree 2 log2 W (latency + n / bandwidth).",
-        "* All-gather, of the sparse modes: (W - 1) (latency + n / bandwidth), as a tree log2 W latency + (W - 1) n / bandwidth. Each",
-        "  worker then adds the values of the others one by one, at the measured time for each.",
-        "* Computation: the measured step of one rank in the mode; the bytes are those of the table above; every worker has the batch of",
-        f"  the measurement. `thread` is one thread of this machine; `accelerator` is assumed to compute {FASTER} times as fast.",
-        "* With overlap, the buckets are complete at equal intervals of the backward pass, and are sent one after the other while it",
-        "  runs, without slowing it; forward and backward pass have their measured shares of the step. The last bucket never overlaps,",
-        "  and partialUpdate does not.",
-        "* It is time only: the modes do not learn equally much from a step, and partialUpdate averages a parameter once in as many",
-        "  steps as there are buckets.", "",
-        f"Efficiency without overlap, with the faster of ring and tree, and the number of workers from which it is below {LIMIT_TEXT}.",
+        "Not measured: computed from the figures above by `benchmarks/scaling_model.py`. Efficiency is the samples per second of",
+        "a worker over those of one that trains alone with the plain optimizer. Assumptions:", "",
+        "* A message of n bytes takes latency + n / bandwidth. Links are full duplex and not shared; workers are equally fast.",
+        "  Networks with a rate in their name have that nominal rate and latency, which are assumed, not measured.",
+        "* All-reduce: a ring takes 2 (W - 1) (latency + n / (W bandwidth)), a tree 2 log2 W (latency + n / bandwidth).",
+        "* All-gather, of the sparse modes: (W - 1) (latency + n / bandwidth), as a tree log2 W latency + (W - 1) n / bandwidth.",
+        "  Each worker then adds the values of the others one by one, at the measured time for each.",
+        "* Computation: the measured step of one rank in the mode. The bytes are those of the table above. Every worker has the",
+        "  batch of the measurement. `thread` is one thread of this machine; `accelerator` is assumed to be "
+        f"{FASTER} times as fast.",
+        "* With overlap, the buckets are complete at equal intervals of the backward pass, and are sent one after the other",
+        "  while it runs, without slowing it; forward and backward pass have their measured shares of the step. The last bucket",
+        "  never overlaps, and partialUpdate does not.",
+        "* It is time only: the modes do not learn equally much from a step, and partialUpdate averages a parameter once in as",
+        "  many steps as there are buckets.", "",
+        "Efficiency without overlap, with the faster of ring and tree; then the number of workers, of those in the model, from",
+        f"which it is below {LIMIT_TEXT}: there the mode stops scaling.",
     ]  # fmt: skip
-    columns = " | ".join(f"{w:,}" for w in SHOWN)
+    curves = [f"{a}{overlap}" for overlap in ("", ", overlap") for a in sm.ALGORITHMS]
     for name in document["nets"]:
         for worker in ("thread", "accelerator"):
-            lines += ["", f"### {title(name)}, {worker}", "",
-                      f"| network | mode | {columns} | ring | tree | ring, overlap | tree, overlap |", "|---" * (6 + len(SHOWN)) + "|"]  # fmt: skip
+            rows = []
             for row in document["model"]:
                 if (row["net"], row["worker"]) == (name, worker):
                     curve = best(row)
-                    cells = [f"{curve[sm.WORKERS.index(w)]:.2f}" for w in SHOWN]
-                    names = [f"{a}{o}" for o in ("", ", overlap") for a in sm.ALGORITHMS]
-                    cells += [_stop(row["efficiency"][n]) for n in names]
-                    lines.append(f"| {row['network']} | {row['mode']} | {' | '.join(cells)} |")
+                    shown = [f"{curve[sm.WORKERS.index(w)]:.2f}" for w in SHOWN]
+                    rows.append([row["network"], row["mode"], *shown, *(_stop(row["efficiency"][c]) for c in curves)])
+            columns = ["network", "mode", *(f"{w:,}" for w in SHOWN), *curves]
+            lines += ["", f"### {title(name)}, {worker}", "", *_table(columns, rows)]
     return [*lines, "", "![Efficiency by the number of workers](benchmark-scaling.svg)"]
 
 
@@ -369,7 +388,10 @@ def _panel(left: int, top: int, heading: str, network: str, rows: Sequence[Json]
     def at(workers: int, value: float) -> str:
         return f"{left + width * math.log2(workers / sm.WORKERS[0]) / span:.1f},{top + height * (1 - min(value, 1.05)):.1f}"
 
-    parts = [f'<text x="{left}" y="{top - 18}" font-weight="bold">{heading}</text>', f'<text x="{left}" y="{top - 7}">{network}</text>']
+    parts = [
+        f'<text x="{left}" y="{top - 18}" font-weight="bold">{heading}</text>',
+        f'<text x="{left}" y="{top - 7}">{network}</text>',
+    ]
     for value in (0, 0.5, 1):
         a, b = at(sm.WORKERS[0], value), at(sm.WORKERS[-1], value)
         parts.append(f'<polyline points="{a} {b}" stroke="{"#444" if value == sm.LIMIT else "#ccc"}" fill="none"/>')
@@ -400,9 +422,13 @@ def main() -> int:
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="timed steps of a turn")
-    parser.add_argument("--size", type=int, default=NETS["resnet18"]["size"], help="height and width of the pictures of ResNet-18")
+    parser.add_argument(
+        "--size", type=int, default=NETS["resnet18"]["size"], help="height and width of the pictures of ResNet-18"
+    )
     parser.add_argument("--batch", type=int, default=NETS["resnet18"]["batch"], help="samples of a step and rank of ResNet-18")
-    parser.add_argument("--again", type=Path, metavar="JSON", help="measure nothing: compute the model from the figures of this report")
+    parser.add_argument(
+        "--again", type=Path, metavar="JSON", help="measure nothing: compute the model from the figures of this report"
+    )
     parser.add_argument("--report", type=Path, metavar="DIR", help="write benchmark-scaling.json, .md and .svg into this folder")
     options = parser.parse_args()
     if options.size < 32 or min(options.batch, options.rounds, options.steps) < 1:

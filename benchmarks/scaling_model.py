@@ -165,7 +165,9 @@ class Work:
     value: float = 0.0
 
 
-def exchange_times(mode: str, full: Sequence[int], workers: int, net: Network, algorithm: str, share: float = 0.05) -> list[float]:
+def exchange_times(
+    mode: str, full: Sequence[int], workers: int, net: Network, algorithm: str, share: float = 0.05
+) -> list[float]:
     """Return the seconds of the exchange of each bucket."""
     found = messages(mode, full, share)
     return [sum(COLLECTIVES[kind, algorithm](workers, size, net) for kind, size in bucket) for bucket in found]
@@ -215,6 +217,6 @@ def stops(curve: Sequence[float]) -> int | None:
 
 
 def fitted(small: float, large: float, size: float, ranks: int = 2) -> tuple[float, float]:
-    """Return the latency and the bandwidth of a ring all-reduce that takes `small` s without bytes and `large` s for `size` bytes."""
+    """Return the latency and the bandwidth of a ring all-reduce that takes `small` s for no bytes and `large` s for `size`."""
     latency = small / (2 * (ranks - 1))
     return latency, 2 * (ranks - 1) / ranks * size / max(large - small, 1e-12)

@@ -5,6 +5,7 @@ Rank 0 prints the result as one line of JSON.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -20,7 +21,7 @@ from singa_backend.collectives import Communicator, communicator
 from singa_backend.collectives.communicator import total
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from zoo.residual import ResNet18  # noqa: E402
+from zoo.residual import ResNet18
 
 Json = dict[str, Any]
 RATE, MOMENTUM = 0.01, 0.9
@@ -136,7 +137,7 @@ def built(job: Json, comm: Communicator, exchange: bool) -> tuple[Trained, list[
 
 
 def timed(comm: Communicator, job: Json) -> Json:
-    """Seconds of steps by mode: the slowest rank's wall time, and means over the ranks of CPU time and time in the communicator."""
+    """Seconds of steps by mode: the slowest rank's wall time; means over the ranks of CPU time and time in the communicator."""
     results: Json = {}
     for mode in job["modes"]:
         watch = Watched(comm)
@@ -215,7 +216,7 @@ def phased(comm: Communicator, job: Json) -> Json:
             net.optimizer.apply(p.name, p, g)
         net.optimizer.step()
         marks.append(time.perf_counter())
-        parts.append([b - a for a, b in zip(marks, marks[1:], strict=False)])
+        parts.append([b - a for a, b in itertools.pairwise(marks)])
     forward, backward, update = (statistics.median(p) for p in zip(*parts[job["warm"] :], strict=True))
     size = 1 << 21
     sum_, values = np.zeros(size, np.float32), np.ones(size // 20, np.float32)
