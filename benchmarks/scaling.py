@@ -6,8 +6,8 @@
 
 Processes are started by mpiexec and use one thread each.  In every round each number of processes has a turn, one after the
 other, so that a change of the machine's speed affects all; the figures are medians over the rounds, with the lowest and the
-highest.  Batches per rank are equal (weak scaling).  The machine must have nothing else to do: `CPU` shows whether a process had
-its core for itself.  The model needs no more ranks than there are cores: see scaling_model.py.
+highest.  The report is written after every round; five rounds take about 20 minutes.  Batches per rank are equal (weak
+scaling).  The machine must have nothing else to do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -70,40 +70,44 @@ class Launcher:
 # --- measuring
 
 
-def measure(nets: Sequence[str], rounds: int, steps: int, sizes: dict[str, int], batches: dict[str, int]) -> Json:
-    """Return the measured part of the document."""
+def measure(jobs: dict[str, Json], rounds: int, steps: int, finished: Callable[[Json], None]) -> Json:
+    """Return the measured part of the document; `finished` is called with it after every round."""
     launcher = Launcher()
     document: Json = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         + ", ".join(f"{p} {version(p)}" for p in ("numpy", "mpi4py")),
-        "load": round(os.getloadavg()[0], 2), "rounds": rounds, "steps": steps, "nets": {},
+        "load": round(os.getloadavg()[0], 2), "steps": steps, "nets": {},
     }  # fmt: skip
-    for name in nets:
-        job = {"net": name, "size": sizes.get(name, NETS[name]["size"]), "batch": batches.get(name, NETS[name]["batch"])}
-        made: Json = {k: job[k] for k in ("size", "batch")}
-        document["nets"][name] = made
-        made["bytes"] = launcher.run(
-            2, "bytes", **{**job, "batch": 2, "size": 32}, steps=6, modes=sm.MODES, spars=NETS[name]["spars"]
-        )
-        print(f"{name}: bytes", flush=True)
-        made["phases"] = launcher.run(1, "phases", **job, steps=steps, warm=2)
-        made["times"] = []
-        for i in range(rounds):
-            for graph in (False, True):
-                for ranks, exchange in TURNS:
-                    every = exchange and ranks <= 2 and not graph
-                    modes = sm.MODES if every else ("plain",)
-                    settings = {"graph": graph, "exchange": exchange, "modes": modes, "steps": steps, "warm": 3 if graph else 2}
-                    found = launcher.run(ranks, "time", **job, **settings)
-                    for mode, row in found.items():
-                        made["times"].append(
-                            {"round": i, "graph": graph, "ranks": ranks, "exchange": exchange, "mode": mode, **row}
-                        )
-                    print(f"{name}: round {i}, {'graph' if graph else 'tape'}, {ranks} processes, exchange {exchange}: "
-                          + ", ".join(f"{m} {r['step']:.3f} s" for m, r in found.items()), flush=True)  # fmt: skip
     document["link"] = launcher.run(2, "link", sizes=SIZES, repeats=15)
-    document["load_after"] = round(os.getloadavg()[0], 2)
+    for name, job in jobs.items():
+        made = document["nets"][name] = {**job, "times": []}
+        settings = {"steps": 6, "modes": sm.MODES, "spars": NETS[name]["spars"]}
+        made["bytes"] = launcher.run(2, "bytes", net=name, batch=2, size=32, **settings)
+        made["phases"] = launcher.run(1, "phases", net=name, **job, steps=steps, warm=2)
+        print(f"{name}: bytes and phases", flush=True)
+    for i in range(rounds):
+        for name, job in jobs.items():
+            document["nets"][name]["times"] += _turns(launcher, name, job, i, steps)
+        document["rounds"] = i + 1
+        document["load_after"] = round(os.getloadavg()[0], 2)
+        finished(document)
     return document
+
+
+def _turns(launcher: Launcher, name: str, job: Json, number: int, steps: int) -> list[Json]:
+    """One round of a net: a turn of each kind; all modes on the tape at one and two ranks, the plain one elsewhere."""
+    rows = []
+    for graph in (False, True):
+        for ranks, exchange in TURNS:
+            modes = sm.MODES if exchange and ranks <= 2 and not graph else ("plain",)
+            settings = {"graph": graph, "exchange": exchange, "modes": modes, "steps": steps, "warm": 3 if graph else 2}
+            found = launcher.run(ranks, "time", net=name, **job, **settings)
+            kind = {"round": number, "graph": graph, "ranks": ranks, "exchange": exchange}
+            rows += [{**kind, "mode": mode, **row} for mode, row in found.items()]
+            shown = ", ".join(f"{mode} {row['step']:.3f} s" for mode, row in found.items())
+            how = f"{'graph' if graph else 'tape'}, {ranks} processes{'' if exchange else ' without exchange'}"
+            print(f"{name}: round {number}, {how}: {shown}", flush=True)
+    return rows
 
 
 # --- figures
@@ -140,6 +144,12 @@ def faster(
     """Return by round the samples per second of a kind of turn over those of `base` in the plain mode."""
     ours, theirs = chosen(made["times"], ranks, exchange, graph, mode), chosen(made["times"], *base, graph)
     return [ranks * b["step"] / (base[0] * a["step"]) for a, b in zip(ours, theirs, strict=True)]
+
+
+def bound(made: Json, ranks: int, exchange: bool, graph: bool) -> float:
+    """Return the speed that the CPU times alone would allow: it has no waiting, and depends little on other programs."""
+    cpus = [statistics.median(t["cpu"] for t in chosen(made["times"], *kind, graph)) for kind in ((1, True), (ranks, exchange))]
+    return float(ranks * cpus[0] / cpus[1])
 
 
 def networks(document: Json) -> list[sm.Network]:
@@ -263,16 +273,18 @@ def _times(document: Json) -> list[str]:
                 kind = [title(name), "graph" if graph else "tape", str(ranks), "yes" if exchange else "no"]
                 rate = f"{ranks * made['batch'] / _middle(turns, 'step'):.2f}"
                 times = [_spread([t["step"] for t in turns]), f"{_middle(turns, 'cpu'):.3f}", rate]
-                speed = _spread(faster(made, ranks, exchange, graph), 2)
-                rows.append([*kind, *times, speed, *(_shares(turns) if exchange else ["", ""])])
-    columns = ["net", "step", "processes", "exchange", "s per step", "CPU", "samples per s", "speed", "sending", "waiting"]
+                speeds = [_spread(faster(made, ranks, exchange, graph), 2), f"{bound(made, ranks, exchange, graph):.2f}"]
+                rows.append([*kind, *times, *speeds, *(_shares(turns) if exchange else ["", ""])])
+    columns = ["net", "step", "processes", "exchange", "s per step", "CPU", "samples per s", "speed"]
+    columns += ["by CPU", "sending", "waiting"]
     return [
         "", "## Time at 1, 2 and 4 ranks", "",
         f"Medians over {document['rounds']} rounds of {document['steps']} steps (lowest-highest). `speed` is the samples per",
         "second over those of one rank with DistOpt in the same round. `CPU` is the CPU time of a process for each step: where",
-        "it is far below the wall time without waiting, the process did not have a core for itself. `sending` is the time in",
-        "which exchanges are started and proceed, `waiting` the time of waiting for their end, as shares of the step. Processes",
-        "that do not exchange gradients show what the machine allows. 4 ranks share the cores.", "",
+        "it is far below the wall time without waiting, the process did not have a core for itself. `by CPU` is the speed that",
+        "the CPU times alone would allow, which depends less on other programs. `sending` is the time in which exchanges are",
+        "started and proceed, `waiting` the time of waiting for their end, as shares of the step. Processes that do not exchange",
+        "gradients show what the machine allows. 4 ranks share the cores of a machine with fewer.", "",
         *_table(columns, rows), "", *goal(document),
     ]  # fmt: skip
 
@@ -282,11 +294,11 @@ def goal(document: Json) -> list[str]:
     made = document["nets"].get("resnet18")
     lines = []
     for graph in (False, True) if made else ():
-        speed, bound = (statistics.median(faster(made, 2, exchange, graph)) for exchange in (True, False))
+        speed, limit = (statistics.median(faster(made, 2, exchange, graph)) for exchange in (True, False))
         reached = "reached" if speed >= GOAL else "NOT reached"
         lines.append(
             f"* ResNet-18, {'graph' if graph else 'tape'}: 2 ranks do {speed:.2f} times the samples per second of one "
-            f"(goal {GOAL}: {reached}); 2 processes that do not exchange do {bound:.2f} times."
+            f"(goal {GOAL}: {reached}); 2 processes that do not exchange do {limit:.2f} times."
         )
     return lines
 
@@ -433,14 +445,21 @@ def main() -> int:
     options = parser.parse_args()
     if options.size < 32 or min(options.batch, options.rounds, options.steps) < 1:
         parser.error("--size must be at least 32; --batch, --rounds and --steps must be at least 1")
+
+    def finished(document: Json) -> None:
+        document["model"] = modelled(document)
+        if options.report:
+            save(document, options.report)
+
     if options.again:
         document = json.loads(options.again.read_text(encoding="utf-8"))
+        finished(document)
     else:
-        document = measure(options.nets, options.rounds, options.steps, {"resnet18": options.size}, {"resnet18": options.batch})
-    document["model"] = modelled(document)
+        jobs = {n: {"size": NETS[n]["size"], "batch": NETS[n]["batch"]} for n in options.nets}
+        if "resnet18" in jobs:
+            jobs["resnet18"] = {"size": options.size, "batch": options.batch}
+        document = measure(jobs, options.rounds, options.steps, finished)
     print(page(document))
-    if options.report:
-        save(document, options.report)
     wrong = [f"{n}, {r['mode']}: {r['sent']} bytes sent, the formula has {r['formula']}"
              for n, m in document["nets"].items() for r in formula(m["bytes"]) if r["sent"] != r["formula"]]  # fmt: skip
     print("\n".join(wrong), file=sys.stderr)

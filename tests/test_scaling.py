@@ -297,7 +297,7 @@ def test_the_report_shows_the_figures(bench: Any, document: Any) -> None:
     lines = page.splitlines()
     assert "| ResNet-18 | plain | 2 | 22,000,000 | 22,000,000 | 1.000 | 4 of 4 |" in lines
     assert "| ResNet-18 | partialUpdate | 2 | 11,000,000 | 11,000,000 | 0.500 | 4 of 4 |" in lines
-    assert "| ResNet-18 | tape | 2 | yes | 2.500 (1.250-3.750) | 1.000 | 6.40 | 1.60 (1.60-1.60) | 5.0% | 10.0% |" in lines
+    assert "| ResNet-18 | tape | 2 | yes | 2.500 (1.250-3.750) | 1.000 | 6.40 | 1.60 (1.60-1.60) | 2.00 | 5.0% | 10.0% |" in lines
     assert "* ResNet-18, tape: 2 ranks do 1.60 times the samples per second of one (goal 1.5: reached); 2 processes" in page
     assert "latency 5 us, bandwidth 1.68 GB/s" in page
     for turn in document["nets"]["resnet18"]["times"]:
