@@ -311,7 +311,7 @@ def test_the_report_has_every_row_of_the_model(bench: Any, document: Any) -> Non
     assert len(rows) == len(document["model"]) == 2 * 4 * 5
     plain = rows["thread", "Ethernet 10 Gbit/s", "plain"]
     seconds = 2 * 7 / 8 * 22e6 / 1.25e9 + 2 * 14 * 50e-6
-    assert plain["ring"][0] == pytest.approx(2 / (2 + seconds), abs=1e-4)
+    assert plain["ring"][0] == pytest.approx(1 / (1 + seconds), abs=1e-4)
     assert plain["ring, overlap"][0] > plain["ring"][0]
     assert all(0 < e <= 1 for efficiency in rows.values() for curve in efficiency.values() for e in curve)
     page = bench.scaling.page(document)
