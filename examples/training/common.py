@@ -23,6 +23,7 @@ from rich.progress import track
 
 from singa import autograd, device, layer, opt, sonnx, tensor
 from singa_backend.errors import SonnxError
+from singa_backend.files import staged
 
 Pick = Callable[[Any], Any]
 
@@ -297,10 +298,8 @@ class Trainer:
         arrays |= {f"best.{n}": a for n, a in self.best.items()}
         more = {n: tensor.Tensor(data=a, requires_grad=False) for n, a in arrays.items()}
         more |= {f"optimizer.{n}": t for n, t in self.optimizer.get_states().items()}
-        new = self.args.checkpoint.with_name(self.args.checkpoint.name + ".new")
-        new.unlink(missing_ok=True)
-        self.model.save_states(new, more)
-        os.replace(new, self.args.checkpoint)
+        with staged(self.args.checkpoint) as stage:
+            self.model.save_states(stage / stage.target.name, more)
 
     def read(self) -> None:
         """Continue at the checkpoint; another training is refused."""

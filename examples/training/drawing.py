@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from singa_backend.files import write_text, writing
+
 
 def check(path: Path | None) -> None:
     """End the program before the training if this picture cannot be drawn."""
@@ -35,7 +37,8 @@ def curves(path: Path, history: np.ndarray) -> None:
                 ax.plot(range(1, len(column) + 1), column, marker="o", label=name)
             ax.set(title=title, xlabel="epoch")
             ax.legend()
-        figure.savefig(path)
+        with writing(path) as out:
+            figure.savefig(out, format="png")
         return
     parts = []
     for i, (title, values) in enumerate(panels):
@@ -65,7 +68,8 @@ def confusion(path: Path, counts: np.ndarray, names: Sequence[str]) -> None:
         ax.set_yticks(range(len(names)), names)
         for i, j in np.ndindex(counts.shape):
             ax.text(j, i, str(counts[i, j]), ha="center", va="center", color="white" if share[i, j] > 0.5 else "black")
-        figure.savefig(path)
+        with writing(path) as out:
+            figure.savefig(out, format="png")
         return
     cell, left, top = 44, 110, 90
     size = cell * len(names)
@@ -94,4 +98,4 @@ def _figure(size: tuple[float, float], panels: int) -> tuple[Any, Any]:
 
 def _svg(path: Path, width: float, height: float, content: str) -> None:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="13">'
-    path.write_text(f'{head}<rect width="100%" height="100%" fill="#fff"/>{content}</svg>\n', "utf-8")
+    write_text(path, f'{head}<rect width="100%" height="100%" fill="#fff"/>{content}</svg>\n')
