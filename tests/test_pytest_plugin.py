@@ -124,5 +124,5 @@ def test_wrong_usage(project: pytest.Pytester, args: list[str], says: str) -> No
 
 
 def test_a_run_that_does_not_ask_imports_nothing() -> None:
-    code = "import sys, sonnx_pytest; print([m for m in ('onnx', 'numpy', 'singa_backend') if m in sys.modules])"
+    code = "import sys, sonnx_pytest.plugin; print([m for m in ('onnx', 'numpy', 'singa_backend') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

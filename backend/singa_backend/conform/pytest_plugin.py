@@ -1,4 +1,4 @@
-"""One pytest item per ONNX case, for any backend class, under the strict verdict; the options are in sonnx_pytest.py.
+"""One pytest item per ONNX case, for any backend class, under the strict verdict; the options are in sonnx_pytest/plugin.py.
 
 Cases that are known to fail are listed in the gaps file under a reason (the layout of conform/gaps.py): a listed case that
 passes is an error until its line is deleted.  Without files on the command line only the cases run.  Items are named
