@@ -1,12 +1,10 @@
 """The site: `tox -e docs` builds it in build/site. The pages made here are described in pages.py."""
 
-import os
 import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
 sys.path[:0] = [str(PROJECT / name) for name in ("docs", "backend", "frontend", ".")]
-os.environ["COLUMNS"] = "100"
 
 import pages  # noqa: E402
 
@@ -28,7 +26,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 100
+python_maximum_signature_line_length = 200
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

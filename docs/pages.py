@@ -138,7 +138,9 @@ def reference(name: str, seen: dict[int, str]) -> str:
     """
     module = import_module(name)
     lines = [name, "=" * len(name), "", f".. py:module:: {name}", ""]
-    lines += plain(blocks([*inspect.cleandoc(module.__doc__ or "").splitlines(), ""]))
+    lines += plain(
+        blocks([*(module.__doc__ or "").strip().splitlines(), ""])
+    )  # not cleandoc: text in which all lines but one are code
     for public, value in sorted(public_values(module).items(), key=lambda item: (not inspect.isclass(item[1]), item[0].lower())):
         lines += directive(name, public, value, seen)
     return "\n".join(lines)
