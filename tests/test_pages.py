@@ -43,9 +43,18 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert pages == set(re.findall(r"\]\(docs/([\w-]+\.md)", text("README.md"))) & pages
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    trees = re.findall(r"```{toctree}\n(?::[^\n]*\n)*\n(.*?)```", text("docs/index.md"), re.DOTALL)
+    listed = [name for tree in trees for name in tree.split()]
+    docs = PROJECT / "docs"
+    pages = {p.relative_to(docs).with_suffix("").as_posix() for p in [*docs.glob("*.md"), *docs.glob("getting-started/*.md")]}
+    assert {name for name in listed if not name.startswith("made/")} == pages - {"index"}
+    assert len(listed) == len(set(listed))
+
+
 def test_links_between_pages_lead_to_files() -> None:
     broken = []
-    for page in [*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")]:
+    for page in [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), *PROJECT.glob("docs/getting-started/*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
             if not (page.parent / target).exists():
                 broken.append(f"{page.name}: {target}")
