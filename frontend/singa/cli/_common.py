@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
@@ -27,10 +26,9 @@ from ._interrupts import is_interrupt
 if TYPE_CHECKING:
     from singa_backend import Limits
 
-NO, REFUSED, LOST = 1, 3, 4
+    from ._tables import Table
 
-_WIDE = 200
-"""The number of columns of a wide table if the output is not a terminal."""
+NO, REFUSED, LOST = 1, 3, 4
 
 
 class _Console(Console):
@@ -45,7 +43,6 @@ class _Console(Console):
 
 out = _Console(markup=False, emoji=False)
 err = _Console(stderr=True, markup=False, emoji=False)
-_paper = _Console(markup=False, emoji=False, width=_WIDE)
 
 
 def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,8 +185,9 @@ def echo(text: str, *, style: str | None = None) -> None:
 
 
 def show(table: Table) -> None:
-    """Print a wide table: to a terminal in its width, otherwise in more columns than rich's 80."""
-    (out if out.is_terminal else _paper).print(table)
+    """Print a table: to a terminal in its width, otherwise in full."""
+    for line, style in table.lines(out.width if out.is_terminal else None, out.encoding.lower().startswith("utf")):
+        out.print(Text(line, style), highlight=False, soft_wrap=True)
 
 
 def witness(engine: str, quiet: bool) -> str | None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 from onnx import ModelProto
-from rich.table import Table
 
 from singa_backend import debug
 from singa_backend.conform import results
@@ -22,8 +21,11 @@ from singa_backend.debug.repro import serialized
 from singa_backend.errors import InvalidInput
 from singa_backend.proto import test_data
 
-from ._common import echo, err, out, progress
+from ._common import echo, err, progress, show
 from ._graph_forms import forms
+from ._tables import NUMBER, WHOLE, Columns
+
+_VERDICTS = Columns({"verdict": WHOLE, "graphs": NUMBER})
 
 
 def many(
@@ -60,10 +62,10 @@ def many(
 
 def _show(document: dict[str, Any]) -> None:
     t = document["totals"]
-    table = Table("verdict", "graphs", title="generated graphs")
+    table = _VERDICTS.table("generated graphs")
     for state in summary.STATES:
-        table.add_row(state, f"{t[state]:,}")
-    out.print(table)
+        table.add(state, f"{t[state]:,}")
+    show(table)
     echo(f"{t['nodes']:,} nodes of {len(document['operators'])} operators; onnxruntime judged {t['nodes_judged']:,} nodes")
     if document["environment"]["onnxruntime"] == "absent":
         echo("onnxruntime is not installed, so only the forms were compared: pip install 'sonnx[oracle]'", style="yellow")

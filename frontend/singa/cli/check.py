@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from singa_backend.inspection import CheckReport, TrainableReport, trainable_report
 from singa_backend.inspection import check as check_model
 
-from ._common import NO, SECONDS, echo, err, exit_codes, json_option, out
+from ._common import NO, SECONDS, echo, err, exit_codes, json_option, show
+from ._tables import NAME, NUMBER, WHOLE, WORDS, Columns
+
+_OPERATORS = Columns({"operator": NAME, "version": NUMBER, "nodes": NUMBER, "dtypes": WORDS, "status": WHOLE})
 
 STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "function": "dim"}
 
@@ -49,12 +51,12 @@ def _show(report: CheckReport) -> None:
     seen = report.inspection
     opsets = ", ".join(f"{domain} {version}" for domain, version in seen.opsets.items())
     echo(f"{seen.file}: IR {seen.ir_version}, {opsets}" + (f", made by {seen.producer}" if seen.producer else ""))
-    table = Table("operator", "version", "nodes", "dtypes", "status")
+    table = _OPERATORS.table()
     for use in report.operators:
         name = use.operator if use.domain == "ai.onnx" else f"{use.domain}.{use.operator}"
-        version = "–" if use.version is None else str(use.version)
-        table.add_row(name, version, str(use.nodes), ", ".join(sorted(use.dtypes)) or "?", use.status, style=STYLES[use.status])
-    out.print(table)
+        dtypes = ", ".join(sorted(use.dtypes)) or "?"
+        table.add(name, use.version, use.nodes, dtypes, use.status, style=STYLES[use.status])
+    show(table)
     if seen.opinion.inference:
         echo(f"dtypes are incomplete; shape inference reports: {seen.opinion.inference.splitlines()[0][:300]}", style="dim")
     for problem in report.problems:

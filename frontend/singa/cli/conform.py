@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from singa_backend import DeviceUnavailable
 from singa_backend.conform import cases, gaps, releases, report, results, worker
 
 from . import _releases
-from ._common import NO, SECONDS, device_option, echo, err, exit_codes, expression, json_option, out, progress
+from ._common import NO, SECONDS, device_option, echo, err, exit_codes, expression, json_option, out, progress, show
+from ._tables import NUMBER, WHOLE, Columns
+
+_KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": NUMBER})
 
 
 @click.command("conform")
@@ -139,11 +141,11 @@ def _older(
 
 
 def _show_conformance(found: list[worker.Result], judged: gaps.Judgement, totals: dict[str, Any]) -> None:
-    table = Table("kind", "cases", "strict", "official", title="ONNX conformance")
+    table = _KINDS.table("ONNX conformance")
     for kind, t in totals["by_kind"].items():
-        table.add_row(kind, str(t["cases"]), str(t["strict"]), str(t["official"]))
-    table.add_row("all", str(totals["cases"]), str(totals["strict"]), str(totals["official"]), style="bold")
-    out.print(table)
+        table.add(kind, t["cases"], t["strict"], t["official"])
+    table.add("all", totals["cases"], totals["strict"], totals["official"], style="bold")
+    show(table)
     if judged.explained:
         out.print(f"{len(judged.explained)} known gaps, each with its reason in gaps.txt", highlight=False, soft_wrap=True)
     for r in judged.unexpected[:40]:

@@ -6,11 +6,14 @@ import json
 import sys
 
 import click
-from rich.table import Table
 
 from singa_backend.doctor import Diagnosis, diagnose
 
 from ._common import NO, echo, exit_codes, json_option, show
+from ._tables import WHOLE, WORDS, Columns
+
+_FOUND = Columns({"": WHOLE, "found": WORDS})
+_EXTRAS = Columns({"extra": WHOLE, "package": WHOLE, "version": WORDS, "for": WORDS})
 
 
 @click.command("doctor")
@@ -46,9 +49,9 @@ def _show(found: Diagnosis) -> None:
         ("system", found.system),
         *((name, version or "missing") for name, version in found.versions.items()),
     ]
-    _table(("", "found"), [r for r in rows if r[1]])
+    _table(_FOUND, [r for r in rows if r[1]])
     _table(
-        ("extra", "package", "version", "for"),
+        _EXTRAS,
         [(e.name, e.package, e.version or f"missing: {e.command}", e.use) for e in found.extras],
     )
     for one in found.findings:
@@ -58,8 +61,8 @@ def _show(found: Diagnosis) -> None:
         echo("no problems", style="green")
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    table = Table(*head)
+def _table(columns: Columns, rows: list[tuple[str, ...]]) -> None:
+    table = columns.table()
     for row in rows:
-        table.add_row(*row)
+        table.add(*row)
     show(table)

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from singa_backend.conform import results
 from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import generate, ledger, run, summary
 
-from ._common import NO, echo, exit_codes, expression, json_option, out, progress
+from ._common import NO, echo, exit_codes, expression, json_option, progress, show
+from ._tables import NUMBER, WHOLE, Columns
+
+_VERDICTS = Columns({"verdict": WHOLE, "cases": NUMBER})
 
 
 @click.command("fuzz")
@@ -108,10 +110,10 @@ def command(
 
 def _show(document: dict[str, Any]) -> None:
     t = document["totals"]
-    table = Table("verdict", "cases", title="generated models")
+    table = _VERDICTS.table("generated models")
     for state in summary.STATES:
-        table.add_row(state, f"{t[state]:,}")
-    out.print(table)
+        table.add(state, f"{t[state]:,}")
+    show(table)
     echo(
         f"{len(document['cells']):,} dtype cells judged; differences by class: "
         + (", ".join(f"{c} {n}" for c, n in t["by_class"].items()) or "none")

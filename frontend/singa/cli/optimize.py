@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from singa_backend.passes import PASSES, Report
 from singa_backend.passes import optimize as rewrite
@@ -15,7 +14,10 @@ from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, echo, exit_codes, json_option, out, progress
+from ._common import NO, echo, exit_codes, json_option, progress, show
+from ._tables import NUMBER, WHOLE, WORDS, Columns
+
+_PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS})
 
 
 @click.command("optimize")
@@ -83,11 +85,11 @@ def _list(as_json: bool) -> None:
 
 
 def _show(report: Report) -> None:
-    table = Table("pass", "changes", "nodes by operator")
+    table = _PASSES.table()
     for did in report.passes:
         changed = ", ".join(f"{n} {b - a:+d} ({a} -> {b})" for n, (a, b) in did.operators.items())
-        table.add_row(did.name, str(did.changes), changed)
-    out.print(table, width=None if out.is_terminal else 160)
+        table.add(did.name, did.changes, changed)
+    show(table)
     echo(
         f"{report.before.total()} -> {report.after.total()} nodes in {report.rounds} rounds"
         + ("" if report.settled else "; the last round still changed something")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 from onnx import ModelProto
-from rich.table import Table
 
 from singa_backend import Limits, SingaBackend
 from singa_backend.comparison import finite, verdict
@@ -21,8 +21,12 @@ from singa_backend.proto.named_arrays import named_arrays
 from singa_backend.runtime.origins import NonFinite
 
 from . import _feeds
-from ._common import NO, TOLERANCE, device_option, echo, exit_codes, json_option, limit_option, out, plan_options
+from ._common import NO, TOLERANCE, device_option, echo, exit_codes, json_option, limit_option, plan_options, show
 from ._inputs import gather, input_options
+from ._tables import NAME, NUMBER, WORDS, Columns
+
+_OUTPUTS = Columns({"output": NAME, "type": WORDS, "min": NUMBER, "max": NUMBER, "NaN": NUMBER, "Inf": NUMBER,
+                    "first values": WORDS})  # fmt: skip
 
 
 @click.command("run")
@@ -109,9 +113,13 @@ def command(
 
 
 def _show_outputs(rows: list[dict[str, Any]]) -> None:
-    table = Table("output", "type", "min", "max", "NaN", "Inf", "first values")
+    table = _OUTPUTS.table()
     for r in rows:
         kind = f"{r['dtype']}{r['shape']}" if r["kind"] == "tensor" else f"{r['kind']} of {r['length']}"
-        numbers = [str(r.get(k, "–")) for k in ("min", "max", "nan", "inf")]
-        table.add_row(r["name"], kind, *numbers, " ".join(r.get("first", [])))
-    out.print(table)
+        table.add(r["name"], kind, *(r.get(k) for k in ("min", "max", "nan", "inf")), " ".join(map(_six, r.get("first", []))))
+    show(table)
+
+
+def _six(text: str) -> str:
+    """Return a value of at most six significant digits if it is a float; other values stay as they are."""
+    return f"{float(text):.6g}" if re.fullmatch(r"-?\d+\.\d*(e[-+]\d+)?|-?\d+e[-+]\d+", text) else text
