@@ -59,7 +59,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
             if is_interrupt(error):
                 raise
             if kwargs.get("as_json") and not launched_rank():  # one document for all workers
-                click.echo(json.dumps(error.to_dict()))
+                write_json(error.to_dict(), name="error")
             else:
                 err.print(Text(type(error).__name__, "red"), str(error), highlight=False, soft_wrap=True)
             sys.exit(LOST if isinstance(error, CommunicationError) else REFUSED)
@@ -190,6 +190,24 @@ def show(table: Table) -> None:
         out.print(Text(line, style), highlight=False, soft_wrap=True)
 
 
+def write_json(document: dict[str, Any], *, name: str = "") -> None:
+    """Print a document with its schema, "sonnx." and a name (by default the command's), and the version of the schema.
+
+    Raises:
+        ValueError: The document has a key of that name already.
+    """
+    head = {"schema": f"sonnx.{name or click.get_current_context().command.name}", "schema_version": 1}
+    if taken := head.keys() & document.keys():
+        raise ValueError(f"the document must not have the keys {', '.join(sorted(taken))}")
+    click.echo(json.dumps(head | document))
+
+
+def wrote(*paths: Path | None) -> None:
+    """Print where the results are, in a line for each file or folder that was written."""
+    for path in filter(None, paths):
+        echo(f"wrote {path}")
+
+
 def witness(engine: str, quiet: bool) -> str | None:
     """Return the second engine; None if it is "none" or not installed (a warning is printed unless `quiet`)."""
     if engine == "none":
@@ -212,7 +230,7 @@ def check_matrix(what: str, command: str, folder: Path, why: str, as_json: bool)
         as_json: Print JSON.
     """
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "stale": why}))
+        write_json({"folder": str(folder), "stale": why}, name=f"{command}.check")
     else:
         echo(f"stale: {why}; run sonnx {command} --to {folder}" if why else f"{what} is up to date")
     if why:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 from onnx import ModelProto
 
 from singa_backend import debug
@@ -21,7 +19,7 @@ from singa_backend.debug.repro import serialized
 from singa_backend.errors import InvalidInput
 from singa_backend.proto import test_data
 
-from ._common import echo, err, progress, show
+from ._common import echo, err, progress, show, write_json, wrote
 from ._graph_forms import forms
 from ._tables import NUMBER, WHOLE, Columns
 
@@ -54,9 +52,12 @@ def many(
     if reports:
         summary.write(document, reports)
     if as_json:
-        click.echo(json.dumps({k: document[k] for k in ("count", "seed", "totals", "forms", "ledger", "bad", "environment")}))
+        write_json(
+            {k: document[k] for k in ("count", "seed", "totals", "forms", "ledger", "bad", "environment")}, name="fuzz.graphs"
+        )
     else:
         _show(document)
+        wrote(target, reports)
     return all(r.good for r in found)
 
 
@@ -101,7 +102,7 @@ def detail(index: int, seed: int, known: Sequence[operators.Entry], folder: Path
     ]
     if as_json:
         facts = {"index": index, "seed": seed, "status": judged.status, "graph": judged.describe, "says": judged.says}
-        click.echo(json.dumps(facts | {"differences": differences, "forms": judged.forms, "written": written}))
+        write_json(facts | {"differences": differences, "forms": judged.forms, "written": written}, name="fuzz.graph")
         return judged.good
     echo(f"{judged.status}: {judged.describe}")
     if judged.says:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 from singa_backend.inspection import CheckReport, TrainableReport, trainable_report
 from singa_backend.inspection import check as check_model
 
-from ._common import NO, SECONDS, echo, err, exit_codes, json_option, show
+from ._common import NO, SECONDS, echo, err, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, WHOLE, WORDS, Columns
 
 _OPERATORS = Columns({"operator": NAME, "version": NUMBER, "nodes": NUMBER, "dtypes": WORDS, "status": WHOLE})
@@ -38,7 +37,7 @@ def command(model: Path, strict: bool, timeout: float, train: bool, as_json: boo
     report = check_model(model, timeout=timeout)
     training = trainable_report(model) if train and report.good else None
     if as_json:
-        click.echo(json.dumps(report.to_dict() | ({"training": training.to_dict() if training else None} if train else {})))
+        write_json(report.to_dict() | ({"training": training.to_dict() if training else None} if train else {}))
     else:
         _show(report)
         if training:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,20 @@ from singa_backend import debug
 from singa_backend.debug.compare import AGAINST
 from singa_backend.rendering import printable
 
-from ._common import MEMORY, NO, SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, pairs_of, progress, show
+from ._common import (
+    MEMORY,
+    NO,
+    SECONDS,
+    TOLERANCE,
+    device_option,
+    echo,
+    exit_codes,
+    json_option,
+    pairs_of,
+    progress,
+    show,
+    write_json,
+)
 from ._inputs import gather_of, input_options
 from ._tables import NAME, NUMBER, WORDS, Columns, Table
 
@@ -116,7 +128,7 @@ def command(
             progress=step,
         )
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        write_json(found.to_dict())
     else:
         _show(found, found.rows if show_all else found.worst(worst))
     if not found.agrees:

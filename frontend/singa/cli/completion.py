@@ -16,8 +16,8 @@ def command(shell: str) -> None:
 
     Load it in the file that the shell reads when it starts: ~/.bashrc, ~/.zshrc, ~/.config/fish/completions/sonnx.fish.
     """
-    from ._main import main
-
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(ShellComplete.source(kind(main, {}, "sonnx", "_SONNX_COMPLETE")))  # that of bash starts bash to ask its version
+    click.echo(
+        ShellComplete.source(kind(click.get_current_context().find_root().command, {}, "sonnx", "_SONNX_COMPLETE"))
+    )  # that of bash starts bash to ask its version

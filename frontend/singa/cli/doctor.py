@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
 
 from singa_backend.doctor import Diagnosis, diagnose
 
-from ._common import NO, echo, exit_codes, json_option, show
+from ._common import NO, echo, exit_codes, json_option, show, write_json
 from ._tables import WHOLE, WORDS, Columns
 
 _FOUND = Columns({"": WHOLE, "found": WORDS})
@@ -27,7 +26,7 @@ def command(as_json: bool) -> None:
     """
     found = diagnose()
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        write_json(found.to_dict())
     else:
         _show(found)
     if not found.well:

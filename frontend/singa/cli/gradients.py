@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,20 @@ import click
 from singa_backend.conform import gradient_matrix
 from singa_backend.conform.gradient_matrix import page
 
-from ._common import NO, SECONDS, check_matrix, echo, exit_codes, expression, json_option, progress, show, witness
+from ._common import (
+    NO,
+    SECONDS,
+    check_matrix,
+    echo,
+    exit_codes,
+    expression,
+    json_option,
+    progress,
+    show,
+    witness,
+    write_json,
+    wrote,
+)
 from ._tables import NUMBER, WHOLE, WORDS, Columns
 
 _ROWS = Columns({"operator": WHOLE, "verdict": WHOLE, "by": WORDS, "points": NUMBER, "kinks": NUMBER, "worst": NUMBER,
@@ -84,9 +96,10 @@ def command(
         whole = {**kept, **{r.key: r for r in found}}
         page.write(page.to_json(whole.values(), points, seed, entries), folder)
     if as_json:
-        click.echo(json.dumps(document))
+        write_json(document)
     else:
         _show(document, bool(select))
+        wrote(folder)
     sys.exit(NO if (bad if second else document["unexplained"]) else 0)
 
 

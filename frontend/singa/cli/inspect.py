@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
 from singa_backend.proto.values import Value
 
-from ._common import SECONDS, echo, err, exit_codes, json_option, show
+from ._common import SECONDS, echo, err, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _MODEL = Columns({"model": NAME, "": WORDS})
@@ -53,7 +52,7 @@ def command(model: Path, nodes: bool, states: bool, stats: bool, page: Path | No
     if page:
         write_text(page, seen.html())
     if as_json:
-        click.echo(json.dumps(seen.to_dict()))
+        write_json(seen.to_dict())
         return
     _show(seen, states)
     if nodes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 from singa_backend.conform import opset_matrix as matrix
 from singa_backend.conform.opset_matrix import page
 
-from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, progress, show, witness
+from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, progress, show, witness, write_json, wrote
 from ._tables import NUMBER, WHOLE, Columns
 
 _OUTCOMES = Columns({"outcome": WHOLE, "models and opsets": NUMBER})
@@ -64,9 +63,10 @@ def command(select: str, oracle: str, jobs: int | None, folder: Path | None, che
     if folder:
         matrix.write(document, folder)
     if as_json:
-        click.echo(json.dumps(document | {"contradictions": against}))
+        write_json(document | {"contradictions": against})
     else:
         _show(document, against)
+        wrote(folder)
     sys.exit(NO if document["wrong"] or against else 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -14,8 +13,11 @@ from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, echo, exit_codes, json_option, progress, show
+from ._common import NO, echo, exit_codes, json_option, progress, show, write_json
 from ._tables import NUMBER, WHOLE, WORDS, Columns
+
+FEW = 6
+"""The passes, and the notes, that are shown without -v."""
 
 _PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS})
 
@@ -42,9 +44,12 @@ _PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS}
 @click.option(
     "--rounds", default=20, show_default=True, type=click.IntRange(1), help="The maximum number of rounds over all passes."
 )
+@click.option("--verbose", "-v", is_flag=True, help="Show every pass and note.")
 @json_option
 @exit_codes
-def command(model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, as_json: bool) -> None:
+def command(
+    model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, verbose: bool, as_json: bool
+) -> None:
     """Rewrite MODEL by graph passes until none changes anything, and write it to OUT.
 
     Names and order of inputs and outputs are kept.  OUT may be MODEL; it is written only if onnx's checker accepts it, or if it
@@ -68,9 +73,9 @@ def command(model: Path | None, target: Path | None, names: tuple[str, ...], lis
     seconds = time.perf_counter() - start
     if as_json:
         facts = {"written": [str(p) for p in written], "seconds": round(seconds, 3)}
-        click.echo(json.dumps(report.to_dict() | facts))
+        write_json(report.to_dict() | facts)
     else:
-        _show(report)
+        _show(report, verbose)
         echo(f"wrote {' and '.join(map(str, written))} in {seconds:.1f} s")
     if report.failures:
         raise SystemExit(NO)
@@ -78,23 +83,30 @@ def command(model: Path | None, target: Path | None, names: tuple[str, ...], lis
 
 def _list(as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([{"pass": p.name, "summary": p.summary} for p in PASSES.values()]))
+        write_json({"passes": [{"pass": p.name, "summary": p.summary} for p in PASSES.values()]}, name="optimize.passes")
         return
     for p in PASSES.values():
         echo(f"{p.name:26} {p.summary}")
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, verbose: bool) -> None:
+    effective = sorted((p for p in report.passes if p.changes), key=lambda p: -p.changes)
+    chosen = report.passes if verbose else effective[:FEW]
     table = _PASSES.table()
-    for did in report.passes:
+    for did in chosen:
         changed = ", ".join(f"{n} {b - a:+d} ({a} -> {b})" for n, (a, b) in did.operators.items())
         table.add(did.name, did.changes, changed)
-    show(table)
+    if chosen:
+        show(table)
+    if not verbose and len(effective) > FEW:
+        echo(f"and {len(effective) - FEW} more passes changed something; -v shows all", style="dim")
     echo(
         f"{report.before.total()} -> {report.after.total()} nodes in {report.rounds} rounds"
         + ("" if report.settled else "; the last round still changed something")
     )
     for failure in report.failures:
         echo(str(failure), style="red")
-    for note in report.notes:
+    for note in report.notes if verbose else report.notes[:FEW]:
         echo(note, style="yellow")
+    if not verbose and len(report.notes) > FEW:
+        echo(f"and {len(report.notes) - FEW} more notes; -v shows all", style="dim")

@@ -17,7 +17,7 @@ from singa_backend.limits import Budget, format_bytes, spend
 from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, StepProfile
 from singa_backend.proto.load import load_model
 
-from ._common import device_option, echo, exit_codes, json_option, limit_option, plan_options, show
+from ._common import device_option, echo, exit_codes, json_option, limit_option, plan_options, show, write_json
 from ._inputs import gather, input_options
 from ._tables import NAME, NUMBER, WORDS, Columns
 
@@ -87,7 +87,7 @@ def command(
     if page:
         write_text(page, inspect(model).html(found))
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        write_json(found.to_dict())
         return
     _show(found, top, nodes)
     for path in filter(None, (trace, page)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from onnx import ModelProto
 
 from singa_backend import Limits, SingaBackend
 from singa_backend.comparison import finite, verdict
+from singa_backend.errors import InvalidInput
 from singa_backend.files import check, write_npz
 from singa_backend.limits import Budget, spend
 from singa_backend.proto import test_data
@@ -21,7 +21,19 @@ from singa_backend.proto.named_arrays import named_arrays
 from singa_backend.runtime.origins import NonFinite
 
 from . import _feeds
-from ._common import NO, TOLERANCE, device_option, echo, exit_codes, json_option, limit_option, plan_options, show
+from ._common import (
+    NO,
+    TOLERANCE,
+    device_option,
+    echo,
+    exit_codes,
+    json_option,
+    limit_option,
+    plan_options,
+    show,
+    write_json,
+    wrote,
+)
 from ._inputs import gather, input_options
 from ._tables import NAME, NUMBER, WORDS, Columns
 
@@ -69,6 +81,13 @@ def command(
     rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
     with spend(Budget(limits)):  # the files are read under the limits of the run
         proto = load_model(model)[0] if data else ModelProto()
+        needed = [v for v in rep.inputs if v.kind != "optional"]
+        if needed and seed is None and not (files or archive or data):
+            raise InvalidInput(
+                f"the inputs {', '.join(map(str, needed))} must be passed, got none",
+                code="SX301",
+                hint="--random 0 draws them; arrays are passed by --input NAME=FILE, --inputs FILE.npz or --data FOLDER",
+            )
         feeds = gather(
             proto,
             rep.inputs,
@@ -95,9 +114,10 @@ def command(
         told = {"outputs": rows, "compared": expected is not None, "difference": why}
         if validate or expected is not None:
             told |= {"both_nan": both, "nonfinite": origin.to_dict() if origin else None}
-        click.echo(json.dumps(told))
+        write_json(told)
     else:
         _show_outputs(rows)
+        wrote(target)
         if expected is not None:
             echo(f"differs: {why}" if why else "equal to the expected outputs", style="red" if why else "green")
         if both:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import sys
@@ -26,7 +25,7 @@ from singa_backend.files import check, is_regular
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import SECONDS, SEED, Number, device_option, echo, err, exit_codes, json_option, out, progress, show
+from ._common import SECONDS, SEED, Number, device_option, echo, err, exit_codes, json_option, out, progress, show, write_json
 from ._curves import Curve, check_plot, line, write_plot
 from ._tables import NUMBER, WHOLE, Columns
 from ._workers import run_workers
@@ -294,7 +293,7 @@ def command(
     if not first:
         return
     if as_json:
-        click.echo(json.dumps({"losses": losses, "validation": at.history.validation}))
+        write_json({"losses": losses, "validation": at.history.validation})
         return
     table = _CURVES.table()
     for name, curve in curves().items():
