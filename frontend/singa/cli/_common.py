@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
@@ -27,10 +26,9 @@ from ._interrupts import is_interrupt
 if TYPE_CHECKING:
     from singa_backend import Limits
 
-NO, REFUSED, LOST = 1, 3, 4
+    from ._tables import Table
 
-_WIDE = 200
-"""The number of columns of a wide table if the output is not a terminal."""
+NO, REFUSED, LOST = 1, 3, 4
 
 
 class _Console(Console):
@@ -45,7 +43,6 @@ class _Console(Console):
 
 out = _Console(markup=False, emoji=False)
 err = _Console(stderr=True, markup=False, emoji=False)
-_paper = _Console(markup=False, emoji=False, width=_WIDE)
 
 
 def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +59,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
             if is_interrupt(error):
                 raise
             if kwargs.get("as_json") and not launched_rank():  # one document for all workers
-                click.echo(json.dumps(error.to_dict()))
+                write_json(error.to_dict(), name="error")
             else:
                 err.print(Text(type(error).__name__, "red"), str(error), highlight=False, soft_wrap=True)
             sys.exit(LOST if isinstance(error, CommunicationError) else REFUSED)
@@ -188,8 +185,27 @@ def echo(text: str, *, style: str | None = None) -> None:
 
 
 def show(table: Table) -> None:
-    """Print a wide table: to a terminal in its width, otherwise in more columns than rich's 80."""
-    (out if out.is_terminal else _paper).print(table)
+    """Print a table: to a terminal in its width, otherwise in full."""
+    for line, style in table.lines(out.width if out.is_terminal else None, out.encoding.lower().startswith("utf")):
+        out.print(Text(line, style), highlight=False, soft_wrap=True)
+
+
+def write_json(document: dict[str, Any], *, name: str = "") -> None:
+    """Print a document with its schema, "sonnx." and a name (by default the command's), and the version of the schema.
+
+    Raises:
+        ValueError: The document has a key of that name already.
+    """
+    head = {"schema": f"sonnx.{name or click.get_current_context().command.name}", "schema_version": 1}
+    if taken := head.keys() & document.keys():
+        raise ValueError(f"the document must not have the keys {', '.join(sorted(taken))}")
+    click.echo(json.dumps(head | document))
+
+
+def wrote(*paths: Path | None) -> None:
+    """Print where the results are, in a line for each file or folder that was written."""
+    for path in filter(None, paths):
+        echo(f"wrote {path}")
 
 
 def witness(engine: str, quiet: bool) -> str | None:
@@ -214,7 +230,7 @@ def check_matrix(what: str, command: str, folder: Path, why: str, as_json: bool)
         as_json: Print JSON.
     """
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "stale": why}))
+        write_json({"folder": str(folder), "stale": why}, name=f"{command}.check")
     else:
         echo(f"stale: {why}; run sonnx {command} --to {folder}" if why else f"{what} is up to date")
     if why:

@@ -117,7 +117,7 @@ def summary(name: str, value: Any) -> dict[str, Any]:
     out["first"] = [str(v) for v in flat[:6]]
     if value.size and value.dtype != STRING and value.dtype.kind != "c":
         wide = flat.astype(np.float64)
-        finite = wide[np.isfinite(wide)]
-        out["min"], out["max"] = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
+        finite = flat if value.dtype.kind in "iu" else wide[np.isfinite(wide)]  # float64 rounds large integers
+        out["min"], out["max"] = (finite.min().item(), finite.max().item()) if finite.size else (None, None)
         out["nan"], out["inf"] = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
     return out

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 from onnx import ModelProto
-from rich.table import Table
 
 from singa_backend import debug
 from singa_backend.conform import results
@@ -22,8 +19,11 @@ from singa_backend.debug.repro import serialized
 from singa_backend.errors import InvalidInput
 from singa_backend.proto import test_data
 
-from ._common import echo, err, out, progress
+from ._common import echo, err, progress, show, write_json, wrote
 from ._graph_forms import forms
+from ._tables import NUMBER, WHOLE, Columns
+
+_VERDICTS = Columns({"verdict": WHOLE, "graphs": NUMBER})
 
 
 def many(
@@ -52,18 +52,21 @@ def many(
     if reports:
         summary.write(document, reports)
     if as_json:
-        click.echo(json.dumps({k: document[k] for k in ("count", "seed", "totals", "forms", "ledger", "bad", "environment")}))
+        write_json(
+            {k: document[k] for k in ("count", "seed", "totals", "forms", "ledger", "bad", "environment")}, name="fuzz.graphs"
+        )
     else:
         _show(document)
+        wrote(target, reports)
     return all(r.good for r in found)
 
 
 def _show(document: dict[str, Any]) -> None:
     t = document["totals"]
-    table = Table("verdict", "graphs", title="generated graphs")
+    table = _VERDICTS.table("generated graphs")
     for state in summary.STATES:
-        table.add_row(state, f"{t[state]:,}")
-    out.print(table)
+        table.add(state, f"{t[state]:,}")
+    show(table)
     echo(f"{t['nodes']:,} nodes of {len(document['operators'])} operators; onnxruntime judged {t['nodes_judged']:,} nodes")
     if document["environment"]["onnxruntime"] == "absent":
         echo("onnxruntime is not installed, so only the forms were compared: pip install 'sonnx[oracle]'", style="yellow")
@@ -99,7 +102,7 @@ def detail(index: int, seed: int, known: Sequence[operators.Entry], folder: Path
     ]
     if as_json:
         facts = {"index": index, "seed": seed, "status": judged.status, "graph": judged.describe, "says": judged.says}
-        click.echo(json.dumps(facts | {"differences": differences, "forms": judged.forms, "written": written}))
+        write_json(facts | {"differences": differences, "forms": judged.forms, "written": written}, name="fuzz.graph")
         return judged.good
     echo(f"{judged.status}: {judged.describe}")
     if judged.says:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ._interrupts import INTERRUPTED, is_interrupt
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "bisect": ("singa.cli.bisect", "Find the first node of MODEL that diverges and write it as a model."),
     "check": ("singa.cli.check", "Check whether MODEL is valid and supported, or can be trained."),
     "codegen": ("singa.cli.codegen", "Write MODEL as a readable Python program on singa, with its weights."),
     "compare": ("singa.cli.compare", "Compare MODEL, node by node, with another engine, device or model."),
+    "completion": ("singa.cli.completion", "Print the script by which a shell completes commands and options."),
     "conform": ("singa.cli.conform", "Run ONNX's own suite under the strict verdict."),
     "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
     "doctor": ("singa.cli.doctor", "Show what sonnx computes with here, and what would make it faster."),
@@ -34,6 +41,41 @@ COMMANDS = {
 }
 """The commands and their lines in `sonnx --help`; each command is `command` in the module of its name."""
 
+SECTIONS = {
+    "Use a model": (
+        "run",
+        "inspect",
+        "check",
+        "profile",
+    ),
+    "Debug": (
+        "compare",
+        "bisect",
+        "reduce",
+    ),
+    "Train": ("train",),
+    "Write": (
+        "export",
+        "convert",
+        "optimize",
+        "layout",
+        "codegen",
+    ),
+    "Prove": (
+        "conform",
+        "fuzz",
+        "gradients",
+        "opsets",
+        "foreign",
+        "report",
+    ),
+    "Set up": (
+        "doctor",
+        "completion",
+    ),
+}
+"""The sections of `sonnx --help`."""
+
 
 class LazyGroup(click.Group):
     """A group whose commands are modules of this package."""
@@ -44,14 +86,35 @@ class LazyGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        from ._examples import EXAMPLES
+
         found = import_module(COMMANDS[name][0]).command
         assert isinstance(found, click.Command)
+        found.epilog = "\n".join(("\b", "Examples:", *(f"  {line}" for line in EXAMPLES[name])))
         return found
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse the arguments of the group; with --json, a usage error is a document."""
+        as_json = "--json" in args
+        with _documents(as_json):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.meta[_JSON] = as_json
+        return context
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that start so; none of them is imported."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(n, help=line) for n, (_, line) in COMMANDS.items() if n.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, context, incomplete)]
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command; Ctrl-C ends it with exit code 130."""
         try:
-            return super().invoke(context)
+            with _documents(context.meta[_JSON]):
+                return super().invoke(context)
         except BaseException as error:
             if not is_interrupt(error):
                 raise
@@ -59,15 +122,50 @@ class LazyGroup(click.Group):
             sys.exit(INTERRUPTED)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names], col_max=max(map(len, COMMANDS)))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="sonnx")
-def main() -> None:
+_JSON = "singa.cli.json"
+
+
+@contextmanager
+def _documents(as_json: bool) -> Iterator[None]:
+    """Print a usage error as JSON, if so requested."""
+    try:
+        yield
+    except click.ClickException as error:
+        if not as_json:
+            raise
+        context = getattr(error, "ctx", None)
+        facts = {"schema": "sonnx.error", "schema_version": 1, "error": type(error).__name__, "message": error.format_message()}
+        click.echo(json.dumps(facts | {"hint": context.get_usage() if context else None}))
+        raise click.exceptions.Exit(error.exit_code) from None
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True, no_args_is_help=True
+)
+@click.option("--version", "show_version", is_flag=True, help="Show the versions of sonnx, onnx, NumPy, oneDNN and CuPy.")
+@click.option("--json", "as_json", is_flag=True, help="With --version: print them as JSON.")
+@click.pass_context
+def main(context: click.Context, show_version: bool, as_json: bool) -> None:
     """Run, check, train and write ONNX models, and test backends with ONNX's suite.
 
     Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a model or an input was refused, 4 a worker of a
     training was lost, 130 interrupted.
     """
+    if show_version:
+        from ._versions import versions
+
+        found = versions()
+        if as_json:
+            click.echo(json.dumps({"schema": "sonnx.version", "schema_version": 1, "versions": found}))
+        else:
+            click.echo("\n".join(f"{name} {number or 'not installed'}" for name, number in found.items()))
+        context.exit()
+    if as_json:
+        raise click.UsageError("--json in front of the command needs --version", context)
+    if context.invoked_subcommand is None:
+        raise click.UsageError("Missing command.", context)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from singa_backend.conform import cases, releases, results, worker
 
-from ._common import echo, err, out, progress
+from . import _common
+from ._common import echo, err, progress
+from ._tables import NUMBER, WHOLE, Columns
+
+_RELEASES = Columns({"onnx": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": NUMBER, "known gaps": NUMBER})
 
 
 @dataclass
@@ -92,11 +94,11 @@ def one(release: str, run: releases.Run, request: Request) -> dict[str, Any]:
 
 def show(runs: dict[str, releases.Run], seen: releases.Seen) -> None:
     """Print a row per release, then all failures that no gap explains."""
-    table = Table("onnx", "cases", "strict", "official", "known gaps", title="Cases of older releases")
+    table = _RELEASES.table("Cases of older releases")
     for release, run in runs.items():
         t = results.totals(run.results)
-        table.add_row(release, *(str(t[k]) for k in ("cases", "strict", "official")), str(len(run.judged.explained)))
-    out.print(table)
+        table.add(release, *(t[k] for k in ("cases", "strict", "official")), len(run.judged.explained))
+    _common.show(table)
     echo(f"{len(seen)} distinct cases ran; conformance/releases/gaps.txt has the reasons of the known gaps")
     for release, run in runs.items():
         for r in run.judged.unexpected[:20]:

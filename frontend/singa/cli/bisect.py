@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 
 from singa_backend import debug
 
-from ._common import NO, device_option, echo, exit_codes, json_option, progress
+from ._common import NO, device_option, echo, exit_codes, json_option, progress, write_json
 from ._inputs import gather_of, input_options
 from .compare import names, sides, trusted
 
@@ -67,7 +66,7 @@ def command(
             progress=step,
         )
     if as_json:
-        click.echo(json.dumps(found.to_dict() if found else None))
+        write_json({"diverges": found is not None, "against": other} | (found.to_dict() if found else {}))
     elif found is None:
         echo("no node diverges", style="green")
     else:

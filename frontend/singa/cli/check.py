@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from singa_backend.inspection import CheckReport, TrainableReport, trainable_report
 from singa_backend.inspection import check as check_model
 
-from ._common import NO, SECONDS, echo, err, exit_codes, json_option, out
+from ._common import NO, SECONDS, echo, err, exit_codes, json_option, show, write_json
+from ._tables import NAME, NUMBER, WHOLE, WORDS, Columns
+
+_OPERATORS = Columns({"operator": NAME, "version": NUMBER, "nodes": NUMBER, "dtypes": WORDS, "status": WHOLE})
 
 STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "function": "dim"}
 
@@ -36,7 +37,7 @@ def command(model: Path, strict: bool, timeout: float, train: bool, as_json: boo
     report = check_model(model, timeout=timeout)
     training = trainable_report(model) if train and report.good else None
     if as_json:
-        click.echo(json.dumps(report.to_dict() | ({"training": training.to_dict() if training else None} if train else {})))
+        write_json(report.to_dict() | ({"training": training.to_dict() if training else None} if train else {}))
     else:
         _show(report)
         if training:
@@ -49,12 +50,12 @@ def _show(report: CheckReport) -> None:
     seen = report.inspection
     opsets = ", ".join(f"{domain} {version}" for domain, version in seen.opsets.items())
     echo(f"{seen.file}: IR {seen.ir_version}, {opsets}" + (f", made by {seen.producer}" if seen.producer else ""))
-    table = Table("operator", "version", "nodes", "dtypes", "status")
+    table = _OPERATORS.table()
     for use in report.operators:
         name = use.operator if use.domain == "ai.onnx" else f"{use.domain}.{use.operator}"
-        version = "–" if use.version is None else str(use.version)
-        table.add_row(name, version, str(use.nodes), ", ".join(sorted(use.dtypes)) or "?", use.status, style=STYLES[use.status])
-    out.print(table)
+        dtypes = ", ".join(sorted(use.dtypes)) or "?"
+        table.add(name, use.version, use.nodes, dtypes, use.status, style=STYLES[use.status])
+    show(table)
     if seen.opinion.inference:
         echo(f"dtypes are incomplete; shape inference reports: {seen.opinion.inference.splitlines()[0][:300]}", style="dim")
     for problem in report.problems:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
 
-from ._common import echo, exit_codes, json_option
+from ._common import echo, exit_codes, json_option, write_json
 
 
 @click.command("codegen")
@@ -38,7 +37,7 @@ def command(model: Path, target: Path, force: bool, as_json: bool) -> None:
     lines = program.text.count("\n")
     if as_json:
         facts = {"written": written, "lines": lines, "seconds": round(time.perf_counter() - start, 3)}
-        click.echo(json.dumps(program.facts | facts))
+        write_json(program.facts | facts)
         return
     counts = ", ".join(f"{program.facts[what]} {what}" for what in ("nodes", "layers", "parameters"))
     echo(f"wrote {' and '.join(written)}: {lines} lines, {counts}")

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from singa_backend import debug
 from singa_backend.debug.compare import AGAINST
 from singa_backend.rendering import printable
 
-from ._common import MEMORY, NO, SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, out, pairs_of, progress
+from ._common import (
+    MEMORY,
+    NO,
+    SECONDS,
+    TOLERANCE,
+    device_option,
+    echo,
+    exit_codes,
+    json_option,
+    pairs_of,
+    progress,
+    show,
+    write_json,
+)
 from ._inputs import gather_of, input_options
+from ._tables import NAME, NUMBER, WORDS, Columns, Table
+
+_VALUES = Columns({"value": NAME, "node": NAME, "type": WORDS, "max abs": NUMBER, "max rel": NUMBER, "ULP": NUMBER, "NaN": NUMBER,
+                   "Inf": NUMBER, "of tolerance": NUMBER, "": WORDS})  # fmt: skip
 
 _OPTIONS = (
     click.option("--against", metavar="ENGINE|MODEL", help="The trusted side: onnxruntime (the default), reference, sonnx "
@@ -113,7 +128,7 @@ def command(
             progress=step,
         )
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        write_json(found.to_dict())
     else:
         _show(found, found.rows if show_all else found.worst(worst))
     if not found.agrees:
@@ -122,7 +137,7 @@ def command(
 
 def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
     if rows:
-        out.print(_table(found, rows))
+        show(_table(found, rows))
     failed = found.failed
     for one in failed[:10]:
         echo(f"not compared: {one.operator} {one.node!r}: {one.failure}", style="yellow")
@@ -156,30 +171,25 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _table(found: debug.Comparison, rows: list[debug.Row]) -> Table:
-    table = Table("value", "node", "type", "max abs", "max rel", "ULP", "NaN", "Inf", "of tolerance", "")
+    table = _VALUES.table(f"{found.mine} | {found.theirs}")
     for row in rows:
         d = row.difference
         shapes = [t if s is None else f"{t}{list(s)}" for t, s in zip(d.dtypes, d.shapes, strict=True)]
         kind = shapes[0] if shapes[0] == shapes[1] else f"{shapes[0]} | {shapes[1]}"
         style = "" if row.agrees else "red"
         mark = "random" if not row.judged else "ok" if d.agrees else d.verdict
-        table.add_row(
+        table.add(
             row.value,
             f"{row.operator} {row.node}",
             kind,
-            *(_number(v) for v in (d.max_abs, d.max_rel, d.ulps)),
+            *(d.max_abs, d.max_rel, d.ulps),
             _both(d.nan),
             _both(d.inf),
-            _number(d.excess),
+            d.excess,
             mark,
             style=style,
         )
-    table.title = f"{found.mine} | {found.theirs}"
     return table
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
 
 
 def _both(counts: tuple[int, int]) -> str:

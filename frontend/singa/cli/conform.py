@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from singa_backend import DeviceUnavailable
 from singa_backend.conform import cases, gaps, releases, report, results, worker
 
 from . import _releases
-from ._common import NO, SECONDS, device_option, echo, err, exit_codes, expression, json_option, out, progress
+from ._common import (
+    NO,
+    SECONDS,
+    device_option,
+    echo,
+    err,
+    exit_codes,
+    expression,
+    json_option,
+    out,
+    progress,
+    show,
+    write_json,
+    wrote,
+)
+from ._tables import NUMBER, WHOLE, Columns
+
+_KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": NUMBER})
 
 
 @click.command("conform")
@@ -97,11 +112,10 @@ def command(
     if folder:
         report.write(report.build([document], folder), folder)
     if as_json:
-        click.echo(
-            json.dumps({k: document[k] for k in ("totals", "gaps", "unexpected", "closed_gaps", "environment", "manifest")})
-        )
+        write_json({k: document[k] for k in ("totals", "gaps", "unexpected", "closed_gaps", "environment", "manifest")})
     else:
         _show_conformance(found, judged, document["totals"])
+        wrote(target, junit, folder)
     sys.exit(0 if judged.good and found else NO)
 
 
@@ -132,20 +146,27 @@ def _older(
     if junit:
         results.write_junit(runs[chosen[0]].results, runs[chosen[0]].judged, junit)
     if request.quiet:
-        click.echo(json.dumps({k: v for k, v in document.items() if k not in ("cases", "executed")}))
+        write_json(
+            {k: v for k, v in document.items() if k not in ("cases", "executed")}, name="conform.releases" if several else ""
+        )
     else:
         _releases.show(runs, seen)
+        wrote(target, junit)
     sys.exit(0 if seen and all(r.judged.good for r in runs.values()) else NO)
 
 
 def _show_conformance(found: list[worker.Result], judged: gaps.Judgement, totals: dict[str, Any]) -> None:
-    table = Table("kind", "cases", "strict", "official", title="ONNX conformance")
+    table = _KINDS.table("ONNX conformance")
     for kind, t in totals["by_kind"].items():
-        table.add_row(kind, str(t["cases"]), str(t["strict"]), str(t["official"]))
-    table.add_row("all", str(totals["cases"]), str(totals["strict"]), str(totals["official"]), style="bold")
-    out.print(table)
+        table.add(kind, t["cases"], t["strict"], t["official"])
+    table.add("all", totals["cases"], totals["strict"], totals["official"], style="bold")
+    show(table)
     if judged.explained:
-        out.print(f"{len(judged.explained)} known gaps, each with its reason in gaps.txt", highlight=False, soft_wrap=True)
+        out.print(
+            f"{len(judged.explained)} known gaps, each with its reason in {cases.data_file('gaps.txt')}",
+            highlight=False,
+            soft_wrap=True,
+        )
     for r in judged.unexpected[:40]:
         echo(f"{r.strict} {r.name}", style="red")
         out.print(f"    {(r.reason or r.official_reason)[:400]}", markup=False, highlight=False, soft_wrap=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
-from rich.table import Table
 
 from singa_backend.doctor import Diagnosis, diagnose
 
-from ._common import NO, echo, exit_codes, json_option, show
+from ._common import NO, echo, exit_codes, json_option, show, write_json
+from ._tables import WHOLE, WORDS, Columns
+
+_FOUND = Columns({"": WHOLE, "found": WORDS})
+_EXTRAS = Columns({"extra": WHOLE, "package": WHOLE, "version": WORDS, "for": WORDS})
 
 
 @click.command("doctor")
@@ -24,7 +26,7 @@ def command(as_json: bool) -> None:
     """
     found = diagnose()
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        write_json(found.to_dict())
     else:
         _show(found)
     if not found.well:
@@ -46,9 +48,9 @@ def _show(found: Diagnosis) -> None:
         ("system", found.system),
         *((name, version or "missing") for name, version in found.versions.items()),
     ]
-    _table(("", "found"), [r for r in rows if r[1]])
+    _table(_FOUND, [r for r in rows if r[1]])
     _table(
-        ("extra", "package", "version", "for"),
+        _EXTRAS,
         [(e.name, e.package, e.version or f"missing: {e.command}", e.use) for e in found.extras],
     )
     for one in found.findings:
@@ -58,8 +60,8 @@ def _show(found: Diagnosis) -> None:
         echo("no problems", style="green")
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    table = Table(*head)
+def _table(columns: Columns, rows: list[tuple[str, ...]]) -> None:
+    table = columns.table()
     for row in rows:
-        table.add_row(*row)
+        table.add(*row)
     show(table)

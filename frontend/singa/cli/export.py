@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import re
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from .._core.tensor import Tensor
 from .._onnx import export, verify
 from ..model import Model
 from . import _feeds
-from ._common import echo, exit_codes, json_option, out
+from ._common import echo, exit_codes, json_option, write_json
 from ._writing import given, write_options
 
 
@@ -73,7 +72,7 @@ def command(
         _, report = export.export(model, inputs, path, with_report=True, **chosen)
         result, text = report.to_dict(), str(report)
     if as_json:
-        out.print_json(json.dumps(result))
+        write_json(result, name="export.comparison" if compared else "")
     else:
         echo(text)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from singa_backend.conform import foreign as foreigners
 from singa_backend.conform import light_models
 from singa_backend.engines.oracle import Oracle
 
-from ._common import NO, echo, exit_codes, expression, json_option, progress
+from ._common import NO, echo, exit_codes, expression, json_option, progress, write_json, wrote
 
 
 @click.command("foreign")
@@ -43,7 +42,7 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
     if target:
         foreigners.write(document, target)
     if as_json:
-        click.echo(json.dumps(document))
+        write_json(document)
     else:
         for c in found:
             value, operator, worst = c.worst
@@ -52,4 +51,5 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
                 f"{'ok  ' if c.good else 'OFF '} {c.model:24} {c.peer:12} outputs {output:.1e}  "
                 f"{len(c.values):4} values, worst {worst:.1e} {value} {operator}"
             )
+        wrote(target)
     sys.exit(0 if found and all(c.good for c in found) else NO)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from singa_backend.conform import results
 from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import generate, ledger, run, summary
 
-from ._common import NO, echo, exit_codes, expression, json_option, out, progress
+from ._common import NO, echo, exit_codes, expression, json_option, progress, show, write_json, wrote
+from ._tables import NUMBER, WHOLE, Columns
+
+_VERDICTS = Columns({"verdict": WHOLE, "cases": NUMBER})
 
 
 @click.command("fuzz")
@@ -100,18 +101,19 @@ def command(
     if reports:
         summary.write(document, reports)
     if as_json:
-        click.echo(json.dumps({k: document[k] for k in ("count", "seed", "select", "totals", "ledger", "bad", "environment")}))
+        write_json({k: document[k] for k in ("count", "seed", "select", "totals", "ledger", "bad", "environment")})
     else:
         _show(document)
+        wrote(target, reports)
     sys.exit(0 if all(r.good for r in found) else NO)
 
 
 def _show(document: dict[str, Any]) -> None:
     t = document["totals"]
-    table = Table("verdict", "cases", title="generated models")
+    table = _VERDICTS.table("generated models")
     for state in summary.STATES:
-        table.add_row(state, f"{t[state]:,}")
-    out.print(table)
+        table.add(state, f"{t[state]:,}")
+    show(table)
     echo(
         f"{len(document['cells']):,} dtype cells judged; differences by class: "
         + (", ".join(f"{c} {n}" for c, n in t["by_class"].items()) or "none")
@@ -149,21 +151,20 @@ def _one(index: int, seed: int, select: str, entries: list[ledger.Entry], folder
     if folder and case is not None and answer is not None:
         generate.write(case, next(iter(seen.values()), answer.ours or []), folder)
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "index": index,
-                    "seed": seed,
-                    "status": judged.status,
-                    "case": judged.describe,
-                    "says": judged.says,
-                    "witnesses": judged.witnesses,
-                    "differences": differences,
-                    "deaths": judged.deaths,
-                    "max_ulp": judged.ulps,
-                    "written": str(folder) if folder and case is not None else None,
-                }
-            )
+        write_json(
+            {
+                "index": index,
+                "seed": seed,
+                "status": judged.status,
+                "case": judged.describe,
+                "says": judged.says,
+                "witnesses": judged.witnesses,
+                "differences": differences,
+                "deaths": judged.deaths,
+                "max_ulp": judged.ulps,
+                "written": str(folder) if folder and case is not None else None,
+            },
+            name="fuzz.case",
         )
         return judged.good
     echo(f"{judged.status}: {judged.describe or 'no valid node of the drawn types'}")

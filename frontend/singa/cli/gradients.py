@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Column, Table
 
 from singa_backend.conform import gradient_matrix
 from singa_backend.conform.gradient_matrix import page
 
-from ._common import NO, SECONDS, check_matrix, echo, exit_codes, expression, json_option, out, progress, witness
+from ._common import (
+    NO,
+    SECONDS,
+    check_matrix,
+    echo,
+    exit_codes,
+    expression,
+    json_option,
+    progress,
+    show,
+    witness,
+    write_json,
+    wrote,
+)
+from ._tables import NUMBER, WHOLE, WORDS, Columns
+
+_ROWS = Columns({"operator": WHOLE, "verdict": WHOLE, "by": WORDS, "points": NUMBER, "kinks": NUMBER, "worst": NUMBER,
+                 "graph": WHOLE, "onnxruntime": WORDS})  # fmt: skip
+_VERDICTS = Columns({"verdict": WHOLE, "operator versions": NUMBER})
 
 
 @click.command("gradients")
@@ -80,34 +96,35 @@ def command(
         whole = {**kept, **{r.key: r for r in found}}
         page.write(page.to_json(whole.values(), points, seed, entries), folder)
     if as_json:
-        click.echo(json.dumps(document))
+        write_json(document)
     else:
         _show(document, bool(select))
+        wrote(folder)
     sys.exit(NO if (bad if second else document["unexplained"]) else 0)
 
 
 def _show(document: dict[str, Any], each: bool) -> None:
     t = document["totals"]
     if each:
-        table = Table(Column("operator", no_wrap=True), "verdict", "by", "points", "kinks", "worst", "graph", "onnxruntime")
+        table = _ROWS.table()
         for r in document["rows"]:
             witness = ", ".join(f"{w} {n}" for w, n in r["witness"].items())
             graph = {True: "agrees", False: "differs", None: ""}[r["graph"]]
-            table.add_row(
+            table.add(
                 f"{r['operator']}-{r['version']}",
                 r["verdict"],
                 r["how"],
-                str(r["agreed"]),
-                str(r["kinks"]),
-                f"{r['worst']:.0e}",
+                r["agreed"],
+                r["kinks"],
+                r["worst"],
                 graph,
                 witness,
             )
     else:
-        table = Table("verdict", "operator versions", title="gradients")
+        table = _VERDICTS.table("gradients")
         for verdict, count in t["verdicts"].items():
-            table.add_row(verdict, str(count))
-    out.print(table)
+            table.add(verdict, count)
+    show(table)
     echo(
         f"{t['points_agreed']:,} points agree, {t['points_at_kinks']:,} at kinks; checked without the second witness:"
         f" {t['checked_without_witness']}; missing: {', '.join(t['operators_missing']) or 'none'}"

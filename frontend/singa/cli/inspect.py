@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from singa_backend.files import check, write_text
 from singa_backend.inspection import Inspection, State
@@ -15,7 +13,17 @@ from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
 from singa_backend.proto.values import Value
 
-from ._common import SECONDS, echo, err, exit_codes, json_option, show
+from ._common import SECONDS, echo, err, exit_codes, json_option, show, write_json
+from ._tables import NAME, NUMBER, WORDS, Columns
+
+_MODEL = Columns({"model": NAME, "": WORDS})
+_INPUTS = Columns({"inputs": NAME, "type": WORDS})
+_OUTPUTS = Columns({"outputs": NAME, "type": WORDS})
+_STATES = Columns({"state": NAME, "type": WORDS, "bytes": NUMBER})
+_STATS = Columns({**_STATES.kinds, "min": NUMBER, "max": NUMBER, "NaN": NUMBER, "Inf": NUMBER})
+_OPERATORS = Columns({"operator": NAME, "nodes": NUMBER})
+_GRAPHS = Columns({"graph": NAME, "nodes": NUMBER, "inputs": NAME, "outputs": NAME})
+_NODES = Columns({"#": NUMBER, "node": NAME, "operator": WORDS, "inputs": NAME, "outputs": NAME, "types": WORDS})
 
 FEW = 20
 
@@ -44,7 +52,7 @@ def command(model: Path, nodes: bool, states: bool, stats: bool, page: Path | No
     if page:
         write_text(page, seen.html())
     if as_json:
-        click.echo(json.dumps(seen.to_dict()))
+        write_json(seen.to_dict())
         return
     _show(seen, states)
     if nodes:
@@ -60,26 +68,26 @@ def _show(seen: Inspection, every_state: bool) -> None:
     facts = {"IR": seen.ir_version, "opsets": opsets, "producer": seen.producer,
              "nodes": sum(len(g.nodes) for g in seen.graphs), "parameters": f"{seen.parameters:,}", "bytes": f"{seen.bytes:,}",
              "functions": ", ".join(seen.functions), **seen.metadata}  # fmt: skip
-    _table(["model", seen.file], [[k, v] for k, v in facts.items() if v not in ("", None)])
-    for title, values in (("inputs", main.inputs), ("outputs", main.outputs)):
-        _table([title, "type"], [[v.name, _type(main, v)] for v in values])
+    _table(_MODEL, [["file", seen.file]] + [[k, str(v)] for k, v in facts.items() if v not in ("", None)])
+    for columns, values in ((_INPUTS, main.inputs), (_OUTPUTS, main.outputs)):
+        _table(columns, [[v.name, _type(main, v)] for v in values])
     states = [(g, s) for g in seen.graphs for s in g.states]
     if states:
         shown = states if every_state else sorted(states, key=lambda p: -p[1].bytes)[:FEW]
-        numbers = ["min", "max", "NaN", "Inf"] if any(s.stats is not None for _, s in states) else []
-        _table(["state", "type", "bytes", *numbers], [_state(g, s, bool(numbers)) for g, s in shown])
+        stats = any(s.stats is not None for _, s in states)
+        _table(_STATS if stats else _STATES, [_state(g, s, stats) for g, s in shown])
         if len(shown) < len(states):
             echo(f"{len(shown)} of {len(states)} states, the largest; --states shows all", style="dim")
-    _table(["operator", "nodes"], [[name, count] for name, count in seen.operators().most_common()])
+    _table(_OPERATORS, [[name, count] for name, count in seen.operators().most_common()])
     if len(seen.graphs) > 1:
         _table(
-            ["graph", "nodes", "inputs", "outputs"],
+            _GRAPHS,
             [
                 [
                     "  " * g.depth + g.title,
                     len(g.nodes),
-                    ", ".join(v.name for v in g.inputs),
-                    ", ".join(v.name for v in g.outputs),
+                    "\n".join(v.name for v in g.inputs),
+                    "\n".join(v.name for v in g.outputs),
                 ]
                 for g in seen.graphs
             ],
@@ -90,17 +98,19 @@ def _show(seen: Inspection, every_state: bool) -> None:
 
 def _show_nodes(graph: GraphTable) -> None:
     _table(
-        ["#", graph.title, "operator", "inputs", "outputs"],
+        _NODES,
         [
             [
                 call.index,
                 "  " * graph.depth + call.name,
                 call.title + ("" if call.status == "supported" else f" ({call.status})"),
                 "\n".join(call.inputs),
-                "\n".join(f"{n} {graph.shown(n)}".rstrip() for n in call.outputs),
+                "\n".join(call.outputs),
+                "\n".join(graph.shown(n) for n in call.outputs),
             ]
             for call in graph.nodes
         ],
+        title=graph.title,
     )
 
 
@@ -111,19 +121,16 @@ def _state(graph: GraphTable, state: State, stats: bool) -> list[Any]:
         return row
     found = state.stats or {}
     if "error" in found:
-        return [*row, found["error"], "–", "–", "–"]
-    low, high = (f"{found[k]:.6g}" if found.get(k) is not None else "–" for k in ("min", "max"))
-    return [*row, low, high, found.get("nan", "–"), found.get("inf", "–")]
+        return [row[0], f"{row[1]}\n{found['error']}", row[2], None, None, None, None]
+    return [*row, *(found.get(k) for k in ("min", "max", "nan", "inf"))]
 
 
 def _type(graph: GraphTable, value: Value) -> str:
     return graph.shown(value.name) or "?"
 
 
-def _table(head: list[str], rows: list[list[Any]]) -> None:
-    table = Table()
-    for i, title in enumerate(head):
-        table.add_column(title, overflow="fold", justify="right" if i and title in ("bytes", "nodes") else "left")
+def _table(columns: Columns, rows: list[list[Any]], title: str = "") -> None:
+    table = columns.table(title)
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add(*row)
     show(table)

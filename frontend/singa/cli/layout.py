@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ from singa_backend.passes.change_layout import LAYOUTS, change_layout
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import echo, exit_codes, json_option, out
+from ._common import echo, exit_codes, json_option, write_json
 
 
 @click.command("layout")
@@ -41,7 +40,7 @@ def command(model: Path, to: str, target: Path, names: tuple[str, ...], as_json:
     assert report is not None
     save(proto, target, folder=folder, warnings=report.notes)
     if as_json:
-        out.print_json(json.dumps(report.to_dict()))
+        write_json(report.to_dict())
     else:
         left, first = report.after["Transpose"], report.before["Transpose"]
         echo(f"wrote {target}: {report.after.total()} nodes, {left} of them Transpose; before the passes {first}")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from singa_backend.conform import opset_matrix as matrix
 from singa_backend.conform.opset_matrix import page
 
-from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, out, progress, witness
+from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, progress, show, witness, write_json, wrote
+from ._tables import NUMBER, WHOLE, Columns
+
+_OUTCOMES = Columns({"outcome": WHOLE, "models and opsets": NUMBER})
 
 
 @click.command("opsets")
@@ -62,19 +63,20 @@ def command(select: str, oracle: str, jobs: int | None, folder: Path | None, che
     if folder:
         matrix.write(document, folder)
     if as_json:
-        click.echo(json.dumps(document | {"contradictions": against}))
+        write_json(document | {"contradictions": against})
     else:
         _show(document, against)
+        wrote(folder)
     sys.exit(NO if document["wrong"] or against else 0)
 
 
 def _show(document: dict[str, object], against: list[str]) -> None:
     totals = document["totals"]
     assert isinstance(totals, dict)
-    table = Table("outcome", "models and opsets", title="opsets")
+    table = _OUTCOMES.table("opsets")
     for status, count in totals["outcomes"].items():
-        table.add_row(status, f"{count:,}")
-    out.print(table)
+        table.add(status, f"{count:,}")
+    show(table)
     echo(f"confirmed by onnxruntime: {totals['witness'].get('agree', 0):,}, differs: {totals['witness'].get('differs', 0)}")
     for part, style in (("wrong", "red"), ("differs", "yellow")):
         found = document[part]

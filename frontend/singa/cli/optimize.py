@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from singa_backend.passes import PASSES, Report
 from singa_backend.passes import optimize as rewrite
@@ -15,7 +13,13 @@ from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, echo, exit_codes, json_option, out, progress
+from ._common import NO, echo, exit_codes, json_option, progress, show, write_json
+from ._tables import NUMBER, WHOLE, WORDS, Columns
+
+FEW = 6
+"""The passes, and the notes, that are shown without -v."""
+
+_PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS})
 
 
 @click.command("optimize")
@@ -40,9 +44,12 @@ from ._common import NO, echo, exit_codes, json_option, out, progress
 @click.option(
     "--rounds", default=20, show_default=True, type=click.IntRange(1), help="The maximum number of rounds over all passes."
 )
+@click.option("--verbose", "-v", is_flag=True, help="Show every pass and note.")
 @json_option
 @exit_codes
-def command(model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, as_json: bool) -> None:
+def command(
+    model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, verbose: bool, as_json: bool
+) -> None:
     """Rewrite MODEL by graph passes until none changes anything, and write it to OUT.
 
     Names and order of inputs and outputs are kept.  OUT may be MODEL; it is written only if onnx's checker accepts it, or if it
@@ -66,9 +73,9 @@ def command(model: Path | None, target: Path | None, names: tuple[str, ...], lis
     seconds = time.perf_counter() - start
     if as_json:
         facts = {"written": [str(p) for p in written], "seconds": round(seconds, 3)}
-        click.echo(json.dumps(report.to_dict() | facts))
+        write_json(report.to_dict() | facts)
     else:
-        _show(report)
+        _show(report, verbose)
         echo(f"wrote {' and '.join(map(str, written))} in {seconds:.1f} s")
     if report.failures:
         raise SystemExit(NO)
@@ -76,23 +83,30 @@ def command(model: Path | None, target: Path | None, names: tuple[str, ...], lis
 
 def _list(as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([{"pass": p.name, "summary": p.summary} for p in PASSES.values()]))
+        write_json({"passes": [{"pass": p.name, "summary": p.summary} for p in PASSES.values()]}, name="optimize.passes")
         return
     for p in PASSES.values():
         echo(f"{p.name:26} {p.summary}")
 
 
-def _show(report: Report) -> None:
-    table = Table("pass", "changes", "nodes by operator")
-    for did in report.passes:
+def _show(report: Report, verbose: bool) -> None:
+    effective = sorted((p for p in report.passes if p.changes), key=lambda p: -p.changes)
+    chosen = report.passes if verbose else effective[:FEW]
+    table = _PASSES.table()
+    for did in chosen:
         changed = ", ".join(f"{n} {b - a:+d} ({a} -> {b})" for n, (a, b) in did.operators.items())
-        table.add_row(did.name, str(did.changes), changed)
-    out.print(table, width=None if out.is_terminal else 160)
+        table.add(did.name, did.changes, changed)
+    if chosen:
+        show(table)
+    if not verbose and len(effective) > FEW:
+        echo(f"and {len(effective) - FEW} more passes changed something; -v shows all", style="dim")
     echo(
         f"{report.before.total()} -> {report.after.total()} nodes in {report.rounds} rounds"
         + ("" if report.settled else "; the last round still changed something")
     )
     for failure in report.failures:
         echo(str(failure), style="red")
-    for note in report.notes:
+    for note in report.notes if verbose else report.notes[:FEW]:
         echo(note, style="yellow")
+    if not verbose and len(report.notes) > FEW:
+        echo(f"and {len(report.notes) - FEW} more notes; -v shows all", style="dim")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from onnx import ModelProto
-from rich.table import Table
 
 from singa_backend import Limits, SingaBackend
 from singa_backend.files import check, write_text
@@ -16,12 +16,15 @@ from singa_backend.inspection import inspect
 from singa_backend.limits import Budget, format_bytes, spend
 from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, StepProfile
 from singa_backend.proto.load import load_model
-from singa_backend.rendering import printable
 
-from ._common import device_option, echo, exit_codes, json_option, limit_option, plan_options, show
+from ._common import device_option, echo, exit_codes, json_option, limit_option, plan_options, show, write_json
 from ._inputs import gather, input_options
+from ._tables import NAME, NUMBER, WORDS, Columns
 
-_NUMBERS = ("share", "ms", "GFLOP", "MB", "of roofline")
+_WORK = dict.fromkeys(("share", "ms", "GFLOP", "MB", "of roofline"), NUMBER)
+_STEPS = Columns({"step": NUMBER, **_WORK, "kernel": WORDS, "nodes": NAME, "operators": WORDS, "layout": WORDS, "notes": WORDS})
+_NODES = Columns({"node": NAME, "operator": WORDS, **_WORK, "kernels": WORDS})
+_OPERATORS = Columns({"operator": NAME, "nodes": NUMBER, **_WORK})
 
 
 @click.command("profile")
@@ -84,7 +87,7 @@ def command(
     if page:
         write_text(page, inspect(model).html(found))
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        write_json(found.to_dict())
         return
     _show(found, top, nodes)
     for path in filter(None, (trace, page)):
@@ -93,14 +96,13 @@ def command(
 
 def _show(found: Profile, top: int, nodes: bool) -> None:
     steps = sorted(found.steps, key=lambda s: -s.seconds)[:top]
-    work = ("share", "ms", "GFLOP", "MB", "of roofline")
     if steps:
-        _table(("step", *work, "kernel", "nodes", "layout", "notes"), [_step(s) for s in steps])
+        _table(_STEPS, [_step(s) for s in steps])
         if len(steps) < len(found.steps):
             echo(f"{len(steps)} of {len(found.steps)} steps, the slowest; --top shows more", style="dim")
     if nodes:
-        _table(("node", "operator", *work, "kernels"), [_node(n) for n in found.nodes])
-    _table(("operator", "nodes", *work), [(o.operator, str(o.nodes), *_work(o)) for o in found.operators])
+        _table(_NODES, [_node(n) for n in found.nodes])
+    _table(_OPERATORS, [(o.operator, o.nodes, *_work(o)) for o in found.operators])
     options = ", ".join(f"{n} {v}" for n, v in found.options.items())
     echo(f"{found.seconds * 1e3:.4g} ms a run, {found.step_seconds * 1e3:.4g} ms in its steps")
     echo(f"by {found.by} on {found.device}: {options}")
@@ -115,31 +117,29 @@ def _show(found: Profile, top: int, nodes: bool) -> None:
         echo(f"this machine: {r.gflops:.0f} GFLOP/s in products by {r.by}, {r.gbytes:.0f} GB/s in copies, {r.threads} threads")
 
 
-def _step(s: StepProfile) -> tuple[str, ...]:
+def _step(s: StepProfile) -> tuple[Any, ...]:
     more = f" and {len(s.nodes) - 1} more" * (len(s.nodes) > 1)
-    nodes = f"{printable(s.nodes[0])}{more} ({', '.join(s.operators)})"
-    return (str(s.index), *_work(s), s.kernel, nodes, " -> ".join((*s.inputs[:1], *s.outputs[:1])), "\n".join(s.notes))
+    layout = " -> ".join((*s.inputs[:1], *s.outputs[:1]))
+    return (s.index, *_work(s), s.kernel, f"{s.nodes[0]}{more}", ", ".join(s.operators), layout, "\n".join(s.notes))
 
 
-def _node(n: NodeProfile) -> tuple[str, ...]:
+def _node(n: NodeProfile) -> tuple[Any, ...]:
     how = "\n".join(n.kernels) or (f"part of {n.part_of}" if n.part_of else "none in a run")
     return (n.name, n.operator, *_work(n), how)
 
 
-def _work(row: StepProfile | NodeProfile | OperatorProfile) -> tuple[str, ...]:
+def _work(row: StepProfile | NodeProfile | OperatorProfile) -> tuple[Any, ...]:
     return (
         f"{row.share:.1%}",
-        f"{row.seconds * 1e3:.4g}",
-        "–" if row.flops is None else f"{row.flops / 1e9:.3g}",
-        f"{row.bytes / 1e6:.3g}",
-        "–" if row.roofline is None else f"{row.roofline:.0%}",
+        row.seconds * 1e3,
+        None if row.flops is None else row.flops / 1e9,
+        row.bytes / 1e6,
+        None if row.roofline is None else f"{row.roofline:.0%}",
     )
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    table = Table()
-    for title in head:
-        table.add_column(title, overflow="fold", justify="right" if title in _NUMBERS else "left")
+def _table(columns: Columns, rows: Sequence[tuple[Any, ...]]) -> None:
+    table = columns.table()
     for row in rows:
-        table.add_row(*row)
+        table.add(*row)
     show(table)

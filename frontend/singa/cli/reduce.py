@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ import click
 from singa_backend import debug
 from singa_backend.debug.compare import AGAINST
 
-from ._common import SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, progress
+from ._common import SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, progress, write_json
 from ._inputs import gather_of, input_options
 
 
@@ -68,7 +67,7 @@ def command(
     with progress(None, "reducing", quiet=as_json) as step:
         found = debug.reduce(source, feeds, predicate, to=to, tries=tries, progress=step)
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        write_json(found.to_dict())
         return
     echo(f"fails when {found.predicate}")
     echo(f"left: {found}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 
 from singa_backend.conform import report
 
-from ._common import NO, echo, exit_codes, json_option, out
+from ._common import NO, echo, exit_codes, json_option, out, write_json
 
 
 @click.command("report")
@@ -40,16 +39,14 @@ def command(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) ->
     else:
         written = [*report.keep(documents, folder), *report.write(built, folder)]
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "folder": str(folder),
-                    "stale": why,
-                    "versions": built["versions"],
-                    "totals": built["totals"],
-                    "written": [str(p) for p in written],
-                }
-            )
+        write_json(
+            {
+                "folder": str(folder),
+                "stale": why,
+                "versions": built["versions"],
+                "totals": built["totals"],
+                "written": [str(p) for p in written],
+            }
         )
     elif check:
         echo(f"stale: {why}" if why else "the report is up to date", style="red" if why else None)

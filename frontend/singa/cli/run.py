@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 from onnx import ModelProto
-from rich.table import Table
 
 from singa_backend import Limits, SingaBackend
 from singa_backend.comparison import finite, verdict
+from singa_backend.errors import InvalidInput
 from singa_backend.files import check, write_npz
 from singa_backend.limits import Budget, spend
 from singa_backend.proto import test_data
@@ -21,8 +21,24 @@ from singa_backend.proto.named_arrays import named_arrays
 from singa_backend.runtime.origins import NonFinite
 
 from . import _feeds
-from ._common import NO, TOLERANCE, device_option, echo, exit_codes, json_option, limit_option, out, plan_options
+from ._common import (
+    NO,
+    TOLERANCE,
+    device_option,
+    echo,
+    exit_codes,
+    json_option,
+    limit_option,
+    plan_options,
+    show,
+    write_json,
+    wrote,
+)
 from ._inputs import gather, input_options
+from ._tables import NAME, NUMBER, WORDS, Columns
+
+_OUTPUTS = Columns({"output": NAME, "type": WORDS, "min": NUMBER, "max": NUMBER, "NaN": NUMBER, "Inf": NUMBER,
+                    "first values": WORDS})  # fmt: skip
 
 
 @click.command("run")
@@ -65,6 +81,13 @@ def command(
     rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
     with spend(Budget(limits)):  # the files are read under the limits of the run
         proto = load_model(model)[0] if data else ModelProto()
+        needed = [v for v in rep.inputs if v.kind != "optional"]
+        if needed and seed is None and not (files or archive or data):
+            raise InvalidInput(
+                f"the inputs {', '.join(map(str, needed))} must be passed, got none",
+                code="SX301",
+                hint="--random 0 draws them; arrays are passed by --input NAME=FILE, --inputs FILE.npz or --data FOLDER",
+            )
         feeds = gather(
             proto,
             rep.inputs,
@@ -91,9 +114,10 @@ def command(
         told = {"outputs": rows, "compared": expected is not None, "difference": why}
         if validate or expected is not None:
             told |= {"both_nan": both, "nonfinite": origin.to_dict() if origin else None}
-        click.echo(json.dumps(told))
+        write_json(told)
     else:
         _show_outputs(rows)
+        wrote(target)
         if expected is not None:
             echo(f"differs: {why}" if why else "equal to the expected outputs", style="red" if why else "green")
         if both:
@@ -109,9 +133,13 @@ def command(
 
 
 def _show_outputs(rows: list[dict[str, Any]]) -> None:
-    table = Table("output", "type", "min", "max", "NaN", "Inf", "first values")
+    table = _OUTPUTS.table()
     for r in rows:
         kind = f"{r['dtype']}{r['shape']}" if r["kind"] == "tensor" else f"{r['kind']} of {r['length']}"
-        numbers = [str(r.get(k, "–")) for k in ("min", "max", "nan", "inf")]
-        table.add_row(r["name"], kind, *numbers, " ".join(r.get("first", [])))
-    out.print(table)
+        table.add(r["name"], kind, *(r.get(k) for k in ("min", "max", "nan", "inf")), " ".join(map(_six, r.get("first", []))))
+    show(table)
+
+
+def _six(text: str) -> str:
+    """Return a value of at most six significant digits if it is a float; other values stay as they are."""
+    return f"{float(text):.6g}" if re.fullmatch(r"-?\d+\.\d*(e[-+]\d+)?|-?\d+e[-+]\d+", text) else text

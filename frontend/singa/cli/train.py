@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import sys
@@ -17,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
-from rich.table import Table
-from rich.text import Text
 
 from singa_backend.archives import open_arrays
 from singa_backend.collectives import communicator, launched_size
@@ -28,8 +25,9 @@ from singa_backend.files import check, is_regular
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import SECONDS, SEED, Number, device_option, echo, err, exit_codes, json_option, out, progress
+from ._common import SECONDS, SEED, Number, device_option, echo, err, exit_codes, json_option, out, progress, show, write_json
 from ._curves import Curve, check_plot, line, write_plot
+from ._tables import NUMBER, WHOLE, Columns
 from ._workers import run_workers
 
 if TYPE_CHECKING:
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
     from .._training.checkpoint import Checkpoint
     from .._training.fit import Position
     from ..opt import DistOpt
+
+_CURVES = Columns({"": WHOLE, "steps": NUMBER, "first loss": NUMBER, "last loss": NUMBER, "curve": WHOLE})
 
 LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 
@@ -293,13 +293,13 @@ def command(
     if not first:
         return
     if as_json:
-        click.echo(json.dumps({"losses": losses, "validation": at.history.validation}))
+        write_json({"losses": losses, "validation": at.history.validation})
         return
-    table = Table("", "steps", "first loss", "last loss", "curve")
+    table = _CURVES.table()
     for name, curve in curves().items():
         drawn = line(curve, out.encoding, max(8, min(60, out.width - 52)))
-        table.add_row(name, str(curve[-1][0]), f"{curve[0][1]:.6g}", f"{curve[-1][1]:.6g}", Text(drawn))
-    out.print(table)
+        table.add(name, curve[-1][0], curve[0][1], curve[-1][1], drawn)
+    show(table)
     for i, seen in enumerate(at.history.validation):
         echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
     for path in (checkpoint, target_file):

@@ -1,0 +1,36 @@
+"""Two examples of each command, shown at the end of its help."""
+
+from __future__ import annotations
+
+EXAMPLES = {
+    "bisect": ("sonnx bisect model.onnx --to repro", "sonnx bisect model.onnx --data test_data_set_0 --against reference"),
+    "check": ("sonnx check model.onnx", "sonnx check model.onnx --train"),
+    "codegen": ("sonnx codegen model.onnx -o model.py", "sonnx codegen model.onnx -o model.py --force"),
+    "compare": ("sonnx compare model.onnx --random 0 --size batch=2", "sonnx compare model.onnx --against older.onnx --all"),
+    "completion": ("sonnx completion bash >> ~/.bashrc", "sonnx completion fish > ~/.config/fish/completions/sonnx.fish"),
+    "conform": ("sonnx conform -k softmax", "sonnx conform --results cpu.json --junit cpu.xml"),
+    "convert": (
+        "sonnx convert model.onnx -o older.onnx --opset 11",
+        "sonnx convert model.onnx -o fixed.onnx --shape x=1,3,8,8",
+    ),
+    "doctor": ("sonnx doctor", "sonnx doctor --json"),
+    "export": ("sonnx export net.py:build -o net.onnx --compare", "sonnx export net.py:Net -o net.onnx -i 'x=float32[2,3,8,8]'"),
+    "foreign": ("sonnx foreign", "sonnx foreign models -k resnet --no-light --to reports"),
+    "fuzz": ("sonnx fuzz --count 1000 --seed 0", "sonnx fuzz --graphs 1 --only 7 --write repro"),
+    "gradients": ("sonnx gradients Softmax", "sonnx gradients --to reports"),
+    "inspect": ("sonnx inspect model.onnx --stats", "sonnx inspect model.onnx --nodes --html graph.html"),
+    "layout": (
+        "sonnx layout model.onnx --to channels_last -o last.onnx",
+        "sonnx layout model.onnx --to channels_first -o o.onnx",
+    ),
+    "opsets": ("sonnx opsets '^Softmax$'", "sonnx opsets --to reports"),
+    "optimize": ("sonnx optimize model.onnx -o small.onnx", "sonnx optimize --list"),
+    "profile": ("sonnx profile model.onnx --runs 20 --top 5", "sonnx profile model.onnx --trace run.json --html times.html"),
+    "reduce": ("sonnx reduce model.onnx --raises SX404", "sonnx reduce model.onnx --against reference --to small"),
+    "report": ("sonnx report cpu.json --to reports", "sonnx report cpu.json --check"),
+    "run": ("sonnx run model.onnx --random 0 --size batch=2", "sonnx run model.onnx -i x=x.npy -o y.npz"),
+    "train": (
+        "sonnx train model.onnx --data digits.npz --epochs 5 -o tuned.onnx",
+        "sonnx train model.onnx --data digits.npz --checkpoint run.ckpt --resume",
+    ),
+}
