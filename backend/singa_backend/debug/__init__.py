@@ -1,6 +1,7 @@
 """Find the first wrong node: `compare` two engines or models by value, `bisect` to a node, `reduce` a failing model."""
 
 from ..comparison.difference import Difference, Tolerance, difference
+from ..engines.command import EngineCommand
 from .bisect import Reproduction, bisect
 from .compare import Comparison, Divergence, NotCompared, Row, compare
 from .reduce import Predicate, Reduction, command, differs, raises, reduce
@@ -10,6 +11,7 @@ __all__ = [
     "Comparison",
     "Difference",
     "Divergence",
+    "EngineCommand",
     "NotCompared",
     "Predicate",
     "Reduction",
