@@ -4,6 +4,7 @@ from ..comparison.difference import Difference, Tolerance, difference
 from ..engines.command import EngineCommand
 from .bisect import Reproduction, bisect
 from .compare import Comparison, Divergence, NotCompared, Row, compare
+from .extract import extract
 from .reduce import Predicate, Reduction, command, differs, raises, reduce
 from .submodel import Source
 
@@ -24,6 +25,7 @@ __all__ = [
     "compare",
     "difference",
     "differs",
+    "extract",
     "raises",
     "reduce",
 ]

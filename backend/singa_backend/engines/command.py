@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from onnx import ModelProto, TypeProto
@@ -92,31 +92,30 @@ class CommandEngine:
             words = self.words
             for place, path in zip(PLACES, paths, strict=True):
                 words = [word.replace(place, str(path)) for word in words]
-            errors = Path(name) / "stderr"
-            self._call(words, errors)
-            if not paths[2].is_file():
-                raise EngineFailure(self.name, "refused", f"it exited with 0 but did not write {{outputs}}{_tail(errors)}")
+            with tempfile.TemporaryFile() as errors:
+                self._call(words, errors)
+                if not paths[2].is_file():
+                    raise EngineFailure(self.name, "refused", f"it exited with 0 but did not write {{outputs}}{_tail(errors)}")
             try:
                 outputs = read_outputs(paths[2], {o.name: o.type for o in model.graph.output}, exact=True)
             except InvalidInput as error:
                 raise EngineFailure(self.name, "refused", error.message) from None
         return checked(self.name, model, outputs)
 
-    def _call(self, words: Sequence[str], errors: Path) -> None:
+    def _call(self, words: Sequence[str], errors: IO[bytes]) -> None:
         """Run the words; its standard output is discarded."""
-        with errors.open("wb") as sink:
-            try:
-                process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=sink, start_new_session=True
-                )
-            except OSError as error:
-                raise EngineFailure(self.name, "refused", f"it cannot be started: {error}") from None
-            try:
-                code = process.wait(self.timeout)
-            except subprocess.TimeoutExpired:
-                raise EngineFailure(self.name, "timeout", f"no answer within {self.timeout:g} s{_tail(errors)}") from None
-            finally:
-                _end(process)
+        try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            )
+        except OSError as error:
+            raise EngineFailure(self.name, "refused", f"it cannot be started: {error}") from None
+        try:
+            code = process.wait(self.timeout)
+        except subprocess.TimeoutExpired:
+            raise EngineFailure(self.name, "timeout", f"no answer within {self.timeout:g} s{_tail(errors)}") from None
+        finally:
+            _end(process)
         if code < 0:
             raise EngineFailure(self.name, "died", f"signal {-code}{_tail(errors)}")
         if code:
@@ -137,10 +136,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _tail(errors: Path) -> str:
-    with errors.open("rb") as file:
-        file.seek(max(0, errors.stat().st_size - 4 * _TAIL))
-        text = file.read().decode(errors="replace").strip()
+def _tail(errors: IO[bytes]) -> str:
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4 * _TAIL))
+    text = errors.read().decode(errors="replace").strip()
     return f"; standard error: {text[-_TAIL:]}" if text else "; standard error is empty"
 
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
     "doctor": ("singa.cli.doctor", "Show what sonnx computes with here, and what would make it faster."),
     "export": ("singa.cli.export", "Write a model that a Python program builds as an ONNX file."),
+    "extract": ("singa.cli.extract", "Write a part of MODEL as a model."),
     "foreign": ("singa.cli.foreign", "Compare every value of exported models with onnxruntime."),
     "fuzz": ("singa.cli.fuzz", "Draw valid models of one node, or of many, and judge the results."),
     "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
