@@ -4,15 +4,18 @@ from ..comparison.difference import Difference, Tolerance, difference
 from ..engines.command import EngineCommand
 from .bisect import Reproduction, bisect
 from .compare import Comparison, Divergence, NotCompared, Row, compare
+from .diff import Change, GraphDifference, diff
 from .extract import extract
 from .reduce import Predicate, Reduction, command, differs, raises, reduce
 from .submodel import Source
 
 __all__ = [
+    "Change",
     "Comparison",
     "Difference",
     "Divergence",
     "EngineCommand",
+    "GraphDifference",
     "NotCompared",
     "Predicate",
     "Reduction",
@@ -23,6 +26,7 @@ __all__ = [
     "bisect",
     "command",
     "compare",
+    "diff",
     "difference",
     "differs",
     "extract",

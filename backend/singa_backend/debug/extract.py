@@ -19,7 +19,7 @@ from .submodel import Call, Source
 def extract(model: ModelSource | Source, inputs: Sequence[str], outputs: Sequence[str], path: str | Path) -> ModelProto:
     """Write the nodes that compute some values from others as a model.
 
-    Weights, opsets, functions, metadata and the names of values remain; weights in external data are copied to one file next to the
+    Weights, opsets, functions, metadata and the names of values remain; external data are copied to one file next to the
     new one.  Values whose types are known declare them.
 
     Args:

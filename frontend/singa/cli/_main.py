@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": ("singa.cli.compare", "Compare MODEL, node by node, with another engine, device or model."),
     "conform": ("singa.cli.conform", "Run ONNX's own suite under the strict verdict."),
     "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
+    "diff": ("singa.cli.diff", "Show how two models differ as graphs."),
     "doctor": ("singa.cli.doctor", "Show what sonnx computes with here, and what would make it faster."),
     "export": ("singa.cli.export", "Write a model that a Python program builds as an ONNX file."),
     "extract": ("singa.cli.extract", "Write a part of MODEL as a model."),
