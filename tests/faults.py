@@ -338,6 +338,11 @@ def extract(new: int) -> None:
     sonnx_command("extract", f"in{new}/m.onnx", "--outputs", "p", "-o", "p.onnx")
 
 
+@case(models("s.onnx"), covers="sanitize --output")
+def sanitize(new: int) -> None:
+    sonnx_command("sanitize", f"in{new}/m.onnx", "-o", "s.onnx")
+
+
 @case(models("z.onnx"), covers="optimize --output")
 def optimize(new: int) -> None:
     sonnx_command("optimize", f"in{new}/m.onnx", "-o", "z.onnx")

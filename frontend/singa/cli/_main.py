@@ -32,6 +32,7 @@ COMMANDS = {
     "reduce": ("singa.cli.reduce", "Shrink MODEL to the smallest part that still fails."),
     "report": ("singa.cli.report", "Render the support report from the results of runs."),
     "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),
+    "sanitize": ("singa.cli.sanitize", "Fold constants of MODEL, remove dead parts, add names and types."),
     "train": ("singa.cli.train", "Fine-tune MODEL on the arrays of an .npz file."),
 }
 """The commands and their lines in `sonnx --help`; each command is `command` in the module of its name."""
