@@ -269,9 +269,14 @@ def sources() -> None:
     Path("net.py").write_text(PROGRAM)
 
 
-@case(archives("o.npz"), covers="run --output")
+@case(archives("o.npz"), covers="run --save-outputs")
 def run(new: int) -> None:
     sonnx_command("run", f"in{new}/m.onnx", "--random", "0", "-o", "o.npz")
+
+
+@case(archives("i.npz"), covers="run --save-inputs")
+def run_inputs(new: int) -> None:
+    sonnx_command("run", f"in{new}/m.onnx", "--random", str(new), "--save-inputs", "i.npz")
 
 
 @case(models("t.onnx"), covers="train --output")
@@ -326,6 +331,16 @@ def export(new: int) -> None:
 @case(models("l.onnx"), covers="layout --output")
 def layout(new: int) -> None:
     sonnx_command("layout", f"in{new}/image.onnx", "--to", "channels_last", "-o", "l.onnx")
+
+
+@case(models("p.onnx"), covers="extract --output")
+def extract(new: int) -> None:
+    sonnx_command("extract", f"in{new}/m.onnx", "--outputs", "p", "-o", "p.onnx")
+
+
+@case(models("s.onnx"), covers="sanitize --output")
+def sanitize(new: int) -> None:
+    sonnx_command("sanitize", f"in{new}/m.onnx", "-o", "s.onnx")
 
 
 @case(models("z.onnx"), covers="optimize --output")

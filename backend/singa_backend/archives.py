@@ -249,11 +249,13 @@ class Archive:
         """
         return self._info(name).comment.decode("utf-8", "replace")
 
-    def header(self, name: str) -> Header:
+    def header(self, name: str, want: np.dtype[Any] | None = None) -> Header:
         """Read the shape and dtype of the array in a member; its data are not unpacked.
 
         Args:
             name: the name of the member.
+            want: the expected dtype.  NumPy writes bfloat16 and floats of 8 bits as their bytes, a void dtype of the same width,
+                which is read as `want` if that is one of them.
 
         Returns:
             The shape and the dtype.
@@ -262,14 +264,16 @@ class Archive:
             InvalidInput: there is no such member, or it is not an array of numbers, bool or strings.
         """
         with self._open(name) as stream:
-            shape, dtype, _, _ = _header(stream)
-            return shape, dtype.newbyteorder("=")
+            shape, dtype, _, _ = _header(stream, want)
+            return shape, dtype if dtype in _AS_BYTES else dtype.newbyteorder("=")
 
-    def array(self, name: str) -> np.ndarray:
+    def array(self, name: str, want: np.dtype[Any] | None = None) -> np.ndarray:
         """Read the array in a member.
 
         Args:
             name: the name of the member.
+            want: the expected dtype.  NumPy writes bfloat16 and floats of 8 bits as their bytes, a void dtype of the same width,
+                which is read as `want` if that is one of them.
 
         Returns:
             The array, in native byte order.
@@ -279,7 +283,7 @@ class Archive:
             ResourceExhausted: this array, or all that were read from the archive, exceed a limit.
         """
         with self._open(name) as stream, limits.spend(self._budget):
-            array = _array(stream, self.size(name))
+            array = _array(stream, self.size(name), want)
             self._budget.keep(array.nbytes)
             return array
 
@@ -368,6 +372,9 @@ def open_archive(path: str | os.PathLike[str], code: str) -> Iterator[Archive]:
 
 
 MEMBER = ".npy"
+
+_AS_BYTES = (dtypes.HALVES | dtypes.FLOAT8) - {np.dtype(np.float16)}
+"""The dtypes that NumPy writes as bytes, each of which is a value."""
 """The suffix of the members of an .npz file."""
 
 
@@ -395,11 +402,12 @@ class Arrays:
             raise InvalidInput(f"{archive.where}: the member {other[0][:200]!r} is not a .npy file", code=archive.code)
         self.names = tuple(n.removesuffix(MEMBER) for n in archive.names)
 
-    def header(self, name: str) -> Header:
+    def header(self, name: str, want: np.dtype[Any] | None = None) -> Header:
         """Read the shape and dtype of an array.
 
         Args:
             name: the name of the array.
+            want: the expected dtype, as for `Archive.header`.
 
         Returns:
             The shape and the dtype.
@@ -407,11 +415,27 @@ class Arrays:
         Raises:
             InvalidInput: there is no such array, or its header is damaged.
         """
-        return self._archive.header(name + MEMBER)
+        return self._archive.header(name + MEMBER, want)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read an array; raises as `Archive.array`."""
         return self._archive.array(name + MEMBER)
+
+    def array(self, name: str, want: np.dtype[Any] | None) -> np.ndarray:
+        """Read an array.
+
+        Args:
+            name: the name of the array.
+            want: the expected dtype, as for `Archive.header`.
+
+        Returns:
+            The array, in native byte order.
+
+        Raises:
+            InvalidInput: as for `Archive.array`.
+            ResourceExhausted: as for `Archive.array`.
+        """
+        return self._archive.array(name + MEMBER, want)
 
 
 @contextmanager
@@ -449,7 +473,7 @@ class _Bounded:
         return self.file.read(size)
 
 
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
+def _header(stream: IO[bytes], want: np.dtype[Any] | None = None) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
     """The shape, the dtype, whether the order is Fortran's, and the length of the header."""
     start = stream.read(12)
     if len(start) < 12 or start[:6] != b"\x93NUMPY":
@@ -467,15 +491,18 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool, in
     shape, fortran, dtype = read(io.BytesIO(start[8:] + text))
     if any(d < 0 for d in shape):
         raise ValueError(f"an array has a negative size: {shape}")
+    if want in _AS_BYTES and dtype == np.dtype((np.void, want.itemsize)):
+        dtype = want
+        return tuple(map(int, shape)), dtype, bool(fortran), prefix + length
     plain = dtype.kind in "SU" or (dtype.kind in "biufc" and dtypes.known(dtype.newbyteorder("=")))
     if not plain or dtype.itemsize == 0:
         raise ValueError(f"an array must hold numbers, bool or strings, got the dtype {str(dtype)[:200]}")
     return tuple(map(int, shape)), dtype, bool(fortran), prefix + length
 
 
-def _array(stream: IO[bytes], size: int) -> np.ndarray:
+def _array(stream: IO[bytes], size: int, want: np.dtype[Any] | None = None) -> np.ndarray:
     """The array in a stream of `size` bytes."""
-    shape, dtype, fortran, used = _header(stream)
+    shape, dtype, fortran, used = _header(stream, want)
     limits.check_rank(len(shape))
     limits.admit(shape, dtype)
     count = math.prod(shape)
@@ -490,7 +517,7 @@ def _array(stream: IO[bytes], size: int) -> np.ndarray:
     raw = flat.view(np.uint8) if count else np.empty(0, np.uint8)
     _fill(stream, raw.data)
     _check_values(raw, dtype)
-    if not dtype.isnative:
+    if dtype not in _AS_BYTES and not dtype.isnative:
         flat = flat.byteswap(inplace=True).view(dtype.newbyteorder("="))
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 

@@ -1,15 +1,21 @@
 """Find the first wrong node: `compare` two engines or models by value, `bisect` to a node, `reduce` a failing model."""
 
 from ..comparison.difference import Difference, Tolerance, difference
+from ..engines.command import EngineCommand
 from .bisect import Reproduction, bisect
 from .compare import Comparison, Divergence, NotCompared, Row, compare
+from .diff import Change, GraphDifference, diff
+from .extract import extract
 from .reduce import Predicate, Reduction, command, differs, raises, reduce
 from .submodel import Source
 
 __all__ = [
+    "Change",
     "Comparison",
     "Difference",
     "Divergence",
+    "EngineCommand",
+    "GraphDifference",
     "NotCompared",
     "Predicate",
     "Reduction",
@@ -20,8 +26,10 @@ __all__ = [
     "bisect",
     "command",
     "compare",
+    "diff",
     "difference",
     "differs",
+    "extract",
     "raises",
     "reduce",
 ]

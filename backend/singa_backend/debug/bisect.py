@@ -14,11 +14,12 @@ from typing import Any
 
 from ..comparison.difference import Difference, difference
 from ..devices.device import DeviceLike
+from ..engines.command import EngineCommand
 from ..engines.local import Failure
-from ..errors import SonnxError
+from ..errors import InvalidInput, SonnxError
 from ..proto.load import ModelSource
 from . import repro
-from .compare import BUDGET, Divergence, Judge, Setting
+from .compare import BUDGET, Divergence, Judge, Setting, is_saved
 from .lockstep import Values, Visit, attempt
 from .submodel import Call, Source
 
@@ -67,7 +68,7 @@ def bisect(
     model: ModelSource | Source,
     inputs: Any,
     *,
-    against: ModelSource | Source = "onnxruntime",
+    against: ModelSource | Source | EngineCommand = "onnxruntime",
     device: DeviceLike = "CPU",
     names: Mapping[str, str] | None = None,
     rtol: float | None = None,
@@ -89,7 +90,7 @@ def bisect(
     Args:
         model: a path, a ModelProto, bytes, or a Source.
         inputs: as for `SingaRep.run`.
-        against: the trusted side, as for `compare`.
+        against: the trusted side, as for `compare`, but not saved values.
         device: the device of this side.
         names: names of values in `model` and their names in the other model, as for `compare`.
         rtol: the relative tolerance; by default by dtype.
@@ -109,7 +110,13 @@ def bisect(
         InvalidInput: the inputs or names do not match the model.
         DeviceUnavailable: the device cannot be used.
         MissingDependency: onnxruntime is not installed.
+        SonnxError: the engine cannot be imported, or its command cannot be run (SX901).
     """
+    if is_saved(against):
+        raise InvalidInput(
+            "against must be an engine or a model that can run single nodes, got saved values", code="SX320",
+            hint="`compare` finds the first of the saved values that differs",
+        )  # fmt: skip
     with Setting(
         model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget, timeout=timeout
     ) as setting:

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from onnx import TypeProto
 
 from ..comparison.difference import Difference, Tolerance, difference, same_bits
 from ..devices.device import DeviceLike, resolve
+from ..engines.command import CommandEngine, EngineCommand, read_outputs
 from ..engines.local import Engine, Failure, Foreign, Ours, Planned
-from ..engines.oracle import ENGINES
+from ..engines.oracle import ENGINES, is_backend
 from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
@@ -196,8 +200,20 @@ class Comparison:
         }  # fmt: skip
 
 
-def trusted(against: str, *, optimise: bool = False, timeout: float = 60.0) -> Engine:
-    """The engine of a trusted side, one of `AGAINST`; raises MissingDependency and SonnxError."""
+def is_engine(against: Any) -> bool:
+    """Whether the trusted side is an engine: one of `AGAINST`, MODULE:CLASS or a command."""
+    return isinstance(against, EngineCommand) or (isinstance(against, str) and (against in AGAINST or is_backend(against)))
+
+
+def is_saved(against: Any) -> bool:
+    """Whether the trusted side is a file of saved values."""
+    return isinstance(against, (str, Path)) and Path(against).suffix == ".npz"
+
+
+def trusted(against: str | EngineCommand, *, optimise: bool = False, timeout: float = 60.0) -> Engine:
+    """The engine of a trusted side, for which `is_engine` is true; raises MissingDependency and SonnxError."""
+    if isinstance(against, EngineCommand):
+        return CommandEngine(against.text, timeout)
     if against in ("sonnx", DEFINITION):
         made = Ours()
         made.name = against
@@ -205,12 +221,66 @@ def trusted(against: str, *, optimise: bool = False, timeout: float = 60.0) -> E
     return Foreign(against, optimise=optimise, timeout=timeout)
 
 
+def outputs_of(
+    model: ModelSource | Source,
+    inputs: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    against: str | EngineCommand,
+    *,
+    timeout: float = 60.0,
+) -> dict[str, Any]:
+    """The values of a trusted side for those that a run returned, from one run of the whole model.
+
+    Args:
+        model: a path, a ModelProto, bytes, or a Source.
+        inputs: checked, by name.
+        ours: the outputs of the run by name.
+        against: an engine, as for `compare`, or the path of an .npz file.
+        timeout: seconds for an engine.
+
+    Returns:
+        Values by name; without those that are inputs or weights of the model.
+
+    Raises:
+        InvalidInput: the file has a value that the run did not return, or none; or `against` is another model (SX320).
+        SonnxError: the engine cannot be used (SX901), or returned no outputs (SX900).
+    """
+    source = Source.of(model)
+    wanted = [n for n in ours if n in source.makers]
+    if is_saved(against):
+        found = _saved(source, Path(str(against)))
+        absent = [n for n in found if n not in ours]
+        if absent or not found:
+            what = f"it has {absent[0]!r}" if absent else "it has no value that a node makes"
+            raise InvalidInput(
+                f"{against} must have values that the run returns, {what}", code="SX320",
+                hint="--aux NAME returns intermediate values too; `sonnx compare` compares all",
+            )  # fmt: skip
+        return found
+    if not is_engine(against):
+        raise InvalidInput(f"a run is compared with an engine or an .npz file, got {against!r}", code="SX320",
+                           hint="`sonnx compare` compares two models")  # fmt: skip
+    engine = trusted(against, timeout=timeout)
+    try:
+        part = source.part(source.calls, inputs, wanted, ours if engine.typed else None)
+        return engine.run(part, source.folder, {n: inputs[n] for n in inputs if any(n in c.uses for c in source.calls)})
+    finally:
+        engine.close()
+
+
+def _saved(source: Source, path: Path) -> Values:
+    """The values of a file that nodes make; raises InvalidInput for names that the model does not have."""
+    types = {n: source.types.get(n, TypeProto()) for n in (*source.makers, *source.outputs)}
+    return {n: v for n, v in read_outputs(path, types, exact=False).items() if n in source.makers}
+
+
 class Setting(AbstractContextManager["Setting"]):
     """A model, two sides and a tolerance: the part that compare and bisect share.  Raises SonnxError.
 
     Attributes:
         mine: the side that is judged, this package on `device`; its plans if `against` is "definition".
-        theirs: the trusted side: one of `AGAINST`, or, if `against` is another model, this package on the CPU.
+        theirs: the trusted side: an engine, or, if `against` is another model, this package on the CPU; not used with `saved`.
+        saved: the values of a file, if `against` is one; otherwise None.
         plans: whether plans are compared with definitions.
     """
 
@@ -219,7 +289,7 @@ class Setting(AbstractContextManager["Setting"]):
         model: ModelSource | Source,
         inputs: Any,
         *,
-        against: ModelSource | Source = "onnxruntime",
+        against: ModelSource | Source | EngineCommand = "onnxruntime",
         device: DeviceLike = "CPU",
         names: Mapping[str, str] | None = None,
         rtol: float | None = None,
@@ -245,11 +315,17 @@ class Setting(AbstractContextManager["Setting"]):
             raise InvalidInput(
                 f"the device must be CPU with against='definition': only it has plans, got {device!r}", code="SX320"
             )
-        if isinstance(against, str) and against in AGAINST:
+        self.saved: Values | None = None
+        if (is_engine(against) or is_saved(against)) and self.names:
+            raise InvalidInput("names map values between two models, but against is not a model", code="SX320")
+        if is_saved(against):
+            path = Path(str(against))
+            self.saved = _saved(self.source, path)
+            self.theirs = Ours()
+            self.theirs.name = path.name
+        elif isinstance(against, EngineCommand) or (isinstance(against, str) and is_engine(against)):
             if optimised and against != "onnxruntime":
                 raise InvalidInput(f"against must be 'onnxruntime' if optimised, got {against!r}", code="SX320")
-            if self.names:
-                raise InvalidInput("names map values between two models, but against is an engine", code="SX320")
             self.theirs = trusted(against, optimise=optimised, timeout=timeout)
         else:
             self.other = Source.of(against)
@@ -275,6 +351,8 @@ class Setting(AbstractContextManager["Setting"]):
         """Visit every node on both sides; with `optimised` only those that produce graph outputs."""
         if self.optimised:
             return self._whole()
+        if self.saved is not None:
+            return self._kept(self.saved)
         if self.plans:
             return self._planned()
         if self.other is not None:
@@ -286,12 +364,20 @@ class Setting(AbstractContextManager["Setting"]):
         source = self.source
         outputs = [n for n in source.outputs if n in source.makers]
         theirs = attempt(self.theirs, source, source.calls, self.inputs, outputs)
-        for visit in walk(source, self.mine, None, self.inputs, self.budget):
+        yield from self._some(outputs, theirs)
+
+    def _some(self, outputs: Sequence[str], theirs: Values | Failure) -> Iterator[Visit]:
+        """Visit the nodes that produce these values."""
+        for visit in walk(self.source, self.mine, None, self.inputs, self.budget):
             kept = [n for n in visit.call.outputs if n in outputs]
             mine = {n: visit.mine[n] for n in kept} if isinstance(visit.mine, dict) else visit.mine
             other = {n: theirs[n] for n in kept} if isinstance(theirs, dict) else theirs
             if kept or isinstance(mine, Failure):
                 yield Visit(visit.call, mine, other, {}, {})
+
+    def _kept(self, saved: Values) -> Iterator[Visit]:
+        """Visit the nodes that produce the values of a file."""
+        return self._some(list(saved), saved)
 
     def _planned(self) -> Iterator[Visit]:
         """Visit every node by its kernel alone; the graph's outputs are those of one plan of the whole model, with fusion."""
@@ -404,7 +490,7 @@ def compare(
     model: ModelSource | Source,
     inputs: Any,
     *,
-    against: ModelSource | Source = "onnxruntime",
+    against: ModelSource | Source | EngineCommand = "onnxruntime",
     device: DeviceLike = "CPU",
     names: Mapping[str, str] | None = None,
     rtol: float | None = None,
@@ -424,7 +510,9 @@ def compare(
         inputs: as for `SingaRep.run`.
         against: "onnxruntime" or "reference" (in a child process, with onnxruntime's optimizer off), "sonnx" (the CPU, for
             another `device`), "definition" (for the plans of the CPU: each node by its kernel, the outputs by one plan of the
-            whole model), or another model, whose values are paired by name.
+            whole model), MODULE:CLASS (a class or module with the functions of onnx.backend.base.Backend, whose code runs in a
+            child process), an EngineCommand, the path of an .npz file of values by name (only those are compared), or another
+            model, whose values are paired by name.
         device: the device of this side.
         names: names of values in `model` and their names in the other model; they take precedence over equal names.
         rtol: the relative tolerance; by default by dtype, see `Tolerance`.
@@ -444,11 +532,16 @@ def compare(
         InvalidInput: the inputs or names do not match the model.
         DeviceUnavailable: the device cannot be used.
         MissingDependency: onnxruntime is not installed.
+        SonnxError: the engine cannot be imported, or its command cannot be run (SX901).
 
     Example:
         >>> found = compare("model.onnx", {"x": x}, against="onnxruntime")
         >>> found.agrees, found.first
     """
+    if local and is_saved(against):
+        raise InvalidInput(
+            "local passes the trusted side's inputs to every node, but saved values cannot be computed", code="SX320"
+        )
     with Setting(
         model,
         inputs,

@@ -43,12 +43,22 @@ class Visit:
     their_inputs: Values
 
 
-def attempt(engine: Engine, source: Source, calls: Sequence[Call], values: Values, outputs: Sequence[str]) -> Values | Failure:
-    """Run these calls as one model on an engine, with inputs from `values`."""
+def attempt(
+    engine: Engine,
+    source: Source,
+    calls: Sequence[Call],
+    values: Values,
+    outputs: Sequence[str],
+    known: Values | None = None,
+) -> Values | Failure:
+    """Run these calls as one model on an engine, with inputs from `values`; `known` are values with the types of the outputs."""
     made = {n for call in calls for n in call.outputs}
     feeds = {n: values[n] for call in calls for n in call.uses if n not in made and n in values}
     try:
-        return engine.run(source.part(calls, feeds, outputs), source.folder, feeds)
+        part = source.part(calls, feeds, outputs, known if engine.typed else None)
+        if engine.typed:
+            source.declare(part)
+        return engine.run(part, source.folder, feeds)
     except SonnxError as error:
         return Failure.of(engine, error)
 
@@ -119,14 +129,14 @@ class _Walk:
         values = self.their_values
         if len(waiting) == 1:
             failure = _missing(self.source, call, values, engine)
-            outcome = failure or attempt(engine, self.source, [call], values, call.outputs)
+            outcome = failure or attempt(engine, self.source, [call], values, call.outputs, self.my_values)
             found[first] = outcome
             values |= outcome if isinstance(outcome, dict) else mine if isinstance(mine, dict) else {}
             return
         calls = [c for _, c, _ in waiting]
         made = {n for c in calls for n in c.outputs}
         if all(n in made or n in values or n in self.source.weights for c in calls for n in c.uses):
-            outcome = attempt(engine, self.source, calls, values, [n for c in calls for n in c.outputs])
+            outcome = attempt(engine, self.source, calls, values, [n for c in calls for n in c.outputs], self.my_values)
             if isinstance(outcome, dict):
                 for i, c, _ in waiting:
                     found[i] = {n: outcome[n] for n in c.outputs}

@@ -21,6 +21,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from ..comparison.difference import Tolerance, difference
+from ..engines.command import EngineCommand
 from ..engines.local import Engine, Failure, Ours, Planned
 from ..errors import InvalidInput, SonnxError
 from ..limits import check_number
@@ -125,7 +126,7 @@ class differs(Predicate):
 
     def __init__(
         self,
-        against: str = "onnxruntime",
+        against: str | EngineCommand = "onnxruntime",
         *,
         device: str = "CPU",
         rtol: float | None = None,
@@ -135,14 +136,15 @@ class differs(Predicate):
         """Create the condition.
 
         Args:
-            against: "onnxruntime", "reference", "sonnx" (the CPU), or "definition" (for the plans of the CPU).
+            against: "onnxruntime", "reference", "sonnx" (the CPU), "definition" (for the plans of the CPU), MODULE:CLASS or an
+                EngineCommand, as for `compare`.
             device: the device of this package.
             rtol: the relative tolerance; by default by dtype.
             atol: the absolute tolerance; by default by dtype and magnitude.
             timeout: the maximum seconds for one run on the other engine.
 
         Raises:
-            SonnxError: the engine is unknown (SX901).
+            SonnxError: the engine is unknown or cannot be used (SX901).
             DeviceUnavailable: the device cannot be used.
             MissingDependency: onnxruntime is not installed.
         """
@@ -167,6 +169,9 @@ class differs(Predicate):
         """
         try:
             mine = self.engine.run(model, folder, inputs)
+            if self.trusted.typed:
+                whole = _source(model, folder)
+                model = whole.part(whole.calls, inputs, whole.outputs, mine)
             theirs = self.trusted.run(model, folder, inputs)
         except SonnxError:
             return None

@@ -238,6 +238,21 @@ class Source:
             graph.output.append(self.info(name, results[name]) if typed and results else ValueInfoProto(name=name))
         return model
 
+    def declare(self, part: ModelProto) -> None:
+        """Declare the types of outputs that have none, by ONNX's inference of the part with the shapes of its inputs.
+
+        Args:
+            part: of `part`; it is changed.
+        """
+        bare = [o for o in part.graph.output if not o.HasField("type")]
+        inferred = {o.name: o.type for o in infer_shapes(part).model.graph.output} if bare else {}
+        for output in bare:
+            found = inferred.get(output.name)
+            if found is None or not found.WhichOneof("value"):
+                found = self.types.get(output.name)
+            if found is not None:
+                output.type.CopyFrom(found)
+
     def _calls_functions(self, node: NodeProto) -> bool:
         return bool(self._functions) and (
             (node.domain, node.op_type) in self._functions or any(a.HasField("g") for a in node.attribute)

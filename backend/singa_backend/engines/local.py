@@ -15,13 +15,20 @@ from ..errors import SonnxError
 from ..ir.reader import read
 from ..kernels.options import options
 from ..runtime.origins import NonFinite, Origin
-from .oracle import EngineFailure, Oracle
+from .command import checked
+from .oracle import EngineFailure, Oracle, is_backend
 
 
 class Engine(Protocol):
-    """Runs models one after the other."""
+    """Runs models one after the other.
+
+    Attributes:
+        name: shown in results.
+        typed: whether the models must declare the types of their outputs, with known shapes if possible.
+    """
 
     name: str
+    typed: bool
 
     def run(self, model: ModelProto, folder: Path | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run a model and return its outputs by name; raises SonnxError."""
@@ -39,6 +46,8 @@ class Ours:
             NaN of infinities in `of_infinity`.
         level: 0 to compute by definitions, 2 by plans.
     """
+
+    typed = False
 
     def __init__(self, device: devices.DeviceLike = "CPU", *, validate: bool = False, level: int = 0) -> None:
         self.validate = validate
@@ -81,10 +90,10 @@ class Planned(Ours):
 
 
 class Foreign:
-    """onnxruntime or onnx's reference, in a child process; raises MissingDependency.
+    """onnxruntime, onnx's reference or a backend of another package, in a child process; raises MissingDependency and SonnxError.
 
     Args:
-        name: the engine, one of `oracle.ENGINES`.
+        name: the engine, one of `oracle.ENGINES`, or MODULE:CLASS.
         optimise: whether onnxruntime may rewrite the graph.
         timeout: seconds for one part.
     """
@@ -92,11 +101,18 @@ class Foreign:
     def __init__(self, name: str, *, optimise: bool = False, timeout: float = 60.0) -> None:
         self.name = name
         self.timeout = timeout
+        self.typed = is_backend(name)
         self._oracle = Oracle(name, optimise=optimise)
+        try:
+            self._oracle.check()
+        except SonnxError:
+            self._oracle.close()
+            raise
 
     def run(self, model: ModelProto, folder: Path | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
         outputs = self._oracle.run(model.SerializeToString(), inputs, timeout=self.timeout, folder=folder)
-        return {name: _plain(value) for name, value in outputs.items()}
+        plain = {name: _plain(value) for name, value in outputs.items()}
+        return checked(self.name, model, plain) if self.typed else plain
 
     def close(self) -> None:
         self._oracle.close()

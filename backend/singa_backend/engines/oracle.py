@@ -7,16 +7,35 @@ with Oracle("onnxruntime") as oracle:
 from __future__ import annotations
 
 import os
+import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingDependency, SonnxError
-from ..processes import Child, ChildFailure
+import numpy as np
+
+from ..errors import MissingDependency, SonnxError, did_you_mean
+from ..processes import START, Child, ChildFailure
 
 ENGINES = ("onnxruntime", "reference", "sonnx")
 """Names of the engines: onnxruntime on the CPU, onnx's ReferenceEvaluator, and this package."""
+
+_BACKEND = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?")
+
+
+def is_backend(name: str) -> bool:
+    """Whether a name has the form MODULE:CLASS of a backend, and is not a file.
+
+    Args:
+        name: of an engine.
+
+    Returns:
+        Whether it may be a backend; nothing is imported.
+    """
+    return bool(_BACKEND.fullmatch(name)) and not os.path.lexists(name)
 
 
 class EngineFailure(SonnxError):
@@ -55,17 +74,18 @@ class Oracle:
         """Choose an engine; the child process starts with the first `run`.
 
         Args:
-            engine: "onnxruntime", "reference" (onnx.reference) or "sonnx".
+            engine: "onnxruntime", "reference" (onnx.reference), "sonnx", or MODULE:CLASS, a class or module with the functions of
+                onnx.backend.base.Backend; its code runs in the child process, which imports it from the current folder too.
             device: the device of "sonnx": "CPU", "CUDA", "CUDA:1" or "STRICT".
             optimise: whether onnxruntime may rewrite the graph.
             memory: the maximum address space of the child in bytes; None for no limit.
 
         Raises:
-            SonnxError: the engine is unknown (SX901).
+            SonnxError: the engine is unknown (SX901); one of MODULE:CLASS is imported by `check` or the first run.
             MissingDependency: onnxruntime is not installed.
         """
-        if engine not in ENGINES:
-            raise SonnxError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}", code="SX901")
+        if engine not in ENGINES and not is_backend(engine):
+            raise SonnxError(f"engine must be one of {', '.join(ENGINES)}, or MODULE:CLASS, got {engine!r}", code="SX901")
         if engine == "onnxruntime" and not _installed("onnxruntime"):
             raise MissingDependency("onnxruntime is not installed", hint="pip install 'sonnx[oracle]'")
         self.engine = engine
@@ -83,6 +103,25 @@ class Oracle:
     def close(self) -> None:
         """End the child process."""
         self._child.close()
+
+    def check(self) -> None:
+        """Import an engine of MODULE:CLASS, in the child process; others need no check.
+
+        Raises:
+            SonnxError: it cannot be imported, or lacks the functions of a backend (SX901).
+        """
+        if self.engine in ENGINES:
+            return
+        try:
+            good, answer = self._child.ask(None, START)
+        except ChildFailure as failure:
+            good, answer = False, f"its process {'died' if failure.how == 'died' else 'did not answer'}: {failure}"
+        if not good:
+            raise SonnxError(
+                f"the engine {self.engine!r} cannot be used: {answer}",
+                code="SX901",
+                hint="MODULE:CLASS must be importable from here and have prepare() or run_model() of onnx.backend.base.Backend",
+            )
 
     def run(
         self,
@@ -132,18 +171,25 @@ def _installed(name: str) -> bool:
 def _serve(engine: str, options: dict[str, Any]) -> Callable[[Any], tuple[bool, Any]]:
     """In the child: create the function that answers (model or None, inputs, folder) by (True, outputs) or (False, message)."""
     warnings.simplefilter("ignore")
-    load = {"onnxruntime": _onnxruntime, "reference": _reference, "sonnx": _sonnx}[engine]
+    load = {"onnxruntime": _onnxruntime, "reference": _reference, "sonnx": _sonnx}.get(engine, _backend)
+    options = options | {"backend": engine}
+    if load is _backend:
+        os.dup2(2, 1)  # what it prints is not part of our output
+        sys.path.append(os.getcwd())
     session: Any = None
 
     def answer(request: Any) -> tuple[bool, Any]:
         nonlocal session
-        model, inputs, folder = request
         try:
+            if request is None:
+                _imported(engine)
+                return True, {}
+            model, inputs, folder = request
             if model is not None:
                 session = load(_whole(model, folder) if folder else model, options)
             return True, {} if inputs is None else session(inputs)
         except BaseException as error:
-            session = None if model is not None else session
+            session = None if request is None or model is not None else session
             return False, f"{type(error).__name__}: {str(error)[:2000]}"
 
     return answer
@@ -187,3 +233,54 @@ def _sonnx(model: Any, options: dict[str, Any]) -> Any:
 
     rep = SingaBackend.prepare(model, options["device"])
     return lambda inputs: rep.run(inputs).to_dict()
+
+
+def _imported(engine: str) -> Any:
+    """The class or module that MODULE:CLASS names; raises ImportError and TypeError."""
+    module, _, path = engine.partition(":")
+    found = import_module(module)
+    for name in filter(None, path.split(".")):
+        if not hasattr(found, name) and hasattr(found, "__path__"):
+            import_module(f"{found.__name__}.{name}")
+        if not hasattr(found, name):
+            names = [n for n in vars(found) if not n.startswith("_")]
+            raise ImportError(f"{module} ({getattr(found, '__file__', '')}) has no {name!r}{did_you_mean(name, names)}")
+        found = getattr(found, name)
+    if not any(callable(getattr(found, name, None)) for name in ("prepare", "run_model")):
+        raise TypeError("it has neither prepare(model) nor run_model(model, inputs)")
+    return found
+
+
+def _backend(model: Any, options: dict[str, Any]) -> Any:
+    from onnx import ModelProto, load
+
+    backend = _imported(options["backend"])
+    proto = ModelProto.FromString(model) if isinstance(model, bytes) else load(os.fspath(model))
+    weights = {t.name for t in proto.graph.initializer} | {t.values.name for t in proto.graph.sparse_initializer}
+    outputs = [o.name for o in proto.graph.output]
+    if callable(getattr(backend, "prepare", None)):
+        rep = backend.prepare(proto)
+        if not callable(getattr(rep, "run", None)):
+            raise TypeError(f"prepare(model) must return an object with run(inputs), got a {type(rep).__name__}")
+        call = rep.run
+    else:
+        call = lambda values: backend.run_model(proto, values)  # noqa: E731
+
+    def run(inputs: dict[str, Any]) -> dict[str, Any]:
+        found = call([inputs[i.name] for i in proto.graph.input if i.name not in weights or i.name in inputs])
+        if not isinstance(found, (tuple, list)):
+            raise TypeError(f"run(inputs) must return a tuple with one value for each output, got a {type(found).__name__}")
+        if len(found) != len(outputs):
+            raise TypeError(f"run(inputs) must return {len(outputs)} values, one for each output, got {len(found)}")
+        return {name: _value(name, value) for name, value in zip(outputs, found, strict=True)}
+
+    return run
+
+
+def _value(name: str, value: Any) -> Any:
+    """Check that a value is one that this process can send and the other one can read."""
+    if isinstance(value, (list, tuple)):
+        return [_value(name, v) for v in value]
+    if value is None or isinstance(value, (np.ndarray, np.generic, dict)):
+        return value
+    raise TypeError(f"the output {name!r} must be a NumPy array, got a {type(value).__module__}.{type(value).__name__}")

@@ -4,5 +4,18 @@ from ._old_names import __getattr__ as __getattr__
 from .graph import GraphEditor, Node
 from .model import ModelEditor
 from .pipeline import PASSES, Failure, Pass, PassReport, Report, optimize
+from .sanitize import Sanitized, sanitize
 
-__all__ = ["PASSES", "Failure", "GraphEditor", "ModelEditor", "Node", "Pass", "PassReport", "Report", "optimize"]
+__all__ = [
+    "PASSES",
+    "Failure",
+    "GraphEditor",
+    "ModelEditor",
+    "Node",
+    "Pass",
+    "PassReport",
+    "Report",
+    "Sanitized",
+    "optimize",
+    "sanitize",
+]

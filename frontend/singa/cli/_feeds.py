@@ -47,9 +47,10 @@ def from_npz(path: Path, declared: Mapping[str, Value] | None = None) -> dict[st
         InvalidInput: The file is damaged, or an array is not a declared input or does not fit its type.
     """
     with open_arrays(path, "SX307") as arrays:
-        for name in arrays.names if declared is not None else ():
-            check_header(known(name, declared or {}), *arrays.header(name))
-        return {name: arrays[name] for name in arrays.names}
+        wanted = {n: known(n, declared) for n in arrays.names} if declared is not None else {}
+        for name, value in wanted.items():
+            check_header(value, *arrays.header(name, value.dtype))
+        return {name: arrays.array(name, wanted[name].dtype if wanted else None) for name in arrays.names}
 
 
 def known(name: str, declared: Mapping[str, Value]) -> Value:

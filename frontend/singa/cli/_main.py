@@ -24,8 +24,10 @@ COMMANDS = {
     "completion": ("singa.cli.completion", "Print the script by which a shell completes commands and options."),
     "conform": ("singa.cli.conform", "Run ONNX's own suite under the strict verdict."),
     "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
+    "diff": ("singa.cli.diff", "Show how two models differ as graphs."),
     "doctor": ("singa.cli.doctor", "Show what sonnx computes with here, and what would make it faster."),
     "export": ("singa.cli.export", "Write a model that a Python program builds as an ONNX file."),
+    "extract": ("singa.cli.extract", "Write a part of MODEL as a model."),
     "foreign": ("singa.cli.foreign", "Compare every value of exported models with onnxruntime."),
     "fuzz": ("singa.cli.fuzz", "Draw valid models of one node, or of many, and judge the results."),
     "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
@@ -37,6 +39,7 @@ COMMANDS = {
     "reduce": ("singa.cli.reduce", "Shrink MODEL to the smallest part that still fails."),
     "report": ("singa.cli.report", "Render the support report from the results of runs."),
     "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),
+    "sanitize": ("singa.cli.sanitize", "Fold constants of MODEL, remove dead parts, add names and types."),
     "train": ("singa.cli.train", "Fine-tune MODEL on the arrays of an .npz file."),
 }
 """The commands and their lines in `sonnx --help`; each command is `command` in the module of its name."""

@@ -32,6 +32,7 @@ def command(
     seed: int | None,
     sizes: tuple[str, ...],
     against: str | None,
+    program: str | None,
     pairs: tuple[str, ...],
     rtol: float | None,
     atol: float | None,
@@ -47,7 +48,7 @@ def command(
     The folder contains model.onnx and test_data_set_0; they are read back and run before they are reported.  The exit code is 1
     if a node was found, 0 if both sides agree.
     """
-    other = trusted(against, device)
+    other = trusted(against, program, device)
     source = debug.Source.of(model)
     feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(len(source.calls), "comparing", quiet=as_json) as step:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from singa_backend import debug
-from singa_backend.debug.compare import AGAINST
+from singa_backend.debug.compare import AGAINST, is_engine
 from singa_backend.rendering import printable
 
 from ._common import (
@@ -34,8 +34,12 @@ _VALUES = Columns({"value": NAME, "node": NAME, "type": WORDS, "max abs": NUMBER
                    "Inf": NUMBER, "of tolerance": NUMBER, "": WORDS})  # fmt: skip
 
 _OPTIONS = (
-    click.option("--against", metavar="ENGINE|MODEL", help="The trusted side: onnxruntime (the default), reference, sonnx "
-                 "(the CPU; the default with --device), definition (for the plans of the CPU), or another .onnx file."),
+    click.option("--against", metavar="ENGINE|MODEL|FILE", help="The trusted side: onnxruntime (the default), reference, sonnx "
+                 "(the CPU; the default with --device), definition (for the plans of the CPU), another .onnx file, MODULE:CLASS "
+                 "(a class with the functions of onnx.backend.base.Backend, whose code runs), or, for compare, an .npz file of "
+                 "values by name."),
+    click.option("--against-command", "program", metavar="CMD", help="The trusted side is a program: "
+                 "CMD contains {model}, {inputs} and {outputs} (.npz files); it runs without a shell."),
     click.option("--map", "pairs", multiple=True, metavar="A=B", help="Value A of MODEL has the name B in the other model."),
     click.option("--rtol", type=TOLERANCE, help="Relative tolerance, instead of the dtype's."),
     click.option("--atol", type=TOLERANCE, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
@@ -54,12 +58,17 @@ def sides(command: Any) -> Any:
     return command
 
 
-def trusted(against: str | None, device: str) -> str:
+def trusted(against: str | None, program: str | None, device: str) -> str | debug.EngineCommand:
     """Return the side to compare with; raises click.BadParameter unless it is an engine or a file."""
+    if program is not None:
+        if against is not None:
+            raise click.UsageError("use only one of --against and --against-command")
+        return debug.EngineCommand(program)
     if against is None:
         return "onnxruntime" if device.upper() == "CPU" else "sonnx"
-    if against not in AGAINST and not Path(against).is_file():
-        raise click.BadParameter(f"must be a file or one of {', '.join(AGAINST)}, got {against!r}", param_hint="--against")
+    if not is_engine(against) and not Path(against).is_file():
+        names = ", ".join(AGAINST)
+        raise click.BadParameter(f"must be a file, MODULE:CLASS or one of {names}, got {against!r}", param_hint="--against")
     return against
 
 
@@ -93,6 +102,7 @@ def command(
     seed: int | None,
     sizes: tuple[str, ...],
     against: str | None,
+    program: str | None,
     pairs: tuple[str, ...],
     rtol: float | None,
     atol: float | None,
@@ -109,7 +119,7 @@ def command(
 
     Without inputs, random ones with seed 0 are used.  Memory is bounded by the live values plus one chunk of results.
     """
-    other = trusted(against, device)
+    other = trusted(against, program, device)
     source = debug.Source.of(model)
     feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:

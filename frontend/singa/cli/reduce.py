@@ -7,16 +7,20 @@ from pathlib import Path
 import click
 
 from singa_backend import debug
-from singa_backend.debug.compare import AGAINST
+from singa_backend.debug.compare import AGAINST, is_engine
 
 from ._common import SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, progress, write_json
 from ._inputs import gather_of, input_options
+from .compare import trusted
 
 
 @click.command("reduce")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
-@click.option("--against", type=click.Choice(AGAINST), help="It fails if its outputs differ from this engine's.")
+@click.option(
+    "--against", metavar="ENGINE", help="It fails if its outputs differ from this engine's, an engine of sonnx compare."
+)
+@click.option("--against-command", "program", metavar="CMD", help="It fails if its outputs differ from this program's.")
 @click.option("--raises", metavar="CODE", help="It fails if it raises this error: SX404.")
 @click.option("--command", metavar="SHELL", help="It fails if this does not exit with 0; {model} and {data} are replaced.")
 @click.option("--rtol", type=TOLERANCE, help="Relative tolerance, instead of the dtype's.")
@@ -37,6 +41,7 @@ def command(
     seed: int | None,
     sizes: tuple[str, ...],
     against: str | None,
+    program: str | None,
     raises: str | None,
     command: str | None,
     rtol: float | None,
@@ -49,19 +54,21 @@ def command(
 ) -> None:
     """Shrink MODEL to the nodes, outputs and rows that still fail, and write them with their inputs.
 
-    One of --against, --raises and --command defines failure; the default is --against onnxruntime (with another --device:
-    --against sonnx, the CPU).
+    One of --against, --against-command, --raises and --command defines failure; the default is --against onnxruntime (with
+    another --device: --against sonnx, the CPU).
     """
-    if sum(option is not None for option in (against, raises, command)) > 1:
-        raise click.UsageError("use only one of --against, --raises and --command")
+    if sum(option is not None for option in (against, program, raises, command)) > 1:
+        raise click.UsageError("use only one of --against, --against-command, --raises and --command")
     predicate: debug.Predicate
     if raises is not None:
         predicate = debug.raises(raises, device)
     elif command is not None:
         predicate = debug.command(command, timeout)
     else:
-        against = against or ("onnxruntime" if device.upper() == "CPU" else "sonnx")
-        predicate = debug.differs(against, device=device, rtol=rtol, atol=atol, timeout=timeout)
+        if against is not None and not is_engine(against):
+            message = f"must be MODULE:CLASS or one of {', '.join(AGAINST)}, got {against!r}"
+            raise click.BadParameter(message, param_hint="--against")
+        predicate = debug.differs(trusted(against, program, device), device=device, rtol=rtol, atol=atol, timeout=timeout)
     source = debug.Source.of(model)
     feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(None, "reducing", quiet=as_json) as step:

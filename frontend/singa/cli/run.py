@@ -23,6 +23,7 @@ from singa_backend.runtime.origins import NonFinite
 from . import _feeds
 from ._common import (
     NO,
+    SECONDS,
     TOLERANCE,
     device_option,
     echo,
@@ -44,10 +45,23 @@ _OUTPUTS = Columns({"output": NAME, "type": WORDS, "min": NUMBER, "max": NUMBER,
 @click.command("run")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
-@click.option("--output", "-o", "target", type=click.Path(path_type=Path), help="Write the outputs by name to this .npz file.")
+@click.option(
+    "--output",
+    "-o",
+    "--save-outputs",
+    "target",
+    type=click.Path(path_type=Path),
+    help="Write the outputs by name to this .npz file.",
+)
+@click.option("--save-inputs", type=click.Path(path_type=Path), help="Write the inputs by name to this .npz file.")
+@click.option(
+    "--against", metavar="ENGINE|FILE", help="Compare the outputs with those of an engine of `sonnx compare`, or in an .npz file."
+)
+@click.option("--against-command", "program", metavar="CMD", help="Compare the outputs with those of a program.")
+@click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that another engine may take.")
 @click.option("--aux", multiple=True, metavar="NAME", help="Return this intermediate value too (repeatable).")
-@click.option("--rtol", type=TOLERANCE, default=1e-3, show_default=True, help="Relative tolerance for --data.")
-@click.option("--atol", type=TOLERANCE, default=1e-7, show_default=True, help="Absolute tolerance for --data.")
+@click.option("--rtol", type=TOLERANCE, default=1e-3, show_default=True, help="Relative tolerance for --data and --against.")
+@click.option("--atol", type=TOLERANCE, default=1e-7, show_default=True, help="Absolute tolerance for --data and --against.")
 @click.option(
     "--validate", is_flag=True, help="Name the first node that makes NaN or infinity; the exit code is 1 if there is one."
 )
@@ -64,6 +78,10 @@ def command(
     seed: int | None,
     sizes: tuple[str, ...],
     target: Path | None,
+    save_inputs: Path | None,
+    against: str | None,
+    program: str | None,
+    timeout: float,
     aux: tuple[str, ...],
     rtol: float,
     atol: float,
@@ -75,9 +93,15 @@ def command(
     limits: Limits,
     as_json: bool,
 ) -> None:
-    """Run MODEL once and show or save its outputs; with --data, compare them with those in the folder."""
-    if target:
-        check(target)
+    """Run MODEL once and show or save its outputs; with --data, compare them with those in the folder.
+
+    With --against or --against-command, compare them with those of another engine, or of an .npz file.
+    """
+    for path in filter(None, (target, save_inputs)):
+        check(path)
+    other = against is not None or program is not None
+    if other and data:
+        raise click.UsageError("--data has expected outputs: use --inputs or --input with --against and --against-command")
     rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
     with spend(Budget(limits)):  # the files are read under the limits of the run
         proto = load_model(model)[0] if data else ModelProto()
@@ -100,6 +124,8 @@ def command(
             optional=rep.graph.optional_inputs,
         )
         expected = test_data.data_set(data, proto)[1] if data else None
+    if save_inputs:
+        write_npz(save_inputs, named_arrays(feeds))
     origin = None
     try:
         outputs = rep.run(feeds, aux_output=aux, validate=validate or expected is not None)
@@ -107,7 +133,15 @@ def command(
         outputs, origin = error.outputs, error.origin
     if target:
         write_npz(target, named_arrays(outputs.to_dict()))
-    why = verdict.strict(list(outputs)[: len(expected)], expected, rtol, atol) if expected is not None else ""
+    found = list(outputs)[: len(expected)] if expected is not None else []
+    if other:
+        from singa_backend.debug.compare import outputs_of
+
+        from .compare import trusted
+
+        theirs = outputs_of(model, feeds, outputs.to_dict(), trusted(against, program, device), timeout=timeout)
+        found, expected = [outputs.to_dict()[n] for n in theirs], list(theirs.values())
+    why = verdict.strict(found, expected, rtol, atol) if expected is not None else ""
     both = 0 if why else finite.shared_nan(list(outputs), expected)
     rows = [_feeds.summary(n, v) for n, v in outputs.to_dict().items()]
     if as_json:

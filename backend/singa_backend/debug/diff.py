@@ -1,0 +1,221 @@
+"""Compares two models as graphs, without running them: nodes, attributes, weights, inputs and outputs.
+
+found = diff("before.onnx", "after.onnx")
+print(found.changes)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import Any
+
+from onnx import AttributeProto, ModelProto, helper
+
+from ..comparison.difference import Tolerance, difference
+from ..proto.load import ModelSource
+from ..proto.schemas import plain_domain
+from ..proto.values import Value
+from .submodel import Call, Source
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference between two models.
+
+    Attributes:
+        kind: "model", "input", "output", "function", "node" or "weight".
+        name: of the node, weight, input or output, in the first model if it is there.
+        operator: of a node; "" otherwise.
+        how: "added", "removed" or "changed".
+        what: the change, in words; "" if it is wholly added or removed.
+    """
+
+    kind: str
+    name: str
+    operator: str
+    how: str
+    what: str = ""
+
+    def __str__(self) -> str:
+        """Return the change in one line."""
+        place = f"{self.operator} {self.name!r}" if self.operator else f"{self.kind} {self.name!r}"
+        return f"{self.how}: {place}" + (f": {self.what}" if self.what else "")
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the change as plain data.
+
+        Returns:
+            A dict of the attributes.
+        """
+        return dict(vars(self))
+
+
+@dataclass
+class GraphDifference:
+    """The result of `diff`.
+
+    Attributes:
+        changes: all differences, those of the model first.
+        renamed: values between nodes that have another name in the second model; this is not a difference.
+        nodes: the numbers of nodes of both models, without constants.
+    """
+
+    changes: list[Change] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    nodes: tuple[int, int] = (0, 0)
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs except names of values between nodes."""
+        return not self.changes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, for ``--json``.
+
+        Returns:
+            A dict of the attributes, and `equal`.
+        """
+        changes = [c.to_dict() for c in self.changes]
+        return {"equal": self.equal, "nodes": list(self.nodes), "changes": changes, "renamed": self.renamed}
+
+
+def diff(first: ModelSource | Source, second: ModelSource | Source) -> GraphDifference:
+    """Compare two models as graphs.
+
+    Nodes are paired by name, then by the name of an output, then by operator in the order of the graph.  Weights are paired by
+    name, or by the paired nodes that read them, and must have equal values.
+
+    Args:
+        first: a path, a ModelProto, bytes, or a Source.
+        second: the other model.
+
+    Returns:
+        The differences; `equal` if there are none.
+
+    Raises:
+        InvalidModel: a model breaks a rule of ONNX.
+    """
+    a, b = Source.of(first), Source.of(second)
+    pairs = _pairs(a.calls, b.calls)
+    names = {x: y for c, d in pairs for x, y in zip(c.proto.output, d.proto.output, strict=False) if x and y}
+    for c, d in pairs:  # weights that have another name
+        for x, y in zip(c.proto.input, d.proto.input, strict=False):
+            if x in a.weights and y in b.weights and x not in b.weights and y not in a.weights:
+                names.setdefault(x, y)
+    found = GraphDifference(nodes=(len(a.calls), len(b.calls)))
+    found.renamed = {x: y for x, y in names.items() if x != y and x not in a.outputs}
+    found.changes += _models(a.proto, b.proto)
+    for kind, ours, theirs in (
+        ("input", a.proto.graph.input, b.proto.graph.input),
+        ("output", a.proto.graph.output, b.proto.graph.output),
+    ):
+        left, right = ({v.name: str(Value.from_proto(v)) for v in side} for side in (ours, theirs))
+        found.changes += _entries(kind, left, right)
+        if left.keys() == right.keys() and list(left) != list(right):
+            found.changes.append(Change("model", f"{kind}s", "", "changed", f"the order is {list(left)} and {list(right)}"))
+    there, here = {d: c for c, d in pairs}, dict(pairs)
+    for call in a.calls:
+        if call not in here:
+            found.changes.append(Change("node", call.name, call.operator, "removed"))
+        else:
+            changes = [Change("node", call.name, call.operator, "changed", w) for w in _node(call, here[call], names)]
+            found.changes += changes
+    found.changes += [Change("node", c.name, c.operator, "added") for c in b.calls if c not in there]
+    found.changes += _weights(a, b, names)
+    return found
+
+
+def _by_name(call: Call) -> str:
+    return str(call.proto.name)
+
+
+def _by_output(call: Call) -> str:
+    return next(iter(call.outputs), "")
+
+
+def _pairs(first: Sequence[Call], second: Sequence[Call]) -> list[tuple[Call, Call]]:
+    pairs: list[tuple[Call, Call]] = []
+    for key in (_by_name, _by_output):
+        taken = {c for pair in pairs for c in pair}
+        left, right = ([c for c in side if c not in taken and key(c)] for side in (first, second))
+        theirs: dict[str, Call] = {}
+        for c in right:
+            theirs.setdefault(key(c), c)
+        for c in left:
+            partner = theirs.pop(key(c), None)
+            if partner is not None:
+                pairs.append((c, partner))
+    taken = {c for pair in pairs for c in pair}
+    left, right = ([c for c in side if c not in taken] for side in (first, second))
+    mine, other = ([(plain_domain(c.proto.domain), c.operator) for c in side] for side in (left, right))
+    for i, j, size in SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks():
+        pairs += zip(left[i : i + size], right[j : j + size], strict=True)
+    return pairs
+
+
+def _models(a: ModelProto, b: ModelProto) -> Iterator[Change]:
+    if a.ir_version != b.ir_version:
+        yield Change("model", "ir_version", "", "changed", f"{a.ir_version} and {b.ir_version}")
+    yield from _entries(
+        "model", *({f"opset {plain_domain(o.domain) or 'ai.onnx'}": str(o.version) for o in m.opset_import} for m in (a, b))
+    )
+    left, right = ({f"{f.domain}.{f.name}": f.SerializeToString(deterministic=True) for f in m.functions} for m in (a, b))
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            how = "added" if name not in left else "removed" if name not in right else "changed"
+            yield Change("function", name, "", how, "its body or signature differs" if how == "changed" else "")
+
+
+def _entries(kind: str, left: dict[str, str], right: dict[str, str]) -> Iterator[Change]:
+    for name in dict.fromkeys((*left, *right)):
+        if name not in right:
+            yield Change(kind, name, "", "removed")
+        elif name not in left:
+            yield Change(kind, name, "", "added")
+        elif left[name] != right[name]:
+            yield Change(kind, name, "", "changed", f"{left[name]} and {right[name]}")
+
+
+def _node(a: Call, b: Call, names: dict[str, str]) -> Iterator[str]:
+    ours, theirs = ((plain_domain(c.proto.domain), c.operator) for c in (a, b))
+    if ours != theirs:
+        yield f"the operator is {'.'.join(filter(None, ours))} and {'.'.join(filter(None, theirs))}"
+    left, right = ({x.name: x for x in c.proto.attribute} for c in (a, b))
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            yield f"attribute {name!r} is {_shown(left.get(name))} and {_shown(right.get(name))}"
+    expected = [names.get(n, n) for n in a.proto.input]
+    if expected != list(b.proto.input):
+        yield f"the inputs are {list(a.proto.input)} and {list(b.proto.input)}"
+    if len(a.proto.output) != len(b.proto.output):
+        yield f"it has {len(a.proto.output)} and {len(b.proto.output)} outputs"
+
+
+def _shown(attribute: AttributeProto | None) -> str:
+    if attribute is None:
+        return "not set"
+    if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
+        return f"a graph of {len(attribute.g.node)} nodes" if attribute.type == AttributeProto.GRAPH else "graphs"
+    if attribute.type in (AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR):
+        return f"a tensor of {list(attribute.t.dims)}"
+    return repr(helper.get_attribute_value(attribute))
+
+
+def _weights(a: Source, b: Source, names: dict[str, str]) -> Iterator[Change]:
+    partners = {n: names.get(n, n) for n in a.weights}
+    for name, partner in partners.items():
+        if partner not in b.weights:
+            yield Change("weight", name, "", "removed")
+            continue
+        ours, theirs = a.weight(name), b.weight(partner)
+        if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+            kinds = (f"{w.dtype}{list(w.shape)}" for w in (ours, theirs))
+            yield Change("weight", name, "", "changed", " and ".join(kinds))
+            continue
+        apart = difference(ours, theirs, Tolerance(0, 0))
+        if not apart.agrees:
+            yield Change("weight", name, "", "changed", str(apart))
+    taken = set(partners.values())
+    yield from (Change("weight", n, "", "added") for n in b.weights if n not in taken)

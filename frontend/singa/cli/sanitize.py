@@ -1,0 +1,48 @@
+"""`sonnx sanitize`: clean a model of what exporters leave in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from singa_backend.files import check
+from singa_backend.passes import sanitize
+from singa_backend.proto.checker import check_model
+from singa_backend.proto.load import load_model
+from singa_backend.proto.save import save
+
+from ._common import NO, echo, exit_codes, json_option
+
+
+@click.command("sanitize")
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--output", "-o", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
+              help="The file to write.")  # fmt: skip
+@json_option
+@exit_codes
+def command(model: Path, path: Path, as_json: bool) -> None:
+    """Write MODEL with folded constants, without dead parts, with a name for each node and the types of all values.
+
+    Results, and the names of values, inputs and outputs, do not change.  OUT may be MODEL.  The exit code is 1 if a pass
+    failed (its changes are undone).
+    """
+    check(path)
+    proto, folder = load_model(model)
+    valid = check_model(proto).valid
+    found = sanitize(proto, folder)
+    written = save(proto, path, folder=folder, check=bool(valid))
+    report = found.report
+    if as_json:
+        click.echo(json.dumps(found.to_dict() | {"written": [str(p) for p in written]}))
+    else:
+        echo(f"{report.before.total()} -> {report.after.total()} nodes")
+        echo(f"{found.named} nodes received a name, {found.typed} values a type")
+        for note in filter(
+            None, (*map(str, report.failures), *report.notes, found.note and f"no types were added: {found.note}")
+        ):
+            echo(note, style="yellow")
+        echo(f"wrote {' and '.join(map(str, written))}")
+    if report.failures:
+        raise SystemExit(NO)
