@@ -1,6 +1,7 @@
 """A child process: quantizes models by onnxruntime's tools.  Reads a pickle of jobs from stdin, writes a pickle of results.
 
-A job is (model, data, options): bytes, arrays by name or None, keywords of `quantize`.  A result is the quantized model as bytes.
+A job is (model, data, options): bytes, arrays by name or None, keywords of `quantize`, and
+optionally the number of samples of a run.  A result is the quantized model as bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import onnx
 
 
-def quantized(model: bytes, data: dict[str, Any] | None, options: dict[str, Any]) -> bytes:
+def quantized(model: bytes, data: dict[str, Any] | None, options: dict[str, Any], batch: int = 8) -> bytes:
     """Quantize with options in the words of `singa.sonnx.quantize`."""
     from onnxruntime import quantization as tools
 
@@ -45,11 +46,11 @@ def quantized(model: bytes, data: dict[str, Any] | None, options: dict[str, Any]
             class Reader(tools.CalibrationDataReader):  # type: ignore[misc, name-defined]
                 def __init__(self) -> None:
                     count = len(next(iter(data.values())))
-                    self.rows = iter(range(0, count, 8))
+                    self.rows = iter(range(0, count, batch))
 
                 def get_next(self) -> dict[str, Any] | None:
                     at = next(self.rows, None)
-                    return None if at is None else {n: a[at : at + 8] for n, a in data.items()}
+                    return None if at is None else {n: a[at : at + batch] for n, a in data.items()}
 
             methods = tools.CalibrationMethod
             tools.quantize_static(

@@ -18,13 +18,12 @@ METHODS = ("minmax", "entropy", "percentile")
 INTEGERS = {"int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
 """The dtypes of quantized values."""
 
-STATIC = frozenset(
-    """
-    Add ArgMax AveragePool BatchNormalization Clip Concat Conv ConvTranspose CumSum Flatten Gather GatherElements Gemm
-    GlobalAveragePool InstanceNormalization LayerNormalization LeakyRelu MatMul MaxPool Mul Pad Relu Reshape Resize
-    Sigmoid Slice Softmax Split Squeeze TopK Transpose Unsqueeze Where
-    """.split()
-)
+STATIC = frozenset({
+    "Add", "ArgMax", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum",
+    "Flatten", "Gather", "GatherElements", "Gemm", "GlobalAveragePool", "InstanceNormalization", "LayerNormalization",
+    "LeakyRelu", "MatMul", "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "Split",
+    "Squeeze", "TopK", "Transpose", "Unsqueeze", "Where",
+})  # fmt: skip
 """The operators of ONNX that onnxruntime's quantize_static quantizes."""
 
 DYNAMIC = frozenset({"Conv", "Gather", "Gemm", "MatMul"})
