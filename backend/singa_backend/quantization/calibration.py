@@ -208,15 +208,12 @@ def entropy_threshold(counts: np.ndarray, edges: np.ndarray, steps: int) -> tupl
         p = part.copy()
         p[0] += counts[:start].sum()
         p[-1] += counts[end:].sum()
-        q = np.zeros(p.size, np.int64)
         width = part.size // steps
-        for k in range(steps):
-            total = part[k * width : (k + 1) * width].sum()
-            if k == steps - 1:
-                total += part[steps * width :].sum()
-            used = np.count_nonzero(p[k * width : (k + 1) * width])
-            if used:
-                q[k * width : (k + 1) * width] = int(total / used)
+        totals = part[: steps * width].reshape(steps, width).sum(axis=1)
+        totals[-1] += part[steps * width :].sum()
+        used = np.count_nonzero(p[: steps * width].reshape(steps, width), axis=1)
+        q = np.zeros(p.size, np.int64)
+        q[: steps * width] = np.repeat(np.where(used, totals / np.maximum(used, 1), 0).astype(np.int64), width)
         loss = _divergence(p, q)
         if best is None or loss < best[0]:
             best = loss, (edges[start], edges[end])
