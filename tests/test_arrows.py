@@ -30,7 +30,7 @@ LAYERS = {
         "interpreters passes",
         "autodiff plans",
         "operators opsets backend doctor inspection",
-        "engines",
+        "engines quantization",
         "conform debug",
         "oracle",
     ],

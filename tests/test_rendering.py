@@ -124,6 +124,7 @@ COMMANDS = {
     "optimize": "optimize {model} -o {out}.onnx",
     "convert": "convert {model} -o {out}.onnx --opset 20",
     "layout": "layout {model} -o {out}.onnx --to channels_last",
+    "quantize": "quantize {model} --dynamic -o {out}.onnx",
     "codegen": "codegen {model} -o {out}.py",
     "run of a model that fails": "run {wrong} --random 0",
     "check of a model that fails": "check {wrong}",

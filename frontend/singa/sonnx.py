@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from singa_backend.inspection import check, inspect, trainable_report
     from singa_backend.passes import optimize
     from singa_backend.passes.change_layout import change_layout, transpose_layout
+    from singa_backend.quantization import quantization_errors, quantize
 
     from ._importers import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
 
@@ -69,6 +70,8 @@ __all__ = [
     "onnx_type_to_singa_type",
     "optimize",
     "prepare",
+    "quantization_errors",
+    "quantize",
     "reduce",
     "run_model",
     "run_node",
@@ -87,6 +90,7 @@ _LAZY = {
     **dict.fromkeys(("check", "inspect", "trainable_report"), "singa_backend.inspection"),
     "optimize": "singa_backend.passes",
     **dict.fromkeys(("change_layout", "transpose_layout"), "singa_backend.passes.change_layout"),
+    **dict.fromkeys(("quantization_errors", "quantize"), "singa_backend.quantization"),
     **dict.fromkeys(
         ("ExporterFailure", "from_onnx", "from_paddle", "from_pytorch", "from_sklearn", "from_tensorflow"), "singa._importers"
     ),

@@ -36,6 +36,7 @@ COMMANDS = {
     "opsets": ("singa.cli.opsets", "Write operators at every opset, run them and compare."),
     "optimize": ("singa.cli.optimize", "Rewrite MODEL by graph passes."),
     "profile": ("singa.cli.profile", "Show where the time of a run of MODEL goes."),
+    "quantize": ("singa.cli.quantize", "Write float MODEL with 8-bit weights and activations."),
     "reduce": ("singa.cli.reduce", "Shrink MODEL to the smallest part that still fails."),
     "report": ("singa.cli.report", "Render the support report from the results of runs."),
     "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),

@@ -1,0 +1,6 @@
+"""Post-training quantization: float models as models with 8-bit weights and activations, and how far their values move."""
+
+from .accuracy import ErrorRow, quantization_errors
+from .model import quantize
+
+__all__ = ["ErrorRow", "quantization_errors", "quantize"]

@@ -1,0 +1,105 @@
+"""`quantize`: a float model as a model with 8-bit weights and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import ModelProto
+
+from ..backend import SingaBackend
+from ..errors import InvalidInput
+from ..proto.load import ModelSource, embed, load_model
+from .calibration import Batches, Data, ranges
+from .dynamic import Dynamic
+from .graph import FloatGraph
+from .options import checked
+from .static import Static
+
+
+def quantize(
+    model: ModelSource,
+    data: Data | None = None,
+    *,
+    dynamic: bool = False,
+    method: str = "minmax",
+    per_channel: bool = False,
+    activations: str | None = None,
+    weights: str = "int8",
+    symmetric_activations: bool = False,
+    symmetric_weights: bool | None = None,
+    percentile: float = 99.999,
+    bins: int | None = None,
+    operators: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    exclude_operators: Sequence[str] = (),
+    batch_size: int | None = None,
+) -> ModelProto:
+    """Quantize the weights and activations of a float32 model to 8 bits, after its training.
+
+    Static quantization runs the model on calibration data, and writes the range of each activation into QuantizeLinear and
+    DequantizeLinear nodes (QDQ form).  Dynamic quantization needs no data: each run computes the ranges
+    (DynamicQuantizeLinear, MatMulInteger, ConvInteger).  Subgraphs, and values that are not float32, are not quantized.
+
+    Args:
+        model: a ModelProto, its bytes, or the path of its file.
+        data: for static quantization, an array for each input by name, or the path of an .npz file of them; the first axis
+            counts samples.
+        dynamic: whether each run computes the ranges of activations.
+        method: how the range of an activation follows from its values: "minmax", "entropy" (the part of the histogram with the
+            least information lost) or "percentile" (the magnitude that this share of the values does not exceed).
+        per_channel: whether each output channel of a weight has its own scale.
+        activations: "int8" or "uint8"; by default int8, or uint8 if dynamic.
+        weights: "int8" or "uint8".
+        symmetric_activations: whether 0 is the middle of the integers of activations.
+        symmetric_weights: the same for weights, by default for int8; weights with a scale for each channel are always
+            symmetric in QDQ form.
+        percentile: the share in percent, for that method.
+        bins: the number of bins of a histogram, at least 128; by default 128 for entropy and 2048 for percentile.
+        operators: the operators to quantize; by default all that are known.
+        exclude: regular expressions; nodes whose whole names match one are not quantized.  A node without a name is named by
+            its operator and position, such as Conv_3.
+        exclude_operators: operators that are not quantized.
+        batch_size: the number of samples of a run, by default 8, if the model does not fix it.
+
+    Returns:
+        The quantized model; the given one is not changed.
+
+    Raises:
+        InvalidInput: the data are not usable (SX396), or an option is not, or the model has nothing to quantize (SX397).
+        InvalidModel: the model is not valid.
+
+    Example:
+        >>> small = quantize("model.onnx", {"x": images}, per_channel=True)
+        >>> sonnx.save(small, "small.onnx")
+    """
+    options = checked(
+        dynamic=dynamic, method=method, per_channel=per_channel, activations=activations, weights=weights,
+        symmetric_activations=symmetric_activations, symmetric_weights=symmetric_weights, percentile=percentile, bins=bins,
+        operators=operators, exclude=exclude, exclude_operators=exclude_operators,
+    )  # fmt: skip
+    if dynamic != (data is None):
+        what = "dynamic quantization takes no calibration data" if dynamic else "static quantization needs calibration data"
+        raise InvalidInput(what, code="SX396", hint="dynamic=True quantizes without data (sonnx quantize --dynamic)")
+    proto, folder = load_model(model)
+    made = ModelProto()
+    made.CopyFrom(proto)
+    embed(made, folder)
+    graph = FloatGraph(made)
+    if data is None:
+        graph.require_opset(11, "DynamicQuantizeLinear")
+        touched = Dynamic(graph, options).run()
+    else:
+        graph.require_opset(13 if per_channel else 10, "a scale for each channel" if per_channel else "QuantizeLinear")
+        batches = Batches(data, SingaBackend.prepare(made).inputs, batch_size)
+        chosen = options.chosen(made.graph.node)
+        used = (n for i in sorted(chosen) for n in (*made.graph.node[i].input, *made.graph.node[i].output))
+        constants = {t.name for t in made.graph.initializer}
+        names = [n for n in dict.fromkeys(used) if n and n not in constants]
+        found = ranges(made, names, batches, method, options.percentile, bins) if names else {}
+        touched = Static(graph, options, found).run()
+    if not touched:
+        kinds = ", ".join(sorted(options.operators)) or "none"
+        what = f"the model has no node to quantize: of these operators ({kinds}), on float32, and not excluded"
+        raise InvalidInput(what, code="SX397")
+    made.producer_name = "sonnx"
+    return made

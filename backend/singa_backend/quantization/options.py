@@ -1,0 +1,118 @@
+"""The choices of a quantization, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto
+
+from ..errors import InvalidInput, did_you_mean
+
+METHODS = ("minmax", "entropy", "percentile")
+"""How the range of an activation is chosen."""
+
+INTEGERS = {"int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
+"""The dtypes of quantized values."""
+
+STATIC = frozenset({
+    "Add", "ArgMax", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum",
+    "Flatten", "Gather", "GatherElements", "Gemm", "GlobalAveragePool", "InstanceNormalization", "LayerNormalization",
+    "LeakyRelu", "MatMul", "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "Split",
+    "Squeeze", "TopK", "Transpose", "Unsqueeze", "Where",
+})  # fmt: skip
+"""The operators of ONNX that onnxruntime's quantize_static quantizes."""
+
+DYNAMIC = frozenset({"Conv", "Gather", "Gemm", "MatMul"})
+"""The operators whose weights become integers in dynamic quantization."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices of a quantization; see `quantize`."""
+
+    dynamic: bool
+    method: str
+    per_channel: bool
+    activations: np.dtype[Any]
+    weights: np.dtype[Any]
+    symmetric_activations: bool
+    symmetric_weights: bool
+    percentile: float
+    bins: int | None
+    operators: frozenset[str]
+    exclude: tuple[re.Pattern[str], ...]
+
+    def chosen(self, nodes: Sequence[NodeProto]) -> set[int]:
+        """The indices of the nodes to quantize.
+
+        Raises:
+            InvalidInput: a pattern matches no node (SX397).
+        """
+        names = [node.name or f"{node.op_type}_{i}" for i, node in enumerate(nodes)]
+        for pattern in self.exclude:
+            if not any(map(pattern.fullmatch, names)):
+                hint = did_you_mean(pattern.pattern, names)
+                raise InvalidInput(f"exclude must match names of nodes; {pattern.pattern!r} matches none{hint}", code="SX397")
+        return {
+            i
+            for i, (name, node) in enumerate(zip(names, nodes, strict=True))
+            if node.domain in ("", "ai.onnx")
+            and node.op_type in self.operators
+            and not any(p.fullmatch(name) for p in self.exclude)
+        }
+
+
+def checked(
+    *,
+    dynamic: bool,
+    method: str,
+    per_channel: bool,
+    activations: str | None,
+    weights: str,
+    symmetric_activations: bool,
+    symmetric_weights: bool | None,
+    percentile: float,
+    bins: int | None,
+    operators: Sequence[str] | None,
+    exclude: Sequence[str],
+    exclude_operators: Sequence[str],
+) -> Options:
+    """Check the arguments of `quantize`; raises InvalidInput (SX397)."""
+    _among("method", method, METHODS)
+    activations = activations or ("uint8" if dynamic else "int8")
+    _among("activations", activations, INTEGERS)
+    _among("weights", weights, INTEGERS)
+    if dynamic and (activations != "uint8" or symmetric_activations):
+        what = "activations of a dynamic quantization must be uint8 and not symmetric: DynamicQuantizeLinear makes no others"
+        raise InvalidInput(what, code="SX397")
+    if isinstance(percentile, bool) or not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
+        raise InvalidInput(f"percentile must be more than 0 and at most 100, got {percentile!r}", code="SX397")
+    if bins is not None and (isinstance(bins, bool) or not isinstance(bins, int) or not 128 <= bins <= 1 << 16):
+        raise InvalidInput(f"bins must be an integer from 128 to 65536, got {bins!r}", code="SX397")
+    for name, value in (("operators", operators or ()), ("exclude", exclude), ("exclude_operators", exclude_operators)):
+        if isinstance(value, str) or not all(isinstance(v, str) for v in value):
+            raise InvalidInput(f"{name} must be a list of names, got {value!r}", code="SX397")
+    known = DYNAMIC if dynamic else STATIC
+    for name, value in (("operators", operators or ()), ("exclude_operators", exclude_operators)):
+        for operator in value:
+            _among(name, operator, sorted(known))
+    patterns = []
+    for text in exclude:
+        try:
+            patterns.append(re.compile(text))
+        except re.error as error:
+            raise InvalidInput(f"exclude must be regular expressions, got {text!r}: {error}", code="SX397") from None
+    return Options(
+        bool(dynamic), method, bool(per_channel), INTEGERS[activations], INTEGERS[weights], bool(symmetric_activations),
+        weights == "int8" if symmetric_weights is None else bool(symmetric_weights), float(percentile), bins,
+        frozenset(known if operators is None else operators) - set(exclude_operators), tuple(patterns),
+    )  # fmt: skip
+
+
+def _among(name: str, value: Any, allowed: Any) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidInput(f"{name} must be one of {', '.join(allowed)}, got {value!r}", code="SX397")

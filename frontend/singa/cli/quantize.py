@@ -1,0 +1,124 @@
+"""`sonnx quantize`: write a float model with 8-bit weights and activations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from singa_backend.files import check
+from singa_backend.proto.load import load_model
+from singa_backend.proto.save import save
+from singa_backend.quantization import ErrorRow, quantization_errors
+from singa_backend.quantization import quantize as rewrite
+from singa_backend.quantization.options import INTEGERS, METHODS
+
+from ._common import Number, echo, exit_codes, json_option, show
+
+_INTEGERS = click.Choice(list(INTEGERS))
+
+
+@click.command("quantize")
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="CALIBRATION",
+    help="An .npz with an array for each input, by name; the first axis counts samples.",
+)
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT",
+    help="The file to write; external data go to OUT.data.",
+)
+@click.option("--dynamic", is_flag=True, help="Compute the ranges of activations in each run; needs no data to quantize.")
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=METHODS[0],
+    show_default=True,
+    help="How the range of an activation follows from its values.",
+)
+@click.option("--per-channel", is_flag=True, help="A scale for each output channel of a weight.")
+@click.option("--activations", type=_INTEGERS, help="The integers of activations (default: int8, or uint8 with --dynamic).")
+@click.option("--weights", type=_INTEGERS, default="int8", show_default=True, help="The integers of weights.")
+@click.option("--symmetric-activations", is_flag=True, help="0 is the middle of the integers of activations.")
+@click.option("--symmetric-weights/--asymmetric-weights", default=None, help="The same for weights (default: for int8).")
+@click.option(
+    "--percentile",
+    type=Number(min=0, max=100, min_open=True),
+    default=99.999,
+    show_default=True,
+    help="The share of the magnitudes within the range, for that method.",
+)
+@click.option("--bins", type=click.IntRange(128, 1 << 16), help="Bins of a histogram (default: entropy 128, percentile 2048).")
+@click.option("--operator", "operators", multiple=True, metavar="OPERATOR", help="Quantize only this operator (repeatable).")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Keep nodes whose names match float (repeatable).")
+@click.option(
+    "--exclude-operator",
+    "exclude_operators",
+    multiple=True,
+    metavar="OPERATOR",
+    help="Keep nodes of this operator float (repeatable).",
+)
+@click.option("--batch-size", type=click.IntRange(1), help="Samples of a run, if the model does not fix it (default: 8).")
+@json_option
+@exit_codes
+def command(
+    model: Path,
+    data: Path | None,
+    target: Path,
+    dynamic: bool,
+    method: str,
+    per_channel: bool,
+    activations: str | None,
+    weights: str,
+    symmetric_activations: bool,
+    symmetric_weights: bool | None,
+    percentile: float,
+    bins: int | None,
+    operators: tuple[str, ...],
+    exclude: tuple[str, ...],
+    exclude_operators: tuple[str, ...],
+    batch_size: int | None,
+    as_json: bool,
+) -> None:
+    """Write float MODEL with 8-bit weights and activations to OUT, and show the error of every quantized node on the data.
+
+    Without --dynamic, the model runs on the data to find the range of each activation.  With it, data are used for the errors
+    only.  Fuse normalizations first: sonnx optimize MODEL -o FUSED.
+    """
+    if data is None and not dynamic:
+        raise click.UsageError("--data CALIBRATION is required (or --dynamic)")
+    check(target)
+    proto = load_model(model)[0]
+    made = rewrite(
+        model, None if dynamic else data, dynamic=dynamic, method=method, per_channel=per_channel, activations=activations,
+        weights=weights, symmetric_activations=symmetric_activations, symmetric_weights=symmetric_weights,
+        percentile=percentile, bins=bins, operators=operators or None, exclude=exclude,
+        exclude_operators=exclude_operators, batch_size=batch_size,
+    )  # fmt: skip
+    rows = [] if data is None else quantization_errors(model, made, data, batch_size=batch_size)
+    nodes = [len(p.graph.node) for p in (proto, made)]
+    written = save(made, target)
+    if as_json:
+        told = {"written": [str(p) for p in written], "nodes": nodes, "errors": [row.to_dict() for row in rows]}
+        click.echo(json.dumps(told))
+        return
+    if rows:
+        _show(rows)
+    echo(f"{nodes[0]} -> {nodes[1]} nodes; wrote {' and '.join(map(str, written))}")
+
+
+def _show(rows: list[ErrorRow]) -> None:
+    table = Table("node", "operator", "value", "SNR (dB)", "max error", "mean error")
+    for row in rows:
+        value = f"{row.value} (output)" if row.output else row.value
+        table.add_row(row.node, row.operator, value, f"{row.snr:.1f}", f"{row.max_abs:.6g}", f"{row.mean_abs:.6g}")
+    show(table)
