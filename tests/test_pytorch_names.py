@@ -1,0 +1,281 @@
+"""What PyTorch has and SINGA has not: on the tape and as a graph, against formulas in NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from singa import autograd, layer, opt
+from singa._core import tape
+from singa._core.tensor import Tensor, to_numpy
+from singa.model import Model
+from singa_backend.errors import InvalidInput
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(5, 3))
+Y = RNG.normal(size=(5, 2))
+STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def training() -> Iterator[None]:
+    tape.training = True
+    yield
+    tape.training = False
+
+
+class Net(Model):
+    def __init__(self, optimizer: opt.Optimizer | opt.DistOpt) -> None:
+        super().__init__()
+        self.fc = layer.Linear(2)
+        self.optimizer = optimizer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)  # type: ignore[no-any-return]
+
+    def train_one_batch(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = autograd.mse_loss(self.forward(x), y)
+        self.optimizer(loss)
+        return loss  # type: ignore[no-any-return]
+
+
+def train(optimizer: Any, graph: bool, dtype: Any = np.float64, steps: int = STEPS) -> tuple[Net, dict[str, np.ndarray]]:
+    """The parameters after some steps from W = 1/2 and b = 1."""
+    x, y = (Tensor(data=a.astype(dtype), requires_grad=False) for a in (X, Y))
+    net = Net(optimizer)
+    net.compile([x], is_train=True, use_graph=graph)
+    net.set_params({"fc.W": np.full((3, 2), 0.5, dtype), "fc.b": np.ones(2, dtype)})
+    for _ in range(steps):
+        net(x, y)
+    assert net.not_traceable == "" and (not graph or [len(s) for s in net._steps.values()] == [1])
+    return net, {n: to_numpy(p).astype(np.float64) for n, p in net.get_params().items()}
+
+
+def gradients(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    d = 2 * (X @ p["fc.W"] + p["fc.b"] - Y) / Y.size
+    return {"fc.W": X.T @ d, "fc.b": d.sum(0)}
+
+
+def expected(update: Callable[..., Any], clip: Callable[..., Any] = lambda g: g, steps: int = STEPS) -> dict[str, np.ndarray]:
+    """The parameters after `update(name, p, g, state, t)`, in plain NumPy."""
+    p = {"fc.W": np.full((3, 2), 0.5), "fc.b": np.ones(2)}
+    states: dict[str, dict[str, Any]] = {n: {} for n in p}
+    for t in range(steps):
+        g = clip(gradients(p))
+        p = {n: update(n, p[n], g[n], states[n], t) for n in p}
+    return p
+
+
+def agree(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], rtol: float = 1e-12) -> None:
+    assert set(found) == set(wanted)
+    for n in wanted:
+        np.testing.assert_allclose(found[n], wanted[n], rtol=rtol, atol=rtol)
+
+
+def adamw(lr: float, decay: float) -> Callable[..., Any]:
+    def update(name: str, p: Any, g: Any, state: dict[str, Any], t: int) -> Any:
+        m = state["m"] = 0.9 * state.get("m", 0) + 0.1 * g
+        v = state["v"] = 0.999 * state.get("v", 0) + 0.001 * g**2
+        p = p * (1 - lr * decay)
+        return p - lr * (m / (1 - 0.9 ** (t + 1))) / (np.sqrt(v / (1 - 0.999 ** (t + 1))) + 1e-8)
+
+    return update
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("dtype, rtol", [(np.float64, 1e-12), (np.float32, 2e-6)])
+def test_adamw(graph: bool, dtype: Any, rtol: float) -> None:
+    _, found = train(opt.AdamW(0.1, weight_decay=0.2, dtype=np.float64), graph, dtype)
+    agree(found, expected(adamw(0.1, 0.2)), rtol)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "RMSProp", "AdaGrad", "Adam", "AdamW"])
+def test_groups(kind: str) -> None:
+    """A parameter of a group moves as with an optimizer that has the group's hyperparameters; the graph computes the same."""
+    make = getattr(opt, kind)
+
+    def grouped() -> opt.Optimizer:
+        one: opt.Optimizer = make(lr=0.1, weight_decay=0.2, dtype=np.float64)
+        one.set_group("*", lr=0.5)
+        one.set_group("*.b", lr=opt.ExponentialDecay(0.05, 2, 0.5), weight_decay=0)
+        one.set_group("fc.W", lr=0.02)
+        return one
+
+    w = train(make(lr=0.02, weight_decay=0.2, dtype=np.float64), False, steps=1)[1]
+    b = train(make(lr=0.05, weight_decay=0, dtype=np.float64), False, steps=1)[1]
+    agree(train(grouped(), False, steps=1)[1], {"fc.W": w["fc.W"], "fc.b": b["fc.b"]})
+    agree(train(grouped(), True)[1], train(grouped(), False)[1], 0)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_groups_over_steps(graph: bool) -> None:
+    sgd = opt.SGD(0.1, weight_decay=0.2, dtype=np.float64)
+    sgd.set_group("*.b", lr=opt.ExponentialDecay(0.05, 2, 0.5), weight_decay=0)
+
+    def update(name: str, p: Any, g: Any, state: Any, t: int) -> Any:
+        return p - 0.05 * 0.5 ** (t / 2) * g if name == "fc.b" else p - 0.1 * (g + 0.2 * p)
+
+    agree(train(sgd, graph)[1], expected(update))
+
+
+def test_a_group_may_change_in_graph_mode() -> None:
+    sgd = opt.SGD(0.1, dtype=np.float64)
+    sgd.set_group("*.b", lr=0.5)
+    net, before = train(sgd, True)
+    sgd.set_group("*.b", lr=0)
+    net(*(Tensor(data=a, requires_grad=False) for a in (X, Y)))
+    after = {n: to_numpy(p) for n, p in net.get_params().items()}
+    assert (after["fc.b"] == before["fc.b"]).all() and (after["fc.W"] != before["fc.W"]).all()
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_group_that_matches_nothing(graph: bool) -> None:
+    sgd = opt.SGD(0.1)
+    sgd.set_group("fc.bias", lr=0.5)
+    with pytest.raises(InvalidInput, match=r"'fc.bias'.*must match a parameter") as error:
+        train(sgd, graph)
+    assert error.value.code == "SX318" and "fc.b" in (error.value.hint or "")
+
+
+def test_a_group_of_frozen_parameters_is_valid() -> None:
+    sgd = opt.SGD(0.1)
+    sgd.set_group("fc.b", lr=0.5)
+    x, y = (Tensor(data=a, requires_grad=False) for a in (X, Y))
+    net = Net(sgd)
+    net.compile([x])
+    net.freeze("fc.b")
+    net(x, y)
+
+
+def test_mistakes_in_groups() -> None:
+    sgd = opt.SGD(0.1)
+    with pytest.raises(ValueError, match="must set lr or weight_decay"):
+        sgd.set_group("*")
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        sgd.set_group("*", weight_decay=-1)
+    with pytest.raises(TypeError, match="lr must be a number or a DecayScheduler, got str"):
+        sgd.set_group("*", lr="fast")
+    assert sgd._groups == []
+
+    class Plain(opt.Optimizer):
+        pass
+
+    with pytest.raises(ValueError, match="Plain must have the hyperparameter weight_decay"):
+        Plain(0.1).set_group("*", weight_decay=1)
+
+
+def by_norm(bound: float) -> Callable[..., Any]:
+    def clip(g: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        total = math.sqrt(sum(float((v**2).sum()) for v in g.values()))
+        return {n: v * min(1.0, bound / (total + 1e-6)) for n, v in g.items()}
+
+    return clip
+
+
+CLIPS: list[tuple[dict[str, float], Callable[..., Any]]] = [
+    ({"norm": 0.1}, by_norm(0.1)),
+    ({"norm": 1e4}, by_norm(1e4)),
+    ({"value": 0.05}, lambda g: {n: np.clip(v, -0.05, 0.05) for n, v in g.items()}),
+    ({"norm": 0.05, "value": 0.05}, lambda g: by_norm(0.05)({n: np.clip(v, -0.05, 0.05) for n, v in g.items()})),
+]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("bounds, clip", CLIPS)
+def test_clipping(bounds: dict[str, float], clip: Callable[..., Any], graph: bool) -> None:
+    """The weight decay is added to the clipped gradients; data-parallel training clips the mean of the ranks."""
+    sgd = opt.SGD(0.1, weight_decay=0.2, dtype=np.float64)
+    sgd.clip_gradients(**bounds)
+    wanted = expected(lambda name, p, g, state, t: p - 0.1 * (g + 0.2 * p), clip)
+    agree(train(sgd, graph)[1], wanted)
+    dist = opt.DistOpt(opt.SGD(0.1, weight_decay=0.2, dtype=np.float64))
+    dist.opt.clip_gradients(**bounds)
+    agree(train(dist, graph)[1], wanted)
+
+
+def test_clipping_of_half_precision() -> None:
+    """The norm is computed in float32: the square of 300 is infinite in float16."""
+    p = Tensor(data=np.zeros(2, np.float16), stores_grad=True, name="p")
+    sgd = opt.SGD(1.0)
+    sgd.clip_gradients(norm=1.0)
+    sgd._update_all([(p, Tensor(data=np.array([300, -400], np.float16)))])
+    np.testing.assert_allclose(p.data.astype(np.float64), [-0.6, 0.8], rtol=1e-3)
+
+
+def test_clipping_may_change_in_graph_mode() -> None:
+    sgd = opt.SGD(0.1, dtype=np.float64)
+    net, before = train(sgd, True)
+    sgd.clip_gradients(value=1e-9)
+    net(*(Tensor(data=a, requires_grad=False) for a in (X, Y)))
+    for n, p in net.get_params().items():
+        np.testing.assert_allclose(to_numpy(p), before[n], atol=1.1e-10)
+
+
+def test_mistakes_in_clipping() -> None:
+    sgd = opt.SGD(0.1)
+    for bounds in ({"norm": 0.0}, {"value": -1.0}, {"norm": math.nan}):
+        with pytest.raises(ValueError, match="must be positive"):
+            sgd.clip_gradients(**bounds)
+    sgd.clip_gradients(norm=1)
+    p = Tensor(data=np.zeros(2), stores_grad=True, name="p")
+    with pytest.raises(InvalidInput, match="must be applied together") as error:
+        sgd.apply("p", p, Tensor(data=np.ones(2)))
+    assert error.value.code == "SX329"
+    sgd.clip_gradients(value=0.5)
+    sgd.apply("p", p, Tensor(data=np.ones(2)))
+    np.testing.assert_allclose(p.data, [-0.05, -0.05], rtol=1e-6)
+
+
+SCHEDULES: list[tuple[opt.DecayScheduler, Callable[[int], float]]] = [
+    (opt.StepDecay(0.5, 3, 0.1), lambda t: 0.5 * 0.1 ** (t // 3)),
+    (opt.MultiStepDecay(0.5, [4, 2], 0.1), lambda t: 0.5 * 0.1 ** ((t >= 2) + (t >= 4))),
+    (opt.CosineDecay(0.5, 4, 0.1), lambda t: 0.1 + 0.4 * (1 + math.cos(math.pi * min(t, 4) / 4)) / 2),
+    (opt.WarmUp(0.5, 3), lambda t: 0.5 * min(t / 3, 1)),
+    (opt.WarmUp(opt.CosineDecay(0.5, 3), 2, 0.25),
+     lambda t: 0.5 * (0.25 + 0.75 * t / 2) if t < 2 else 0.5 * (1 + math.cos(math.pi * min(t - 2, 3) / 3)) / 2),
+    (opt.WarmUp(opt.StepDecay(0.5, 2), 2), lambda t: 0.5 * t / 2 if t < 2 else 0.5 * 0.1 ** ((t - 2) // 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("schedule, formula", SCHEDULES, ids=lambda v: type(v).__name__)
+def test_schedules(schedule: opt.DecayScheduler, formula: Callable[[int], float], graph: bool) -> None:
+    sgd = opt.SGD(schedule, dtype=np.float64)
+    rates = []
+    x, y = (Tensor(data=a, requires_grad=False) for a in (X, Y))
+    net = Net(sgd)
+    net.compile([x], is_train=True, use_graph=graph)
+    for _ in range(7):
+        rates.append(float(to_numpy(sgd.lr_value)[0]))
+        net(x, y)
+    np.testing.assert_allclose(rates, [formula(t) for t in range(7)], rtol=1e-12, atol=1e-16)
+    assert not graph or [len(s) for s in net._steps.values()] == [1]
+
+
+def test_a_schedule_in_a_schedule_may_change_in_graph_mode() -> None:
+    cosine = opt.CosineDecay(0.5, 8)
+    sgd = opt.SGD(opt.WarmUp(cosine, 1), dtype=np.float64)
+    net, _ = train(sgd, True)
+    cosine.end_value = 0.3
+    net(*(Tensor(data=a, requires_grad=False) for a in (X, Y)))
+    wanted = 0.3 + 0.2 * (1 + math.cos(math.pi * 5 / 8)) / 2
+    np.testing.assert_allclose(to_numpy(sgd.lr_value), [wanted], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: opt.StepDecay(0.1, 0),
+        lambda: opt.MultiStepDecay(0.1, []),
+        lambda: opt.CosineDecay(0.1, -1),
+        lambda: opt.WarmUp(0.1, 0),
+        lambda: opt.WarmUp(0.1, 5, 1.5),
+    ],
+)
+def test_mistakes_in_schedules(make: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        make()
