@@ -279,3 +279,116 @@ def test_a_schedule_in_a_schedule_may_change_in_graph_mode() -> None:
 def test_mistakes_in_schedules(make: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         make()
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+CLASSES = 4
+WEIGHT = np.array([0.5, 2.0, 0.0, 1.5])
+
+
+def cross_entropy(x: np.ndarray, t: np.ndarray, weight: Any, ignore_index: Any, smoothing: float) -> float:
+    """The loss of each position in a loop: rows of probabilities that are smoothed, weighted and averaged."""
+    w = np.ones(CLASSES) if weight is None else np.asarray(weight)
+    of_classes = t.ndim < x.ndim
+    total = count = 0.0
+    for at in np.ndindex(x.shape[0], *x.shape[2:]):
+        z = x[(at[0], slice(None), *at[1:])]
+        log = z - z.max() - math.log(sum(math.exp(v) for v in z - z.max()))
+        if of_classes:
+            k = int(t[at])
+            if k == ignore_index:
+                continue
+            total -= (1 - smoothing) * w[k] * log[k] + smoothing / CLASSES * sum(w * log)
+            count += w[k]
+        else:
+            row = t[(at[0], slice(None), *at[1:])]
+            total -= sum(((1 - smoothing) * row / row.sum() + smoothing / CLASSES) * w * log)
+            count += 1
+    return total / count
+
+
+def loss_cases() -> Iterator[Any]:
+    for places in ((), (3,), (2, 3)):
+        for weight in (None, WEIGHT):
+            for smoothing in (0.0, 0.3):
+                for kind in ("classes", "ignored", "negative", "labels"):
+                    yield pytest.param(places, weight, smoothing, kind, id=f"{places}-{weight is not None}-{smoothing}-{kind}")
+
+
+def loss_data(places: tuple[int, ...], kind: str) -> tuple[np.ndarray, np.ndarray, int | None]:
+    rng = np.random.default_rng(len(places))
+    x = rng.normal(size=(5, CLASSES, *places))
+    if kind == "labels":
+        return x, rng.random(x.shape), None
+    t = rng.integers(0, CLASSES, (5, *places))
+    t.flat[0], t.flat[1] = 1, 3
+    ignore = {"classes": None, "ignored": 3, "negative": -100}[kind]
+    if kind == "negative":
+        t.flat[2] = -100
+    return x, t, ignore
+
+
+@pytest.mark.parametrize("places, weight, smoothing, kind", list(loss_cases()))
+def test_softmax_cross_entropy(places: tuple[int, ...], weight: Any, smoothing: float, kind: str) -> None:
+    """The value, and the gradient against central differences of the loop."""
+    x, t, ignore = loss_data(places, kind)
+    scores = Tensor(data=x, stores_grad=True, name="x")
+    loss = autograd.softmax_cross_entropy(scores, Tensor(data=t, requires_grad=False), weight, ignore, smoothing)
+    assert loss.shape == (1,)
+    np.testing.assert_allclose(to_numpy(loss)[0], cross_entropy(x, t, weight, ignore, smoothing), rtol=1e-12)
+    ((_, g),) = autograd.backward(loss)
+    for at in [(0,) * x.ndim, (1, 3, *(0 for _ in places)), (4, 2, *(n - 1 for n in places))]:
+        up, down = x.copy(), x.copy()
+        up[at] += 1e-5
+        down[at] -= 1e-5
+        slope = (cross_entropy(up, t, weight, ignore, smoothing) - cross_entropy(down, t, weight, ignore, smoothing)) / 2e-5
+        np.testing.assert_allclose(to_numpy(g)[at], slope, rtol=1e-6, atol=1e-9)
+
+
+class Scores(Model):
+    """Trains the scores themselves, with the layer of the loss."""
+
+    def __init__(self, x: np.ndarray, loss: layer.Layer) -> None:
+        super().__init__()
+        self.x = Tensor(data=x.copy(), stores_grad=True)
+        self.loss, self.optimizer = loss, opt.SGD(1.0, dtype=np.float64)
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.loss(self.x, t)  # type: ignore[no-any-return]
+
+    def train_one_batch(self, t: Tensor) -> Tensor:
+        loss = self.forward(t)
+        self.optimizer(loss)
+        return loss
+
+
+@pytest.mark.parametrize("kind", ["negative", "labels"])
+@pytest.mark.parametrize("weight", [WEIGHT.tolist(), Tensor(data=WEIGHT, requires_grad=False)], ids=["list", "tensor"])
+def test_the_loss_in_a_graph(kind: str, weight: Any) -> None:
+    x, t, ignore = loss_data((3,), kind)
+    curves = []
+    for graph in (False, True):
+        net = Scores(x, layer.SoftMaxCrossEntropy(weight, ignore, 0.1))
+        target = Tensor(data=t, requires_grad=False)
+        net.compile([target], is_train=True, use_graph=graph)
+        curves.append([to_numpy(net(target))[0] for _ in range(4)])
+        assert net.not_traceable == ""
+    assert curves[0] == curves[1] and curves[0][0] > curves[0][-1]
+    np.testing.assert_allclose(curves[0][0], cross_entropy(x, t, WEIGHT, ignore, 0.1), rtol=1e-12)
+
+
+def test_mistakes_in_losses() -> None:
+    x, t = Tensor(data=np.zeros((2, 4, 3))), Tensor(data=np.zeros((2, 3), np.int64))
+    for wanted, arguments in [
+        ("one number for each class", (x, t, [1.0, 2.0])),
+        ("must have one label for each row of x, shape", (x, Tensor(data=np.zeros((2, 2), np.int64)))),
+        ("equal shapes", (x, Tensor(data=np.zeros(2, np.int64)))),
+        ("must be used with class numbers", (x, x, None, 1)),
+        (r"must have shape \(N, C, ...\)", (Tensor(data=np.zeros(2)), t)),
+        (r"in \[0, 4\), got -1 to 0", (x, Tensor(data=np.array([[0, 0, 0], [0, -1, 3]])), None, 3)),
+    ]:
+        with pytest.raises(InvalidInput, match=wanted):
+            autograd.softmax_cross_entropy(*arguments)
+    with pytest.raises(ValueError, match="label_smoothing must be in"):
+        autograd.softmax_cross_entropy(x, t, label_smoothing=1.5)

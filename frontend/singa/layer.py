@@ -750,22 +750,34 @@ class SoftMax(Layer):
 
 
 class SoftMaxCrossEntropy(Layer):
-    """Computes the mean over the rows of -sum((t / sum(t)) * log(softmax(x)))."""
+    """Computes the mean over the rows of -sum((t / sum(t)) * log(softmax(x))); see `autograd.softmax_cross_entropy`.
+
+    Args:
+        weight: The weight of each class, a Tensor or sequence of shape (C,); None for equal weights.
+        ignore_index: A class number that marks positions without a loss; None if there are none.
+        label_smoothing: The share of the labels, in [0, 1], that is distributed equally over all classes.
+    """
+
+    def __init__(self, weight: Any = None, ignore_index: int | None = None, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """Compute the loss.
 
         Args:
-            x: Scores (logits) of shape (N, C).
-            t: Class numbers of shape (N,), or probabilities of the classes of shape (N, C).
+            x: Scores (logits) of shape (N, C, d1, ...).
+            t: Class numbers of shape (N, d1, ...), or probabilities of the classes, of the shape of x.
 
         Returns:
             The loss, of shape (1,).
 
         Raises:
             InvalidInput: If the shapes do not match (SX334), or a class number is outside [0, C) (SX335).
+            ValueError: If label_smoothing is not in [0, 1].
         """
-        return losses.softmax_cross_entropy(x, t)
+        trace.depends(self, lambda: (repr(self.weight), self.ignore_index, self.label_smoothing))
+        return losses.softmax_cross_entropy(x, t, self.weight, self.ignore_index, self.label_smoothing)
 
 
 class MeanSquareError(Layer):

@@ -127,3 +127,27 @@ def test_clipping(bounds: dict[str, float], clip: Callable[[Any], Any]) -> None:
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
 def test_schedules(ours: opt.DecayScheduler, schedule: Callable[[Any], Any]) -> None:
     agree(lambda: opt.SGD(ours, dtype=np.float64), theirs(sgd(schedule)))
+
+
+@pytest.mark.parametrize("places", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("weight", [None, [0.5, 2.0, 0.1, 1.5]])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["classes", "ignored", "labels"])
+def test_softmax_cross_entropy(places: tuple[int, ...], weight: Any, smoothing: float, kind: str) -> None:
+    x, ignore = RNG.normal(size=(5, 4, *places)), -100 if kind == "ignored" else None
+    t = RNG.random(x.shape) if kind == "labels" else RNG.integers(0, 4, (5, *places))
+    if kind == "labels":
+        t /= t.sum(1, keepdims=True)
+    elif kind == "ignored":
+        t.flat[0] = -100
+    there = torch.from_numpy(x.copy()).requires_grad_()
+    weights = None if weight is None else torch.tensor(weight, dtype=torch.float64)
+    wanted = torch.nn.functional.cross_entropy(there, torch.from_numpy(t), weights, label_smoothing=smoothing)
+    wanted.backward()
+    autograd.training = True
+    here = Tensor(data=x, stores_grad=True)
+    loss = autograd.softmax_cross_entropy(here, Tensor(data=t, requires_grad=False), weight, ignore, smoothing)
+    ((_, g),) = autograd.backward(loss)
+    autograd.training = False
+    np.testing.assert_allclose(to_numpy(loss)[0], wanted.item(), rtol=1e-12)
+    np.testing.assert_allclose(to_numpy(g), there.grad.numpy(), rtol=1e-10, atol=1e-14)
