@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from singa import autograd, layer, opt
+from singa import autograd, layer, opt, sonnx
 from singa._core import tape
 from singa._core.tensor import Tensor, to_numpy
 from singa.model import Model
+from singa_backend.backend import SingaBackend
 from singa_backend.errors import InvalidInput
 
 RNG = np.random.default_rng(0)
@@ -392,3 +393,197 @@ def test_mistakes_in_losses() -> None:
             autograd.softmax_cross_entropy(*arguments)
     with pytest.raises(ValueError, match="label_smoothing must be in"):
         autograd.softmax_cross_entropy(x, t, label_smoothing=1.5)
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+class One(Model):
+    """One layer; a training step moves its first output towards zero."""
+
+    def __init__(self, inner: layer.Layer, **arguments: Any) -> None:
+        super().__init__()
+        self.inner, self.arguments, self.optimizer = inner, arguments, opt.SGD(1e-3, dtype=np.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x, **self.arguments)
+        return y[0] if isinstance(y, tuple) else y  # type: ignore[no-any-return]
+
+    def train_one_batch(self, x: Tensor) -> Tensor:
+        y = self.forward(x)
+        loss = autograd.mse_loss(y, autograd.mul(y.detach(), Tensor(data=np.zeros(1), requires_grad=False)))
+        self.optimizer(loss)
+        return loss  # type: ignore[no-any-return]
+
+
+def computes(make: Callable[[], layer.Layer], x: np.ndarray, formula: Callable[..., np.ndarray], **arguments: Any) -> None:
+    """The layer against a formula of its parameters; the exported file; and four steps on the tape and in the graph."""
+    rng = np.random.default_rng(1)
+    values: dict[str, np.ndarray] = {}
+    curves = []
+    for graph in (False, True):
+        net = One(make(), **arguments)
+        given = Tensor(data=x, requires_grad=False)
+        net.compile([given], is_train=False, use_graph=graph)
+        values = values or {n: rng.normal(size=p.shape) for n, p in net.get_params().items()}
+        net.set_params(values)
+        wanted = formula({n.removeprefix("inner."): v for n, v in values.items()}, x)
+        np.testing.assert_allclose(to_numpy(net(given)), wanted, rtol=1e-8)  # epsilon is a float32 in ONNX
+        (from_file,) = SingaBackend.prepare(sonnx.to_onnx([given], net(given))).run([x])
+        np.testing.assert_allclose(from_file, wanted, rtol=1e-8)
+        net.train()
+        curves.append([to_numpy(net(given))[0] for _ in range(4)])
+        assert net.not_traceable == ""
+    assert curves[0] == curves[1] and curves[0][0] > curves[0][-1]
+
+
+def sigmoid(x: np.ndarray) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_gru(both: bool) -> None:
+    def one(p: dict[str, np.ndarray], x: np.ndarray, end: str) -> np.ndarray:
+        h, made = np.zeros((2, 4)), []
+        for v in x:
+            a, b = ({g: u @ p[f"W{k}_{g}{end}"] + p[f"B{k}_{g}{end}"] for g in "rzn"} for k, u in (("x", v), ("h", h)))
+            r, z = sigmoid(a["r"] + b["r"]), sigmoid(a["z"] + b["z"])
+            h = (1 - z) * np.tanh(a["n"] + r * b["n"]) + z * h
+            made.append(h)
+        return np.stack(made)
+
+    def formula(p: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+        y = one(p, x, "")
+        return np.concatenate([y, one(p, x[::-1], "_reverse")[::-1]], -1) if both else y
+
+    computes(lambda: layer.GRU(3, 4, bidirectional=both), RNG.normal(size=(5, 2, 3)), formula)
+
+
+def test_conv_transpose() -> None:
+    """Stride 2, a border of 1 cut off, one more row and column at the end, and two groups."""
+
+    def formula(p: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+        y = np.zeros((2, 6, 2 * 3 + 2, 2 * 4 + 2))
+        for n, c, i, j in np.ndindex(*x.shape):
+            first = 3 * (c // 2)
+            y[n, first : first + 3, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3] += x[n, c, i, j] * p["W"][c]
+        return y[:, :, 1:-1, 1:-1] + p["b"][:, None, None]  # type: ignore[no-any-return]
+
+    def make() -> layer.Layer:
+        return layer.ConvTranspose2d(6, 3, stride=2, padding=1, output_padding=1, group=2)
+
+    computes(make, RNG.normal(size=(2, 4, 3, 4)), formula)
+
+
+def attend(p: dict[str, np.ndarray], x: np.ndarray, heads: int, allowed: np.ndarray) -> np.ndarray:
+    """Attention in loops over samples, heads and queries; `allowed[n, i, j]`: whether query i attends to key j."""
+    q, k, v = (x @ p[f"{n}.W"] + p[f"{n}.b"] for n in "qkv")
+    size = q.shape[-1] // heads
+    y = np.zeros_like(q)
+    for n, h, i in np.ndindex(len(x), heads, x.shape[1]):
+        part = slice(h * size, (h + 1) * size)
+        weights = np.exp(k[n, :, part] @ q[n, i, part] / math.sqrt(size)) * allowed[n, i]
+        y[n, i, part] = weights / weights.sum() @ v[n, :, part]
+    return y @ p["out.W"] + p["out.b"]  # type: ignore[no-any-return]
+
+
+CAUSAL = np.tril(np.ones((4, 4), bool))
+PADDED = np.array([[False, False, False, True], [False, True, False, False]])
+
+
+@pytest.mark.parametrize(
+    "arguments, allowed",
+    [
+        ({}, np.ones((2, 4, 4), bool)),
+        ({"is_causal": True}, np.stack([CAUSAL] * 2)),
+        ({"attn_mask": ~CAUSAL}, np.stack([CAUSAL] * 2)),
+        ({"key_padding_mask": PADDED, "is_causal": True}, CAUSAL & ~PADDED[:, None]),
+    ],
+)
+def test_attention(arguments: dict[str, Any], allowed: np.ndarray) -> None:
+    x = RNG.normal(size=(2, 4, 6)) / 3
+    computes(lambda: layer.MultiHeadAttention(6, 3), x, lambda p, x: attend(p, x, 3, allowed), **arguments)
+
+
+def test_attention_to_another_sequence() -> None:
+    net = layer.MultiHeadAttention(6, 2, bias=False)
+    query, key = (Tensor(data=RNG.normal(size=s), requires_grad=False) for s in ((2, 4, 5), (2, 3, 7)))
+    y = net(query, key)
+    assert y.shape == (2, 4, 6) and {n: p.shape[0] for n, p in net.get_params().items()} == {
+        "q.W": 5, "k.W": 7, "v.W": 7, "out.W": 6
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("first, activation", [(False, "relu"), (True, "gelu")])
+def test_encoder_layer(first: bool, activation: str) -> None:
+    def formula(p: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+        def norm(x: np.ndarray, name: str) -> Any:
+            z = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+            return z * p[f"{name}.scale"] + p[f"{name}.bias"]
+
+        def attention(x: np.ndarray) -> np.ndarray:
+            inner = {n.removeprefix("attention."): v for n, v in p.items()}
+            return attend(inner, x, 2, np.ones((2, 4, 4), bool))
+
+        def dense(x: np.ndarray) -> Any:
+            h = x @ p["linear1.W"] + p["linear1.b"]
+            h = np.vectorize(lambda v: v * (1 + math.erf(v / math.sqrt(2))) / 2)(h) if activation == "gelu" else np.maximum(h, 0)
+            return h @ p["linear2.W"] + p["linear2.b"]
+
+        if first:
+            x = x + attention(norm(x, "norm1"))
+            return x + dense(norm(x, "norm2"))  # type: ignore[no-any-return]
+        x = norm(x + attention(x), "norm1")
+        return norm(x + dense(x), "norm2")  # type: ignore[no-any-return]
+
+    def make() -> layer.Layer:
+        return layer.TransformerEncoderLayer(6, 2, 8, 0.0, activation, norm_first=first)
+
+    computes(make, RNG.normal(size=(2, 4, 6)) / 3, formula)
+
+
+def test_dropout_of_the_encoder_layer() -> None:
+    net = layer.TransformerEncoderLayer(6, 2, 8, 0.5)
+    x = Tensor(data=RNG.normal(size=(2, 4, 6)), requires_grad=False)
+    assert (to_numpy(net(x)) != to_numpy(net(x))).any()
+    tape.training = False
+    assert (to_numpy(net(x)) == to_numpy(net(x))).all()
+
+
+def test_mistakes_in_layers() -> None:
+    for make, wanted in [
+        (lambda: layer.MultiHeadAttention(6, 4), "multiple of num_heads, both at least 1, got 6 and 4"),
+        (lambda: layer.TransformerEncoderLayer(6, 2, activation="tanh"), "must be 'relu' or 'gelu'"),
+    ]:
+        with pytest.raises(ValueError, match=wanted):
+            make()  # type: ignore[no-untyped-call]
+    flat = Tensor(data=np.zeros((2, 6)))
+    for one in (layer.MultiHeadAttention(6, 2), layer.ConvTranspose2d(2, 3)):
+        with pytest.raises(InvalidInput, match="must have shape") as error:
+            one(flat)
+        assert error.value.code == "SX325"
+    with pytest.raises(InvalidInput, match="group must divide the numbers of channels 3 and 4"):
+        layer.ConvTranspose2d(4, 3, group=2)(Tensor(data=np.zeros((1, 3, 2, 2))))
+
+
+def test_a_training_step_as_a_file() -> None:
+    """AdamW with a group, a warm-up and clipping: the file computes the step of the tape."""
+
+    def make() -> opt.Optimizer:
+        adam = opt.AdamW(opt.WarmUp(opt.CosineDecay(0.1, 4), 2, 0.5), dtype=np.float64)
+        adam.set_group("*.b", lr=opt.StepDecay(0.05, 2), weight_decay=0)
+        adam.clip_gradients(norm=0.1)
+        return adam
+
+    _, wanted = train(make(), False, steps=3)
+    net, _ = train(make(), False, steps=0)
+    step = sonnx.to_training_onnx(net, "mse_loss", net.optimizer, inputs=[Tensor(data=X, requires_grad=False)])
+    rep, pairs = SingaBackend.prepare(step), sonnx.step_pairs(step)
+    names = [o.name for o in step.graph.output]
+    inputs = {i.name for i in step.graph.input} - set(pairs)
+    states: dict[str, Any] = {}
+    for _ in range(3):
+        feeds = {n: Y if n == "target" else X for n in inputs}
+        outputs = dict(zip(names, rep.run({**feeds, **states}), strict=True))
+        states = {n: outputs[new] for n, new in pairs.items()}
+    agree({n: states[n] for n in wanted}, wanted)

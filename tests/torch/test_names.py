@@ -151,3 +151,118 @@ def test_softmax_cross_entropy(places: tuple[int, ...], weight: Any, smoothing: 
     autograd.training = False
     np.testing.assert_allclose(to_numpy(loss)[0], wanted.item(), rtol=1e-12)
     np.testing.assert_allclose(to_numpy(g), there.grad.numpy(), rtol=1e-10, atol=1e-14)
+
+
+# --- layers: the parameters of PyTorch's in ours, the outputs, and the gradients of the inputs and of a parameter -------------
+
+
+class One(Model):
+    """One layer, and a fixed sum of its outputs as the loss."""
+
+    def __init__(self, inner: layer.Layer, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner, self.arguments, self.optimizer = inner, arguments, opt.SGD(0.1, dtype=np.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x, **self.arguments)
+        return y[0] if isinstance(y, tuple) else y
+
+    def train_one_batch(self, x: Tensor) -> Tensor:
+        y = self.forward(x)
+        loss = autograd.mse_loss(y, autograd.cos(y.detach()))
+        self.optimizer(loss)
+        return loss  # type: ignore[no-any-return]
+
+
+def curves(
+    inner: Callable[[], layer.Layer], states: dict[str, Any], there: Any, x: np.ndarray, call: Any, **arguments: Any
+) -> None:
+    """Five steps of SGD on both sides."""
+    sgd, wanted = torch.optim.SGD(there.parameters(), 0.1), []
+    for _ in range(5):
+        sgd.zero_grad()
+        y = call(torch.from_numpy(x))
+        loss = ((y - torch.cos(y.detach())) ** 2).mean()
+        loss.backward()
+        sgd.step()
+        wanted.append(loss.item())
+    for graph in (False, True):
+        net = One(inner(), arguments)
+        net.compile([Tensor(data=x, requires_grad=False)], is_train=True, use_graph=graph)
+        assert set(states) == {n.removeprefix("inner.") for n in net.get_params()}
+        net.inner.set_params({f"inner.{n}": v for n, v in states.items()})
+        found = [float(to_numpy(net(Tensor(data=x, requires_grad=False)))[0]) for _ in range(5)]
+        assert net.not_traceable == ""
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+def numbers(module: Any) -> dict[str, np.ndarray]:
+    return {n: p.detach().numpy().copy() for n, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("o", [
+    {}, {"stride": 2, "padding": 1, "output_padding": 1}, {"stride": (2, 1), "dilation": (1, 2), "groups": 2, "bias": False},
+])  # fmt: skip
+def test_conv_transpose(o: dict[str, Any]) -> None:
+    there = torch.nn.ConvTranspose2d(4, 6, 3, dtype=torch.float64, **o)
+    states = {{"weight": "W", "bias": "b"}[n]: v for n, v in numbers(there).items()}
+    o["group"] = o.pop("groups", 1)
+    curves(lambda: layer.ConvTranspose2d(6, 3, **o), states, there, RNG.normal(size=(2, 4, 5, 6)), there)
+
+
+@pytest.mark.parametrize("layers, both, bias", [(1, False, True), (2, True, True), (1, False, False)])
+def test_gru(layers: int, both: bool, bias: bool) -> None:
+    there = torch.nn.GRU(3, 4, layers, bias, batch_first=True, bidirectional=both, dtype=torch.float64)
+    states = {}
+    for name, v in numbers(there).items():
+        kind, end = name.split("_l", 1)
+        end = end.replace("0", "").replace("1", "_l1")
+        for gate, part in zip("rzn", np.split(v, 3), strict=True):
+            ours = {"weight_ih": "Wx", "weight_hh": "Wh", "bias_ih": "Bx", "bias_hh": "Bh"}[kind]
+            states[f"{ours}_{gate}{end}"] = part.T.copy()
+    x = RNG.normal(size=(2, 5, 3))
+    curves(lambda: layer.GRU(3, 4, layers, bias, True, 0, both), states, there, x, lambda x: there(x)[0])
+
+
+def attention_states(values: dict[str, np.ndarray], prefix: str = "") -> dict[str, np.ndarray]:
+    found = {}
+    for n, kind in (("W", "weight"), ("b", "bias")):
+        for name, part in zip("qkv", np.split(values[f"in_proj_{kind}"], 3), strict=True):
+            found[f"{prefix}{name}.{n}"] = part.T.copy()
+        found[f"{prefix}out.{n}"] = values[f"out_proj.{kind}"].T.copy()
+    return found
+
+
+PADDING = np.array([[False, False, False, True], [False, True, False, False]])
+CAUSAL = np.triu(np.ones((4, 4), bool), 1)
+
+
+@pytest.mark.parametrize("ours, theirs", [
+    ({}, {}),
+    ({"is_causal": True}, {"attn_mask": CAUSAL}),
+    ({"attn_mask": CAUSAL}, {"attn_mask": CAUSAL}),
+    ({"attn_mask": np.eye(4)}, {"attn_mask": np.eye(4)}),
+    ({"key_padding_mask": PADDING}, {"key_padding_mask": PADDING}),
+])  # fmt: skip
+def test_attention(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    there = torch.nn.MultiheadAttention(6, 3, batch_first=True, dtype=torch.float64)
+    masks = {n: torch.from_numpy(m) for n, m in theirs.items()}
+    states = attention_states(numbers(there))
+    x = RNG.normal(size=(2, 4, 6))
+    curves(lambda: layer.MultiHeadAttention(6, 3), states, there, x, lambda x: there(x, x, x, **masks)[0], **ours)
+
+
+@pytest.mark.parametrize("o", [{}, {"norm_first": True, "activation": "gelu"}])
+def test_encoder_layer(o: dict[str, Any]) -> None:
+    there = torch.nn.TransformerEncoderLayer(6, 2, 10, 0.0, batch_first=True, dtype=torch.float64, **o)
+    values = numbers(there)
+    states = attention_states({n.removeprefix("self_attn."): v for n, v in values.items()}, "attention.")
+    for n in ("linear1", "linear2"):
+        states |= {f"{n}.W": values[f"{n}.weight"].T.copy(), f"{n}.b": values[f"{n}.bias"]}
+    for n in ("norm1", "norm2"):
+        states |= {f"{n}.{NORM[0]}": values[f"{n}.weight"], f"{n}.{NORM[1]}": values[f"{n}.bias"]}
+    x = RNG.normal(size=(2, 4, 6))
+    curves(lambda: layer.TransformerEncoderLayer(6, 2, 10, 0.0, **o), states, there, x, there)
+
+
+NORM = ("scale", "bias")
