@@ -587,3 +587,43 @@ def test_a_training_step_as_a_file() -> None:
         outputs = dict(zip(names, rep.run({**feeds, **states}), strict=True))
         states = {n: outputs[new] for n, new in pairs.items()}
     agree({n: states[n] for n in wanted}, wanted)
+
+
+# --- tensors and models -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("axis", [None, 0, -1, (0, 2)])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_reductions(name: str, axis: Any, keepdims: bool) -> None:
+    x = RNG.normal(size=(2, 3, 4))
+    found = getattr(Tensor(data=x), name)(axis, keepdims)
+    np.testing.assert_allclose(found.numpy(), getattr(x, name)(axis=axis, keepdims=keepdims), rtol=1e-13)
+
+
+def test_argmax_numpy_and_item() -> None:
+    x = np.array([[1.0, 5.0, 5.0], [7.0, 2.0, 7.0]])
+    t = Tensor(data=x)
+    assert t.argmax().item() == 3 and t.argmax(1).numpy().tolist() == [1, 0] and t.argmax(0, True).shape == (1, 3)
+    t.numpy()[...] = 0
+    assert (t.numpy() == x).all() and t.numpy().dtype == x.dtype and type(t.max().item()) is float
+    with pytest.raises(InvalidInput, match=r"one element to become a number, got shape \(2, 3\)"):
+        t.item()
+
+
+def test_gradient_of_a_mean() -> None:
+    t = Tensor(data=np.arange(6.0).reshape(2, 3), stores_grad=True, name="t")
+    ((_, g),) = autograd.backward((t * t).mean())
+    np.testing.assert_allclose(g.numpy(), t.numpy() / 3, rtol=1e-14)
+
+
+def test_state_dict() -> None:
+    net, values = train(opt.SGD(0.1, dtype=np.float64), False)
+    assert [id(p) for p in net.parameters()] == [id(p) for p in net.get_params().values()]
+    kept = {n: t.numpy() for n, t in net.state_dict().items()}
+    other, _ = train(opt.SGD(0.1, dtype=np.float64), False, steps=0)
+    other.load_state_dict(kept)
+    agree({n: t.numpy() for n, t in other.state_dict().items()}, values, 0)
+    for broken, wanted in [({"fc.W": kept["fc.W"]}, "got none for fc.b"), ({**kept, "x": 1}, "has no state 'x'")]:
+        with pytest.raises(InvalidInput, match=wanted):
+            other.load_state_dict(broken)
