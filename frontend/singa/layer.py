@@ -22,9 +22,10 @@ from singa_backend.errors import InvalidInput
 from ._autograd import formulas, handles, losses
 from ._core import random, tape, trace
 from ._core.tensor import Tensor, op
+from ._layers.attention import MultiHeadAttention, TransformerEncoderLayer
 from ._layers.base import Layer
 from ._layers.norm import GroupNorm, LayerNorm, RMSNorm
-from ._layers.recurrent import LSTM, RNN, CudnnRNN, RNN_Base
+from ._layers.recurrent import GRU, LSTM, RNN, CudnnRNN, RNN_Base
 
 Pair = int | Sequence[int]
 
@@ -371,6 +372,95 @@ class Conv2d(Layer):
             **self.attributes,
         )
         return op.Relu(y) if self.activation == "RELU" else y
+
+
+class ConvTranspose2d(Layer):
+    """Spreads each pixel over a window with learned filters: the transpose of a convolution (ONNX: ConvTranspose).
+
+    Sizes of the output are (input - 1) * stride - padding at both ends + dilation * (kernel - 1) + output_padding + 1.
+    Parameters, in the floating-point dtype of the input: W of shape (in, out / group, kernel height, kernel width), drawn from
+    N(0, sqrt(2 / (in / group * kernel height * kernel width + out))); b of shape (out,), zeros.
+
+    Args:
+        nb_kernels: Number of output channels.
+        kernel_size: Size of the filters: an integer, or (height, width).
+        stride: Step between windows in the output, in pixels: an integer, or (height, width).
+        padding: Pixels that are cut off around the output: an integer, (height, width), or (top, bottom, left, right).
+        output_padding: Rows and columns that are added at the end: an integer, or (height, width), below stride or dilation.
+        dilation: Distance between filter elements, in pixels: an integer, or (height, width).
+        group: Number of groups into which the channels are divided.
+        bias: Whether b is added.
+
+    Raises:
+        TypeError: If a size is not one or two integers.
+    """
+
+    W: Tensor
+
+    def __init__(
+        self,
+        nb_kernels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Any = 0,
+        output_padding: Pair = 0,
+        dilation: Pair = 1,
+        group: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.nb_kernels = int(nb_kernels)
+        self.kernel_size = _pair("kernel_size", kernel_size)
+        self.stride, self.dilation = _pair("stride", stride), _pair("dilation", dilation)
+        self.output_padding = _pair("output_padding", output_padding)
+        self.padding, self.group, self.bias = padding, group, bias
+        self.attributes = _window(padding, "NOTSET")
+        self.b: Tensor | None = None
+
+    def initialize(self, x: Tensor) -> None:
+        """Create W and, with `bias`, b.
+
+        Args:
+            x: Input of shape (N, in, height, width).
+
+        Raises:
+            InvalidInput: If x does not have rank 4, or `group` does not divide the numbers of channels (SX325).
+        """
+        self.in_channels = int(_images(self, x)[1])
+        if self.in_channels % self.group or self.nb_kernels % self.group:
+            what = f"group must divide the numbers of channels {self.in_channels} and {self.nb_kernels}, got {self.group}"
+            raise InvalidInput(f"{self._path() or 'ConvTranspose2d'}: {what}", code="SX325")
+        std = math.sqrt(2.0 / (self.in_channels // self.group * math.prod(self.kernel_size) + self.nb_kernels))
+        self._param("W", (self.in_channels, self.nb_kernels // self.group, *self.kernel_size), x, std=std)
+        if self.bias:
+            self._param("b", (self.nb_kernels,), x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: Float input of shape (N, in, height, width).
+
+        Returns:
+            Output of shape (N, out, output height, output width), in the dtype of x.
+
+        Raises:
+            InvalidInput: If x does not have rank 4, or has another number of channels than W (SX325).
+        """
+        _channels(self, _images(self, x), self.W.shape[0])
+        self._follow(x)
+        y: Tensor = op.ConvTranspose(
+            x,
+            self.W,
+            self.b,
+            kernel_shape=list(self.kernel_size),
+            strides=list(self.stride),
+            dilations=list(self.dilation),
+            output_padding=list(self.output_padding),
+            group=self.group,
+            **self.attributes,
+        )
+        return y
 
 
 def _images(layer: Layer, x: Tensor) -> Any:
@@ -750,22 +840,34 @@ class SoftMax(Layer):
 
 
 class SoftMaxCrossEntropy(Layer):
-    """Computes the mean over the rows of -sum((t / sum(t)) * log(softmax(x)))."""
+    """Computes the mean over the rows of -sum((t / sum(t)) * log(softmax(x))); see `autograd.softmax_cross_entropy`.
+
+    Args:
+        weight: The weight of each class, a Tensor or sequence of shape (C,); None for equal weights.
+        ignore_index: A class number that marks positions without a loss; None if there are none.
+        label_smoothing: The share of the labels, in [0, 1], that is distributed equally over all classes.
+    """
+
+    def __init__(self, weight: Any = None, ignore_index: int | None = None, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """Compute the loss.
 
         Args:
-            x: Scores (logits) of shape (N, C).
-            t: Class numbers of shape (N,), or probabilities of the classes of shape (N, C).
+            x: Scores (logits) of shape (N, C, d1, ...).
+            t: Class numbers of shape (N, d1, ...), or probabilities of the classes, of the shape of x.
 
         Returns:
             The loss, of shape (1,).
 
         Raises:
             InvalidInput: If the shapes do not match (SX334), or a class number is outside [0, C) (SX335).
+            ValueError: If label_smoothing is not in [0, 1].
         """
-        return losses.softmax_cross_entropy(x, t)
+        trace.depends(self, lambda: (repr(self.weight), self.ignore_index, self.label_smoothing))
+        return losses.softmax_cross_entropy(x, t, self.weight, self.ignore_index, self.label_smoothing)
 
 
 class MeanSquareError(Layer):
@@ -889,8 +991,8 @@ class Reshape(Layer):
 
 
 __all__ = [
-    "LSTM", "RNN", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm2d", "BinaryCrossEntropy", "Cat", "Conv2d", "CrossEntropy",
-    "CudnnRNN", "Dropout", "Embedding", "Flatten", "Gemm", "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool1d",
-    "MaxPool2d", "MeanSquareError", "Pooling2d", "RMSNorm", "RNN_Base", "ReLU", "Reshape", "SeparableConv2d", "Sigmoid",
-    "SoftMax", "SoftMaxCrossEntropy",
+    "GRU", "LSTM", "RNN", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm2d", "BinaryCrossEntropy", "Cat", "Conv2d",
+    "ConvTranspose2d", "CrossEntropy", "CudnnRNN", "Dropout", "Embedding", "Flatten", "Gemm", "GroupNorm", "Layer", "LayerNorm",
+    "Linear", "MaxPool1d", "MaxPool2d", "MeanSquareError", "MultiHeadAttention", "Pooling2d", "RMSNorm", "RNN_Base", "ReLU",
+    "Reshape", "SeparableConv2d", "Sigmoid", "SoftMax", "SoftMaxCrossEntropy", "TransformerEncoderLayer",
 ]  # fmt: skip

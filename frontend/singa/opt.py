@@ -4,13 +4,19 @@ sgd = opt.SGD(lr=opt.ExponentialDecay(0.1, 1000, 0.5), momentum=0.9, weight_deca
 sgd(loss)                                          backward, an update of each parameter, and a step of the counter
 for p, g in autograd.backward(loss): sgd.apply(p.name, p, g)
 sgd.step()                                         the same in single calls
+
+adam = opt.AdamW(opt.WarmUp(opt.CosineDecay(1e-3, 900), 100))
+adam.set_group("*.bias", weight_decay=0)           other hyperparameters for the parameters of these names
+adam.clip_gradients(norm=1.0)
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -35,12 +41,17 @@ __all__ = [
     "SGD",
     "AdaGrad",
     "Adam",
+    "AdamW",
     "Constant",
+    "CosineDecay",
     "DecayScheduler",
     "DistOpt",
     "ExponentialDecay",
+    "MultiStepDecay",
     "Optimizer",
     "RMSProp",
+    "StepDecay",
+    "WarmUp",
     "first_nan",
 ]
 
@@ -87,6 +98,9 @@ class DecayScheduler:
             NotImplementedError: If the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define call(step)")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{n}={v!r}' for n, v in vars(self).items())})"
 
 
 class Constant(DecayScheduler):
@@ -141,6 +155,133 @@ class ExponentialDecay(DecayScheduler):
         return op.Mul(op.Pow(np.float64(self.decay_rate), quotient), float(self.init_value))
 
 
+class StepDecay(ExponentialDecay):
+    """Computes init_value * decay_rate ** floor(step / decay_steps).
+
+    Args:
+        init_value: The value at step 0.
+        decay_steps: Number of steps after which the value changes by the factor `decay_rate`.
+        decay_rate: The factor.
+
+    Raises:
+        ValueError: If `decay_steps` is not positive.
+    """
+
+    def __init__(self, init_value: float, decay_steps: float, decay_rate: float = 0.1) -> None:
+        super().__init__(init_value, _positive("decay_steps", decay_steps), decay_rate, staircase=True)
+
+
+class MultiStepDecay(DecayScheduler):
+    """Computes init_value * decay_rate ** n, where n is the number of milestones that are reached.
+
+    Args:
+        init_value: The value at step 0.
+        milestones: The steps from which the value is multiplied by a further `decay_rate`, in any order.
+        decay_rate: The factor.
+
+    Raises:
+        ValueError: If there are no milestones.
+    """
+
+    def __init__(self, init_value: float, milestones: Sequence[float], decay_rate: float = 0.1) -> None:
+        super().__init__(init_value)
+        self.milestones = [float(m) for m in milestones]
+        self.decay_rate = decay_rate
+        if not self.milestones:
+            raise ValueError("milestones must be a sequence of at least one step, got none")
+
+    @override
+    def call(self, step: Tensor) -> Tensor:
+        """Compute the value at a step.
+
+        Args:
+            step: Number of steps so far, a Tensor of shape (1,).
+
+        Returns:
+            A Tensor of shape (1,), of float64.
+        """
+        reached = op.Not(op.Less(_double(step), np.array(self.milestones, np.float64)))
+        count = op.ReduceSum(_double(reached), [0], keepdims=1)
+        return op.Mul(op.Pow(np.float64(self.decay_rate), count), float(self.init_value))
+
+
+class CosineDecay(DecayScheduler):
+    """Computes end_value + (init_value - end_value) * (1 + cos(pi * step / decay_steps)) / 2, and end_value after `decay_steps`.
+
+    Args:
+        init_value: The value at step 0.
+        decay_steps: The step from which the value is `end_value`.
+        end_value: The last value.
+
+    Raises:
+        ValueError: If `decay_steps` is not positive.
+    """
+
+    def __init__(self, init_value: float, decay_steps: float, end_value: float = 0.0) -> None:
+        super().__init__(init_value)
+        self.decay_steps = _positive("decay_steps", decay_steps)
+        self.end_value = end_value
+
+    @override
+    def call(self, step: Tensor) -> Tensor:
+        """Compute the value at a step.
+
+        Args:
+            step: Number of steps so far, a Tensor of shape (1,).
+
+        Returns:
+            A Tensor of shape (1,), of float64.
+        """
+        rest = op.Sub(1.0, op.Min(op.Div(_double(step), float(self.decay_steps)), np.float64(1)))
+        root = op.Sin(op.Mul(rest, math.pi / 2))  # (1 + cos(pi - 2 a)) / 2 = sin(a)^2
+        return op.Add(op.Mul(op.Mul(root, root), float(self.init_value) - float(self.end_value)), float(self.end_value))
+
+
+class WarmUp(DecayScheduler):
+    """Increases a value linearly in the first steps, then follows a schedule whose steps are counted from there.
+
+    At a step below `warmup_steps`, the value is the first one of the schedule times start_factor + (1 - start_factor) * step /
+    warmup_steps; from there, it is the schedule's value at step - warmup_steps.
+
+    Args:
+        schedule: The schedule after the first steps, or a number.
+        warmup_steps: Number of these first steps.
+        start_factor: The share of the schedule's first value at step 0, in [0, 1].
+
+    Raises:
+        TypeError: If `schedule` is neither a number nor a DecayScheduler.
+        ValueError: If `warmup_steps` is not positive, or `start_factor` is not in [0, 1].
+    """
+
+    def __init__(self, schedule: Any, warmup_steps: float, start_factor: float = 0.0) -> None:
+        self.schedule = _schedule("schedule", schedule)
+        self.warmup_steps = _positive("warmup_steps", warmup_steps)
+        if not 0 <= start_factor <= 1:
+            raise ValueError(f"start_factor must be in [0, 1], got {start_factor!r}")
+        self.start_factor = start_factor
+        super().__init__(self.schedule.init_value * start_factor)
+
+    @override
+    def call(self, step: Tensor) -> Tensor:
+        """Compute the value at a step.
+
+        Args:
+            step: Number of steps so far, a Tensor of shape (1,).
+
+        Returns:
+            A Tensor of shape (1,), of float64.
+        """
+        t, after = _double(step), float(self.warmup_steps)
+        share = op.Add(op.Mul(op.Min(op.Div(t, after), np.float64(1)), 1.0 - self.start_factor), float(self.start_factor))
+        if _is_constant(self.schedule):
+            return op.Mul(share, float(self.schedule.init_value))
+        start = op.full_like(step, 0)
+        later = self.schedule(op.cast(op.Max(op.Sub(t, after), np.float64(0)), step))
+        first = self.schedule(start)
+        first, later = (_double(v) if isinstance(v, Tensor) else np.full(1, v, np.float64) for v in (first, later))
+        return op.Where(op.Less(t, after), op.Mul(share, first), later)
+
+
 class Optimizer:
     """The base class of optimizers: a subclass lists the `kinds` of states of a parameter, and defines `rule(p, g, *states)`.
 
@@ -163,6 +304,8 @@ class Optimizer:
     """
 
     kinds: tuple[str, ...] = ()
+    _decoupled = False
+    """Whether the rule applies the weight decay itself, not as a part of the gradient."""
 
     def __init__(self, lr: Any, dtype: DTypeLike = float32, check_nan: bool = False) -> None:
         self.dtype = dtype_of(dtype)
@@ -175,6 +318,10 @@ class Optimizer:
         self._keys: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._shared: dict[Any, Tensor] | None = None
         self._placed: Device | None = None
+        self._groups: list[str] = []
+        self._unmatched: set[str] = set()
+        self._current = ""
+        self._clip: tuple[float | None, float | None] = (None, None)
         self._values["lr"] = Tensor(data=np.zeros(1, self.dtype), requires_grad=False, name="lr_value")
         self.lr = lr
 
@@ -230,8 +377,9 @@ class Optimizer:
 
     def _settings(self) -> tuple[Any, ...]:
         """The hyperparameters that a recorded step contains as constants: numbers but the rate, and the formulas of schedules."""
-        return tuple((n, type(s), None if _is_constant(s) and n in self._values else repr(vars(s)))
-                     for n, s in self._schedules.items())  # fmt: skip
+        changing = tuple((n, type(s), None if _is_constant(s) and n in self._values else repr(vars(s)))
+                         for n, s in self._schedules.items())  # fmt: skip
+        return (*changing, self._clip)
 
     def _refresh(self, names: Any) -> None:
         """Compute the values of this step from `step_counter`."""
@@ -246,6 +394,7 @@ class Optimizer:
 
     def _value(self, name: str, like: Tensor) -> Any:
         """A hyperparameter: a number, or a 0-d Tensor in the dtype of `like`."""
+        name = self._in_group(name)
         if name in self._values:
             return self._shared_value(name, like, lambda: op.cast(op.Squeeze(self._values[name], [0]), like))
         return float(self._schedules[name].init_value)
@@ -260,8 +409,89 @@ class Optimizer:
         return self._shared[key]
 
     def _is(self, name: str, number: float) -> bool:
-        schedule = self._schedules[name]
+        schedule = self._schedules[self._in_group(name)]
         return _is_constant(schedule) and schedule.init_value == number
+
+    # --- groups and clipping
+
+    def set_group(self, pattern: str, *, lr: Any = None, weight_decay: Any = None) -> None:
+        """Set hyperparameters of the parameters whose names match a pattern; the others keep those of the optimizer.
+
+        If several patterns match a parameter, the one that was set last determines each hyperparameter that it sets. A call with
+        the pattern of an earlier call changes that group.
+
+        Args:
+            pattern: A name or a pattern of `fnmatch`, such as "conv1.*" or "*.bias". It must match a parameter of the model; the
+                first step that has all gradients raises InvalidInput (SX318) otherwise.
+            lr: The learning rate, a number or a DecayScheduler; None to leave it.
+            weight_decay: The weight decay, a number or a DecayScheduler; None to leave it.
+
+        Raises:
+            TypeError: A hyperparameter is neither a number nor a DecayScheduler.
+            ValueError: No hyperparameter is set, the weight decay is negative, or the optimizer has none.
+        """
+        given = {n: _schedule(n, v) for n, v in (("lr", lr), ("weight_decay", weight_decay)) if v is not None}
+        if not given:
+            raise ValueError(f"the group {pattern!r} must set lr or weight_decay, got neither")
+        for name, schedule in given.items():
+            if name not in self._schedules:
+                raise ValueError(f"{type(self).__name__} must have the hyperparameter {name} for a group to set it")
+            if name == "weight_decay" and _is_constant(schedule) and schedule.init_value < 0:
+                raise ValueError(f"weight_decay must be at least 0, got {schedule.init_value}")
+        self._groups = [*(g for g in self._groups if g != pattern), pattern]
+        self._unmatched.add(pattern)
+        for name, schedule in given.items():
+            self._set_hyperparameter(_grouped(name, pattern), schedule)
+
+    def clip_gradients(self, *, norm: float | None = None, value: float | None = None) -> None:
+        """Limit the gradients of later steps, before the weight decay is added; None switches a limit off.
+
+        With both limits, the values are cut first. A recorded step contains the operators, and is recorded again after a change.
+
+        Args:
+            norm: The bound of the Euclidean norm of all gradients together: if it is larger, they are all multiplied by norm /
+                (their norm + 1e-6). Steps by single calls of `apply` raise InvalidInput, because they do not have all gradients.
+            value: The bound v of each element, which is cut to [-v, v].
+
+        Raises:
+            ValueError: A bound is not a positive number.
+        """
+        for what, bound in (("norm", norm), ("value", value)):
+            if bound is not None:
+                _positive(what, bound)
+        self._clip = (None if norm is None else float(norm), None if value is None else float(value))
+
+    def _in_group(self, name: str) -> str:
+        """The name of a hyperparameter of the parameter that is being updated."""
+        for pattern in reversed(self._groups) if self._current else ():
+            if _grouped(name, pattern) in self._schedules and fnmatchcase(self._current, pattern):
+                return _grouped(name, pattern)
+        return name
+
+    def _check_groups(self, names: set[str]) -> None:
+        """Raise InvalidInput if a new group matches no parameter, also none without a gradient."""
+        for pattern in [g for g in self._groups if g in self._unmatched]:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                what = f"the group {pattern!r} of the optimizer must match a parameter"
+                raise InvalidInput(what, code="SX318", hint=f"the parameters are {_some(names)}")
+        self._unmatched.clear()
+
+    def _clipped(self, pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """The gradients after the limits of `clip_gradients`, in float32 or wider if they change."""
+        norm, value = self._clip
+        if norm is None and value is None:
+            return pairs
+        with tape.no_tape():
+            gs = [_wide(g) for _, g in pairs]
+            if value is not None:
+                gs = [op.Clip(g, -value, value) for g in gs]
+            if norm is not None:
+                widest = max(gs, key=lambda g: op.dtype(g).itemsize)
+                squares = [op.cast(op.ReduceSum(op.Mul(g, g), keepdims=0), widest) for g in gs]
+                total = op.Sqrt(op.Sum(*squares))
+                factor = op.Min(op.Div(norm, op.Add(total, 1e-6)), op.full_like(total, 1))
+                gs = [op.Mul(g, op.cast(factor, g)) for g in gs]
+        return [(p, g) for (p, _), g in zip(pairs, gs, strict=True)]
 
     def _one_minus(self, name: str, like: Tensor) -> Any:
         """One minus a hyperparameter."""
@@ -309,9 +539,12 @@ class Optimizer:
             raise InvalidInput(f"the loaded states must be those of this model ({want}), got states of {have}", code="SX327")
         for p, g in pairs:
             self._fits(self._key(p.name, p), p, g)
+        if self._unmatched:
+            covered = coverage.current()
+            self._check_groups({self._key(p.name, p) for p, _ in pairs} | set(covered._params() if covered else ()))
         self._shared = {}
         try:
-            for p, g in pairs:
+            for p, g in self._clipped(pairs):
                 self.apply(p.name, p, g)
         finally:
             self._shared = None
@@ -325,20 +558,30 @@ class Optimizer:
             param_grad: Its gradient, of the same shape.
 
         Raises:
-            InvalidInput: If the gradient (SX329) or a loaded state (SX327) has another shape.
+            InvalidInput: If the gradient (SX329) or a loaded state (SX327) has another shape, or gradients are limited by their
+                norm (SX329).
         """
         trace.depends(self, self._settings)
         name = self._key(param_name, required(param_value))
         required(param_grad)
+        if self._shared is None:  # not a part of a call with all gradients
+            if self._clip[0] is not None:
+                what = "gradients that are limited by their norm must be applied together, got one of them"
+                raise InvalidInput(what, code="SX329", hint="call the optimizer on the loss, or clip_gradients() for no limit")
+            ((_, param_grad),) = self._clipped([(param_value, param_grad)])
         self._fits(name, param_value, param_grad)
         self.make_states(name, param_value)
         with tape.no_tape():
             p, g = _wide(param_value), _wide(param_grad)
             g = op.cast(g, p)
-            if "weight_decay" in self._schedules and not self._is("weight_decay", 0):
-                g = op.Add(g, op.Mul(p, self._value("weight_decay", p)))
             states = [self._states[kind][name] for kind in self.kinds]
-            new, *updated = self.rule(p, g, *states)
+            self._current = name
+            try:
+                if not self._decoupled and "weight_decay" in self._schedules and not self._is("weight_decay", 0):
+                    g = op.Add(g, op.Mul(p, self._value("weight_decay", p)))
+                new, *updated = self.rule(p, g, *states)
+            finally:
+                self._current = ""
             for t, value in zip((param_value, *states), (new, *updated), strict=True):
                 trace.assign(t, op.cast(value, t).raw)
 
@@ -735,6 +978,46 @@ class Adam(Optimizer):
         return self._shared_value(f"1 - {name}**t", p, make)
 
 
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2017): p -= lr * weight_decay * p, then the update of Adam.
+
+    The moving averages do not contain the weight decay. States: `m` and `v`.
+
+    Args:
+        lr: Learning rate, a number or a DecayScheduler, as for the other hyperparameters.
+        beta_1: Weight of the old average of gradients.
+        beta_2: Weight of the old average of squared gradients.
+        epsilon: Number added to the square root.
+        weight_decay: Factor of the parameter that is subtracted from it, times the learning rate.
+        dtype: Dtype of `lr_value`.
+        check_nan: Whether a loss that is NaN raises InvalidInput.
+
+    Raises:
+        TypeError: If a hyperparameter is neither a number nor a DecayScheduler.
+        ValueError: If the weight decay is negative.
+    """
+
+    _decoupled = True
+
+    def __init__(
+        self,
+        lr: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-8,
+        weight_decay: Any = 0.01,
+        dtype: DTypeLike = float32,
+        check_nan: bool = False,
+    ) -> None:
+        super().__init__(lr, beta_1, beta_2, epsilon, weight_decay, dtype, check_nan)
+
+    @override
+    def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        if not self._is("weight_decay", 0):
+            p = op.Sub(p, op.Mul(op.Mul(p, self._value("weight_decay", p)), self._value("lr", p)))
+        return super().rule(p, g, *states)
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
@@ -805,6 +1088,17 @@ def _schedule(name: str, value: Any) -> DecayScheduler:
     if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
         return Constant(float(value))
     raise TypeError(f"{name} must be a number or a DecayScheduler, got {type(value).__name__}")
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value!r}")
+    return value
+
+
+def _grouped(name: str, pattern: str) -> str:
+    """The name of a hyperparameter of a group."""
+    return f"{name}[{pattern}]"
 
 
 def _is_constant(schedule: DecayScheduler) -> bool:

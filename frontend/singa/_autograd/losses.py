@@ -20,33 +20,89 @@ __all__: list[str] = []
 
 
 @formula("SoftMaxCrossEntropy")
-def softmax_cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
+def softmax_cross_entropy(
+    op: TensorOp, x: Any, *, t: Any, weight: Any = None, ignore_index: int | None = None, label_smoothing: float = 0.0
+) -> Tensor:
     """The softmax cross-entropy: the mean over rows of -sum (t / sum t) log softmax(x).
 
     Source: ONNX SoftmaxCrossEntropyLoss for class numbers, the formula for labels.  The gradient of x is
-    (softmax(x) - t / sum t) / N.
+    (softmax(x) - t / sum t) / N.  With further axes, each position of x is a row. The options mean what those of PyTorch's
+    cross_entropy mean: the mean over class numbers is divided by the sum of their weights, that over labels by their number.
 
     Args:
-        x: Tensor of scores of a float dtype, shape (N, C).
-        t: Tensor of class numbers, shape (N,) or (N, 1), integers of any numeric dtype in [0, C); or of one-hot or soft labels,
-            shape (N, C).
+        x: Tensor of scores of a float dtype, shape (N, C, d1, ...).
+        t: Tensor of class numbers, shape (N, d1, ...), or (N, 1) for x of rank 2, integers of any numeric dtype in [0, C); or of
+            one-hot or soft labels, of the shape of x.
+        weight: The weight of each class, a Tensor or sequence of shape (C,); None for equal weights.
+        ignore_index: A class number that marks positions without a loss, which may be outside [0, C); None if there are none.
+            The loss is NaN if all positions are without one.
+        label_smoothing: The share of the labels, in [0, 1], that is distributed equally over all classes.
 
     Returns:
         Tensor of shape (1,), of the dtype of x.
 
     Raises:
-        InvalidInput: x is not a matrix (SX334), the shape of t does not fit (SX334), or a class number is not an integer in
-            [0, C) (SX335).
+        InvalidInput: x has a rank below 2, the shape of t or of weight does not fit, or ignore_index is passed with labels
+            (SX334); or a class number is not an integer in [0, C) (SX335).
+        ValueError: label_smoothing is not in [0, 1].
     """
-    _matrix(op, x, "the scores")
-    if op.rank(t) == 1 or (op.rank(t) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]):
-        _check_classes(op, x, t)
-        ids = op.Reshape(whole(op, t), [-1])
-        return op.Reshape(op.SoftmaxCrossEntropyLoss(x, ids), [1])
+    if op.rank(x) < 2:
+        raise InvalidInput(f"the scores must have shape (N, C, ...), got shape {op.shape(x)}", code="SX334")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
+    w = None if weight is None else _class_weights(op, x, weight)
+    column = op.rank(t) == op.rank(x) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]
+    if column or op.rank(t) == op.rank(x) - 1:
+        _check_classes(op, x, t, ignore_index)
+        ids = whole(op, t)
+        ids = op.Reshape(ids, [-1]) if op.rank(x) == 2 else ids
+        return op.Reshape(_of_classes(op, x, ids, w, ignore_index, label_smoothing), [1])
+    if ignore_index is not None:
+        what = f"ignore_index must be used with class numbers, got labels of shape {op.shape(t)}"
+        raise InvalidInput(what, code="SX334", hint="pass class numbers, or leave such rows out")
     _same_shape(op, x, t)
     t = op.cast(t, x)
     share = op.Div(t, op.ReduceSum(t, [1], keepdims=1))
-    return _mean_over_rows(op, op.Neg(op.Mul(share, op.LogSoftmax(x, axis=1))), x)
+    if label_smoothing:
+        classes = op.cast(op.Shape(x, start=1, end=2), x)
+        share = op.Add(op.Mul(share, 1.0 - label_smoothing), op.Div(op.full_like(share, label_smoothing), classes))
+    each = op.Mul(share, op.LogSoftmax(x, axis=1))
+    each = op.Neg(each if w is None else op.Mul(each, _along_classes(op, w, x)))
+    if op.rank(x) == 2:
+        return _mean_over_rows(op, each, x)
+    return op.Reshape(op.ReduceMean(op.ReduceSum(each, [1], keepdims=0), keepdims=0), [1])
+
+
+def _of_classes(op: TensorOp, x: Any, ids: Any, w: Any, ignore_index: int | None, smoothing: float) -> Any:
+    """The loss for class numbers, without axes."""
+    ignore = {} if ignore_index is None else {"ignore_index": int(ignore_index)}
+    if not smoothing:
+        return op.SoftmaxCrossEntropyLoss(x, ids, w, **ignore)
+    log = op.LogSoftmax(x, axis=1)
+    exact = op.NegativeLogLikelihoodLoss(log, ids, w, **ignore)
+    each = op.Neg(op.ReduceMean(log if w is None else op.Mul(log, _along_classes(op, w, x)), [1], keepdims=0))
+    counts = op.full_like(each, 1)
+    ignored = None if ignore_index is None else op.Equal(ids, int(ignore_index))
+    if w is not None:
+        counts = op.Gather(w, ids if ignored is None else op.Where(ignored, 0, ids))
+    if ignored is not None:
+        each, counts = op.Where(ignored, 0, each), op.Where(ignored, 0, counts)
+    smooth = op.Div(op.ReduceSum(each, keepdims=0), op.ReduceSum(counts, keepdims=0))
+    return op.Add(op.Mul(exact, 1.0 - smoothing), op.Mul(smooth, smoothing))
+
+
+def _class_weights(op: TensorOp, x: Any, weight: Any) -> Any:
+    """The weights in the dtype of x."""
+    w = op.cast(weight if op.is_value(weight) else op.constant(np.asarray(weight, np.float64)), x)
+    shape, classes = known_shape(op, w), known_shape(op, x)[1]
+    if len(shape) != 1 or not trace.alike(shape, (classes,)):
+        raise InvalidInput(f"weight must have one number for each class, shape ({classes},), got {shape}", code="SX334")
+    return w
+
+
+def _along_classes(op: TensorOp, w: Any, x: Any) -> Any:
+    """The weights in a shape that broadcasts along axis 1 of x."""
+    return op.Reshape(w, [-1] + [1] * (op.rank(x) - 2))
 
 
 @formula("MeanSquareError")
@@ -139,11 +195,6 @@ def _mean_over_rows(op: TensorOp, each: Any, x: Any) -> Tensor:
     return op.Div(op.Reshape(op.ReduceSum(each, keepdims=0), [1]), rows)
 
 
-def _matrix(op: TensorOp, x: Any, what: str) -> None:
-    if op.rank(x) != 2:
-        raise InvalidInput(f"{what} must have shape (N, C), got shape {op.shape(x)}", code="SX334")
-
-
 def _same_shape(op: TensorOp, x: Any, t: Any) -> None:
     """Raise InvalidInput if known sizes differ."""
     a, b = op.shape(x), op.shape(t)
@@ -151,17 +202,19 @@ def _same_shape(op: TensorOp, x: Any, t: Any) -> None:
         raise InvalidInput(f"x and t must have equal shapes, got {a} and {b}", code="SX334")
 
 
-def _check_classes(op: TensorOp, x: Any, t: Any) -> None:
-    rows, classes = known_shape(op, x)
-    count = known_shape(op, t)[0]
-    if isinstance(rows, int) and isinstance(count, int) and rows != count:
-        raise InvalidInput(f"t must have one label for each row of x, got {count} labels for {rows} rows", code="SX334")
+def _check_classes(op: TensorOp, x: Any, t: Any, ignore_index: int | None) -> None:
+    rows, classes, *places = known_shape(op, x)
+    shape = known_shape(op, t)
+    if not trace.alike((rows, *places), (shape[0], *shape[1:]) if places else shape[:1]):
+        what = f"t must have one label for each row of x, shape {(rows, *places)}, got {shape}"
+        raise InvalidInput(what, code="SX334")
     if trace.current() is not None or not isinstance(t, Tensor):
         return
     values = np.asarray(t.device.backend.get(t.data)).reshape(-1)
     if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and (values != np.floor(values)).any()):
         what = f"class numbers must be integers, got {dtypes.onnx_name(values.dtype)} values such as {values[:3].tolist()}"
         raise InvalidInput(what, code="SX335")
+    values = values if ignore_index is None else values[values != ignore_index]
     if values.size and not (values.min() >= 0 and values.max() < classes):
         what = f"class numbers must be in [0, {classes}), got {values.min()} to {values.max()}"
-        raise InvalidInput(what, code="SX335", hint="class numbers start at 0")
+        raise InvalidInput(what, code="SX335", hint="class numbers start at 0; ignore_index may mark positions without one")

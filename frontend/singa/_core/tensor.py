@@ -443,6 +443,117 @@ class Tensor(Variable):
         """
         return float(np.sqrt(np.square(to_numpy(self).astype(np.float64)).sum()) / max(1, self.size()))
 
+    def numpy(self) -> Any:
+        """Copy the values to the host.
+
+        Returns:
+            A NumPy array of the shape and dtype of this tensor.
+
+        Raises:
+            NotTraceable: A step is being recorded as a graph, and the values are not known.
+        """
+        return to_numpy(self)
+
+    def item(self) -> Any:
+        """Read the value of a tensor of one element.
+
+        Returns:
+            A number of Python, a bool or a str.
+
+        Raises:
+            InvalidInput: The tensor does not have one element (SX336).
+            NotTraceable: A step is being recorded as a graph, and the value is not known.
+        """
+        value = self._single()
+        return value.item() if isinstance(value, np.generic) else value
+
+    def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """Compute the sum along axes.
+
+        Source: ONNX ReduceSum.
+
+        Args:
+            axis: The axis, or several; None for all.
+            keepdims: Whether the axes stay, with size 1.
+
+        Returns:
+            Tensor of the dtype of this one.
+
+        Raises:
+            OperatorError: An axis does not exist, or the operator does not take the dtype.
+        """
+        return _reduced("ReduceSum", self, axis, keepdims)
+
+    def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """Compute the mean along axes.
+
+        Source: ONNX ReduceMean.
+
+        Args:
+            axis: The axis, or several; None for all.
+            keepdims: Whether the axes stay, with size 1.
+
+        Returns:
+            Tensor of the dtype of this one.
+
+        Raises:
+            OperatorError: An axis does not exist, or the operator does not take the dtype.
+        """
+        return _reduced("ReduceMean", self, axis, keepdims)
+
+    def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """Compute the maximum along axes.
+
+        Source: ONNX ReduceMax.
+
+        Args:
+            axis: The axis, or several; None for all.
+            keepdims: Whether the axes stay, with size 1.
+
+        Returns:
+            Tensor of the dtype of this one.
+
+        Raises:
+            OperatorError: An axis does not exist, or the operator does not take the dtype.
+        """
+        return _reduced("ReduceMax", self, axis, keepdims)
+
+    def min(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """Compute the minimum along axes.
+
+        Source: ONNX ReduceMin.
+
+        Args:
+            axis: The axis, or several; None for all.
+            keepdims: Whether the axes stay, with size 1.
+
+        Returns:
+            Tensor of the dtype of this one.
+
+        Raises:
+            OperatorError: An axis does not exist, or the operator does not take the dtype.
+        """
+        return _reduced("ReduceMin", self, axis, keepdims)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        """Compute the index of the maximum along an axis; of several maxima, the first.
+
+        Source: ONNX ArgMax.
+
+        Args:
+            axis: The axis; None for the index in the flattened tensor.
+            keepdims: Whether the axis stays, with size 1; not used without an axis.
+
+        Returns:
+            Tensor of int64, without the axis, or with shape () if there is none.
+
+        Raises:
+            OperatorError: The axis does not exist, or the operator does not take the dtype.
+        """
+        if axis is None:
+            return op.ArgMax(op.Reshape(self, [-1]), axis=0, keepdims=0)
+        return op.ArgMax(self, axis=axis, keepdims=int(keepdims))
+
     # --- in place
 
     def to_type(self, dtype: DTypeLike) -> Tensor:
@@ -920,6 +1031,14 @@ def exchange(what: str) -> Iterator[None]:
     except Exception as error:  # whatever the methods of another library raise
         detail = " ".join(str(error).split())[:200]
         raise NotExchangeable(f"{what} cannot be passed through DLPack: {detail}", hint="convert it to a NumPy array") from None
+
+
+def _reduced(name: str, t: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
+    axes = None if axis is None else [axis] if isinstance(axis, (int, np.integer)) else list(axis)
+    if axes == []:
+        return op.Identity(t)
+    made: Tensor = getattr(op, name)(t, axes, keepdims=int(keepdims))
+    return made
 
 
 def _float(x: Any) -> Any:

@@ -195,6 +195,38 @@ class Layer:
                     found[name if name not in found else f"{self._path(key)}{Layer.sep}{name}"] = t
         return found
 
+    def parameters(self) -> list[Tensor]:
+        """Collect the parameters without their names.
+
+        Returns:
+            The values of `get_params`.
+        """
+        return list(self.get_params().values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Collect the states by name; another name of `get_states`.
+
+        Returns:
+            Tensors by full name, each once. They change with the layer: copy the values to keep them.
+        """
+        return self.get_states()
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Write values into all parameters and running statistics, in place.
+
+        Args:
+            states: Tensors or arrays by name, as `state_dict` returns them, one for each state.
+
+        Raises:
+            InvalidInput: If a state is missing, a name does not exist or a shape differs; then nothing is changed (SX326).
+        """
+        mine = self.get_states()
+        missing = [n for n in mine if n not in states]
+        if missing:
+            what = f"the states must have a value for each state of {type(self).__name__}, got none for {', '.join(missing)}"
+            raise InvalidInput(what, code="SX326", hint="set_states writes some of the states")
+        self.set_states(states)
+
     def set_params(self, parameters: Mapping[str, Any]) -> None:
         """Write values into parameters, in place; other parameters are unchanged.
 

@@ -123,6 +123,10 @@ class RNN_Base(Layer):
         joined = [g[0] if len(g) == 1 else op.Concat(*g, axis=0) for g in last]
         return x, [op.Squeeze(s, [0]) if flat else s for s in joined]
 
+    def _gates(self, kind: str, end: str, order: str) -> Tensor:
+        """The parameters of a kind, those of all gates in one tensor."""
+        return op.Concat(*(getattr(self, f"{kind}_{gate}{end}") for gate in order), axis=-1)
+
     def _common(self) -> _Common:
         return {"hidden_size": self.hidden_size, "direction": "bidirectional" if self.bidirectional else "forward"}
 
@@ -311,7 +315,7 @@ class LSTM(RNN_Base):
         ends = self._suffixes()[i]
 
         def gates(kind: str, end: str) -> Tensor:
-            return op.Concat(*(getattr(self, f"{kind}_{gate}{end}") for gate in "iofg"), axis=-1)
+            return self._gates(kind, end, _ORDER["LSTM"])
 
         w, r = (_stack_directions([op.Transpose(gates(kind, end), perm=[1, 0]) for end in ends]) for kind in ("Wx", "Wh"))
         b = _stack_directions([op.Concat(gates("Bx", end), gates("Bh", end), axis=0) for end in ends]) if self.bias else None
@@ -336,6 +340,85 @@ class LSTM(RNN_Base):
             made[gate] = op.Tanh(y) if gate == "g" else op.Sigmoid(y)
         c = op.Add(op.Mul(made["f"], c), op.Mul(made["i"], made["g"]))
         return op.Mul(made["o"], op.Tanh(c)), c
+
+
+class GRU(RNN_Base):
+    """Computes h = (1 - z) * n + z * h at each time step (ONNX: GRU with linear_before_reset=1), as PyTorch's GRU does.
+
+    The gates are r, z = sigmoid(x Wx + Bx + h Wh + Bh) and n = tanh(x Wx + Bx + r * (h Wh + Bh)), each with its own parameters:
+    Wx_<gate> of shape (input, hidden) and Wh_<gate> of shape (hidden, hidden), drawn from N(0, 0.01); Bx_<gate> and Bh_<gate> of
+    shape (hidden,), zeros.
+
+    Args:
+        input_size: Number of input features.
+        hidden_size: Number of features of the hidden state.
+        num_layers: Number of layers, each of which takes the outputs of the one before.
+        bias: Whether biases are added.
+        batch_first: Whether the first axis of inputs and outputs given as one Tensor is the batch.
+        dropout: Probability that an element of the inputs of the second and later layers is set to 0 in training.
+        bidirectional: Whether a second direction runs from the last time step to the first.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+
+    def initialize(self, xs: Any, h0: Any = None) -> None:
+        """Create the parameters.
+
+        Args:
+            xs: A list of Tensors (N, input), or one Tensor of rank 3.
+            h0: The initial state; not used.
+        """
+        x = xs if isinstance(xs, Tensor) else xs[0]
+        for i, ends in enumerate(self._suffixes()):
+            for end in ends:
+                for gate in "rzn":
+                    self._param(f"Wx_{gate}{end}", (self._inputs(i), self.hidden_size), x, std=0.01)
+                for gate in "rzn":
+                    self._param(f"Wh_{gate}{end}", (self.hidden_size, self.hidden_size), x, std=0.01)
+                for kind in ("Bx", "Bh") if self.bias else ():
+                    for gate in "rzn":
+                        self._param(f"{kind}_{gate}{end}", (self.hidden_size,), x)
+
+    def forward(self, xs: Any, h0: Tensor | None = None) -> tuple[Any, Tensor]:
+        """Run the layer over a sequence.
+
+        Args:
+            xs: A list of Tensors (N, input), one per time step; or one Tensor (time, N, input), or (N, time, input) with
+                `batch_first`.
+            h0: Initial state of shape (N, hidden) or (num_layers * directions, N, hidden); zeros if None.
+
+        Returns:
+            The outputs, in the form of xs with directions * hidden features, and the last state, in the shape of h0.
+
+        Raises:
+            InvalidInput: If the sequence is empty, or the number of features is not `input_size` (SX325).
+        """
+        x = self._time_first(xs)
+        self._follow(x)
+        y, (h,) = self._stacked(x, [h0], self._layer)
+        return self._like_inputs(y, xs), h
+
+    def _layer(self, i: int, x: Tensor, h: Tensor | None) -> tuple[Tensor, ...]:
+        ends = self._suffixes()[i]
+        w, r = (
+            _stack_directions([op.Transpose(self._gates(kind, end, _ORDER["GRU"]), perm=[1, 0]) for end in ends])
+            for kind in ("Wx", "Wh")
+        )
+        b = None
+        if self.bias:
+            both = [op.Concat(*(self._gates(kind, end, _ORDER["GRU"]) for kind in ("Bx", "Bh")), axis=0) for end in ends]
+            b = _stack_directions(both)
+        return op.GRU(x, w, r, b, None, h, outputs=2, linear_before_reset=1, **self._common())
 
 
 _MODES = {"vanilla": ("RNN", "r"), "tanh": ("RNN", "r"), "relu": ("RNN", "r"), "lstm": ("LSTM", "ifgo"), "gru": ("GRU", "rzn")}
