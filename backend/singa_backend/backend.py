@@ -33,7 +33,7 @@ from .proto.schemas import newest, plain_domain
 from .proto.source import Source, changed, check_files
 from .proto.tensor_data import Maps
 from .proto.values import Value
-from .rendering import TEXT, printable
+from .rendering import TEXT, html, printable
 from .runtime.executor import Executor
 from .runtime.feeds import convert_input, owned_copy
 from .runtime.origins import NonFinite, Watch
@@ -157,6 +157,32 @@ class SingaRep(BackendRep):
         """
         self._executor.check_file()
         return {**self.graph.states, **{n: self.device.get(v) for n, v in self._given.items()}}
+
+    @property
+    def origin(self) -> str:
+        """The path of the model's file, or a text that specifies its graph."""
+        return f"graph {self.graph.name!r}" if self._source is None else f"file {self._source.path!r}"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """For each input and output its role, its name and its type."""
+        roles = (("input", self.graph.inputs), ("optional input", self.graph.optional_inputs), ("output", self.graph.outputs))
+        return [(role, v.name, str(replace(v, name=""))[2:]) for role, values in roles for v in values]
+
+    def __repr__(self) -> str:
+        """Return the inputs and outputs as a table, and the origin, the size and the device of the model."""
+        rows = [tuple(printable(t, 60) for t in row) for row in self._rows()]
+        wide = [max((len(row[k]) for row in rows), default=0) for k in (0, 1)]
+        table = "".join(f"\n  {role:<{wide[0]}}  {name:<{wide[1]}}  {kind}" for role, name, kind in rows)
+        return f"<{self._title()}:{table}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table for a notebook."""
+        rows = "".join("<tr>" + "".join(f"<td>{html(t)}</td>" for t in row) + "</tr>" for row in self._rows())
+        heads = "<tr><th>role</th><th>name</th><th>type</th></tr>"
+        return f"<table><caption>{html(self._title())}</caption><thead>{heads}</thead><tbody>{rows}</tbody></table>"
+
+    def _title(self) -> str:
+        return printable(f"{type(self).__name__} of {self.origin}, {len(self.graph.nodes):,} nodes, on {self.device}")
 
     def with_graph(self, graph: Graph) -> SingaRep:
         """Return this model with another form of its graph.

@@ -91,6 +91,9 @@ class SONNXModel(Model):
         trace.depends(self, lambda: self.training)
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
 
+    def _origin_lines(self) -> list[str]:
+        return [self.imported.rep.origin]
+
     def get_params(self) -> dict[str, Tensor]:
         """Return the parameters by name.
 
