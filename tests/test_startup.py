@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -60,3 +62,45 @@ def test_the_public_modules_are_attributes_of_the_package() -> None:
         assert getattr(singa, name) is import_module(f"singa.{name}")
     with pytest.raises(AttributeError, match="nothing"):
         singa.nothing  # noqa: B018
+
+
+# --- the short name, and another package of the name singa ------------------------------------------------------------
+
+
+def test_sonnx_is_a_module_of_its_own_name() -> None:
+    code = "import sonnx, singa.sonnx; from sonnx import prepare; print(sonnx is singa.sonnx, prepare)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("True <")
+    assert "sonnx" in loaded("import sonnx") and singa.__version__ == version("sonnx")
+
+
+OTHERS = {"first": "raise SystemError('its code ran')\n", "empty": "", "overwritten": "__version__ = '5.0.0'\n"}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_singa_is_reported(other: str, tmp_path: Path) -> None:
+    """It precedes ours on the path, or its files replaced some of ours; the import does not run its code."""
+    if other == "overwritten":
+        shutil.copytree(Path(singa.__file__).parent, tmp_path / "singa", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "singa").mkdir(exist_ok=True)
+    (tmp_path / "singa" / "__init__.py").write_text(OTHERS[other])
+    code = (
+        f"import sys, warnings; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "with warnings.catch_warnings(record=True) as told:\n"
+        "    warnings.simplefilter('always'); import singa_backend\n"
+        "print(*(w.message for w in told if w.category is RuntimeWarning))\n"
+        "try: import sonnx\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stdout
+    for line in lines:
+        assert str(tmp_path / "singa") in line and "pip uninstall singa" in line
+
+
+def test_our_own_singa_is_not_reported() -> None:
+    code = (
+        "import warnings; warnings.simplefilter('error', RuntimeWarning); import singa_backend, singa, sonnx; import singa.tensor"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,6 +1,6 @@
 """The ONNX backend: operators, graphs, executors, and the runner of ONNX's conformance suite."""
 
-from . import operators
+from . import installation, operators
 from .backend import Outputs, SingaBackend, SingaRep, is_compatible, prepare, run_model, run_node, supports_device
 from .errors import (
     ConstantTrainsWarning,
@@ -15,6 +15,7 @@ from .errors import (
     SonnxError,
     UnsupportedModel,
 )
+from .ir.custom import CustomOperator, define_operator, register_operator
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .limits import Limits
@@ -24,6 +25,7 @@ from .runtime.origins import NonFinite
 
 __all__ = [
     "ConstantTrainsWarning",
+    "CustomOperator",
     "DeviceUnavailable",
     "Graph",
     "InvalidInput",
@@ -43,10 +45,13 @@ __all__ = [
     "SonnxError",
     "UnsupportedModel",
     "Value",
+    "define_operator",
+    "installation",
     "is_compatible",
     "operators",
     "prepare",
     "read",
+    "register_operator",
     "run_model",
     "run_node",
     "supports_device",

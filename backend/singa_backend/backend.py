@@ -17,6 +17,7 @@ from onnx.backend.base import Backend, BackendRep
 from .devices import device as devices
 from .devices.device import DeviceLike
 from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError, check_keywords, did_you_mean
+from .ir.custom import CustomOperator, scoped
 from .ir.graph import Graph, Node
 from .ir.reader import read
 from .ir.versioned import import_declarations
@@ -32,7 +33,7 @@ from .proto.schemas import newest, plain_domain
 from .proto.source import Source, changed, check_files
 from .proto.tensor_data import Maps
 from .proto.values import Value
-from .rendering import TEXT, printable
+from .rendering import TEXT, html, printable
 from .runtime.executor import Executor
 from .runtime.feeds import convert_input, owned_copy
 from .runtime.origins import NonFinite, Watch
@@ -157,6 +158,32 @@ class SingaRep(BackendRep):
         self._executor.check_file()
         return {**self.graph.states, **{n: self.device.get(v) for n, v in self._given.items()}}
 
+    @property
+    def origin(self) -> str:
+        """The path of the model's file, or a text that specifies its graph."""
+        return f"graph {self.graph.name!r}" if self._source is None else f"file {self._source.path!r}"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """For each input and output its role, its name and its type."""
+        roles = (("input", self.graph.inputs), ("optional input", self.graph.optional_inputs), ("output", self.graph.outputs))
+        return [(role, v.name, str(replace(v, name=""))[2:]) for role, values in roles for v in values]
+
+    def __repr__(self) -> str:
+        """Return the inputs and outputs as a table, and the origin, the size and the device of the model."""
+        rows = [tuple(printable(t, 60) for t in row) for row in self._rows()]
+        wide = [max((len(row[k]) for row in rows), default=0) for k in (0, 1)]
+        table = "".join(f"\n  {role:<{wide[0]}}  {name:<{wide[1]}}  {kind}" for role, name, kind in rows)
+        return f"<{self._title()}:{table}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table for a notebook."""
+        rows = "".join("<tr>" + "".join(f"<td>{html(t)}</td>" for t in row) + "</tr>" for row in self._rows())
+        heads = "<tr><th>role</th><th>name</th><th>type</th></tr>"
+        return f"<table><caption>{html(self._title())}</caption><thead>{heads}</thead><tbody>{rows}</tbody></table>"
+
+    def _title(self) -> str:
+        return printable(f"{type(self).__name__} of {self.origin}, {len(self.graph.nodes):,} nodes, on {self.device}")
+
     def with_graph(self, graph: Graph) -> SingaRep:
         """Return this model with another form of its graph.
 
@@ -248,7 +275,9 @@ class SingaRep(BackendRep):
             return {**state, "graph": replace(self.graph, states={**self.graph.states, **changed}), "changed": {}}
         modules = {n.operator.module for n in self.graph.all_nodes() if n.operator is not None}
         others = sorted(m for m in modules if m.partition(".")[0] != __package__)
-        return {**state, "path": self._source.path, "digests": digests, "modules": others, "changed": dict(changed)}
+        own = scoped([n.operator.declaration for n in self.graph.all_nodes() if n.operator is not None])
+        source = {"path": self._source.path, "digests": digests, "modules": others, "operators": list(dict.fromkeys(own))}
+        return {**state, **source, "changed": dict(changed)}
 
     def run(
         self,
@@ -514,20 +543,27 @@ def _unpickled(state: Mapping[str, Any]) -> tuple[SingaRep, dict[str, np.ndarray
     else:
         import_declarations(state["modules"])
         check_files(state["path"], state["digests"])
-        made = _prepared(state["path"], device, limits, None, options)
+        made = _prepared(state["path"], device, limits, None, options, state["operators"])
         if made._source is None or made._source.digests() != state["digests"]:
             raise changed(state["path"], "which was changed while it was read")
     made._default_threads = None if state["threads"] else default
     return made, state["changed"]
 
 
-def _prepared(model: ModelSource, device: devices.Device, limits: Limits, cancel: Flag | None, options: Options) -> SingaRep:
+def _prepared(
+    model: ModelSource,
+    device: devices.Device,
+    limits: Limits,
+    cancel: Flag | None,
+    options: Options,
+    operators: Sequence[CustomOperator],
+) -> SingaRep:
     """Read a model and place it on a device."""
     source, maps = Source.before(model), Maps()
     with spend(Budget(limits, cancel, device.memory)):
         planned = device.type == "CPU" and options.level  # definitions read weights where they are: they must be aligned
         proto, folder, file = map_model(model) if planned else (*load_model(model), None)
-        graph = read(proto, folder, file, maps)
+        graph = read(proto, folder, file, maps, operators)
     made = SingaRep(graph, device, limits, options)
     made._executor.file = file
     made._source = None if source is None else source.after(maps.read)
@@ -604,7 +640,7 @@ def _names(values: Sequence[Value]) -> str:
     return ", ".join(map(str, values)) or "nothing"
 
 
-_PREPARE = ("limits", "cancel", "threads", "precision", "optimize", "deterministic", *_QUIET)
+_PREPARE = ("limits", "cancel", "threads", "precision", "optimize", "deterministic", "operators", *_QUIET)
 """The keywords of `prepare`."""
 
 
@@ -645,6 +681,7 @@ class SingaBackend(Backend):
         precision: str = "float32",
         optimize: int = 2,
         deterministic: bool = False,
+        operators: Sequence[CustomOperator] = (),
         **kwargs: Any,
     ) -> SingaRep:
         """Read a model, check it, and place it on a device.
@@ -659,6 +696,7 @@ class SingaBackend(Backend):
                 the largest value.
             optimize: 0 computes every node by its definition, 1 by the fastest kernel, 2 fuses nodes too; on the CPU.
             deterministic: whether equal inputs return equal bits at any number of threads.
+            operators: operators of `define_operator` that only this model has.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
@@ -669,7 +707,8 @@ class SingaBackend(Backend):
             UnsupportedModel: the model is valid; `problems` lists everything in it that is not implemented.
             DeviceUnavailable: this machine does not have the device.
             ResourceExhausted: a limit was reached, or the flag was set.
-            InvalidInput: `threads`, `precision`, `optimize`, `deterministic` or SONNX_NUM_THREADS has another value (SX384).
+            InvalidInput: `threads`, `precision`, `optimize`, `deterministic` or SONNX_NUM_THREADS has another value (SX384), or
+                `operators` does not hold operators (SX389).
             UnknownKeyword: a keyword is not one of these.
 
         Example:
@@ -680,7 +719,7 @@ class SingaBackend(Backend):
         chosen = plan_options(threads, precision, optimize, deterministic)
         place = devices.resolve(device)
         allowed = limits or Limits()
-        made = _prepared(model, place, allowed, cancel, chosen)
+        made = _prepared(model, place, allowed, cancel, chosen, operators)
         made._default_threads = chosen.threads if threads is None else None
         for text in made.graph.warnings:
             warnings.warn(printable(text, TEXT), UserWarning, stacklevel=2)

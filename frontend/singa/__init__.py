@@ -8,6 +8,9 @@ The helper modules are `utils`, `data`, `image_tool` and `snapshot`.
 from ._lazy import __dir__ as __dir__
 from ._lazy import __getattr__ as __getattr__
 
+__version__: str
+"""The version of the distribution `sonnx`."""
+
 __all__ = [
     "autograd", "codegen", "data", "device", "exporting", "image_tool", "initializer", "layer", "model", "opt", "quantization",
     "singa_wrap", "snapshot", "sonnx", "tape", "tensor", "utils",

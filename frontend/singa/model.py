@@ -26,6 +26,7 @@ from singa_backend.files import write_npz, writing
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
+from singa_backend.rendering import printable
 from singa_backend.runtime.executor import Executor, Observer
 from singa_backend.runtime.executor import Path as NodePath
 
@@ -165,7 +166,13 @@ class Model(Layer):
     def __repr__(self) -> str:
         mode = "training" if self.training else "inference"
         source = " (follows autograd.training)" if self._mode is None else ""
-        return f"<{type(self).__qualname__} at {id(self):#x}, mode: {mode}{source}>"
+        lines = [*self._origin_lines(), *(f"{n}: {type(v).__name__}, {_counted(v)}" for n, v in self._layers.items())]
+        inner = "".join(f"\n  {printable(line)}" for line in lines)
+        return f"<{type(self).__qualname__} at {id(self):#x}:{inner}\n  {_counted(self)}, mode: {mode}{source}>"
+
+    def _origin_lines(self) -> list[str]:
+        """What `repr` shows before the layers."""
+        return []
 
     def graph(self, mode: bool = True, sequential: bool = False) -> None:
         """Set whether steps run as one ONNX graph, and discard the graphs that were recorded.
@@ -633,3 +640,10 @@ def _rebuilt(value: Any, change: Any) -> Any:
 
 def _replaced(value: Any, by: dict[int, Tensor]) -> Any:
     return _rebuilt(value, lambda t: by.get(id(t), t))
+
+
+def _counted(layer: Layer) -> str:
+    """The numbers of parameters and of their elements."""
+    found = layer.get_params().values()
+    total = sum(math.prod(t.shape) for t in {id(t): t for t in found}.values())
+    return f"{len(found)} parameter{'s' * (len(found) != 1)} ({total:,} elements)" if found else "no parameters yet"

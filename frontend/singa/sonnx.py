@@ -23,6 +23,7 @@ from ._onnx.custom_exporters import exporter
 from ._onnx.export import ExportReport, convert, export, to_onnx
 from ._onnx.frontend import SingaFrontend
 from ._onnx.model import SONNXModel
+from ._onnx.operators import Operator, define_operator, register_operator
 from ._onnx.rep import OnnxAttributes, OnnxNode, SingaBackend, SingaRep, get_op
 from ._onnx.training_step import step_pairs, to_training_onnx
 from ._onnx.verify import ExportMismatch, export_and_check
@@ -44,6 +45,7 @@ __all__ = [
     "ExporterFailure",
     "OnnxAttributes",
     "OnnxNode",
+    "Operator",
     "SONNXModel",
     "SingaBackend",
     "SingaFrontend",
@@ -54,6 +56,7 @@ __all__ = [
     "compare",
     "convert",
     "cpu_dev",
+    "define_operator",
     "export",
     "export_and_check",
     "exporter",
@@ -73,6 +76,7 @@ __all__ = [
     "quantization_errors",
     "quantize",
     "reduce",
+    "register_operator",
     "run_model",
     "run_node",
     "save",

@@ -19,8 +19,9 @@ from ..errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel,
 from ..limits import check_nesting, current, ensured
 from ..proto import tensor_data
 from ..proto.messages import TRAINING_GRADIENT, reads
-from ..proto.schemas import DOMAINS, is_custom, newest, plain_domain, schema_version, schemas
+from ..proto.schemas import DOMAINS, is_custom, is_private, newest, plain_domain, public_domain, schema_version, schemas
 from ..proto.values import Value
+from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations
 from .graph import ABSENT, Graph, Node, runnable_order
 from .versioned import VersionedOperator
@@ -38,6 +39,9 @@ _FIELDS: dict[int, str] = {
 Bindings: TypeAlias = dict[str, AttributeProto | None]
 """The attributes of one call of a function; None for an omitted one without default."""
 
+_Operators: TypeAlias = dict[tuple[str, str], dict[int, str]]
+"""(domain, name) -> version -> the domain of the declaration, for operators that only this model has."""
+
 _VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 
@@ -47,6 +51,7 @@ def read(
     folder: Path | None = None,
     within: tensor_data.ModelFile | None = None,
     maps: tensor_data.Maps | None = None,
+    operators: Sequence[CustomOperator] = (),
 ) -> Graph:
     """Read a model and check it against ONNX's rules.
 
@@ -55,6 +60,7 @@ def read(
         folder: the folder of its external data; None if it has none.
         within: the model's file, if data were left in it.
         maps: receives the files of external data; None if the caller does not need them.
+        operators: operators that only this model has; they precede registered ones.
 
     Returns:
         The graph, whose operators are resolved to their schema versions.
@@ -64,13 +70,16 @@ def read(
         UnsupportedModel: the model is valid; `problems` lists everything in it that is not implemented.
         ResourceExhausted: a limit of the current call was reached.
     """
+    own = by_public_name(operators)
     with ensured():
-        return _read(model, folder, within, maps or tensor_data.Maps())
+        return _read(model, folder, within, maps or tensor_data.Maps(), own)
 
 
-def _read(model: ModelProto, folder: Path | None, within: tensor_data.ModelFile | None, maps: tensor_data.Maps) -> Graph:
+def _read(
+    model: ModelProto, folder: Path | None, within: tensor_data.ModelFile | None, maps: tensor_data.Maps, own: _Operators
+) -> Graph:
     try:
-        reader = _Reader(model, folder, within, maps)
+        reader = _Reader(model, folder, within, maps, own)
         graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
         reader.finish()
         check_nesting(_height(graph, {}))
@@ -93,8 +102,15 @@ class _Reader:
     """The state that the scopes of one model share: its functions, its folder, the problems found so far."""
 
     def __init__(
-        self, model: ModelProto, folder: Path | None, within: tensor_data.ModelFile | None, maps: tensor_data.Maps
+        self,
+        model: ModelProto,
+        folder: Path | None,
+        within: tensor_data.ModelFile | None,
+        maps: tensor_data.Maps,
+        own: _Operators,
     ) -> None:
+        self.own = own
+        self.explained: set[str] = set()  # domains that the hint of a problem explains
         self.tensor = partial(tensor_data.tensor, folder=folder, maps=maps, within=within)
         self.sparse = partial(tensor_data.sparse, folder=folder, maps=maps)
         self.functions: dict[tuple[str, str, str], FunctionProto] = {}
@@ -312,6 +328,8 @@ class _Scope:
         domain, name = plain_domain(reader.text(proto.domain, "a domain")), reader.text(name, "a node")
         opset = self.opsets.get(domain, 0)
         reader.text(proto.op_type, "an operator")
+        if own := reader.own.get((domain, proto.op_type)):
+            domain = own[max((v for v in own if v <= opset), default=min(own))]
         where = {"node": name, "operator": proto.op_type, "opset": opset or None}
         inputs = []
         for n in proto.input:
@@ -372,15 +390,19 @@ class _Scope:
 
     def _operator(self, node: Node, proto: NodeProto, where: dict[str, Any]) -> None:
         reader, domain = self.reader, node.domain
-        shown = DOMAINS.get(domain, domain)
+        shown = DOMAINS.get(domain, public_domain(domain))
         if not node.opset:
             reader.wrong("SX106", f"the model does not import an opset of domain {shown!r}", **where)
             return
-        known = schemas.get((domain, proto.op_type))
+        known = None if is_private(proto.domain) else schemas.get((domain, proto.op_type))
         if known is None:
             close = reader.did_you_mean(proto.op_type, (n for d, n in schemas if d == domain)).replace("'", "")
             text = f"{shown} has no operator {proto.op_type}, and the model does not define it{close}"
-            reader.lacks("SX202", text, **where, hint=_of_other_domain(domain) if is_custom(domain) else "")
+            hint = ""
+            if is_custom(domain) and domain not in reader.explained:
+                hint = _of_other_domain(domain, "" if reader.explained else definition_lines(proto))
+                reader.explained.add(domain)
+            reader.lacks("SX202", text, **where, hint=hint)
             self._attributes(proto, None, where)
             return
         version = schema_version(domain, proto.op_type, node.opset)
@@ -571,9 +593,9 @@ _OTHER_DOMAINS = {
 """What the operators of a domain are that ONNX does not define, and what can be done; by the beginning of the domain."""
 
 
-def _of_other_domain(domain: str) -> str:
+def _of_other_domain(domain: str, lines: str) -> str:
     known = next((text for name, text in _OTHER_DOMAINS.items() if domain == name or domain.startswith(f"{name}.")), "")
-    own = "add its operators to the model as functions, or declare them (CONTRIBUTING.md)"
+    own = f"add its operators to the model as functions, or define them{lines and f':{lines}'}"
     return f"{known}; or {own}" if known else f"the domain {domain!r} is not one of ONNX's: {own}"
 
 

@@ -16,8 +16,8 @@ from onnx import defs
 from .. import dtypes, limits
 from ..devices.device import is_host_value
 from ..devices.namespaces import Xp
-from ..errors import OperatorError, UnsupportedModel
-from ..proto.schemas import schemas, type_strings
+from ..errors import InvalidInput, OperatorError, UnsupportedModel
+from ..proto.schemas import is_private, public_domain, schemas, type_strings
 from .declaration import Declaration, declarations
 
 _SMALL = 1 << 16
@@ -109,6 +109,7 @@ class VersionedOperator:
     def __reduce__(self) -> Any:
         """Support pickle: an operator is found by its name, in the module that declares it."""
         declaration = self.declaration
+        check_findable(declaration)
         return declared_operator, (declaration.domain, declaration.name, self.version, self.module)
 
     @property
@@ -211,13 +212,23 @@ class VersionedOperator:
         return outputs
 
 
+def check_findable(declaration: Declaration) -> None:
+    """Raise InvalidInput (SX389) for an operator of some models only that another process cannot find by its name."""
+    if is_private(declaration.domain) and ("<" in declaration.domain or declaration.domain.endswith(")")):
+        raise InvalidInput(
+            f"{declaration.name} cannot be pickled: it is defined in a function, or twice ({declaration.domain})",
+            code="SX389",
+            hint="define it once, at the top of a module",
+        )
+
+
 def declared_operator(domain: str, name: str, version: int, module: str) -> VersionedOperator:
     """An operator of a pickled model; raises UnsupportedModel (SX202) if this process does not declare it."""
     import_declarations([module])
     found = declarations.get((domain, name), {}).get(version)
     if found is None:
         raise UnsupportedModel(
-            f"the pickled model calls {domain or 'ai.onnx'}.{name}-{version}, which this process does not declare",
+            f"the pickled model calls {public_domain(domain) or 'ai.onnx'}.{name}-{version}, which this process does not declare",
             code="SX202",
             hint=f"import the module that declares it, {module!r} there, before the model is unpickled",
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from ..errors import UnsupportedModel
 from ..interpreters.builder import GraphBuilder
 from ..proto import save
 from ..proto.messages import graphs
-from ..proto.schemas import newest, newest_taken, schema_version
+from ..proto.schemas import is_private, newest, newest_taken, public_domain, schema_version
 from .functions import functions
 from .writer import OpsetWriter
 
@@ -45,6 +46,8 @@ def to_model(
     for domain in sorted(used.keys() - {""}):
         imports.append(helper.make_opsetid(domain, builder.domains.get(domain) or _version(domain, used[domain])))
     model = helper.make_model(proto, opset_imports=imports, functions=bodies, producer_name="sonnx")
+    if any(is_private(d) for d in used):
+        _publish(model)
     finish(model)
     if not deferred:
         save.attach_data(model.graph, builder.arrays)
@@ -56,6 +59,28 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
         yield node
         for inner in graphs(node):
             yield from _nodes(inner)
+
+
+def _publish(model: ModelProto) -> None:
+    """Write the public domains of operators that only some models have; raises UnsupportedModel if two would be one (SX206)."""
+    nodes = [*_nodes(model.graph), *(n for f in model.functions for n in f.node)]
+    found: dict[tuple[str, str], str] = {}
+    for node in nodes:
+        public = public_domain(node.domain)
+        if found.setdefault((public, node.op_type), node.domain) != node.domain:
+            text = f"a file must have one operator {public}.{node.op_type}, got those of {found[public, node.op_type]!r} and "
+            raise UnsupportedModel(f"{text}{node.domain!r}", code="SX206", operator=node.op_type)
+    named: list[NodeProto | FunctionProto] = [*nodes, *model.functions]
+    for one in named:
+        one.domain = public_domain(one.domain)
+    holders: list[ModelProto | FunctionProto] = [model, *model.functions]
+    for holder in holders:
+        versions: dict[str, int] = {}
+        for entry in holder.opset_import:
+            domain = public_domain(entry.domain)
+            versions[domain] = max(versions.get(domain, 0), entry.version)
+        del holder.opset_import[:]
+        holder.opset_import.extend(helper.make_opsetid(d, v) for d, v in versions.items())
 
 
 def _version(domain: str, names: Iterable[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,26 @@ _NEWEST = defs.onnx_opset_version()
 def is_custom(domain: str) -> bool:
     """Whether a domain is not one of ONNX's: `ai.singa`, or one whose schemas are declared by `declare_schema`."""
     return domain not in _ONNX_DOMAINS
+
+
+_PRIVATE = " of "
+
+
+def private_domain(domain: str, module: str, qualname: str, taken: Iterable[str]) -> str:
+    """The domain of an operator for some models only: no file has it, and it names where the operator is defined."""
+    made = f"{domain}{_PRIVATE}{'__main__' if module == '__mp_main__' else module}.{qualname}"
+    names = set(taken)
+    return next(n for n in (made, *(f"{made} ({i})" for i in range(2, len(names) + 3))) if n not in names)
+
+
+def is_private(domain: str) -> bool:
+    """Whether a domain is one of `private_domain`."""
+    return _PRIVATE in domain
+
+
+def public_domain(domain: str) -> str:
+    """The domain that files have: that of a private domain, otherwise the domain itself."""
+    return domain.partition(_PRIVATE)[0]
 
 
 def schema_version(domain: str, name: str, opset: int) -> int | None:
@@ -92,9 +112,9 @@ def declare_schema(
 
     Args:
         name: the operator type.
-        inputs: "name: type" for each input, with "?" after the name of an optional one.
+        inputs: "name: type" for each input, with "?" after the name of an optional one and "*" before that of a variadic one.
         outputs: "name: type" for each output.
-        attributes: defaults by name; a type in place of a default makes the attribute required.
+        attributes: defaults by name, or schemas; a type in place of a default makes the attribute required.
         types: the element types that each type parameter allows.
         doc: the documentation of the operator.
         domain: `ai.singa` or another custom domain.
@@ -126,11 +146,13 @@ def declare_schema(
 def _parameter(text: str) -> defs.OpSchema.FormalParameter:
     name, type_str = text.split(": ")
     options = defs.OpSchema.FormalParameterOption
-    option = options.Optional if name.endswith("?") else options.Single
-    return defs.OpSchema.FormalParameter(name.rstrip("?"), type_str, param_option=option)
+    option = options.Optional if name.endswith("?") else options.Variadic if name.startswith("*") else options.Single
+    return defs.OpSchema.FormalParameter(name.strip("?*"), type_str, param_option=option)
 
 
 def _attribute(name: str, default: Any) -> defs.OpSchema.Attribute:
+    if isinstance(default, defs.OpSchema.Attribute):
+        return default
     kinds = {int: "INT", float: "FLOAT", str: "STRING", tuple: "INTS"}
     if isinstance(default, type):
         return defs.OpSchema.Attribute(name, getattr(defs.OpSchema.AttrType, kinds[default]), required=True)

@@ -14,6 +14,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, NotExchangeable
 from singa_backend.interpreters.builder import Symbol
+from singa_backend.rendering import printable
 
 from .. import device as devices
 from ..device import DeviceLike
@@ -215,7 +216,16 @@ class Tensor(Variable):
         return int(self.shape[0])
 
     def __repr__(self) -> str:
-        return f"<Tensor {self.name!r} {op.dtype(self)}{list(self.shape)} on {self.device.backend}>"
+        """Return the values, shortened as NumPy does, the shape, the dtype, the device, and the name if there is one."""
+        where = self.device.backend
+        if isinstance(self._data, list):
+            return f"<Tensor {printable(repr(self.name))}, a sequence of {len(self._data)} on {where}>"
+        if isinstance(self._data, Symbol) or trace.current() is not None:  # a step that is recorded must not depend on values
+            return f"<Tensor {printable(repr(self.name))} {op.dtype(self)}{list(self.shape)} on {where}>"
+        called = f", name={printable(repr(self.name))}" if self.name else ""
+        values = np.array2string(where.get(self._data), separator=", ", prefix="Tensor(")
+        shown = printable(values, len(values), lines=True)
+        return f"Tensor({shown}, shape={self.shape}, dtype={op.dtype(self)}, device={where}{called})"
 
     __hash__ = None  # type: ignore[assignment]  # tensors compare element by element
 

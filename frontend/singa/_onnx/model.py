@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from singa_backend.autodiff.buffers import untrained
 from singa_backend.errors import check_keywords
+from singa_backend.ir.custom import CustomOperator
 from singa_backend.proto.load import ModelSource, load_model
 
 from .._core import trace
@@ -33,6 +34,7 @@ class SONNXModel(Model):
     Args:
         onnx_model: a ModelProto, its bytes, or the path of its file.
         device: the device of the model, a Device or a name; None for the CPU.
+        operators: operators of `define_operator` that only this model has.
 
     Attributes:
         onnx_model: the ModelProto, if `from_onnx` or an importer of a framework created the model; otherwise None.
@@ -50,9 +52,11 @@ class SONNXModel(Model):
 
     onnx_model: ModelProto | None = None
 
-    def __init__(self, onnx_model: ModelSource, device: DeviceLike | None = None) -> None:
+    def __init__(
+        self, onnx_model: ModelSource, device: DeviceLike | None = None, *, operators: Sequence[CustomOperator] = ()
+    ) -> None:
         super().__init__()
-        self.imported = Imported(onnx_model, device)
+        self.imported = Imported(onnx_model, device, operators=operators)
         self._told_constants = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,6 +90,9 @@ class SONNXModel(Model):
         check_keywords("forward", kwargs, ("aux_output", "last_layers"))
         trace.depends(self, lambda: self.training)
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
+
+    def _origin_lines(self) -> list[str]:
+        return [self.imported.rep.origin]
 
     def get_params(self) -> dict[str, Tensor]:
         """Return the parameters by name.

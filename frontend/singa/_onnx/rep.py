@@ -20,6 +20,7 @@ from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.proto import tensor_data
 from singa_backend.proto.load import ModelSource
+from singa_backend.proto.schemas import public_domain
 
 from .._core.tensor import Tensor, op
 from ..device import Device, DeviceLike
@@ -103,9 +104,10 @@ def _proto(node: NodeProto | OnnxNode) -> NodeProto:
         raise InvalidInput(
             f"{node} contains graphs, which belong to the prepared model", code="SX300", hint="pass the NodeProto of the file"
         )
-    made = helper.make_node(node.op_type, node.inputs, node.outputs, node.name, domain=node._node.domain)
+    domain = public_domain(node._node.domain)
+    made = helper.make_node(node.op_type, node.inputs, node.outputs, node.name, domain=domain)
     given = {n: v for n, v in node.attrs.items() if n in node._node.given}
-    made.attribute.extend(attribute_proto(made.domain, made.op_type, node._node.opset, n, v) for n, v in given.items())
+    made.attribute.extend(attribute_proto(node._node.domain, made.op_type, node._node.opset, n, v) for n, v in given.items())
     return made
 
 
@@ -293,7 +295,7 @@ class SingaBackend(singa_backend.SingaBackend):
             model: a ModelProto, its bytes, or the path of its file.  External data are read only if a path is passed.
             device: a name ("CPU", "CUDA", "CUDA:1", "STRICT"), a Device of `singa.device` or `singa_backend`, or a device of
                 `onnx.backend.base`; None for the CPU.
-            **kwargs: `limits`, `cancel`, `threads`, `precision`, `optimize` and `deterministic`, as for
+            **kwargs: `limits`, `cancel`, `threads`, `precision`, `optimize`, `deterministic` and `operators`, as for
                 `singa_backend.SingaBackend.prepare`.
 
         Returns:

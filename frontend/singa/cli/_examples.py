@@ -13,8 +13,13 @@ EXAMPLES = {
         "sonnx convert model.onnx -o older.onnx --opset 11",
         "sonnx convert model.onnx -o fixed.onnx --shape x=1,3,8,8",
     ),
+    "diff": ("sonnx diff before.onnx after.onnx", "sonnx diff before.onnx after.onnx --json"),
     "doctor": ("sonnx doctor", "sonnx doctor --json"),
     "export": ("sonnx export net.py:build -o net.onnx --compare", "sonnx export net.py:Net -o net.onnx -i 'x=float32[2,3,8,8]'"),
+    "extract": (
+        "sonnx extract model.onnx --inputs a --outputs b -o part.onnx",
+        "sonnx extract model.onnx --outputs b -o part.onnx",
+    ),
     "foreign": ("sonnx foreign", "sonnx foreign models -k resnet --no-light --to reports"),
     "fuzz": ("sonnx fuzz --count 1000 --seed 0", "sonnx fuzz --graphs 1 --only 7 --write repro"),
     "gradients": ("sonnx gradients Softmax", "sonnx gradients --to reports"),
@@ -26,9 +31,14 @@ EXAMPLES = {
     "opsets": ("sonnx opsets '^Softmax$'", "sonnx opsets --to reports"),
     "optimize": ("sonnx optimize model.onnx -o small.onnx", "sonnx optimize --list"),
     "profile": ("sonnx profile model.onnx --runs 20 --top 5", "sonnx profile model.onnx --trace run.json --html times.html"),
+    "quantize": (
+        "sonnx quantize model.onnx --data samples.npz -o int8.onnx",
+        "sonnx quantize model.onnx --dynamic -o int8.onnx",
+    ),
     "reduce": ("sonnx reduce model.onnx --raises SX404", "sonnx reduce model.onnx --against reference --to small"),
     "report": ("sonnx report cpu.json --to reports", "sonnx report cpu.json --check"),
     "run": ("sonnx run model.onnx --random 0 --size batch=2", "sonnx run model.onnx -i x=x.npy -o y.npz"),
+    "sanitize": ("sonnx sanitize model.onnx -o clean.onnx", "sonnx sanitize model.onnx -o clean.onnx --json"),
     "train": (
         "sonnx train model.onnx --data digits.npz --epochs 5 -o tuned.onnx",
         "sonnx train model.onnx --data digits.npz --checkpoint run.ckpt --resume",

@@ -56,6 +56,7 @@ SECTIONS = {
         "compare",
         "bisect",
         "reduce",
+        "diff",
     ),
     "Train": ("train",),
     "Write": (
@@ -63,6 +64,9 @@ SECTIONS = {
         "convert",
         "optimize",
         "layout",
+        "extract",
+        "sanitize",
+        "quantize",
         "codegen",
     ),
     "Prove": (

@@ -1,0 +1,50 @@
+"""Whether the package `singa` is that of this distribution: Apache SINGA's own one has the same name.
+
+Installing it overwrites files of this distribution, or precedes them on the path. The import of `singa_backend` then warns, and
+that of `sonnx` raises ImportError.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+
+
+def _other_singa() -> str:
+    """The folder of a package `singa` that is not that of this distribution; "" if there is none."""
+    try:
+        spec = importlib.util.find_spec("singa")  # does not run it
+    except (ImportError, ValueError):
+        return ""
+    if spec is None:
+        return ""
+    folder = os.path.dirname(spec.origin) if spec.origin else ", ".join(spec.submodule_search_locations or ())
+    read = getattr(spec.loader, "get_source", None)
+    try:
+        source = read("singa") if read is not None else ""
+    except (ImportError, OSError):
+        return ""
+    return "" if source is None or "from ._lazy import" in source else folder or "an unknown place"
+
+
+def _text(folder: str) -> str:
+    return (
+        f"the package singa in {folder} is not that of sonnx: Apache SINGA's own package has the same name, and was installed "
+        "over it or precedes it on sys.path; remove it, then install sonnx again: "
+        "pip uninstall singa && pip install --force-reinstall --no-deps sonnx"
+    )
+
+
+def check_singa() -> None:
+    """Check that `import singa` imports the package of this distribution.
+
+    Raises:
+        ImportError: it would import another one.
+    """
+    if folder := _other_singa():
+        raise ImportError(_text(folder), name="singa")
+
+
+if _found := _other_singa():
+    warnings.warn(_text(_found), RuntimeWarning, stacklevel=2)

@@ -1,0 +1,12 @@
+"""The module `singa.sonnx` under its short name: `import sonnx`."""
+
+import sys
+
+from singa_backend.installation import check_singa
+
+check_singa()
+
+from singa import sonnx as _sonnx  # noqa: E402
+from singa.sonnx import *  # noqa: E402, F403
+
+sys.modules[__name__] = _sonnx
