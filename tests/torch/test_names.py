@@ -266,3 +266,13 @@ def test_encoder_layer(o: dict[str, Any]) -> None:
 
 
 NORM = ("scale", "bias")
+
+
+@pytest.mark.parametrize(
+    "name, theirs", [("sum", "sum"), ("mean", "mean"), ("max", "amax"), ("min", "amin"), ("argmax", "argmax")]
+)
+@pytest.mark.parametrize("axis, keep", [(0, False), (-1, True)])
+def test_reductions(name: str, theirs: str, axis: int, keep: bool) -> None:
+    x = RNG.normal(size=(2, 3, 4))
+    wanted = getattr(torch.from_numpy(x), theirs)(axis, keep).numpy()
+    np.testing.assert_allclose(getattr(Tensor(data=x), name)(axis, keep).numpy(), wanted, rtol=1e-13)

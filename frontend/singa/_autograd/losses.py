@@ -75,7 +75,7 @@ def softmax_cross_entropy(
 
 def _of_classes(op: TensorOp, x: Any, ids: Any, w: Any, ignore_index: int | None, smoothing: float) -> Any:
     """The loss for class numbers, without axes."""
-    ignore = {} if ignore_index is None else {"ignore_index": int(ignore_index)}
+    ignore: dict[str, Any] = {} if ignore_index is None else {"ignore_index": int(ignore_index)}
     if not smoothing:
         return op.SoftmaxCrossEntropyLoss(x, ids, w, **ignore)
     log = op.LogSoftmax(x, axis=1)

@@ -20,6 +20,7 @@ class _Dense(Layer):
     """Computes y = x W + b; W is drawn from U(-sqrt(6 / (in + out)), sqrt(6 / (in + out))), b is zeros."""
 
     W: Tensor
+    b: Tensor
 
     def __init__(self, features: int, bias: bool) -> None:
         super().__init__()
