@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 
 from singa_backend import debug
 
-from ._common import NO, echo, exit_codes, json_option
+from ._common import NO, echo, exit_codes, json_option, write_json
 
 _STYLES = {"added": "green", "removed": "red", "changed": "yellow"}
 
@@ -27,7 +26,7 @@ def command(first: Path, second: Path, as_json: bool) -> None:
     """
     found = debug.diff(first, second)
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        write_json(found.to_dict())
     else:
         for change in found.changes:
             echo(str(change), style=_STYLES[change.how])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ import click
 from singa_backend import debug
 from singa_backend.files import check
 
-from ._common import echo, exit_codes, json_option
+from ._common import echo, exit_codes, json_option, write_json
 
 
 @click.command("extract")
@@ -41,7 +40,7 @@ def command(model: Path, taken: tuple[str, ...], made: tuple[str, ...], path: Pa
         "outputs": [o.name for o in part.graph.output],
     }
     if as_json:
-        click.echo(json.dumps(facts))
+        write_json(facts)
         return
     echo(f"{facts['nodes']} of {facts['of']} nodes, from {_list(facts['inputs'])} to {_list(facts['outputs'])}")
     echo(f"wrote {path}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from singa_backend.files import check
 from singa_backend.proto.load import load_model
@@ -15,7 +13,11 @@ from singa_backend.quantization import ErrorRow, quantization_errors
 from singa_backend.quantization import quantize as rewrite
 from singa_backend.quantization.options import INTEGERS, METHODS
 
-from ._common import Number, echo, exit_codes, json_option, show
+from ._common import Number, echo, exit_codes, json_option, show, write_json
+from ._tables import NAME, NUMBER, WORDS, Columns
+
+_ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORDS, "SNR (dB)": NUMBER, "max error": NUMBER,
+                   "mean error": NUMBER})  # fmt: skip
 
 _INTEGERS = click.Choice(list(INTEGERS))
 
@@ -109,7 +111,7 @@ def command(
     written = save(made, target)
     if as_json:
         told = {"written": [str(p) for p in written], "nodes": nodes, "errors": [row.to_dict() for row in rows]}
-        click.echo(json.dumps(told))
+        write_json(told)
         return
     if rows:
         _show(rows)
@@ -117,8 +119,7 @@ def command(
 
 
 def _show(rows: list[ErrorRow]) -> None:
-    table = Table("node", "operator", "value", "SNR (dB)", "max error", "mean error")
+    table = _ERRORS.table()
     for row in rows:
-        value = f"{row.value} (output)" if row.output else row.value
-        table.add_row(row.node, row.operator, value, f"{row.snr:.1f}", f"{row.max_abs:.6g}", f"{row.mean_abs:.6g}")
+        table.add(row.node, row.operator, row.value, "yes" if row.output else "", row.snr, row.max_abs, row.mean_abs)
     show(table)

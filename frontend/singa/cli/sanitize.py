@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -13,7 +12,7 @@ from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, echo, exit_codes, json_option
+from ._common import NO, echo, exit_codes, json_option, write_json
 
 
 @click.command("sanitize")
@@ -35,7 +34,7 @@ def command(model: Path, path: Path, as_json: bool) -> None:
     written = save(proto, path, folder=folder, check=bool(valid))
     report = found.report
     if as_json:
-        click.echo(json.dumps(found.to_dict() | {"written": [str(p) for p in written]}))
+        write_json(found.to_dict() | {"written": [str(p) for p in written]})
     else:
         echo(f"{report.before.total()} -> {report.after.total()} nodes")
         echo(f"{found.named} nodes received a name, {found.typed} values a type")
