@@ -338,6 +338,11 @@ def extract(new: int) -> None:
     sonnx_command("extract", f"in{new}/m.onnx", "--outputs", "p", "-o", "p.onnx")
 
 
+@case(models("q.onnx"), covers="quantize --output")
+def quantize(new: int) -> None:
+    sonnx_command("quantize", f"in{new}/m.onnx", "--dynamic", "-o", "q.onnx")
+
+
 @case(models("s.onnx"), covers="sanitize --output")
 def sanitize(new: int) -> None:
     sonnx_command("sanitize", f"in{new}/m.onnx", "-o", "s.onnx")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
+from pathlib import Path
 
 
 def _other_singa() -> str:
@@ -20,10 +21,13 @@ def _other_singa() -> str:
     if spec is None:
         return ""
     folder = os.path.dirname(spec.origin) if spec.origin else ", ".join(spec.submodule_search_locations or ())
-    read = getattr(spec.loader, "get_source", None)
+    read = getattr(spec.loader, "get_source", None)  # pytest's loader of the files of a plugin's distribution has none
     try:
-        source = read("singa") if read is not None else ""
-    except (ImportError, OSError):
+        if read is not None:
+            source = read("singa")
+        else:
+            source = Path(spec.origin).read_text("utf-8") if spec.origin else ""
+    except (ImportError, OSError, ValueError):
         return ""
     return "" if source is None or "from ._lazy import" in source else folder or "an unknown place"
 

@@ -74,7 +74,9 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
     recording = trace.current()
     if recording is not None:
         recording.begin_backward()
-    required(y).device._times.backward = True
+    times = required(y).device._times
+    if times.measures:  # otherwise another thread's step is measured
+        times.backward = True
     covered = coverage.current() if asked is None and not create_graph else None
     if covered is not None:
         covered.backward_ran = True

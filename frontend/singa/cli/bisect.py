@@ -67,7 +67,7 @@ def command(
             progress=step,
         )
     if as_json:
-        write_json({"diverges": found is not None, "against": other} | (found.to_dict() if found else {}))
+        write_json({"diverges": found is not None, "against": program or other} | (found.to_dict() if found else {}))
     elif found is None:
         echo("no node diverges", style="green")
     else:
