@@ -10,7 +10,6 @@ import argparse
 import glob
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from singa import autograd, device, layer, opt, sonnx, tensor
+from singa_backend.collectives import launched_size
 from singa_backend.errors import SonnxError
 from singa_backend.files import staged
 
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace, proto: onnx.ModelProto, sets: tuple[Any, Any, 
         raise SystemExit(f"{args.checkpoint} exists: pass --resume to continue that training, or another path")
     if args.resume and not (args.checkpoint and args.checkpoint.exists()):
         raise SystemExit(f"--resume needs a --checkpoint that exists, got {args.checkpoint}")
-    workers = max(int(os.environ.get(n, "1")) for n in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    workers = launched_size()
     if args.dist_option not in ("plain", "fp32") and workers == 1 and not args.distributed:
         raise SystemExit(f"--dist-option {args.dist_option} needs several workers: mpiexec -n 2 python ..., or --distributed")
     rule = (

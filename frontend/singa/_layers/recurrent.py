@@ -137,7 +137,33 @@ def _stack_directions(parts: Sequence[Tensor]) -> Tensor:
     return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=0)
 
 
-class RNN(RNN_Base):
+class _OneState(RNN_Base):
+    """A recurrent layer whose state is one Tensor; a subclass defines the computation of one layer, `_layer`."""
+
+    def forward(self, xs: Any, h0: Tensor | None = None) -> tuple[Any, Tensor]:
+        """Run the layer over a sequence.
+
+        Args:
+            xs: A list of Tensors (N, input), one per time step; or one Tensor (time, N, input), or (N, time, input) with
+                `batch_first`.
+            h0: Initial state of shape (N, hidden) or (num_layers * directions, N, hidden); zeros if None.
+
+        Returns:
+            The outputs, in the form of xs with directions * hidden features, and the last state, in the shape of h0.
+
+        Raises:
+            InvalidInput: If the sequence is empty, or the number of features is not `input_size` (SX325).
+        """
+        x = self._time_first(xs)
+        self._follow(x)
+        y, (h,) = self._stacked(x, [h0], self._layer)
+        return self._like_inputs(y, xs), h
+
+    def _layer(self, i: int, x: Tensor, h: Tensor | None) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+
+class RNN(_OneState):
     """Computes h = f(x Wx + h Wh + b) at each time step, where f is tanh or relu (ONNX: RNN).
 
     Parameters: Wx of shape (input, hidden) and Wh of shape (hidden, hidden), drawn from N(0, 1); b of shape (hidden,), zeros.
@@ -186,25 +212,6 @@ class RNN(RNN_Base):
                 self._param(f"Wh{end}", (self.hidden_size, self.hidden_size), x, std=1.0)
                 if self.bias:
                     self._param(f"b{end}", (self.hidden_size,), x)
-
-    def forward(self, xs: Any, h0: Tensor | None = None) -> tuple[Any, Tensor]:
-        """Run the layer over a sequence.
-
-        Args:
-            xs: A list of Tensors (N, input), one per time step; or one Tensor (time, N, input), or (N, time, input) with
-                `batch_first`.
-            h0: Initial state of shape (N, hidden) or (num_layers * directions, N, hidden); zeros if None.
-
-        Returns:
-            The outputs, in the form of xs with directions * hidden features, and the last state, in the shape of h0.
-
-        Raises:
-            InvalidInput: If the sequence is empty, or the number of features is not `input_size` (SX325).
-        """
-        x = self._time_first(xs)
-        self._follow(x)
-        y, (h,) = self._stacked(x, [h0], self._layer)
-        return self._like_inputs(y, xs), h
 
     def _layer(self, i: int, x: Tensor, h: Tensor | None) -> tuple[Tensor, ...]:
         ends = self._suffixes()[i]
@@ -342,7 +349,7 @@ class LSTM(RNN_Base):
         return op.Mul(made["o"], op.Tanh(c)), c
 
 
-class GRU(RNN_Base):
+class GRU(_OneState):
     """Computes h = (1 - z) * n + z * h at each time step (ONNX: GRU with linear_before_reset=1), as PyTorch's GRU does.
 
     The gates are r, z = sigmoid(x Wx + Bx + h Wh + Bh) and n = tanh(x Wx + Bx + r * (h Wh + Bh)), each with its own parameters:
@@ -388,25 +395,6 @@ class GRU(RNN_Base):
                 for kind in ("Bx", "Bh") if self.bias else ():
                     for gate in "rzn":
                         self._param(f"{kind}_{gate}{end}", (self.hidden_size,), x)
-
-    def forward(self, xs: Any, h0: Tensor | None = None) -> tuple[Any, Tensor]:
-        """Run the layer over a sequence.
-
-        Args:
-            xs: A list of Tensors (N, input), one per time step; or one Tensor (time, N, input), or (N, time, input) with
-                `batch_first`.
-            h0: Initial state of shape (N, hidden) or (num_layers * directions, N, hidden); zeros if None.
-
-        Returns:
-            The outputs, in the form of xs with directions * hidden features, and the last state, in the shape of h0.
-
-        Raises:
-            InvalidInput: If the sequence is empty, or the number of features is not `input_size` (SX325).
-        """
-        x = self._time_first(xs)
-        self._follow(x)
-        y, (h,) = self._stacked(x, [h0], self._layer)
-        return self._like_inputs(y, xs), h
 
     def _layer(self, i: int, x: Tensor, h: Tensor | None) -> tuple[Tensor, ...]:
         ends = self._suffixes()[i]
