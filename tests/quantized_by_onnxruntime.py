@@ -25,6 +25,7 @@ def quantized(model: bytes, data: dict[str, Any] | None, options: dict[str, Any]
     types = {"int8": tools.QuantType.QInt8, "uint8": tools.QuantType.QUInt8}
     common: dict[str, Any] = {
         "per_channel": options.get("per_channel", False),
+        "reduce_range": options.get("reduce_range", False),
         "weight_type": types[options.get("weights", "int8")],
         "nodes_to_exclude": list(options.get("exclude", ())),
         "op_types_to_quantize": list(options.get("operators", ())) or None,

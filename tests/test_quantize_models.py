@@ -100,8 +100,12 @@ STATIC: list[dict[str, Any]] = [
     {"symmetric_weights": False},
     {"exclude": ("/conv/2", "/matmul/4"), "activations": "uint8"},
     {"operators": ("Conv", "MatMul"), "per_channel": True},
+    *({"reduce_range": True, "activations": "uint8", "weights": w, "symmetric_weights": s, "per_channel": c}
+      for w in ("int8", "uint8") for s in (False, True) for c in (False, True)),
 ]  # fmt: skip
-DYNAMIC: list[dict[str, Any]] = [{"weights": w, "per_channel": c} for w in ("uint8", "int8") for c in (False, True)]
+DYNAMIC: list[dict[str, Any]] = [{"weights": w, "per_channel": c} for w in ("uint8", "int8") for c in (False, True)] + [
+    {"reduce_range": True, "weights": "uint8"}, {"reduce_range": True, "per_channel": True},
+]
 NETS = {"net": (net, IMAGES), "transformer": (transformer, TEXTS)}
 HISTOGRAMS = [np.bincount(np.clip((normal(i, 4000) * 90 + 512).astype(int), 0, 1023), minlength=1024) for i in range(3)]
 EDGES = np.linspace(-4, 4, 1025).astype(np.float32)

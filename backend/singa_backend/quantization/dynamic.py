@@ -79,7 +79,7 @@ class Dynamic:
             w = np.ascontiguousarray(w.T) if transposed else w
             dtype, symmetric = (o.activations, False) if table else (o.weights, o.symmetric_weights)
             axis = w.ndim - 1 if per_channel and o.per_channel else None
-            scheme = scales.of_weight(w, dtype, symmetric, axis)
+            scheme = scales.of_weight(w, dtype, symmetric, axis, o.reduce_range and not table)
             add = self.graph.add
             self.weights[key] = _Integers(
                 add(f"{name}_quantized", scheme.integers(w)),

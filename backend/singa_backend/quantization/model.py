@@ -27,6 +27,7 @@ def quantize(
     weights: str = "int8",
     symmetric_activations: bool = False,
     symmetric_weights: bool | None = None,
+    reduce_range: bool = False,
     percentile: float = 99.999,
     bins: int | None = None,
     operators: Sequence[str] | None = None,
@@ -53,6 +54,8 @@ def quantize(
         symmetric_activations: whether 0 is the middle of the integers of activations.
         symmetric_weights: the same for weights, by default for int8; weights with a scale for each channel are always
             symmetric in QDQ form.
+        reduce_range: whether weights have 7 bits in place of 8.  Processors without the instructions VNNI or AMX then do not
+            saturate the sums of two products in 16 bits, which some engines (onnxruntime) do there.
         percentile: the share in percent, for that method.
         bins: the number of bins of a histogram, at least 128; by default 128 for entropy and 2048 for percentile.
         operators: the operators to quantize; by default all that are known.
@@ -74,8 +77,9 @@ def quantize(
     """
     options = checked(
         dynamic=dynamic, method=method, per_channel=per_channel, activations=activations, weights=weights,
-        symmetric_activations=symmetric_activations, symmetric_weights=symmetric_weights, percentile=percentile, bins=bins,
-        operators=operators, exclude=exclude, exclude_operators=exclude_operators,
+        symmetric_activations=symmetric_activations, symmetric_weights=symmetric_weights,
+        reduce_range=reduce_range, percentile=percentile, bins=bins, operators=operators, exclude=exclude,
+        exclude_operators=exclude_operators,
     )  # fmt: skip
     if dynamic != (data is None):
         what = "dynamic quantization takes no calibration data" if dynamic else "static quantization needs calibration data"

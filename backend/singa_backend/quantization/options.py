@@ -41,6 +41,7 @@ class Options:
     weights: np.dtype[Any]
     symmetric_activations: bool
     symmetric_weights: bool
+    reduce_range: bool
     percentile: float
     bins: int | None
     operators: frozenset[str]
@@ -75,6 +76,7 @@ def checked(
     weights: str,
     symmetric_activations: bool,
     symmetric_weights: bool | None,
+    reduce_range: bool,
     percentile: float,
     bins: int | None,
     operators: Sequence[str] | None,
@@ -108,7 +110,7 @@ def checked(
             raise InvalidInput(f"exclude must be regular expressions, got {text!r}: {error}", code="SX397") from None
     return Options(
         bool(dynamic), method, bool(per_channel), INTEGERS[activations], INTEGERS[weights], bool(symmetric_activations),
-        weights == "int8" if symmetric_weights is None else bool(symmetric_weights), float(percentile), bins,
+        weights == "int8" if symmetric_weights is None else bool(symmetric_weights), bool(reduce_range), float(percentile), bins,
         frozenset(known if operators is None else operators) - set(exclude_operators), tuple(patterns),
     )  # fmt: skip
 

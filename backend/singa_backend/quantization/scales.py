@@ -31,8 +31,8 @@ class Scheme:
         return np.asarray(found.astype(self.zero.dtype)).reshape(x.shape)
 
 
-def of_range(low: Any, high: Any, dtype: np.dtype[Any], symmetric: bool) -> Scheme:
-    """The scheme of a range of float32 values; 0 is in every range."""
+def of_range(low: Any, high: Any, dtype: np.dtype[Any], symmetric: bool, reduced: bool = False) -> Scheme:
+    """The scheme of a range of float32 values; 0 is in every range.  Reduced: half of the integers."""
     low, high = np.float64(min(np.float32(low), np.float32(0))), np.float64(max(np.float32(high), np.float32(0)))
     info = np.iinfo(dtype)
     least, most = int(info.min), int(info.max)
@@ -40,6 +40,8 @@ def of_range(low: Any, high: Any, dtype: np.dtype[Any], symmetric: bool) -> Sche
         high = max(-low, high)
         low = -high
         least = -most if dtype == np.int8 else least
+    if reduced:
+        least, most = (-64, 64) if dtype == np.int8 else (0, 127)
     scale = (high - low) / np.float64(most - least)
     if scale < _TINY:
         return Scheme(np.array(1.0, np.float32), np.array(0, dtype))
@@ -47,12 +49,12 @@ def of_range(low: Any, high: Any, dtype: np.dtype[Any], symmetric: bool) -> Sche
     return Scheme(np.array(scale, np.float32), np.array(zero, dtype))
 
 
-def of_weight(w: np.ndarray, dtype: np.dtype[Any], symmetric: bool, axis: int | None) -> Scheme:
+def of_weight(w: np.ndarray, dtype: np.dtype[Any], symmetric: bool, axis: int | None, reduced: bool = False) -> Scheme:
     """The scheme of a constant tensor; with an axis, one scale for each channel."""
     if axis is None:
-        return of_range(w.min(initial=0), w.max(initial=0), dtype, symmetric)
+        return of_range(w.min(initial=0), w.max(initial=0), dtype, symmetric, reduced)
     rows = np.moveaxis(w, axis, 0).reshape(w.shape[axis], -1)
-    each = [of_range(r.min(initial=0), r.max(initial=0), dtype, symmetric) for r in rows]
+    each = [of_range(r.min(initial=0), r.max(initial=0), dtype, symmetric, reduced) for r in rows]
     return Scheme(np.array([s.scale for s in each], np.float32), np.array([s.zero for s in each], dtype), axis)
 
 

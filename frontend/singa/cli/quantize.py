@@ -52,6 +52,7 @@ _INTEGERS = click.Choice(list(INTEGERS))
 @click.option("--weights", type=_INTEGERS, default="int8", show_default=True, help="The integers of weights.")
 @click.option("--symmetric-activations", is_flag=True, help="0 is the middle of the integers of activations.")
 @click.option("--symmetric-weights/--asymmetric-weights", default=None, help="The same for weights (default: for int8).")
+@click.option("--reduce-range", is_flag=True, help="Weights of 7 bits, for engines on processors without VNNI or AMX.")
 @click.option(
     "--percentile",
     type=Number(min=0, max=100, min_open=True),
@@ -83,6 +84,7 @@ def command(
     weights: str,
     symmetric_activations: bool,
     symmetric_weights: bool | None,
+    reduce_range: bool,
     percentile: float,
     bins: int | None,
     operators: tuple[str, ...],
@@ -103,7 +105,7 @@ def command(
     made = rewrite(
         model, None if dynamic else data, dynamic=dynamic, method=method, per_channel=per_channel, activations=activations,
         weights=weights, symmetric_activations=symmetric_activations, symmetric_weights=symmetric_weights,
-        percentile=percentile, bins=bins, operators=operators or None, exclude=exclude,
+        reduce_range=reduce_range, percentile=percentile, bins=bins, operators=operators or None, exclude=exclude,
         exclude_operators=exclude_operators, batch_size=batch_size,
     )  # fmt: skip
     rows = [] if data is None else quantization_errors(model, made, data, batch_size=batch_size)
