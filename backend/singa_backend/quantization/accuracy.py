@@ -3,52 +3,96 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto, helper
 
 from ..backend import SingaBackend
 from ..comparison.difference import difference
 from ..proto.load import ModelSource, embed, load_model
+from ..proto.messages import FreshNames, names
 from .calibration import Batches, Data, Observed
+from .graph import FLOAT
 
 _FORMS = {"QuantizeLinear", "DequantizeLinear"}
 
 
 @dataclass
 class ErrorRow:
-    """The error of one value on all samples, which includes the errors of earlier nodes.
+    """The error of one value on all samples.
 
     Attributes:
         node: the name of the node of the float model that makes the value.
         operator: of the node.
         value: its name in the float model.
         snr: the signal-to-noise ratio in decibels: 10 log10 of the sum of squares of the float values by that of the errors;
-            infinite if there is no error.
+            infinite if there is no error.  The errors include those of earlier nodes.
+        own_snr: the same ratio for this node alone: its inputs are those of the float model, quantized.
         max_abs: the maximum absolute error.
         mean_abs: the mean absolute error.
         size: the number of elements that were compared.
         output: whether the value is an output of the model.
+        sources: the names of the nodes with rows that compute its inputs.
     """
 
     node: str
     operator: str
     value: str
     snr: float
+    own_snr: float
     max_abs: float
     mean_abs: float
     size: int
     output: bool
+    sources: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data.
 
         Returns:
-            A dict of the attributes; `snr` is None if it is infinite, because JSON has no infinity.
+            A dict of the attributes; `snr` and `own_snr` are None if they are infinite, because JSON has no infinity.
         """
-        return {**vars(self), "snr": self.snr if math.isfinite(self.snr) else None}
+        ratios = {n: r if math.isfinite(r) else None for n, r in (("snr", self.snr), ("own_snr", self.own_snr))}
+        return {**vars(self), **ratios}
+
+
+def worst(rows: Sequence[ErrorRow]) -> list[ErrorRow]:
+    """The rows of nodes whose own error is large: 10 dB below the median of all, or below 10 dB.
+
+    Args:
+        rows: the rows of a model.
+
+    Returns:
+        Those rows, the largest error first.
+    """
+    limit = max(median(row.own_snr for row in rows) - 10, 10.0) if rows else 0.0
+    return sorted((row for row in rows if row.own_snr < limit), key=lambda row: row.own_snr)
+
+
+class _Sums:
+    """Signal and noise of a value, summed over batches."""
+
+    def __init__(self) -> None:
+        self.signal = self.noise = self.total = self.most = 0.0
+        self.size = 0
+
+    def add(self, exact: np.ndarray, found: np.ndarray) -> None:
+        a, error = exact.astype(np.float64), found.astype(np.float64) - exact
+        self.signal += float(np.sum(a * a))
+        self.noise += float(np.sum(error * error))
+        self.total += float(np.abs(error).sum())
+        self.most = max(self.most, difference(found, exact).max_abs or 0.0)
+        self.size += exact.size
+
+    @property
+    def snr(self) -> float:
+        if not self.noise:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
 
 
 def quantization_errors(
@@ -70,31 +114,91 @@ def quantization_errors(
     """
     ours, theirs = _loaded(model), _loaded(quantized)
     pairs = _pairs(ours, theirs)
-    made = {o: n for n in ours.graph.node for o in n.output}
+    made = {o: n for n in ours.graph.node for o in n.output if o}
     position = {o: i for i, n in enumerate(ours.graph.node) for o in n.output}
     batches = Batches(data, SingaBackend.prepare(ours).inputs, batch_size)
     one, two = Observed(ours, list(pairs)), Observed(theirs, list(pairs.values()))
-    sums = {n: np.zeros(3) for n in pairs}
-    most, sizes = dict.fromkeys(pairs, 0.0), dict.fromkeys(pairs, 0)
+    whole: dict[str, _Sums] = {}
+    alone: dict[str, _Sums] = {}
+    cut: Apart | None = None
     for feeds in batches if pairs else ():
-        exact, rounded = one.run(feeds), two.run(feeds)
-        for name, other in pairs.items():
-            x, y = exact[name], rounded[other]
-            if not isinstance(x, np.ndarray) or x.dtype != np.float32:
-                continue
-            most[name] = max(most[name], difference(y, x).max_abs or 0.0)
-            a, error = x.astype(np.float64), y.astype(np.float64) - x
-            sums[name] += (np.sum(a * a), np.sum(error * error), np.abs(error).sum())
-            sizes[name] += x.size
+        found, rounded = one.run(feeds), two.run(feeds)
+        exact = {n: x for n, x in found.items() if isinstance(x, np.ndarray) and x.dtype == np.float32}
+        cut = cut or Apart(theirs, pairs, exact)
+        own = cut.run({**feeds, **exact})
+        for name, x in exact.items():
+            whole.setdefault(name, _Sums()).add(x, rounded[pairs[name]])
+            alone.setdefault(name, _Sums()).add(x, own[name])
     outputs = {v.name for v in ours.graph.output}
+    titles = {n: made[n].name or f"{made[n].op_type}_{position[n]}" for n in whole if whole[n].size}
     rows = []
-    for name in sorted((n for n in pairs if sizes[n]), key=position.__getitem__):
-        signal, noise, total = (float(v) for v in sums[name])
-        snr = math.inf if not noise else -math.inf if not signal else 10 * math.log10(signal / noise)
-        node = made[name]
-        title = node.name or f"{node.op_type}_{position[name]}"
-        rows.append(ErrorRow(title, node.op_type, name, snr, most[name], total / sizes[name], sizes[name], name in outputs))
+    for name in sorted(titles, key=position.__getitem__):
+        s, node = whole[name], made[name]
+        sources = list(dict.fromkeys(titles[n] for n in node.input if n in titles))
+        rows.append(
+            ErrorRow(
+                titles[name], node.op_type, name, s.snr, alone[name].snr, s.most, s.total / s.size, s.size, name in outputs, sources
+            )
+        )
     return rows
+
+
+class Apart:
+    """A quantized model cut into its nodes: each computes from values of the float model, so that no error is passed on.
+
+    A value that a node of QuantizeLinear reads becomes an input; what the graph computes in its place is quantized by a second
+    node with the same scale, and is an output.
+
+    Args:
+        quantized: the quantized model.
+        pairs: names in the float model, each with the name of the quantized value.
+        floats: those of these names whose values are float32.
+    """
+
+    def __init__(self, quantized: ModelProto, pairs: Mapping[str, str], floats: Collection[str]) -> None:
+        self.model = ModelProto()
+        self.model.CopyFrom(quantized)
+        graph = self.model.graph
+        fresh = FreshNames(names(graph) | {n.name for n in graph.node})
+        made = {o: n for n in graph.node for o in n.output}
+        self.inputs: dict[str, str] = {}
+        """The names in the float model by the inputs of the cut model."""
+        self.outputs: dict[str, str] = {}
+        """The outputs of the cut model by the names in the float model."""
+        readers: dict[str, list[tuple[NodeProto, int]]] = {}
+        for node in graph.node:
+            for k, n in enumerate(node.input):
+                readers.setdefault(n, []).append((node, k))
+        for name in floats:
+            result = pairs[name]
+            back = made[result]
+            quantize = made.get(back.input[0]) if back.op_type == "DequantizeLinear" else None
+            if quantize is not None and quantize.op_type == "QuantizeLinear":
+                again, integers, result = NodeProto(), fresh.new(f"{name}_integers"), fresh.new(f"{name}_apart")
+                again.CopyFrom(quantize)
+                again.name, again.output[0] = fresh.new(f"{name}_again"), integers
+                graph.node.append(again)
+                graph.node.append(helper.make_node("DequantizeLinear", [integers, *back.input[1:]], [result], fresh.new(f"{name}_back")))
+                graph.node[-1].attribute.extend(back.attribute)
+                places = [(quantize, 0)]
+            else:
+                places = readers.get(result, [])
+            self.outputs[name] = result
+            if places:
+                given = fresh.new(f"{name}_exact")
+                self.inputs[given] = name
+                for node, k in places:
+                    node.input[k] = given
+        graph.input.extend(helper.make_tensor_value_info(n, FLOAT, None) for n in self.inputs)
+        self._observed: Observed | None = None
+
+    def run(self, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """The values by their names in the float model, from the inputs and the values of the float model by name."""
+        if self._observed is None:
+            self._given = [v.name for v in self.model.graph.input]
+            self._observed = Observed(self.model, list(self.outputs.values()))
+        found = self._observed.run({n: values[self.inputs.get(n, n)] for n in self._given if self.inputs.get(n, n) in values})
+        return {name: found[result] for name, result in self.outputs.items()}
 
 
 def _loaded(model: ModelSource) -> ModelProto:

@@ -16,8 +16,8 @@ from singa_backend.quantization.options import INTEGERS, METHODS
 from ._common import Number, echo, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
 
-_ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORDS, "SNR (dB)": NUMBER, "max error": NUMBER,
-                   "mean error": NUMBER})  # fmt: skip
+_ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORDS, "SNR (dB)": NUMBER, "own SNR (dB)": NUMBER,
+                   "max error": NUMBER, "mean error": NUMBER})  # fmt: skip
 
 _INTEGERS = click.Choice(list(INTEGERS))
 
@@ -123,5 +123,5 @@ def command(
 def _show(rows: list[ErrorRow]) -> None:
     table = _ERRORS.table()
     for row in rows:
-        table.add(row.node, row.operator, row.value, "yes" if row.output else "", row.snr, row.max_abs, row.mean_abs)
+        table.add(row.node, row.operator, row.value, "yes" if row.output else "", row.snr, row.own_snr, row.max_abs, row.mean_abs)
     show(table)
