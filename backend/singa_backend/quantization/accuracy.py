@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ def worst(rows: Sequence[ErrorRow]) -> list[ErrorRow]:
     Returns:
         Those rows, the largest error first.
     """
-    limit = max(median(row.own_snr for row in rows) - 10, 10.0) if rows else 0.0
+    limit = max(median_low(row.own_snr for row in rows) - 10, 10.0) if rows else 0.0
     return sorted((row for row in rows if row.own_snr < limit), key=lambda row: row.own_snr)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import click
@@ -11,6 +13,7 @@ from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 from singa_backend.quantization import ErrorRow, quantization_errors
 from singa_backend.quantization import quantize as rewrite
+from singa_backend.quantization.accuracy import worst
 from singa_backend.quantization.options import INTEGERS, METHODS
 
 from ._common import Number, echo, exit_codes, json_option, show, write_json
@@ -18,6 +21,9 @@ from ._tables import NAME, NUMBER, WORDS, Columns
 
 _ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORDS, "SNR (dB)": NUMBER, "own SNR (dB)": NUMBER,
                    "max error": NUMBER, "mean error": NUMBER})  # fmt: skip
+
+_LISTED = 5
+"""The number of nodes that are listed below the table."""
 
 _INTEGERS = click.Choice(list(INTEGERS))
 
@@ -52,7 +58,7 @@ _INTEGERS = click.Choice(list(INTEGERS))
 @click.option("--weights", type=_INTEGERS, default="int8", show_default=True, help="The integers of weights.")
 @click.option("--symmetric-activations", is_flag=True, help="0 is the middle of the integers of activations.")
 @click.option("--symmetric-weights/--asymmetric-weights", default=None, help="The same for weights (default: for int8).")
-@click.option("--reduce-range", is_flag=True, help="Weights of 7 bits, for engines on processors without VNNI or AMX.")
+@click.option("--reduce-range", is_flag=True, help="Weights of 7 bits: for onnxruntime on processors without VNNI or AMX, where sums of 8-bit products saturate.")
 @click.option(
     "--percentile",
     type=Number(min=0, max=100, min_open=True),
@@ -62,7 +68,7 @@ _INTEGERS = click.Choice(list(INTEGERS))
 )
 @click.option("--bins", type=click.IntRange(128, 1 << 16), help="Bins of a histogram (default: entropy 128, percentile 2048).")
 @click.option("--operator", "operators", multiple=True, metavar="OPERATOR", help="Quantize only this operator (repeatable).")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Keep nodes whose names match float (repeatable).")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Keep nodes whose whole names match float (repeatable).")
 @click.option(
     "--exclude-operator",
     "exclude_operators",
@@ -109,19 +115,33 @@ def command(
         exclude_operators=exclude_operators, batch_size=batch_size,
     )  # fmt: skip
     rows = [] if data is None else quantization_errors(model, made, data, batch_size=batch_size)
+    large = worst(rows)
     nodes = [len(p.graph.node) for p in (proto, made)]
     written = save(made, target)
     if as_json:
         told = {"written": [str(p) for p in written], "nodes": nodes, "errors": [row.to_dict() for row in rows]}
-        write_json(told)
+        write_json(told | {"worst": [row.node for row in large]})
         return
     if rows:
-        _show(rows)
+        _show(rows, large)
     echo(f"{nodes[0]} -> {nodes[1]} nodes; wrote {' and '.join(map(str, written))}")
 
 
-def _show(rows: list[ErrorRow]) -> None:
+def _show(rows: list[ErrorRow], large: list[ErrorRow]) -> None:
     table = _ERRORS.table()
     for row in rows:
         table.add(row.node, row.operator, row.value, "yes" if row.output else "", row.snr, row.own_snr, row.max_abs, row.mean_abs)
     show(table)
+    for row in rows:
+        if row.output:
+            echo(f"output {row.value!r}: SNR {row.snr:.1f} dB, maximum error {row.max_abs:.6g}")
+    if not large:
+        return
+    echo(f"{len(large)} {'node has a large error of its' if len(large) == 1 else 'nodes have large errors of their'} own:")
+    for row in large[:_LISTED]:
+        inputs = f"; inputs from {', '.join(row.sources)}" if row.sources else ""
+        echo(f"  {row.node} ({row.operator}): own SNR {row.own_snr:.1f} dB{inputs}")
+    if len(large) > _LISTED:
+        echo(f"  and {len(large) - _LISTED} more")
+    nodes = dict.fromkeys(n for row in large for n in (row.node, *row.sources))
+    echo(f"hint: keep them and the nodes of their inputs float: --exclude {shlex.quote('|'.join(map(re.escape, nodes)))}", style="yellow")
