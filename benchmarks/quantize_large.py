@@ -3,7 +3,8 @@
     python benchmarks/quantize_large.py resnet50.onnx bert.onnx [--samples 4]
 
 Models older than opset 17 are converted, and normalizations are fused, before both tools quantize the same model.  The
-calibration data are random.
+calibration data are random.  A deep model amplifies a difference of one step, and so do two levels of optimization of
+onnxruntime: therefore every node also computes from the same inputs in both engines, and the differences are counted in steps.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from onnx import ModelProto, numpy_helper
 from singa import sonnx
 from singa_backend.engines.oracle import Oracle
 from singa_backend.proto.load import embed, load_model
+from singa_backend.quantization.accuracy import Apart, matched, worst
+from singa_backend.quantization.calibration import Observed, with_outputs
 
 CHILD = Path(__file__).parents[1] / "tests" / "quantized_by_onnxruntime.py"
 
@@ -30,7 +33,9 @@ CHOICES: list[dict[str, Any]] = [
     {"per_channel": True, "activations": "uint8"},
     {"method": "entropy"},
     {"method": "percentile", "per_channel": True},
+    {"per_channel": True, "activations": "uint8", "reduce_range": True},
     {"dynamic": True, "weights": "uint8"},
+    {"dynamic": True, "per_channel": True},
 ]
 
 
@@ -77,6 +82,33 @@ def activations(model: ModelProto) -> dict[str, tuple[Any, Any]]:
     return {n.input[0].removesuffix("_QuantizeLinear_Input"): (held[n.input[1]], held[n.input[2]]) for n in nodes}
 
 
+def steps(model: ModelProto, made: ModelProto, first: dict[str, Any]) -> str:
+    """How far the quantized values of all nodes are from those of onnxruntime, if each node computes from the same inputs."""
+    pairs = matched(model, made)
+    observed = Observed(model, list(pairs)).run(first)
+    exact = {n: x for n, x in observed.items() if isinstance(x, np.ndarray) and x.dtype == np.float32}
+    cut = Apart(made, pairs, exact)
+    given = first | exact
+    here = cut.run(given)
+    watched = with_outputs(cut.model, list(cut.outputs.values()))
+    for value in watched.graph.output:
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    feeds = {v.name: given[cut.inputs.get(v.name, v.name)] for v in watched.graph.input}
+    with Oracle("onnxruntime", optimise=False) as oracle:
+        there = oracle.run(watched.SerializeToString(), feeds, timeout=300)
+    held = {t.name: numpy_helper.to_array(t) for t in watched.graph.initializer}
+    scale = {n.output[0]: held[n.input[1]] for n in watched.graph.node if n.op_type == "DequantizeLinear" and n.input[1] in held}
+    found = [np.rint(np.abs(here[n].astype(np.float64) - there[r]) / scale[r]) for n, r in cut.outputs.items() if r in scale]
+    size, different = sum(s.size for s in found), sum(np.count_nonzero(s) for s in found)
+    return f"{different} of {size} values differ, by at most {max((s.max(initial=0) for s in found), default=0):.0f} steps"
+
+
+def ratio(exact: np.ndarray, found: np.ndarray) -> float:
+    """The signal-to-noise ratio in decibels."""
+    a = exact.astype(np.float64)
+    return float(10 * np.log10((a * a).sum() / max(((found - a) ** 2).sum(), np.finfo(np.float64).tiny)))
+
+
 def compare(path: Path, samples: int) -> None:
     """Quantize one model in all ways and print what is equal."""
     model = prepared(path)
@@ -98,20 +130,24 @@ def compare(path: Path, samples: int) -> None:
         print(f"  constants: {len(a)} and {len(b)}, {same} equal; only one: {sorted(a.keys() ^ b.keys())[:5]}")
         p, q = activations(mine), activations(other)
         both = p.keys() & q.keys()
-        zeros = sum(np.array_equal(p[n][1], q[n][1]) for n in both)
+        zeros = [abs(int(p[n][1]) - int(q[n][1])) for n in both]
         off = max((abs(float(p[n][0]) / float(q[n][0]) - 1) for n in both), default=0.0)
         print(
-            f"  activations: {len(p)} and {len(q)}, {zeros} equal zero points, scales differ by at most {off:.1e} of their size"
+            f"  activations: {len(p)} and {len(q)}, {zeros.count(0)} equal zero points, "
+            f"others differ by {max(zeros, default=0)}, scales by at most {off:.1e} of their size"
         )
-        worst = min(rows, key=lambda row: row.snr)
-        for row in [worst, *(row for row in rows if row.output)]:
-            print(f"  SNR {row.snr:.1f} dB at {row.value!r}")
+        for row in [*worst(rows)[:3], *(row for row in rows if row.output)]:
+            print(f"  SNR {row.snr:.1f} dB, own {row.own_snr:.1f} dB at {row.value!r}")
+        if given is not None:
+            print(f"  every node from the same inputs, here and in onnxruntime: {steps(model, mine, first)}")
         here = sonnx.run_model(mine, first)[0]
         with Oracle("onnxruntime", optimise=False) as oracle:
             there, reference = (next(iter(oracle.run(m.SerializeToString(), first, timeout=300).values())) for m in (mine, other))
+        with Oracle("onnxruntime") as oracle:
+            optimised = next(iter(oracle.run(mine.SerializeToString(), first, timeout=300).values()))
         print(
-            f"  largest value {np.abs(there).max():.4g}; here against onnxruntime {np.abs(here - there).max():.2g}; "
-            f"this model against theirs {np.abs(there - reference).max():.2g}",
+            f"  first output, SNR in dB: here against onnxruntime {ratio(there, here):.1f}; onnxruntime optimised against not "
+            f"{ratio(there, optimised):.1f}; this model against theirs {ratio(reference, there):.1f}",
             flush=True,
         )
 

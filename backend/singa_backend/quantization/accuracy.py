@@ -113,7 +113,7 @@ def quantization_errors(
         InvalidInput: the data are not usable (SX396).
     """
     ours, theirs = _loaded(model), _loaded(quantized)
-    pairs = _pairs(ours, theirs)
+    pairs = matched(ours, theirs)
     made = {o: n for n in ours.graph.node for o in n.output if o}
     position = {o: i for i, n in enumerate(ours.graph.node) for o in n.output}
     batches = Batches(data, SingaBackend.prepare(ours).inputs, batch_size)
@@ -135,11 +135,8 @@ def quantization_errors(
     for name in sorted(titles, key=position.__getitem__):
         s, node = whole[name], made[name]
         sources = list(dict.fromkeys(titles[n] for n in node.input if n in titles))
-        rows.append(
-            ErrorRow(
-                titles[name], node.op_type, name, s.snr, alone[name].snr, s.most, s.total / s.size, s.size, name in outputs, sources
-            )
-        )
+        own, mean = alone[name].snr, s.total / s.size
+        rows.append(ErrorRow(titles[name], node.op_type, name, s.snr, own, s.most, mean, s.size, name in outputs, sources))
     return rows
 
 
@@ -178,7 +175,8 @@ class Apart:
                 again.CopyFrom(quantize)
                 again.name, again.output[0] = fresh.new(f"{name}_again"), integers
                 graph.node.append(again)
-                graph.node.append(helper.make_node("DequantizeLinear", [integers, *back.input[1:]], [result], fresh.new(f"{name}_back")))
+                parts = [integers, *back.input[1:]]
+                graph.node.append(helper.make_node("DequantizeLinear", parts, [result], fresh.new(f"{name}_back")))
                 graph.node[-1].attribute.extend(back.attribute)
                 places = [(quantize, 0)]
             else:
@@ -209,7 +207,7 @@ def _loaded(model: ModelSource) -> ModelProto:
     return made
 
 
-def _pairs(ours: ModelProto, theirs: ModelProto) -> dict[str, str]:
+def matched(ours: ModelProto, theirs: ModelProto) -> dict[str, str]:
     """Names in the float model, each with the name in the quantized model of the value after its quantization."""
     made = {o: n.op_type for n in ours.graph.node for o in n.output}
     values = {o: n.op_type for n in theirs.graph.node for o in n.output}

@@ -201,7 +201,9 @@ class Static:
             if source is None:
                 found[name] = scales.of_range(*self.ranges[name], o.activations, o.symmetric_activations)
         for name in self.tables:
-            found[name] = scales.of_weight(self.graph.constants[name], o.activations, o.symmetric_activations, None, o.reduce_range)
+            found[name] = scales.of_weight(
+                self.graph.constants[name], o.activations, o.symmetric_activations, None, o.reduce_range
+            )
         for name, axis in self.weights.items():
             symmetric = o.symmetric_weights or axis is not None
             found[name] = scales.of_weight(self.graph.constants[name], o.weights, symmetric, axis, o.reduce_range)

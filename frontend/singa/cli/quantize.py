@@ -58,7 +58,11 @@ _INTEGERS = click.Choice(list(INTEGERS))
 @click.option("--weights", type=_INTEGERS, default="int8", show_default=True, help="The integers of weights.")
 @click.option("--symmetric-activations", is_flag=True, help="0 is the middle of the integers of activations.")
 @click.option("--symmetric-weights/--asymmetric-weights", default=None, help="The same for weights (default: for int8).")
-@click.option("--reduce-range", is_flag=True, help="Weights of 7 bits: for onnxruntime on processors without VNNI or AMX, where sums of 8-bit products saturate.")
+@click.option(
+    "--reduce-range",
+    is_flag=True,
+    help="Weights of 7 bits: without VNNI or AMX, onnxruntime saturates sums of two 8-bit products.",
+)
 @click.option(
     "--percentile",
     type=Number(min=0, max=100, min_open=True),
@@ -144,4 +148,7 @@ def _show(rows: list[ErrorRow], large: list[ErrorRow]) -> None:
     if len(large) > _LISTED:
         echo(f"  and {len(large) - _LISTED} more")
     nodes = dict.fromkeys(n for row in large for n in (row.node, *row.sources))
-    echo(f"hint: keep them and the nodes of their inputs float: --exclude {shlex.quote('|'.join(map(re.escape, nodes)))}", style="yellow")
+    echo(
+        f"hint: keep them and the nodes of their inputs float: --exclude {shlex.quote('|'.join(map(re.escape, nodes)))}",
+        style="yellow",
+    )
