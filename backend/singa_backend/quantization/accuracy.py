@@ -135,8 +135,8 @@ def quantization_errors(
     for name in sorted(titles, key=position.__getitem__):
         s, node = whole[name], made[name]
         sources = list(dict.fromkeys(titles[n] for n in node.input if n in titles))
-        own, mean = alone[name].snr, s.total / s.size
-        rows.append(ErrorRow(titles[name], node.op_type, name, s.snr, own, s.most, mean, s.size, name in outputs, sources))
+        alone_snr, mean = alone[name].snr, s.total / s.size
+        rows.append(ErrorRow(titles[name], node.op_type, name, s.snr, alone_snr, s.most, mean, s.size, name in outputs, sources))
     return rows
 
 
