@@ -39,6 +39,7 @@ from .fuzz import generate, regular_cases
 POINTS = 20
 DRAWS = 600
 _STEPS = (1e-3, 1e-4)
+_NEAR = tolerances.GRADIENTS.bounds["float64"].rtol
 _SAME = tolerances.GRADIENTS_GRAPH.bounds["float64"]
 _MAPS: tuple[Callable[[Any], Any], ...] = (
     lambda x: x, lambda x: x, lambda x: 0.3 + np.abs(x), lambda x: 0.9 * np.tanh(x), lambda x: 1.2 + np.abs(x),
@@ -318,9 +319,9 @@ def _judged(point: Point, i: int, name: str, grad: Any, rng: np.random.Generator
     far, near = (abs(left - right) for _, left, right in slopes)  # if the forward is smooth, this shrinks with the step
     bends = near > 0.05 * size or (near > 1e-7 * size and near > 0.3 * far)
     error = min(abs(s - slope) for s, _, _ in slopes) / size
-    if error <= tolerances.GRADIENTS.bounds["float64"].rtol:
+    if error <= _NEAR:
         return Finding(name, "agree", error)
-    if not all(map(np.isfinite, (slopes[0][0], slopes[1][0]))) or spread > 1e-6 * size or bends:
+    if not all(map(np.isfinite, (slopes[0][0], slopes[1][0]))) or spread > _NEAR * size or bends:
         return Finding(name, "kink", error)
     missing = "no gradient was returned" if grad is None else f"the rule returns {slope:.9g}"
     return Finding(name, "wrong", error, f"{missing}, differences return {slopes[1][0]:.9g}")
