@@ -172,7 +172,7 @@ class Source:
 
     @cached_property
     def carried(self) -> dict[str, frozenset[str]]:
-        """The operators that widen the tolerance of a value, among all nodes on which it depends; without values that have none."""
+        """The operators that widen the tolerance of each value, of all nodes on which it depends; only values that have some."""
         found: dict[str, frozenset[str]] = {}
         for call in self.calls:
             operators = self.looser(call).union(*(found[n] for n in call.uses if n in found))

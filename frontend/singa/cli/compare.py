@@ -41,7 +41,8 @@ _OPTIONS = (
     click.option("--against-command", "program", metavar="CMD", help="The trusted side is a program: "
                  "CMD contains {model}, {inputs} and {outputs} (.npz files); it runs without a shell."),
     click.option("--map", "pairs", multiple=True, metavar="A=B", help="Value A of MODEL has the name B in the other model."),
-    click.option("--rtol", type=TOLERANCE, help="Relative tolerance, instead of that of the dtype and the operator (`sonnx tolerances`)."),
+    click.option("--rtol", type=TOLERANCE,
+                 help="Relative tolerance, instead of that of the dtype and the operator (`sonnx tolerances`)."),
     click.option("--atol", type=TOLERANCE, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
     click.option("--local", is_flag=True, help="Feed each node the trusted side's inputs, so that errors do not accumulate."),
     click.option("--budget", default=256, show_default=True, type=MEMORY, metavar="MIB",
