@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...comparison.tolerances import NARROW, OPSETS, OPSETS_WITNESS
+from ...comparison.tolerances import NARROW, OPSETS, OPSETS_WITNESS, OTHERS
 from ...opsets.writer import LEAST
 from ...proto.schemas import DOMAINS, newest
 from ..results import environment, load, publish, stale_page, well_formed
@@ -153,7 +153,7 @@ def markdown(document: dict[str, Any]) -> str:
     """Render opsets.json as a Markdown page."""
     t, made, (least, top) = document["totals"], document["environment"], document["opsets"]
     count, differing = t["outcomes"], t["witness"].get("differs", 0)
-    within = ", ".join(f"{d} within {OPSETS.bounds[d].rtol:g}" for d in OPSETS.bounds if d != NARROW)
+    within = ", ".join(f"{d} within {OPSETS.bounds[d].rtol:g}" for d in OPSETS.bounds if d not in (NARROW, OTHERS))
     witness = {d: f"{OPSETS_WITNESS.bounds[d].rtol:.0e}".replace("e-0", "e-") for d in ("float32", "float16")}
     lines = [
         "# Opsets", "",
