@@ -14,6 +14,9 @@ from typing import Any
 from sphinx.pycode import ModuleAnalyzer
 from tests.test_docstrings import MODULES, PACKAGES, SECTION, public_values
 
+from singa_backend.comparison import tolerances
+from singa_backend.rendering import markdown
+
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
 MADE = DOCS / "made"
@@ -227,6 +230,23 @@ def escape_help(app: Any, context: Any, lines: list[str]) -> None:
     lines[:] = plain(lines)
 
 
+def tolerance_tables() -> str:
+    """Return the tables of docs/tolerances.md, in Markdown."""
+    lines = ["| operators | steps | steps of the largest summand | units of integers | reason |", "|---|---:|---:|---:|---|"]
+    for one in tolerances.RULES:
+        names = ", ".join(f"`{name}`" for name in one.operators)
+        reason = one.reason + ("; steps are at least those of float32" if one.single else "")
+        lines.append(f"| {names} | {one.ulps:g} | {one.norm:g} | {one.steps} | {markdown(reason, 1000)} |")
+    made = ["### Of one node", "", *lines, ""]
+    for use in tolerances.USES:
+        made += [f"### {use.where}", "", f"`{use.formula}`", "", "| dtype | rtol | atol | reason |", "|---|---:|---:|---|"]
+        for dtypes, bound in use.rows():
+            atol = "" if bound.atol is None else f"{bound.atol:g}"
+            made.append(f"| {', '.join(dtypes)} | {bound.rtol:g} | {atol} | {markdown(bound.reason, 1000)} |")
+        made.append("")
+    return "\n".join(made)
+
+
 def made() -> Iterator[tuple[Path, str]]:
     """Yield every page that is not a file of docs/, and its text."""
     for origin, page in COPIED.items():
@@ -247,6 +267,7 @@ def made() -> Iterator[tuple[Path, str]]:
         f"{support} has the support report with filters and the details of every operator.\n\n"
         f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
     )
+    yield MADE / "tolerances.inc", tolerance_tables()
     yield MADE / "commands.rst", "Commands\n========\n\n.. click:: singa.cli._main:main\n   :prog: sonnx\n   :nested: full\n"
 
 

@@ -46,12 +46,15 @@ DOCUMENTS = {
     "gradients --check --to nowhere": "gradients.check",
     "opsets --check --to nowhere": "opsets.check",
     "fuzz --only 3": "fuzz.case",
+    "tolerances": "tolerances",
+    "tolerances Gelu": "tolerances",
     "--version": "version",
     "run nothing.onnx": "error",
     "run": "error",
     "run m.onnx --random x": "error",
     "run m.onnx --nothing": "error",
     "nothing": "error",
+    "tolerances Nothing": "error",
     "--nothing": "error",
 }
 

@@ -24,8 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--onnx-device", default="CPU", metavar="DEVICE", help="the backend's device (CPU)")
     group.addoption("--onnx-gaps", metavar="FILE",
                     help="known failing cases, under their reasons; one that passes is an error")  # fmt: skip
-    group.addoption("--onnx-rtol", type=float, default=1e-3, help="relative tolerance for --onnx-data (1e-3)")
-    group.addoption("--onnx-atol", type=float, default=1e-7, help="absolute tolerance for --onnx-data (1e-7)")
+    group.addoption("--onnx-rtol", type=float, help="relative tolerance for --onnx-data (1e-3)")
+    group.addoption("--onnx-atol", type=float, help="absolute tolerance for --onnx-data (1e-7)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

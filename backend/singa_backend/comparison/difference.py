@@ -14,16 +14,12 @@ import numpy as np
 
 from .. import dtypes
 from . import verdict
+from .tolerances import EQUAL, Bound, in_model
 
 BLOCK = 1 << 16
 """Elements that are compared at a time."""
 
 _SAMPLE = 1 << 16
-
-RTOL: dict[str, float] = {
-    "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2, "complex128": 1e-9, "complex64": 1e-4,
-}  # fmt: skip
-"""Relative tolerance by dtype; floats of 8 and fewer bits may differ by one step (0.25), all other dtypes must be equal."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +27,15 @@ class Tolerance:
     """The tolerance |mine - theirs| <= atol + rtol * |theirs|.
 
     Attributes:
-        rtol: the relative tolerance; None for that of the dtype (`RTOL`).
+        rtol: the relative tolerance; None for that of the registry (docs/tolerances.md) for the dtype and the operators.
         atol: the absolute tolerance; None for rtol times the median magnitude of the finite non-zero elements, so that an element
             near zero is not compared more strictly than the others.  For integers None is 0.
+        operators: names of the operators from which the value has errors, those of other domains with their domain.
     """
 
     rtol: float | None = None
     atol: float | None = None
+    operators: frozenset[str] = frozenset()
 
     def of(self, theirs: np.ndarray) -> tuple[float, float]:
         """Return the tolerances for a value.
@@ -48,11 +46,28 @@ class Tolerance:
         Returns:
             The relative and the absolute tolerance.
         """
+        bound = self.bound(theirs)
+        return bound.rtol, bound.atol or 0.0
+
+    def bound(self, theirs: np.ndarray) -> Bound:
+        """Return the tolerances for a value, and where they come from.
+
+        Args:
+            theirs: the value that the other one is compared with, of any dtype and shape.
+
+        Returns:
+            The relative and the absolute tolerance, and the reason: the registry's, or that they were given.
+        """
         dtype = theirs.dtype
         if not (dtypes.is_float(dtype) or dtype.kind == "c"):
-            return 0.0, self.atol or 0.0
-        rtol = self.rtol if self.rtol is not None else RTOL.get(dtype.name, 0.25)
-        return rtol, self.atol if self.atol is not None else rtol * _magnitude(theirs)
+            return EQUAL if self.atol is None else Bound(0.0, f"atol was given; otherwise {EQUAL.reason}", self.atol)
+        known = in_model(dtype, self.operators)
+        rtol = self.rtol if self.rtol is not None else known.rtol
+        given = [name for name, value in (("rtol", self.rtol), ("atol", self.atol)) if value is not None]
+        reason = known.reason
+        if given:
+            reason = f"{' and '.join(given)} {'were' if len(given) > 1 else 'was'} given; otherwise rtol {known.rtol:g}: {reason}"
+        return Bound(rtol, reason, self.atol if self.atol is not None else rtol * _magnitude(theirs))
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,7 @@ class Difference:
         at: the index of the element with the largest excess.
         mine: that element of the first value, as text.
         theirs: that element of the second value, as text.
+        tolerance: the tolerance that applied, and its reason; None if no elements were compared.
     """
 
     verdict: str
@@ -90,6 +106,7 @@ class Difference:
     at: tuple[int, ...] = ()
     mine: str = ""
     theirs: str = ""
+    tolerance: Bound | None = None
 
     @property
     def agrees(self) -> bool:
@@ -179,6 +196,7 @@ def _together(parts: list[Difference], names: tuple[str, str], shapes: Any) -> D
         at=(parts.index(worst), *worst.at),
         mine=worst.mine,
         theirs=worst.theirs,
+        tolerance=worst.tolerance,
     )
 
 
@@ -188,7 +206,8 @@ def _arrays(mine: np.ndarray, theirs: np.ndarray, tolerance: Tolerance) -> Diffe
     if names[0] != names[1] or shapes[0] != shapes[1]:
         return Difference("dtype" if names[0] != names[1] else "shape", names, shapes, excess=math.inf)
     a, b = mine.reshape(-1), theirs.reshape(-1)
-    rtol, atol = tolerance.of(theirs)
+    bound = tolerance.bound(theirs)
+    rtol, atol = bound.rtol, bound.atol or 0.0
     floating = dtypes.is_float(mine.dtype) or mine.dtype.kind == "c"
     numeric = mine.dtype != dtypes.STRING
     total = _Total()
@@ -214,6 +233,7 @@ def _arrays(mine: np.ndarray, theirs: np.ndarray, tolerance: Tolerance) -> Diffe
         at=at,
         mine=shown[0],
         theirs=shown[1],
+        tolerance=bound,
     )
 
 
@@ -320,4 +340,4 @@ def bytes_of(value: Any) -> int:
     return sum(map(bytes_of, value)) if isinstance(value, list) else 64 * len(value) if isinstance(value, dict) else 64
 
 
-__all__ = ["BLOCK", "RTOL", "Difference", "Tolerance", "bytes_of", "difference", "same_bits"]
+__all__ = ["BLOCK", "Difference", "Tolerance", "bytes_of", "difference", "same_bits"]

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from .. import dtypes
+from . import tolerances
 
 _BITS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
 _EXACT_FLOATS = dtypes.FLOAT8 | dtypes.FLOAT6 | dtypes.FLOAT4
@@ -49,7 +50,7 @@ def _values(actual: np.ndarray, expected: np.ndarray, rtol: float, atol: float, 
     floating = dtype.kind in "fc" or dtype == ml_dtypes.bfloat16
     if floating and dtype not in _EXACT_FLOATS:
         if dtype == ml_dtypes.bfloat16:
-            rtol = max(rtol, 2.0**-6)
+            rtol = max(rtol, tolerances.CASES.bound(dtype).rtol)
         wide = np.complex128 if dtype.kind == "c" else np.float64
         with np.errstate(all="ignore"):
             close = np.isclose(actual.astype(wide), expected.astype(wide), rtol=rtol, atol=atol, equal_nan=True)

@@ -25,6 +25,7 @@ from onnx import ModelProto, ValueInfoProto
 from .. import dtypes
 from ..archives import open_arrays
 from ..backend import SingaBackend
+from ..comparison.tolerances import FOREIGN
 from ..engines.oracle import Oracle
 from ..errors import InvalidInput
 from ..files import write_bytes, write_text
@@ -32,7 +33,7 @@ from ..proto.load import load_model
 from ..rendering import markdown as md
 from . import light_models
 
-BOUND = 1e-4
+BOUND = FOREIGN.bounds["float32"].rtol
 CHUNK = 64
 """How many intermediate values become outputs at a time."""
 

@@ -19,6 +19,7 @@ from onnx import ModelProto, NodeProto, TypeProto, defs, helper
 from .. import dtypes
 from ..autodiff.replay import replay
 from ..autodiff.tape import Tape, Var
+from ..comparison import tolerances
 from ..comparison.verdict import same_bits
 from ..devices.device import resolve
 from ..errors import SonnxError
@@ -37,9 +38,9 @@ from .fuzz import generate, regular_cases
 
 POINTS = 20
 DRAWS = 600
-TOLERANCE = 1e-6
-ORT_TOLERANCE = 1e-3
 _STEPS = (1e-3, 1e-4)
+_NEAR = tolerances.GRADIENTS.bounds["float64"].rtol
+_SAME = tolerances.GRADIENTS_GRAPH.bounds["float64"]
 _MAPS: tuple[Callable[[Any], Any], ...] = (
     lambda x: x, lambda x: x, lambda x: 0.3 + np.abs(x), lambda x: 0.9 * np.tanh(x), lambda x: 1.2 + np.abs(x),
 )  # fmt: skip
@@ -318,9 +319,9 @@ def _judged(point: Point, i: int, name: str, grad: Any, rng: np.random.Generator
     far, near = (abs(left - right) for _, left, right in slopes)  # if the forward is smooth, this shrinks with the step
     bends = near > 0.05 * size or (near > 1e-7 * size and near > 0.3 * far)
     error = min(abs(s - slope) for s, _, _ in slopes) / size
-    if error <= TOLERANCE:
+    if error <= _NEAR:
         return Finding(name, "agree", error)
-    if not all(map(np.isfinite, (slopes[0][0], slopes[1][0]))) or spread > 1e-6 * size or bends:
+    if not all(map(np.isfinite, (slopes[0][0], slopes[1][0]))) or spread > _NEAR * size or bends:
         return Finding(name, "kink", error)
     missing = "no gradient was returned" if grad is None else f"the rule returns {slope:.9g}"
     return Finding(name, "wrong", error, f"{missing}, differences return {slopes[1][0]:.9g}")
@@ -368,7 +369,7 @@ def _same(a: Any, b: Any) -> bool:
         return (a is None) == (b is None)
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_same, a, b))
-    return bool(a.shape == b.shape and np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True))
+    return bool(a.shape == b.shape and np.allclose(a, b, rtol=_SAME.rtol, atol=_SAME.atol or 0, equal_nan=True))
 
 
 def _difference(a: Any, b: Any) -> str:

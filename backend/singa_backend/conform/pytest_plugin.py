@@ -18,6 +18,7 @@ from typing import Any
 import onnx
 import pytest
 
+from ..comparison.tolerances import CASES
 from ..errors import SonnxError
 from ..proto import test_data
 from . import cases, gaps, worker
@@ -69,7 +70,9 @@ class Plugin:
         option = config.option
         self._backend: str = option.onnx_backend
         self._device: str = option.onnx_device
-        self._tolerances = (option.onnx_rtol, option.onnx_atol)
+        known = CASES.bounds["float32"]
+        self._rtol = known.rtol if option.onnx_rtol is None else option.onnx_rtol
+        self._atol = (known.atol or 0.0) if option.onnx_atol is None else option.onnx_atol
         self._folders = [_folder(text, config) for text in option.onnx_data]
         self._kinds = _kinds(option.onnx_suite)
         self._gaps = self._read_gaps(option.onnx_gaps, config)
@@ -137,7 +140,7 @@ class Plugin:
                 name = place.relative_to(folder).as_posix() if place != folder else folder.name
                 if name in found:
                     name = f"{folder.name}/{name}"
-                found[name] = _read(place, name, *self._tolerances)
+                found[name] = _read(place, name, self._rtol, self._atol)
         return list(found.items())
 
     def pytest_report_header(self) -> str:

@@ -30,6 +30,7 @@ import onnx
 import platformdirs
 from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
 
+from ..comparison.tolerances import CASES
 from ..errors import MissingDependency, SonnxError
 from ..files import write_text, writing
 from ..proto.schemas import DOMAINS
@@ -246,9 +247,9 @@ def _stored(archive: zipfile.ZipFile, kind: str, folder: str, names: Iterable[st
             data.setdefault(number, ([], []))[side].append(value(stored, declared))
         except SonnxError as error:
             broken = broken or f"{file.rpartition('/')[2]} cannot be read: {error}"
-    name = folder.removeprefix(f"{kind}/")
+    name, own = folder.removeprefix(f"{kind}/"), CASES.bounds["float32"]
     broken = broken or ("" if data else "it has no data set")
-    return StoredCase(name, kind, model, list(data.values()), 1e-3, 1e-7, content.hexdigest(), broken)
+    return StoredCase(name, kind, model, list(data.values()), own.rtol, own.atol or 0.0, content.hexdigest(), broken)
 
 
 def _place(name: str) -> tuple[int, int, int]:

@@ -93,7 +93,7 @@ def bisect(
         against: the trusted side, as for `compare`, but not saved values.
         device: the device of this side.
         names: names of values in `model` and their names in the other model, as for `compare`.
-        rtol: the relative tolerance; by default by dtype.
+        rtol: the relative tolerance; by default by dtype and operator.
         atol: the absolute tolerance; by default by dtype and magnitude.
         local: pass the trusted side's inputs to every node.
         to: the folder to write; by default named after the model and the node.
@@ -196,7 +196,8 @@ def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | 
         outputs = blamed.run(again.proto, again.folder, inputs)
     except SonnxError as error:
         return Reproduction(node, folder, True, failure=Failure.of(blamed, error))
-    apart = {n: difference(outputs[n], e, setting.tolerance) for n, e in expected.items()}
+    tolerance = setting.tolerance_alone([call])
+    apart = {n: difference(outputs[n], e, tolerance) for n, e in expected.items()}
     alone = not source.draws(call) and any(not d.agrees for d in apart.values())
     return Reproduction(node, folder, alone, differences=apart)
 
@@ -252,7 +253,8 @@ class _Windows:
         mine, theirs = (attempt(e, source, calls, inputs, names) for e in (self.setting.mine, self.setting.theirs))
         if isinstance(mine, Failure) or isinstance(theirs, Failure):
             return {}
-        apart = {n: difference(mine[n], theirs[n], self.setting.tolerance) for n in names}
+        tolerance = self.setting.tolerance_alone(calls)
+        apart = {n: difference(mine[n], theirs[n], tolerance) for n in names}
         return {n: d for n, d in apart.items() if not d.agrees}
 
     def written(self, start: int, end: int, to: str | Path | None) -> Reproduction:
@@ -274,7 +276,8 @@ class _Windows:
         repro.write(folder, source, calls, inputs, list(wrong), results if isinstance(results, dict) else {})
         again, feeds, expected = repro.read(folder)
         outputs = setting.mine.run(again.proto, again.folder, feeds)
-        apart = {n: difference(outputs[n], e, setting.tolerance) for n, e in expected.items()}
+        tolerance = setting.tolerance_alone(calls)
+        apart = {n: difference(outputs[n], e, tolerance) for n, e in expected.items()}
         return Reproduction(node, folder, any(not d.agrees for d in apart.values()), differences=apart)
 
 

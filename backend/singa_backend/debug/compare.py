@@ -6,9 +6,10 @@ found.agrees, found.first, found.rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
 from ..runtime.origins import Origin
-from .lockstep import Values, Visit, attempt, walk, walk_models
+from .lockstep import Values, Visit, attempt, paired, walk, walk_models
 from .submodel import Call, Source
 
 DEFINITION = "definition"
@@ -333,6 +334,23 @@ class Setting(AbstractContextManager["Setting"]):
             self.theirs.name = f"sonnx on {self.other.path.name}" if self.other.path else "the other model"
         self.inputs = self.source.feeds(inputs)
 
+    @cached_property
+    def _theirs(self) -> dict[str, frozenset[str]]:
+        """The operators of the other model that widen the tolerances of the values paired with its own."""
+        if self.other is None:
+            return {}
+        carried = self.other.carried
+        return {n: carried[m] for n, m in paired(self.source, self.other, self.names).items() if m in carried}
+
+    def tolerance_of(self, value: str) -> Tolerance:
+        """The tolerance of a value with the errors of all nodes on which it depends."""
+        none = frozenset[str]()
+        return replace(self.tolerance, operators=self.source.carried.get(value, none) | self._theirs.get(value, none))
+
+    def tolerance_alone(self, calls: Iterable[Call]) -> Tolerance:
+        """The tolerance of values with the errors of these nodes only."""
+        return replace(self.tolerance, operators=frozenset[str]().union(*map(self.source.looser, calls)))
+
     def __exit__(self, *_: object) -> None:
         self.mine.close()
         self.alone.close()
@@ -419,10 +437,13 @@ class Judge:
             if isinstance(alone, Failure):
                 return self._fails(call, "mine", alone)
             rows = []
+            of_node = setting.tolerance_alone([call])
             for name in call.outputs:
                 if name in mine and name in theirs:
-                    whole = difference(mine[name], theirs[name], setting.tolerance)
-                    own = difference(alone[name], theirs[name], setting.tolerance) if alone else whole
+                    whole = difference(mine[name], theirs[name], setting.tolerance_of(name))
+                    own = whole
+                    if self.local and (alone or of_node != setting.tolerance_of(name)):
+                        own = difference((alone or mine)[name], theirs[name], of_node)
                     carried = whole if self.local else None
                     rows.append(Row(name, call.name, call.operator, call.index, own, carried, not drawn))
                     self._agreed[name] = rows[-1].agrees
@@ -515,7 +536,7 @@ def compare(
             model, whose values are paired by name.
         device: the device of this side.
         names: names of values in `model` and their names in the other model; they take precedence over equal names.
-        rtol: the relative tolerance; by default by dtype, see `Tolerance`.
+        rtol: the relative tolerance; by default by dtype and operator, see `Tolerance`.
         atol: the absolute tolerance; by default by dtype and magnitude.
         local: pass the trusted side's inputs to every node, so that errors do not accumulate.
         optimised: run onnxruntime with its optimizer; then only graph outputs are compared.

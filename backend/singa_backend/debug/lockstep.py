@@ -167,7 +167,7 @@ def walk_models(
             inputs and outputs.
         budget: the maximum bytes of stored values in memory.
     """
-    pairs = _pairs(source, other, names)
+    pairs = paired(source, other, names)
     wanted = {there for here, there in pairs.items() if here in source.makers}
     with SpillStore(budget) as store:
         partner = _Partner(other, theirs, {pairs.get(n, n): v for n, v in inputs.items()}, wanted, store)
@@ -202,7 +202,7 @@ def walk_models(
                 their_values.pop(name, None)
 
 
-def _pairs(source: Source, other: Source, names: Mapping[str, str]) -> dict[str, str]:
+def paired(source: Source, other: Source, names: Mapping[str, str]) -> dict[str, str]:
     """The names of `source` and the paired names of `other`; raises InvalidInput for unknown names."""
     here = {v.name for v in (*source.inputs, *source.optional_inputs)} | source.makers.keys() | source.weights.keys()
     there = {v.name for v in (*other.inputs, *other.optional_inputs)} | other.makers.keys() | other.weights.keys()

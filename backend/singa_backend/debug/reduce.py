@@ -13,7 +13,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ class differs(Predicate):
             against: "onnxruntime", "reference", "sonnx" (the CPU), "definition" (for the plans of the CPU), MODULE:CLASS or an
                 EngineCommand, as for `compare`.
             device: the device of this package.
-            rtol: the relative tolerance; by default by dtype.
+            rtol: the relative tolerance; by default by dtype and operator.
             atol: the absolute tolerance; by default by dtype and magnitude.
             timeout: the maximum seconds for one run on the other engine.
 
@@ -168,14 +168,15 @@ class differs(Predicate):
             The outputs of the other engine if they differ, None if they agree or an engine refuses the model.
         """
         try:
+            whole = _source(model, folder)
             mine = self.engine.run(model, folder, inputs)
             if self.trusted.typed:
-                whole = _source(model, folder)
                 model = whole.part(whole.calls, inputs, whole.outputs, mine)
             theirs = self.trusted.run(model, folder, inputs)
         except SonnxError:
             return None
-        return None if all(difference(mine[n], v, self.tolerance).agrees for n, v in theirs.items()) else theirs
+        of = {n: replace(self.tolerance, operators=whole.carried.get(n, frozenset())) for n in theirs}
+        return None if all(difference(mine[n], v, of[n]).agrees for n, v in theirs.items()) else theirs
 
 
 class command(Predicate):

@@ -14,11 +14,13 @@ from onnx import AttributeProto, ModelProto, NodeProto, SparseTensorProto, Tenso
 
 from .. import dtypes
 from ..backend import SingaBackend
+from ..comparison import tolerances
 from ..errors import InvalidModel
 from ..ir.declaration import has_trait
 from ..proto import tensor_data
 from ..proto.checker import infer_shapes
 from ..proto.load import ModelSource, open_light
+from ..proto.messages import graphs
 from ..proto.schemas import plain_domain
 from ..proto.values import Value
 
@@ -98,7 +100,7 @@ class Source:
             for n in call.uses:
                 if n not in known:
                     raise InvalidModel(f"input {n!r} is not defined", code="SX101", node=call.name, operator=call.operator)
-        self._functions = {(f.domain, f.name) for f in self.proto.functions}
+        self._functions = {(f.domain, f.name): f for f in self.proto.functions}
 
     @classmethod
     def of(cls, model: ModelSource | Source) -> Source:
@@ -146,6 +148,36 @@ class Source:
             return training not in self.weights or bool(self.weight(training).any())
         opset = next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
         return opset < 7 and not any(a.name == "is_test" and a.i for a in call.proto.attribute)
+
+    def looser(self, call: Call) -> frozenset[str]:
+        """Return the operators of a node, of its graphs and functions, that widen the tolerance of its outputs.
+
+        Args:
+            call: a node of this model.
+
+        Returns:
+            Their names in the registry of tolerances.
+        """
+        found, nodes, entered = set[str](), [call.proto], set[tuple[str, str]]()
+        while nodes:
+            node = nodes.pop()
+            function = self._functions.get((node.domain, node.op_type))
+            if function is None:
+                found.add(tolerances.qualified(node.domain, node.op_type))
+                nodes += [n for g in graphs(node) for n in g.node]
+            elif (node.domain, node.op_type) not in entered:
+                entered.add((node.domain, node.op_type))
+                nodes += function.node
+        return tolerances.looser(found)
+
+    @cached_property
+    def carried(self) -> dict[str, frozenset[str]]:
+        """The operators that widen the tolerance of each value, of all nodes on which it depends; only values that have some."""
+        found: dict[str, frozenset[str]] = {}
+        for call in self.calls:
+            operators = self.looser(call).union(*(found[n] for n in call.uses if n in found))
+            found |= dict.fromkeys(call.outputs, operators) if operators else {}
+        return found
 
     def weight(self, name: str) -> np.ndarray:
         """Read a weight.

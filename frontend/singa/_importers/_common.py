@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto
 
+from singa_backend.comparison.tolerances import IMPORT
 from singa_backend.errors import InvalidInput, MissingDependency, SonnxError
 
 from .._core import tape
@@ -21,7 +22,10 @@ from ..device import DeviceLike
 from ._cleaning import rename
 from ._onnx import from_onnx
 
-NARROW = {np.dtype(np.float16): 1e-2, np.dtype(ml_dtypes.bfloat16): 5e-2}
+TOLERANCE = IMPORT.bounds["float32"].rtol
+"""The default of `tolerance`."""
+
+NARROW = {np.dtype(t): IMPORT.bound(np.dtype(t)).rtol for t in (np.float16, ml_dtypes.bfloat16)}
 """Minimum tolerance of narrow dtypes, in relation to the largest value."""
 
 _SHOWN = 2000

@@ -27,6 +27,7 @@ from .._onnx.model import SONNXModel
 from ..device import DeviceLike
 from ._cleaning import dropout_inputs, rename, separate
 from ._common import (
+    TOLERANCE,
     ExporterFailure,
     as_array,
     check_axes,
@@ -72,7 +73,7 @@ def from_paddle(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     check: bool = True,
-    tolerance: float = 1e-4,
+    tolerance: float = TOLERANCE,
     device: DeviceLike | None = None,
     model_class: type[SONNXModel] | None = None,
 ) -> SONNXModel:

@@ -18,6 +18,7 @@ from onnx import ModelProto
 from .._onnx.model import SONNXModel
 from ..device import DeviceLike
 from ._common import (
+    TOLERANCE,
     as_array,
     check_axes,
     check_names,
@@ -44,7 +45,7 @@ def from_pytorch(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     check: bool = True,
-    tolerance: float = 1e-4,
+    tolerance: float = TOLERANCE,
     device: DeviceLike | None = None,
     model_class: type[SONNXModel] | None = None,
 ) -> SONNXModel:

@@ -13,7 +13,7 @@ from singa_backend.errors import InvalidInput
 from .._onnx.model import SONNXModel
 from ..device import DeviceLike
 from ._cleaning import rename
-from ._common import as_array, check_names, exporting, made, needed, outputs, verify
+from ._common import TOLERANCE, as_array, check_names, exporting, made, needed, outputs, verify
 
 _TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType", "int64": "Int64TensorType", "int32": "Int32TensorType",
           "bool": "BooleanTensorType"}  # fmt: skip
@@ -28,7 +28,7 @@ def from_sklearn(
     output_names: Sequence[str] | None = None,
     options: Any = None,
     check: bool = True,
-    tolerance: float = 1e-4,
+    tolerance: float = TOLERANCE,
     device: DeviceLike | None = None,
     model_class: type[SONNXModel] | None = None,
 ) -> SONNXModel:

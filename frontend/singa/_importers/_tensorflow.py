@@ -18,6 +18,7 @@ from .._onnx.model import SONNXModel
 from ..device import DeviceLike
 from ._cleaning import dropout_inputs, rename
 from ._common import (
+    TOLERANCE,
     as_array,
     check_axes,
     check_names,
@@ -49,7 +50,7 @@ def from_tensorflow(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     check: bool = True,
-    tolerance: float = 1e-4,
+    tolerance: float = TOLERANCE,
     device: DeviceLike | None = None,
     model_class: type[SONNXModel] | None = None,
 ) -> SONNXModel:

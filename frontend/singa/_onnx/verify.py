@@ -16,6 +16,7 @@ from onnx import ModelProto
 
 from singa_backend import SingaBackend, SingaRep, dtypes
 from singa_backend.comparison import finite
+from singa_backend.comparison.tolerances import EXPORT
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import SonnxError
 from singa_backend.runtime.origins import NonFinite, Origin
@@ -23,11 +24,6 @@ from singa_backend.runtime.origins import NonFinite, Origin
 from .._core.tensor import Tensor
 from ..model import Model
 from . import export
-
-TOLERANCES: dict[Any, tuple[float, float]] = {
-    np.dtype(np.float64): (1e-8, 1e-10), np.dtype(np.float32): (1e-4, 1e-5), np.dtype(np.float16): (1e-2, 1e-3),
-}  # fmt: skip
-"""(relative, absolute) by dtype; other floats have those of float16; integers, booleans and strings must be equal."""
 
 
 class ExportMismatch(SonnxError):
@@ -248,8 +244,8 @@ def _compare(
     if not dtypes.is_float(a.dtype):
         same = bool(np.array_equal(a, b))
         return Comparison(name, engine, batch, seed, 0.0 if same else float("inf"), same, "" if same else "values differ")
-    own = TOLERANCES.get(a.dtype, TOLERANCES[np.dtype(np.float16)])
-    relative, absolute = (o if given is None else given for o, given in zip(own, (rtol, atol), strict=True))
+    own = EXPORT.bound(a.dtype)
+    relative, absolute = own.rtol if rtol is None else rtol, (own.atol or 0.0) if atol is None else atol
     x, y = a.astype(np.float64), b.astype(np.float64)
     alike = (x == y) | (np.isnan(x) & np.isnan(y))
     off = np.where(alike, 0.0, np.abs(x - y))

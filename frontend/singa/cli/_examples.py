@@ -39,6 +39,7 @@ EXAMPLES = {
     "report": ("sonnx report cpu.json --to reports", "sonnx report cpu.json --check"),
     "run": ("sonnx run model.onnx --random 0 --size batch=2", "sonnx run model.onnx -i x=x.npy -o y.npz"),
     "sanitize": ("sonnx sanitize model.onnx -o clean.onnx", "sonnx sanitize model.onnx -o clean.onnx --json"),
+    "tolerances": ("sonnx tolerances", "sonnx tolerances LayerNormalization"),
     "train": (
         "sonnx train model.onnx --data digits.npz --epochs 5 -o tuned.onnx",
         "sonnx train model.onnx --data digits.npz --checkpoint run.ckpt --resume",

@@ -41,6 +41,7 @@ COMMANDS = {
     "report": ("singa.cli.report", "Render the support report from the results of runs."),
     "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),
     "sanitize": ("singa.cli.sanitize", "Fold constants of MODEL, remove dead parts, add names and types."),
+    "tolerances": ("singa.cli.tolerances", "Show the tolerances of operators and dtypes, and why."),
     "train": ("singa.cli.train", "Fine-tune MODEL on the arrays of an .npz file."),
 }
 """The commands and their lines in `sonnx --help`; each command is `command` in the module of its name."""
@@ -57,6 +58,7 @@ SECTIONS = {
         "bisect",
         "reduce",
         "diff",
+        "tolerances",
     ),
     "Train": ("train",),
     "Write": (

@@ -11,7 +11,7 @@ from singa_backend import debug
 
 from ._common import NO, device_option, echo, exit_codes, json_option, progress, write_json
 from ._inputs import gather_of, input_options
-from .compare import names, sides, trusted
+from .compare import names, sides, tolerances, trusted
 
 
 @click.command("bisect")
@@ -89,5 +89,7 @@ def _show(found: debug.Reproduction) -> None:
         echo(f"alone: {found.failure}")
     for name, apart in found.differences.items():
         echo(f"alone, {name!r}: {apart}")
+    for line in tolerances(found.differences.values()):
+        echo(line)
     echo(f"reproduces alone: {'yes' if found.alone else 'no'}", style="green" if found.alone else "yellow")
     echo(f"written to {found.folder}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ _OPTIONS = (
     click.option("--against-command", "program", metavar="CMD", help="The trusted side is a program: "
                  "CMD contains {model}, {inputs} and {outputs} (.npz files); it runs without a shell."),
     click.option("--map", "pairs", multiple=True, metavar="A=B", help="Value A of MODEL has the name B in the other model."),
-    click.option("--rtol", type=TOLERANCE, help="Relative tolerance, instead of the dtype's."),
+    click.option("--rtol", type=TOLERANCE,
+                 help="Relative tolerance, instead of that of the dtype and the operator (`sonnx tolerances`)."),
     click.option("--atol", type=TOLERANCE, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
     click.option("--local", is_flag=True, help="Feed each node the trusted side's inputs, so that errors do not accumulate."),
     click.option("--budget", default=256, show_default=True, type=MEMORY, metavar="MIB",
@@ -156,6 +157,8 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
     absent = len(found.not_compared) - len(failed)
     if absent:
         echo(f"{absent} nodes produce values that the other model does not have")
+    for line in tolerances(r.difference for r in found.rows if r.judged):
+        echo(line)
     wrong = sum(not r.agrees for r in found.rows)
     echo(f"{len(found.rows)} values compared, {wrong} differ")
     if found.both_nan:
@@ -173,6 +176,23 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
         echo(f"{found.mine} and {found.theirs} agree", style="green")
     elif not found.rows:
         echo("nothing could be compared", style="red")
+
+
+def tolerances(differences: Iterable[debug.Difference]) -> list[str]:
+    """Return a line for each tolerance that applied, with its reason."""
+    found: dict[tuple[str, float, str], list[float]] = {}
+    for d in differences:
+        if d.tolerance is not None:
+            key = d.dtypes[1], d.tolerance.rtol, d.tolerance.reason
+            found.setdefault(key, []).append(d.tolerance.atol or 0.0)
+    lines = []
+    for (dtype, rtol, reason), atols in found.items():
+        if not rtol and not any(atols):
+            lines.append(f"tolerance of {dtype}: none ({reason})")
+            continue
+        low, high = (f"{v:.3g}" for v in (min(atols), max(atols)))
+        lines.append(f"tolerance of {dtype}: rtol {rtol:g}, atol {low if low == high else f'{low} to {high}'} ({reason})")
+    return lines
 
 
 def _names(names: Sequence[str]) -> str:

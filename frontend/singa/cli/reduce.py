@@ -23,7 +23,9 @@ from .compare import trusted
 @click.option("--against-command", "program", metavar="CMD", help="It fails if its outputs differ from this program's.")
 @click.option("--raises", metavar="CODE", help="It fails if it raises this error: SX404.")
 @click.option("--command", metavar="SHELL", help="It fails if this does not exit with 0; {model} and {data} are replaced.")
-@click.option("--rtol", type=TOLERANCE, help="Relative tolerance, instead of the dtype's.")
+@click.option(
+    "--rtol", type=TOLERANCE, help="Relative tolerance, instead of that of the dtype and the operator (`sonnx tolerances`)."
+)
 @click.option("--atol", type=TOLERANCE, help="Absolute tolerance, instead of rtol times the value's usual magnitude.")
 @click.option(
     "--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds for another engine's run, or for the command."

@@ -11,7 +11,7 @@ import click
 from onnx import ModelProto
 
 from singa_backend import Limits, SingaBackend
-from singa_backend.comparison import finite, verdict
+from singa_backend.comparison import finite, tolerances, verdict
 from singa_backend.errors import InvalidInput
 from singa_backend.files import check, write_npz
 from singa_backend.limits import Budget, spend
@@ -38,6 +38,7 @@ from ._common import (
 from ._inputs import gather, input_options
 from ._tables import NAME, NUMBER, WORDS, Columns
 
+_RTOL, _ATOL = tolerances.CASES.bounds["float32"].rtol, tolerances.CASES.bounds["float32"].atol
 _OUTPUTS = Columns({"output": NAME, "type": WORDS, "min": NUMBER, "max": NUMBER, "NaN": NUMBER, "Inf": NUMBER,
                     "first values": WORDS})  # fmt: skip
 
@@ -60,8 +61,8 @@ _OUTPUTS = Columns({"output": NAME, "type": WORDS, "min": NUMBER, "max": NUMBER,
 @click.option("--against-command", "program", metavar="CMD", help="Compare the outputs with those of a program.")
 @click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that another engine may take.")
 @click.option("--aux", multiple=True, metavar="NAME", help="Return this intermediate value too (repeatable).")
-@click.option("--rtol", type=TOLERANCE, default=1e-3, show_default=True, help="Relative tolerance for --data and --against.")
-@click.option("--atol", type=TOLERANCE, default=1e-7, show_default=True, help="Absolute tolerance for --data and --against.")
+@click.option("--rtol", type=TOLERANCE, default=_RTOL, show_default=True, help="Relative tolerance for --data and --against.")
+@click.option("--atol", type=TOLERANCE, default=_ATOL, show_default=True, help="Absolute tolerance for --data and --against.")
 @click.option(
     "--validate", is_flag=True, help="Name the first node that makes NaN or infinity; the exit code is 1 if there is one."
 )

@@ -1,4 +1,4 @@
-"""Tolerances per operator and dtype, each with its reason, and a verdict in ulps.
+"""A verdict in ulps, by the rules of the registry of tolerances.
 
 The allowed difference of two floats is `ulps` steps of the expected value, plus `norm` steps of the largest summand of the
 result (for operators that sum: cancellation leaves an error of that size).
@@ -6,7 +6,6 @@ result (for operators that sum: cancellation leaves an error of that size).
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,80 +13,10 @@ import numpy as np
 
 from ... import dtypes
 from ...comparison import verdict
+from ...comparison.tolerances import Rule
 from .strategies import float_info
 
 HALVES = {"float16", "bfloat16"}
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """The difference allowed for some operators.
-
-    Attributes:
-        operators: A regular expression for the operators' names.
-        reason: Why this tolerance is needed.
-        ulps: Allowed steps of the expected value.
-        norm: Allowed steps of the largest summand, which is bounded by the product of the inputs' largest values, each to the
-            `power`.
-        power: See `norm`.
-        steps: The allowed difference of integers (if they are rounded from reals).
-        single: A part of the operator computes in float32 whatever the dtype, so that a step is at least float32's.
-    """
-
-    operators: str
-    reason: str
-    ulps: float = 0.0
-    norm: float = 0.0
-    power: int = 1
-    steps: int = 0
-    single: bool = False
-
-    def covers(self, operator: str) -> bool:
-        return re.fullmatch(self.operators, operator) is not None
-
-
-TOLERANCES: tuple[Tolerance, ...] = (
-    Tolerance("Acos|Acosh|Asin|Asinh|Atan|Atanh|Cos|Cosh|Exp|Log|Sin|Sinh|Tan|Tanh",
-              "libraries compute elementary functions to a few ulps; near a zero the digits of the argument are lost", 8, 4),
-    Tolerance("Erf|Gelu|Mish|Sigmoid|Softplus|Softsign|Swish|SwiGLU|HardSwish|HardSigmoid|Elu|Celu|Selu|Pow|Reciprocal",
-              "chains of elementary functions, rounded once or at each step; cancellation in the tails", 16, 8),
-    Tolerance("Add|Sub|Mul|Div|Mod|Sqrt|PRelu|LeakyRelu|Shrink",
-              "IEEE 754 rounds each correctly; one step if an engine fuses operations", 1),
-    Tolerance("Softmax|LogSoftmax", "an exponential, a sum and a division; some engines round each step in halves", 16, 16),
-    Tolerance("Reduce(Sum|Mean|L1|LogSum|LogSumExp)|Sum|Mean|CumSum|GlobalAveragePool|AveragePool",
-              "the order of a sum is free", 8, 16),
-    Tolerance("Reduce(L2|SumSquare)|LpPool|GlobalLpPool|LpNormalization",
-              "sums of squares in any order, and a root", 16, 16, 2),
-    Tolerance("ReduceProd|CumProd", "the order of a product is free: one step per factor", 64),
-    Tolerance("MatMul|Gemm|Einsum|Conv|ConvTranspose|DeformConv|CausalConvWithState|Col2Im|DFT|STFT",
-              "sums of products in any order; transforms by different algorithms", 16, 64),
-    Tolerance("Det", "elimination with or without pivots", 64, 512),
-    Tolerance("(Group|Layer|RMS)Normalization",
-              "as BatchNormalization, with the statistics in float32 (stash_type)", 64, 512, single=True),
-    Tolerance("(Batch|Instance|MeanVariance)Normalization",
-              "a mean, a variance and a root; a small variance magnifies their rounding", 64, 512),
-    Tolerance("LRN", "a sum of squares and a power", 64, 32),
-    Tolerance("NegativeLogLikelihoodLoss|SoftmaxCrossEntropyLoss", "a logarithm and a mean, summed in any order", 32, 64),
-    Tolerance("(Linear|Flex)?Attention|RotaryEmbedding",
-              "two products and a softmax, summed in any order; the scale and the softcap are float32", 64, 128, single=True),
-    Tolerance("RNN|GRU|LSTM", "each time step adds the error of its activations", 64, 512),
-    Tolerance("Resize|Upsample|GridSample|AffineGrid|RoiAlign|MaxRoiPool",
-              "float32 coordinates are computed in any order, and are the weights of the interpolation",
-              64, 512, steps=1, single=True),
-    Tolerance("(Hann|Hamming|Blackman)Window|MelWeightMatrix|Range",
-              "computed in float32 or float64 whatever the dtype; integers are truncated", 16, 16, steps=1, single=True),
-    Tolerance("QuantizeLinear|DynamicQuantizeLinear|QLinearConv|QLinearMatMul",
-              "a real is rounded to an integer: at a half, the last bit of the real decides", 2, 2, 1, 1),
-    Tolerance("DequantizeLinear", "one product", 1),
-    Tolerance("Adagrad|Adam|Momentum", "a few products, sums and a root", 32, 32, 2),
-    Tolerance("TfIdfVectorizer|Scaler|Normalizer|LinearRegressor|LinearClassifier|SVMRegressor|SVMClassifier|TreeEnsemble.*",
-              "float32 sums in any order, and a post-transform", 64, 64),
-    Tolerance(".*", "these operators move or compare values without rounding"),
-)  # fmt: skip
-
-
-def tolerance(operator: str) -> Tolerance:
-    return next(t for t in TOLERANCES if t.covers(operator))
 
 
 @dataclass(frozen=True)
@@ -99,15 +28,13 @@ class Finding:
     ulps: float | None = None
 
 
-def compare(
-    actual: list[Any], expected: list[Any], rule: Tolerance, scale: float, slack: float = 1.0, dtype: Any = None
-) -> Finding:
+def compare(actual: list[Any], expected: list[Any], rule: Rule, scale: float, slack: float = 1.0, dtype: Any = None) -> Finding:
     """Compare our outputs with a witness's.
 
     Args:
         actual: Our outputs.
         expected: The witness's outputs.
-        rule: The tolerance.
+        rule: That of the operator.
         scale: The bound of the summands; see `magnitude`.
         slack: Multiplies the tolerance, for a ledger entry with a bound.
         dtype: The dtype that the witness computed in, if not the result's; its steps then count.
@@ -124,7 +51,7 @@ def compare(
     return Finding(ulps=worst)
 
 
-def _one(a: Any, e: Any, rule: Tolerance, scale: float, slack: float, dtype: Any, where: str) -> Finding:
+def _one(a: Any, e: Any, rule: Rule, scale: float, slack: float, dtype: Any, where: str) -> Finding:
     if isinstance(e, (list, tuple)) or isinstance(a, (list, tuple)):
         if not isinstance(a, (list, tuple)) or not isinstance(e, (list, tuple)):
             return Finding(f"{where}: a {type(a).__name__}, the witness has a {type(e).__name__}", "kind")
@@ -154,7 +81,7 @@ def _one(a: Any, e: Any, rule: Tolerance, scale: float, slack: float, dtype: Any
     return Finding(f"{where}: {a[at]!s}, the witness has {e[at]!s} ({int((~close).sum())} of {close.size})", "values", ulps)
 
 
-def _close(a: np.ndarray, e: np.ndarray, rule: Tolerance, scale: float, slack: float, dtype: Any) -> np.ndarray:
+def _close(a: np.ndarray, e: np.ndarray, rule: Rule, scale: float, slack: float, dtype: Any) -> np.ndarray:
     if a.dtype == dtypes.STRING:
         return np.asarray(a == e)
     if a.dtype.kind == "c":

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ...comparison import verdict
+from ...comparison import tolerances, verdict
 from ...engines.oracle import EngineFailure, Oracle
 from ...errors import MissingDependency, SonnxError
 from ...ir.declaration import has_trait
 from ...processes import Child, ChildFailure, share_work
 from ...proto.schemas import is_custom, schemas
 from . import formulas, generate, ledger, witnesses
-from .compare import Finding, compare, magnitude, tolerance
+from .compare import Finding, compare, magnitude
 from .generate import Case
 
 TIMEOUT = 10.0
@@ -243,7 +243,7 @@ class Judge:
 
     def _compare(self, out: Judged, case: Case, witness: str, ours: list[Any], theirs: list[Any], dtype: Any) -> None:
         self.seen[witness] = theirs
-        rule = tolerance(case.operator)
+        rule = tolerances.rule(case.domain, case.operator)
         scale = magnitude(list(case.inputs.values()), rule.power)
         found = compare(ours, theirs, rule, scale, dtype=dtype)
         if found.why:

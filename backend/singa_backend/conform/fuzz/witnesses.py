@@ -11,11 +11,11 @@ import numpy as np
 from onnx import FunctionProto, NodeProto, TypeProto, helper
 
 from ... import dtypes
+from ...comparison import tolerances
 from ...interpreters.eager import Eager
 from ...ir.declaration import declarations, has_trait
 from ...proto.schemas import is_custom, newest, schemas
 from . import generate
-from .compare import tolerance
 from .generate import Case, allowed_types
 
 Outputs = list[Any]
@@ -257,7 +257,7 @@ def with_dtypes(case: Case, mapping: dict[Any, Any]) -> Case | None:
                 back = inputs[name].astype(np.float64)
                 if (np.isinf(back) & np.isfinite(value)).any():
                     return None
-                if tolerance(case.operator).ulps == 0 and not np.array_equal(back, value, equal_nan=True):
+                if tolerances.rule(case.domain, case.operator).ulps == 0 and not np.array_equal(back, value, equal_nan=True):
                     return None  # the operator compares, and rounding makes values equal
     node = NodeProto()
     node.CopyFrom(case.node)

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from ...autodiff.support import DIFFERENTIABLE, gradient_support
+from ...comparison import tolerances
 from ...devices.device import resolve
 from ...engines.oracle import EngineFailure, Oracle
 from ...errors import SonnxError
@@ -22,7 +23,7 @@ from ...runtime.executor import Executor
 from .. import gradients
 from ..fuzz import generate, recipes
 from ..fuzz.generate import ORT_OPSET
-from ..gradients import ORT_TOLERANCE, Finding, Point
+from ..gradients import Finding, Point
 
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training")
 _DRAWN = 3
@@ -239,4 +240,5 @@ def _close(ours: Any, theirs: Any) -> bool:
     if ours.shape != theirs.shape:
         return False
     size = max(1e-2, float(np.abs(ours).max())) if ours.size else 1.0
-    return not ours.size or bool(np.abs(ours.astype(np.float64) - theirs).max() <= ORT_TOLERANCE * size)
+    near = tolerances.GRADIENTS_WITNESS.bounds["float32"].rtol * size
+    return not ours.size or bool(np.abs(ours.astype(np.float64) - theirs).max() <= near)

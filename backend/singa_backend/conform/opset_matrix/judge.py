@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 from onnx import ModelProto
 
 from ... import dtypes
+from ...comparison.tolerances import OPSETS, OPSETS_WITNESS
 from ...comparison.verdict import strict
 from ...devices.device import resolve
 from ...engines.oracle import EngineFailure, Oracle
@@ -26,16 +26,8 @@ from ...proto.messages import imported
 from ...proto.schemas import newest, schema_version, schemas
 from ...runtime.executor import Executor
 from ..fuzz.generate import ORT_OPSET
-from ..gradients import ORT_TOLERANCE
 from .problems import Operator, Problem, nodes_of
 
-TOLERANCE: dict[Any, float] = {
-    np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-4, np.dtype(np.complex128): 1e-6, np.dtype(np.complex64): 1e-4,
-    np.dtype(np.float16): 1e-2, np.dtype(ml_dtypes.bfloat16): 6e-2,
-}  # fmt: skip
-"""Drawn models: by dtype, the difference allowed relative to the largest finite expected value; all others agree exactly.
-
-Double has the tolerance of float32 values: attributes, and the constants in ONNX's function bodies, are float32."""
 BIG = 8
 """A model with more nodes (an expanded function body) is written at fewer opsets: `FEW` and the newest."""
 FEW = (LEAST, 13, 18)
@@ -161,7 +153,7 @@ class _Expectation:
             return error.how
         expected = self.base if self.problem.expected is None else self.problem.expected
         halves = any(isinstance(y, np.ndarray) and y.dtype in dtypes.HALVES for y in expected)
-        near = 10 * ORT_TOLERANCE if halves else ORT_TOLERANCE
+        near = OPSETS_WITNESS.bounds["float16" if halves else "float32"].rtol
         why = strict([theirs.get(v.name) for v in model.graph.output], expected, near, near)
         return f"differs: {why}" if why else "agree"
 
@@ -230,13 +222,13 @@ def _sketch(x: Any) -> Any:
 
 
 def _near(actual: Any, expected: Any, where: str = "outputs") -> str:
-    """Return "" if the values agree within TOLERANCE, otherwise where they differ."""
+    """Return "" if the values agree within the tolerance of `OPSETS`, otherwise where they differ."""
     if isinstance(expected, list) and isinstance(actual, list) and len(actual) == len(expected):
         pairs = enumerate(zip(actual, expected, strict=True))
         return next((why for i, (a, e) in pairs if (why := _near(a, e, f"{where}[{i}]"))), "")
-    if not isinstance(expected, np.ndarray) or expected.dtype not in TOLERANCE:
+    rtol = OPSETS.bound(expected.dtype).rtol if isinstance(expected, np.ndarray) else 0.0
+    if not rtol:
         return strict(actual, expected, 0, 0, where)
-    rtol = TOLERANCE[expected.dtype]
     with np.errstate(all="ignore"):
         size = np.abs(expected.astype(np.complex128))
         largest = float(size[np.isfinite(size)].max(initial=0.0))

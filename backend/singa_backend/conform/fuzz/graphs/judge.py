@@ -22,6 +22,7 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, numpy_helper
 
+from ....comparison import tolerances
 from ....engines.oracle import EngineFailure, Oracle
 from ....errors import MissingDependency
 from ....processes import Child, ChildFailure, share_work
@@ -29,7 +30,7 @@ from ....proto.messages import graphs, imported, reads
 from ....proto.schemas import schemas
 from .. import generate as single
 from .. import ledger as operators
-from ..compare import compare, magnitude, tolerance
+from ..compare import compare, magnitude
 from . import ledger
 from .answer import Answer, Form, Forms, declare, serve, single_case
 from .generate import Case, every_node
@@ -257,7 +258,7 @@ class Judge:
         model, feeds = work.alone(node, theirs)
         names = [o.name for o in model.graph.output]
         expected = [theirs[n] for n in names]
-        rule, scale = tolerance(node.op_type), magnitude([work.value(n) for n in node.input if n], 1)
+        rule, scale = tolerances.rule(node.domain, node.op_type), magnitude([work.value(n) for n in node.input if n], 1)
         ours = [work.known[n].value for n in names]
         alone = self.ask((*work.alone(node), False))
         if not isinstance(alone, list) or any(differs(a, work.known[n].runs, n)[0] for a, n in zip(alone, names, strict=True)):

@@ -15,12 +15,12 @@ import numpy as np
 from onnx import ModelProto, TypeProto, helper
 
 from .... import dtypes
-from ....comparison import verdict
+from ....comparison import tolerances, verdict
 from ....devices.device import resolve
 from ....ir.graph import Node
 from ....ir.reader import read
 from ....runtime.executor import Executor, Observer
-from ..compare import Tolerance, limits, magnitude, tolerance
+from ..compare import limits, magnitude
 
 PERTURBED = 4
 """The number of perturbed runs."""
@@ -123,7 +123,7 @@ def perturber(rng: np.random.Generator) -> Observer:
     """Return an observer of an executor that changes float results within the tolerance of their operator."""
 
     def observe(node: Node, inputs: list[Any], outputs: list[Any], _: Any) -> None:
-        rule = tolerance(node.op_type)
+        rule = tolerances.rule(node.domain, node.op_type)
         if rule.ulps or rule.norm:
             scale = magnitude(inputs, rule.power)
             outputs[:] = [_perturbed(y, rule, scale, rng) for y in outputs]
@@ -131,7 +131,7 @@ def perturber(rng: np.random.Generator) -> Observer:
     return observe
 
 
-def _perturbed(y: Any, rule: Tolerance, scale: float, rng: np.random.Generator) -> Any:
+def _perturbed(y: Any, rule: tolerances.Rule, scale: float, rng: np.random.Generator) -> Any:
     if not isinstance(y, np.ndarray) or y.dtype.name not in MAX_SPREAD:
         return y
     step = limits(y.dtype)[0]
