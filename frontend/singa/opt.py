@@ -311,6 +311,8 @@ class Optimizer:
             InvalidInput: If `backward` raises it, no parameter gets a gradient, loaded states belong to another model (SX327),
                 or, with `check_nan`, the loss is NaN; then nothing is changed.
         """
+        if tape.is_measuring():
+            return
         self._refuse_nan(loss)
         self._update_all([(p, g) for p, g in backward(loss) if p.is_dummy()])
 
@@ -391,6 +393,8 @@ class Optimizer:
 
     def step(self) -> None:
         """Advance `step_counter` and every hyperparameter that depends on it."""
+        if tape.is_measuring():
+            return
         trace.depends(self, self._settings)
         with tape.no_tape():
             trace.assign(self.step_counter, op.Add(self.step_counter, 1).raw)

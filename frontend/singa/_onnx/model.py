@@ -91,6 +91,10 @@ class SONNXModel(Model):
         trace.depends(self, lambda: self.training)
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
 
+    def _input_count(self) -> int | None:
+        count = super()._input_count()
+        return len(self.imported.graph.inputs) if count is None else count
+
     def _origin_lines(self) -> list[str]:
         return [self.imported.rep.origin]
 

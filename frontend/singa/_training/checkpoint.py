@@ -286,7 +286,9 @@ def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int, ba
     rng = np.random.default_rng(0)
     rng.bit_generator.state = run["rng"]
     validation = [{n: float(a[i]) for n, a in measured.items()} for i in range(epoch)] if measured else []
-    return Position(rng, epoch, batch, order.astype(np.int64) if batch else None, History(losses.tolist(), validation))
+    means = [float(np.mean(losses[i * steps : (i + 1) * steps])) for i in range(epoch)]
+    rows = order.astype(np.int64) if batch else None
+    return Position(rng, batch, rows, epoch, History(losses.tolist(), validation, means))
 
 
 def _digest(array: np.ndarray) -> int:

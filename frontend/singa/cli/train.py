@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,7 +156,7 @@ def command(
     from .._core.tensor import Tensor
     from .._onnx.model import SONNXModel
     from .._training.checkpoint import Checkpoint
-    from .._training.fit import Position, accuracy, batches, fit
+    from .._training.fit import Position, accuracy, batches, fit, stop_signals
     from ..device import resolve
 
     _check_usage(target_file, checkpoint, every, resume)
@@ -257,7 +255,7 @@ def command(
         if plot and losses and first:
             write_plot(plot, curves(), f"{model.name}: {loss}")
 
-    with _stop_signals(kept is not None) as received:
+    with stop_signals(*(signal.SIGINT, signal.SIGTERM) if kept else ()) as received:
 
         def reached_point(_: Position) -> None:
             ends_epoch = at.order is None
@@ -348,30 +346,6 @@ def _target(path: Path) -> Path:
 
 class _Stopped(Exception):
     """A signal has arrived, and the step that ran then is complete."""
-
-
-@contextmanager
-def _stop_signals(enabled: bool) -> Iterator[list[int]]:
-    """The context in which the first SIGINT or SIGTERM is noted in the list; a second one ends the process as usual."""
-    received: list[int] = []
-    if not enabled or threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, _: Any) -> None:
-        received.append(number)
-        os.write(2, b"stopping after this step; a second signal stops at once\n")  # print may be running already
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-    for s in before:
-        signal.signal(s, note)
-    try:
-        yield received
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
 
 
 def _tell_stopped(point: str, checkpoint: Path | None, written: int, target_file: Path | None) -> None:
