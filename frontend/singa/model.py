@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,13 +28,14 @@ from singa_backend.files import write_npz, writing
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
+from singa_backend.passes.change_dtype import WIDE
 from singa_backend.rendering import printable
 from singa_backend.runtime.executor import Executor, Observer
 from singa_backend.runtime.executor import Path as NodePath
 
 from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
-from ._core.tensor import Tensor, code_of, dtype_of, op
+from ._core.tensor import DTypeLike, Tensor, code_of, dtype_of, op
 from ._core.trace import NotTraceable, Trace
 from ._core.variable import Variable, tensor_list
 from ._layers.base import Layer
@@ -50,7 +51,7 @@ from ._training.fit import (
     source_of,
     stop_signals,
 )
-from .device import default_device
+from .device import DeviceLike, default_device, resolve
 
 _STEPS = 64
 """The number of graphs that a model keeps, one for each set of shapes and settings."""
@@ -305,6 +306,45 @@ class Model(Layer):
 
     def _frozen(self) -> tuple[bool, ...]:
         return tuple(p.stores_grad and p.requires_grad for p in self.get_params().values())
+
+    # --- dtype and device
+
+    def to(self, *, dtype: DTypeLike | None = None, device: DeviceLike | None = None) -> Self:
+        """Cast the parameters and running statistics that are floats, and move all of them, in place.
+
+        Tensors stay the same objects. The states of the optimizer follow in its next step. Steps that were recorded as a graph
+        are recorded again. In a model from a file, all floats change: its inputs, outputs and constants too; operators that
+        do not take the dtype in the opset of the file compute in their old one, between Casts.
+
+        Args:
+            dtype: float16, bfloat16, float32 or float64; None to keep the dtypes.
+            device: The device, or a name such as "CUDA"; None to keep the devices.
+
+        Returns:
+            This model.
+
+        Raises:
+            InvalidInput: The dtype is not one of these, a value does not fit in it, or a layer has no parameters yet (SX388); or
+                it is not a dtype (SX316). Then nothing is changed.
+            DeviceUnavailable: This machine does not have the device.
+            UnsupportedModel: An operator of a file cannot be written again.
+            NotTraceable: A step is being recorded as a graph.
+        """
+        wanted = None if dtype is None else dtype_of(dtype)
+        if wanted is not None and dtypes.onnx_code(wanted) not in WIDE:
+            what = f"dtype must be float16, bfloat16, float32 or float64, got {dtypes.onnx_name(wanted)}"
+            raise InvalidInput(what, code="SX388")
+        if trace.current() is not None:
+            raise NotTraceable("a model must not be changed by `to` while its step is recorded as a graph")
+        for change in self._moved(wanted, None if device is None else resolve(device), set()):
+            change()
+        outer: Any = self
+        while outer is not None:  # the steps of a model that this one is in contain its parameters
+            for model in outer._models() if isinstance(outer, Model) else ():
+                model._steps.clear()
+                model.not_traceable = ""
+            outer = outer.__dict__["_parent"]
+        return self
 
     # --- loops over data
 
