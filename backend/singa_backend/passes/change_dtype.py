@@ -75,6 +75,7 @@ class _Change:
         self.nets = list(edit.main.walk())
         for net in self.nets:
             self.types[id(net)] |= {n: t.data_type for n, t in net.initializers.items()}
+        self._complete(edit.main)
         self.kept = self._settings()
 
     def run(self) -> None:
@@ -84,10 +85,50 @@ class _Change:
             for node in net.nodes:
                 self._node(net, node)
 
+    def _complete(self, net: GraphEditor) -> None:
+        """Add the dtypes that onnx's inference does not know: those that follow from schemas, attributes and subgraphs."""
+        known = self.types[id(net)]
+        for v in (*net.proto.input, *net.proto.output):
+            known.setdefault(v.name, v.type.tensor_type.elem_type)
+        for node in net.nodes:
+            for key, inner in node.graphs.items():
+                if key == "body":  # of Loop and Scan: their last inputs are those of the node, from the end
+                    given = [self._any(net, n) for n in node.inputs]
+                    for name, code in zip(reversed(inner.inputs), reversed(given), strict=False):
+                        if not self.types[id(inner)].get(name):
+                            self.types[id(inner)][name] = code
+                self._complete(inner)
+            for i, name in enumerate(node.outputs):
+                if name and not known.get(name):
+                    known[name] = self._implied(net, node, i)
+
+    def _any(self, net: GraphEditor, name: str) -> int:
+        """The dtype of a value, also of one that does not change; 0 if it is not known."""
+        owner = net.owner(name) if name else None
+        return self.types[id(owner)].get(name, 0) if owner is not None else 0
+
+    def _implied(self, net: GraphEditor, node: Node, i: int) -> int:
+        """The dtype of an output by the schema of its operator; 0 if it does not follow."""
+        for key, skipped in (("then_branch", 0), ("body", node.is_("Loop"))):
+            if key in node.graphs:
+                inner = node.graphs[key]
+                return self._any(inner, inner.outputs[i + skipped])
+        version = schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 1))
+        if version is None or not node.plain:
+            return 0
+        schema = schemas[node.domain, node.op_type][version]
+        for name in _ATTRIBUTES:
+            if name in schema.attributes and node.get(name, schema.attributes[name].default_value.i):
+                return int(node.get(name, schema.attributes[name].default_value.i))
+        string = schema.outputs[min(i, len(schema.outputs) - 1)].type_str
+        if len(type_strings(schema)[string]) == 1:
+            return _code(type_strings(schema)[string][0])
+        same = (n for k, n in enumerate(node.inputs) if n and schema.inputs[min(k, len(schema.inputs) - 1)].type_str == string)
+        return next((code for n in same if (code := self._any(net, n))), 0)
+
     def _type(self, net: GraphEditor, name: str) -> int:
         """The dtype that a value had; 0 if it is not a float that changes."""
-        owner = net.owner(name) if name else None
-        found = self.types[id(owner)].get(name, 0) if owner is not None else 0
+        found = self._any(net, name)
         return found if found in WIDE else 0
 
     def _allowed(self, net: GraphEditor, node: Node, i: int, output: bool = False) -> list[str] | None:

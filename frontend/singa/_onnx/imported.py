@@ -19,7 +19,7 @@ from singa_backend.ir.custom import scoped
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.ir.reader import read
 from singa_backend.opsets.convert import convert as write_again
-from singa_backend.opsets.writer import LEAST
+from singa_backend.opsets.writer import LEAST, OpsetWriter
 from singa_backend.passes.change_dtype import change_dtype
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
@@ -168,7 +168,10 @@ class Imported:
         if dtype is not None:
             now = {name: t.device.backend.get(t._data) for name, t in self.tensors().items()}
             graph = replace(self.graph, states={**self.graph.states, **now})
-            proto = write_again(graph, max(LEAST, graph.opsets.get("", LEAST)))
+            opset = max(LEAST, graph.opsets.get("", LEAST))
+            writer = OpsetWriter(opset)
+            writer.builder.marks_constants = True  # only the parameters are float initializers
+            proto = write_again(graph, opset, writer=writer)
             change_dtype(proto, dtype)
             found = scoped([n.operator.declaration for n in graph.all_nodes() if n.operator is not None])
             made.proto = proto
