@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx import ModelProto, parser
+from click.testing import CliRunner
+from onnx import ModelProto, numpy_helper, parser
 
 from singa import autograd, data, layer, opt, sonnx
 from singa._core import tape
 from singa._core.tensor import Tensor, to_numpy
+from singa.cli import main
 from singa.model import Model
 from singa_backend.errors import InvalidInput
 
@@ -178,7 +183,7 @@ def test_an_interrupt_completes_the_step_and_keeps_the_history() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         net.fit(X, Y, epochs=3, batch_size=4, seed=5)
-    w, b, losses = by_hand(orders(2, 5), 4)
+    losses = by_hand(orders(2, 5), 4)[2]
     assert net.history is not None and signal.getsignal(signal.SIGINT) is before
     np.testing.assert_allclose(net.history.losses, losses[:4], rtol=1e-5)
     assert len(net.history.epochs) == 1
@@ -304,7 +309,7 @@ def test_orders_follow_the_seed() -> None:
 
     one = epochs(1)
     assert one == epochs(1) != epochs(2) and one[0] != one[1]
-    assert all(sorted(sum(epoch, [])) == list(range(10)) for epoch in one)
+    assert all(sorted(chain.from_iterable(epoch)) == list(range(10)) for epoch in one)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -413,3 +418,49 @@ def test_outputs_that_cannot_be_joined() -> None:
     assert error.value.code == "SX387"
     with pytest.raises(NotImplementedError, match="train_one_batch"):
         sonnx.SONNXModel(file()).fit(X, Y)
+
+
+# --- sonnx train
+
+
+def trained(tmp_path: Path, *more: str) -> Any:
+    onnx.save(file(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    names = [str(tmp_path / n) for n in ("m.onnx", "data.npz", "o.onnx")]
+    fixed = ["train", names[0], "--data", names[1], "-o", names[2], "--loss", "mse_loss", "--batch-size", "4", "--epochs", "3"]
+    return CliRunner().invoke(main, [*fixed, *more])
+
+
+def test_the_command_has_adamw_a_cosine_a_warm_up_and_clipping(tmp_path: Path) -> None:
+    done = trained(tmp_path, "--optimizer", "adamw", "--lr", "0.1", "--schedule", "cosine", "--warmup", "3", "--clip-norm", "0.4")
+    assert done.exit_code == 0, done.output
+    p = [np.full((3, 2), 0.5), np.ones(2)]
+    m, v, t = [np.zeros_like(a) for a in p], [np.zeros_like(a) for a in p], 0
+    for order in orders(3, 0):
+        for rows in np.split(order, [4, 8]):
+            d = X[rows] @ p[0] + p[1] - Y[rows]
+            gs = [2 * X[rows].T @ d / d.size, 2 * d.sum(0) / d.size]
+            norm = np.sqrt(sum((g**2).sum() for g in gs))
+            gs = [g * min(1.0, 0.4 / (norm + 1e-6)) for g in gs]
+            lr = 0.1 * (t / 3 if t < 3 else (1 + np.cos(np.pi * (t - 3) / 6)) / 2)
+            t += 1
+            for i, g in enumerate(gs):
+                m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g**2
+                decayed = p[i] - lr * 0.01 * p[i]
+                p[i] = decayed - lr * (m[i] / (1 - 0.9**t)) / (np.sqrt(v[i] / (1 - 0.999**t)) + 1e-8)
+    found = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "o.onnx").graph.initializer}
+    np.testing.assert_allclose(found["W"], p[0], rtol=1e-4)
+    np.testing.assert_allclose(found["b"], p[1], rtol=1e-4)
+
+
+def test_a_warm_up_of_all_steps_is_refused(tmp_path: Path) -> None:
+    done = trained(tmp_path, "--warmup", "9")
+    assert done.exit_code == 2 and "below the number of steps, 9" in done.output and not (tmp_path / "o.onnx").exists()
+
+
+def test_a_checkpoint_refuses_another_schedule(tmp_path: Path) -> None:
+    kept = str(tmp_path / "run.ckpt")
+    assert trained(tmp_path, "--checkpoint", kept, "--clip-norm", "1").exit_code == 0
+    done = trained(tmp_path, "--checkpoint", kept, "--resume", "--schedule", "cosine")
+    assert done.exit_code == 3 and "SX381" in done.output
+    assert "--schedule was constant, got cosine" in done.output and "--clip-norm was 1.0, got none" in done.output

@@ -39,6 +39,8 @@ _CURVES = Columns({"": WHOLE, "steps": NUMBER, "first loss": NUMBER, "last loss"
 LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 
 
+SCHEDULES = ("constant", "cosine")
+
 DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
 
 
@@ -65,10 +67,26 @@ class _Train(click.Command):
 )
 @click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
 @click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
-@click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "rmsprop", "adagrad"]))
+@click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "adamw", "rmsprop", "adagrad"]))
 @click.option("--lr", default=0.01, show_default=True, type=Number(min=0), help="Learning rate.")
 @click.option("--momentum", default=0.9, show_default=True, type=Number(min=0), help="The momentum of sgd.")
-@click.option("--weight-decay", default=0.0, show_default=True, type=Number(min=0))
+@click.option("--weight-decay", type=Number(min=0), show_default="0, for adamw 0.01", help="Decay of the parameters.")
+@click.option(
+    "--schedule",
+    default=SCHEDULES[0],
+    show_default=True,
+    type=click.Choice(SCHEDULES),
+    help="The learning rate after the warm-up; cosine falls to 0 at the last step of --epochs.",
+)
+@click.option(
+    "--warmup",
+    default=0,
+    show_default=True,
+    metavar="STEPS",
+    type=click.IntRange(0),
+    help="Steps with a rising rate, from 0.",
+)
+@click.option("--clip-norm", type=Number(min=0, min_open=True), help="The bound of the norm of all gradients together.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
@@ -125,7 +143,10 @@ def command(
     optimizer: str,
     lr: float,
     momentum: float,
-    weight_decay: float,
+    weight_decay: float | None,
+    schedule: str,
+    warmup: int,
+    clip_norm: float | None,
     epochs: int,
     batch_size: int,
     freeze: tuple[str, ...],
@@ -187,13 +208,16 @@ def command(
     place = resolve(f"{device}:{group.local_rank}" if group and device == "CUDA" else device)
     place.SetRandSeed(seed + (group.rank if group else 0))
     tuned = Tuned(str(model), place)
+    weight_decay = (0.01 if optimizer == "adamw" else 0.0) if weight_decay is None else weight_decay
     rules: dict[str, Callable[[], Any]] = {
         "sgd": lambda: opt.SGD(lr=lr, momentum=momentum, weight_decay=weight_decay),
         "adam": lambda: opt.Adam(lr=lr, weight_decay=weight_decay),
+        "adamw": lambda: opt.AdamW(lr=lr, weight_decay=weight_decay),
         "rmsprop": lambda: opt.RMSProp(lr=lr, weight_decay=weight_decay),
         "adagrad": lambda: opt.AdaGrad(lr=lr, weight_decay=weight_decay),
     }
     rule: Any = rules[optimizer]()
+    rule.clip_gradients(norm=clip_norm)
     if group:
         rule = opt.DistOpt(rule, communicator=group)
     update = _exchange(rule, dist_option, sparsity) if group else rule
@@ -211,6 +235,11 @@ def command(
             found["accuracy"] = accuracy(scores, targets)
         return found
 
+    steps = batches(len(y), batch_size, epochs)
+    if warmup >= steps:
+        raise click.UsageError(f"--warmup must be below the number of steps, {steps}, got {warmup}")
+    falling = opt.CosineDecay(lr, steps - warmup) if schedule == "cosine" else lr
+    rule.lr = opt.WarmUp(falling, warmup) if warmup else falling
     at = Position(np.random.default_rng(seed))
     kept: Checkpoint | None = None
     if checkpoint:
@@ -223,6 +252,9 @@ def command(
             "--batch-size": str(batch_size),
             "--freeze": ", ".join(sorted(freeze)) or "none",
             "--seed": str(seed),
+            **({"--schedule": schedule} if schedule != SCHEDULES[0] else {}),
+            **({"--warmup": str(warmup)} if warmup else {}),
+            **({"--clip-norm": repr(clip_norm)} if clip_norm is not None else {}),
             **({"--workers": str(group.size), "--dist-option": _exchanged(dist_option, sparsity)} if group else {}),
         }
         rates = {"--lr": repr(lr), "--momentum": repr(momentum), "--weight-decay": repr(weight_decay)}
@@ -236,7 +268,6 @@ def command(
         if first:
             err.print(f"resumed {kept.path} at {reached}{changes}", markup=False, highlight=False, soft_wrap=True)
     losses = at.history.losses
-    steps = batches(len(y), batch_size, epochs)
     written = len(losses) if resume else 0  # the step that the checkpoint holds
 
     def keep() -> None:
