@@ -324,8 +324,8 @@ class Model(Layer):
             This model.
 
         Raises:
-            InvalidInput: The dtype is not one of these, a value does not fit in it, or a layer has no parameters yet (SX388); or
-                it is not a dtype (SX316). Then nothing is changed.
+            InvalidInput: The dtype is not one of these, a value does not fit in it, or the model is not compiled and has no
+                parameters yet (SX388); or it is not a dtype (SX316). Then nothing is changed.
             DeviceUnavailable: This machine does not have the device.
             UnsupportedModel: An operator of a file cannot be written again.
             NotTraceable: A step is being recorded as a graph.
@@ -336,6 +336,9 @@ class Model(Layer):
             raise InvalidInput(what, code="SX388")
         if trace.current() is not None:
             raise NotTraceable("a model must not be changed by `to` while its step is recorded as a graph")
+        if self._layers and not self.get_states():
+            what = f"{type(self).__name__} must have its parameters before they are changed"
+            raise InvalidInput(what, code="SX388", hint="compile the model first")
         for change in self._moved(wanted, None if device is None else resolve(device), set()):
             change()
         outer: Any = self
@@ -409,7 +412,8 @@ class Model(Layer):
             if received:
                 raise KeyboardInterrupt
 
-        with self._in_mode(True), stop_signals(signal.SIGINT) as received:
+        interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with self._in_mode(True), stop_signals(*[signal.SIGINT] * interrupts) as received:
             try:
                 loop(
                     self,

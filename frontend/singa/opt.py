@@ -460,9 +460,10 @@ class Optimizer:
             if t is None:
                 dtype = _wide_dtype(op.dtype(p))
                 group[name] = Tensor(p.shape, p.device, dtype, requires_grad=False, name=f"{kind}{_SEP}{name}")
-            elif trace.current() is None:  # the parameter may have changed its dtype or device
-                if name in self._loaded:
-                    self._fits(name, p, p)
+            elif name in self._loaded:
+                self._fits(name, p, p)
+                _move(t, p.device, _wide_dtype(op.dtype(p)))
+            elif trace.current() is None:  # `Model.to` may have changed the parameter
                 _move(t, p.device, _wide_dtype(op.dtype(p)))
         self._loaded.discard(name)
 
@@ -561,7 +562,7 @@ class Optimizer:
 
     def _place(self, device: Device) -> None:
         """Move the counter and the values to the device of the parameters."""
-        if self._placed is not device and trace.current() is None:
+        if self._placed is None or (self._placed is not device and trace.current() is None):
             self._placed = device
             for t in (self.step_counter, *self._values.values()):
                 _move(t, device, op.dtype(t))

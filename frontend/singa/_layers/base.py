@@ -274,12 +274,9 @@ class Layer:
             seen: The ids of tensors and layers that are done.
 
         Raises:
-            InvalidInput: A value does not fit in the dtype, or a layer has no parameters yet (SX388).
+            InvalidInput: A value does not fit in the dtype (SX388).
         """
         seen.add(id(self))
-        if not self._initialized and type(self).initialize is not Layer.initialize:
-            what = f"the layer {self._path() or type(self).__name__} must have its parameters before they are changed"
-            raise InvalidInput(what, code="SX388", hint="compile the model first")
         calls: list[Callable[[], None]] = []
         for name, t in self._own.items():
             if id(t) not in seen and t._member is None:  # a member is changed with the model that it is of
