@@ -97,7 +97,7 @@ def killed_after(writes: int) -> Iterator[None]:
 RUNS = [
     ("--optimizer", "sgd"), ("--optimizer", "sgd", "--momentum", "0", "--no-graph"), ("--optimizer", "adam"),
     ("--optimizer", "adam", "--no-graph", "--weight-decay", "0.01"), ("--optimizer", "rmsprop"), ("--optimizer", "adagrad"),
-    ("--device", "STRICT"),
+    ("--optimizer", "adamw", "--schedule", "cosine", "--warmup", "2", "--clip-norm", "0.5"), ("--device", "STRICT"),
     ("--optimizer", "adam", "--freeze", "w1", "--validation", "@held.npz", "--seed", "7"),
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from sklearn.model_selection import StratifiedKFold
 
 from singa import autograd, device, layer, opt, sonnx
 from singa._core.tensor import Tensor
-from singa._training.fit import accuracy, fit, predict
+from singa._training.fit import accuracy, fit
 from singa.model import Model
 from singa_backend.engines.oracle import Oracle
 
@@ -82,7 +82,7 @@ def test_five_folds_of_the_digits() -> None:
             second = Transfer(proto, 10)
             second.compile(example, is_train=True, use_graph=True)
             fit(second, x[train], y[train], epochs=8, batch_size=32, seed=fold)
-            scores = predict(second, x[test])
+            scores = second.predict(x[test])
             found.append(accuracy(scores, y[test]))
             second.eval()
             written = sonnx.export(second, opset=21)

@@ -1,4 +1,6 @@
-"""Batches of images from a list file, produced in a background thread while the model trains.
+"""Batches of arrays, and of images from a list file, produced in a background thread while the model trains.
+
+    for x, y in ArrayLoader(images, labels, batch_size=32, shuffle=True): ...
 
     data = ImageBatchIter("train.txt", 32, lambda path: tool.load(path).random_crop((96, 96)).flip().get(), image_folder="images")
     data.start()
@@ -27,7 +29,9 @@ import numpy as np
 from singa_backend.archives import read_bytes
 from singa_backend.errors import InvalidInput
 
-__all__ = ["ImageBatchIter"]
+from ._training.loader import ArrayLoader
+
+__all__ = ["ArrayLoader", "ImageBatchIter"]
 
 _POLL = 0.05  # seconds between two checks of a waiting thread whether the other one still runs
 

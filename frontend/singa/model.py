@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import math
 import os
+import signal
 import time
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,17 +28,30 @@ from singa_backend.files import write_npz, writing
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.opsets.model import to_model
+from singa_backend.passes.change_dtype import WIDE
 from singa_backend.rendering import printable
 from singa_backend.runtime.executor import Executor, Observer
 from singa_backend.runtime.executor import Path as NodePath
 
 from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
-from ._core.tensor import Tensor, code_of, dtype_of, op
+from ._core.tensor import DTypeLike, Tensor, code_of, dtype_of, op
 from ._core.trace import NotTraceable, Trace
 from ._core.variable import Variable, tensor_list
 from ._layers.base import Layer
-from .device import default_device
+from ._training.fit import (
+    EarlyStop,
+    History,
+    Position,
+    device_of,
+    evaluate,
+    loop,
+    one_epoch,
+    predict,
+    source_of,
+    stop_signals,
+)
+from .device import DeviceLike, default_device, resolve
 
 _STEPS = 64
 """The number of graphs that a model keeps, one for each set of shapes and settings."""
@@ -55,6 +70,7 @@ class Model(Layer):
         graph_mode: Whether a step runs as one ONNX graph.
         sequential: Kept for old programs; a graph always runs its nodes in the order in which the step created them.
         not_traceable: Why the steps of this model cannot become a graph; "" if they can.
+        history: The measurements of the last call of `fit`, also of one that was interrupted; None before the first.
 
     Example:
         class Net(model.Model):
@@ -76,6 +92,7 @@ class Model(Layer):
     """
 
     _mode: bool | None = None
+    history: History | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,6 +306,181 @@ class Model(Layer):
 
     def _frozen(self) -> tuple[bool, ...]:
         return tuple(p.stores_grad and p.requires_grad for p in self.get_params().values())
+
+    # --- dtype and device
+
+    def to(self, *, dtype: DTypeLike | None = None, device: DeviceLike | None = None) -> Self:
+        """Cast the parameters and running statistics that are floats, and move all of them, in place.
+
+        Tensors stay the same objects. The states of the optimizer follow in its next step. Steps that were recorded as a graph
+        are recorded again. In a model from a file, all floats change: its inputs, outputs and constants too; operators that
+        do not take the dtype in the opset of the file compute in their old one, between Casts.
+
+        Args:
+            dtype: float16, bfloat16, float32 or float64; None to keep the dtypes.
+            device: The device, or a name such as "CUDA"; None to keep the devices.
+
+        Returns:
+            This model.
+
+        Raises:
+            InvalidInput: The dtype is not one of these, a value does not fit in it, or the model is not compiled and has no
+                parameters yet (SX388); or it is not a dtype (SX316). Then nothing is changed.
+            DeviceUnavailable: This machine does not have the device.
+            UnsupportedModel: An operator of a file cannot be written again.
+            NotTraceable: A step is being recorded as a graph.
+        """
+        wanted = None if dtype is None else dtype_of(dtype)
+        if wanted is not None and dtypes.onnx_code(wanted) not in WIDE:
+            what = f"dtype must be float16, bfloat16, float32 or float64, got {dtypes.onnx_name(wanted)}"
+            raise InvalidInput(what, code="SX388")
+        if trace.current() is not None:
+            raise NotTraceable("a model must not be changed by `to` while its step is recorded as a graph")
+        if self._layers and not self.get_states():
+            what = f"{type(self).__name__} must have its parameters before they are changed"
+            raise InvalidInput(what, code="SX388", hint="compile the model first")
+        for change in self._moved(wanted, None if device is None else resolve(device), set()):
+            change()
+        outer: Any = self
+        while outer is not None:  # the steps of a model that this one is in contain its parameters
+            for model in outer._models() if isinstance(outer, Model) else ():
+                model._steps.clear()
+                model.not_traceable = ""
+            outer = outer.__dict__["_parent"]
+        return self
+
+    # --- loops over data
+
+    def fit(
+        self,
+        *data: Any,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        seed: int = 0,
+        validation: Any = None,
+        metrics: Mapping[str, Callable[[Any, Any], float]] | None = None,
+        patience: int | None = None,
+        callbacks: Sequence[Callable[[History], Any]] = (),
+        verbose: bool = False,
+    ) -> History:
+        """Train the model: call its `train_one_batch` for the batches of several epochs.
+
+        Afterwards the model is in the mode in which it was before. On Ctrl-C, the current step is completed, then
+        KeyboardInterrupt is raised; `history` has the measurements so far.
+
+        Args:
+            *data: The arguments of `train_one_batch` for all samples: arrays with the samples along axis 0, whose order changes
+                in each epoch; or one ArrayLoader, or a list of batches.
+            epochs: The number of passes over the data.
+            batch_size: The number of samples in a batch of arrays; None for 32. The last batch of an epoch may be smaller.
+            seed: The seed of the order of arrays.
+            validation: A tuple of arrays, an ArrayLoader or a list of batches, for `evaluate` after each epoch.
+            metrics: The metrics of `evaluate`.
+            patience: The number of epochs without a lower validation loss after which the training ends, with the parameters
+                and running statistics of the epoch with the lowest; None to run all epochs.
+            callbacks: Functions that are called with the history after each epoch; the training ends if one returns True.
+            verbose: Whether a line is printed after each epoch.
+
+        Returns:
+            The history: `losses` of the steps, their means in `epochs`, and what `evaluate` returned in `validation`.
+
+        Raises:
+            InvalidInput: The data have no batch or differ in length, an argument is out of range, `patience` is used without
+                `validation` (SX342), `train_one_batch` returns no loss (SX387), or the loss is NaN or infinite (SX343); the
+                updates before it are kept.
+            NotImplementedError: The model does not define `train_one_batch`.
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        source = source_of(data, batch_size, seed, shuffle=True)
+        held = None if validation is None else source_of((validation,), None)
+        if patience is not None and held is None:
+            raise InvalidInput("patience must be used with validation, whose loss it compares", code="SX342")
+        stop = None if patience is None else EarlyStop(self, patience)
+        after: list[Callable[[History], Any]] = [*callbacks, *([stop] if stop else [])]
+        place = Position(np.random.default_rng(seed))
+        history = self.history = place.history
+
+        class Done(Exception):
+            """The training ends before the last epoch."""
+
+        def reached(place: Position) -> None:
+            if not place.batch:
+                if verbose:
+                    print(_epoch_line(place.epoch, epochs, history))
+                if sum(bool(ask(history)) for ask in after):
+                    raise Done
+            if received:
+                raise KeyboardInterrupt
+
+        interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with self._in_mode(True), stop_signals(*[signal.SIGINT] * interrupts) as received:
+            try:
+                loop(
+                    self,
+                    lambda: one_epoch(source, device_of(self)),
+                    place,
+                    epochs=epochs,
+                    measure=None if held is None else lambda: self.evaluate(held, metrics=metrics),
+                    reached=reached,
+                )
+            except Done:
+                pass
+            finally:
+                if stop is not None:
+                    stop.restore()
+        return history
+
+    def evaluate(
+        self, *data: Any, batch_size: int | None = None, metrics: Mapping[str, Callable[[Any, Any], float]] | None = None
+    ) -> dict[str, float]:
+        """Compute the loss, and metrics, in inference mode: the loss of `train_one_batch`, which updates nothing here.
+
+        Args:
+            *data: The arguments of `train_one_batch`, targets last, as for `fit`. An ArrayLoader is read in the order of its
+                arrays with all samples; its state does not change.
+            batch_size: The number of samples in a batch of arrays; None for 32.
+            metrics: Functions of the outputs and the targets of all samples, both NumPy arrays, by name. None for "accuracy" if
+                the targets are class numbers, and the outputs scores of shape (N, C). The output is that of
+                `train_one_batch`, or the first one of `forward` if the step returns only the loss.
+
+        Returns:
+            "loss", the mean over the samples, and the value of each metric.
+
+        Raises:
+            InvalidInput: The data have no batch or differ in length (SX342), or `train_one_batch` returns no loss (SX387).
+            NotImplementedError: The model does not define `train_one_batch`.
+        """
+        with self._in_mode(False):
+            return evaluate(self, source_of(data, batch_size), self._input_count(), metrics)
+
+    def predict(self, *data: Any, batch_size: int | None = None) -> Any:
+        """Compute the outputs for all samples, in inference mode.
+
+        Args:
+            *data: The inputs of `forward` for all samples, as for `fit`. The batches of an ArrayLoader or a list may have targets
+                too, which are not used. An ArrayLoader is read in the order of its arrays with all samples; its state does not
+                change.
+            batch_size: The number of samples in a batch of arrays; None for 32.
+
+        Returns:
+            The output, a NumPy array; a list of arrays if there are several.
+
+        Raises:
+            InvalidInput: The data have no batch or differ in length (SX342), or an output is not a Tensor with the samples along
+                axis 0 (SX387).
+        """
+        source = source_of(data, batch_size)
+        given = len(data) > 1 or source is not data[0]  # arrays, which are all inputs
+        with self._in_mode(False):
+            made = predict(self, source, None if given else self._input_count())
+        return made[0] if len(made) == 1 else made
+
+    def _input_count(self) -> int | None:
+        """The number of inputs of `forward`; None if it takes any number."""
+        kinds = inspect.signature(self.forward).parameters.values()
+        if any(p.kind is p.VAR_POSITIONAL for p in kinds):
+            return None
+        return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in kinds)
 
     # --- parameters
 
@@ -640,6 +832,12 @@ def _rebuilt(value: Any, change: Any) -> Any:
 
 def _replaced(value: Any, by: dict[int, Tensor]) -> Any:
     return _rebuilt(value, lambda t: by.get(id(t), t))
+
+
+def _epoch_line(epoch: int, epochs: int, history: History) -> str:
+    """The line that `fit` prints after an epoch."""
+    seen = history.validation[-1].items() if history.validation else ()
+    return ", ".join([f"epoch {epoch}/{epochs}: loss {history.epochs[-1]:.6g}", *(f"validation {n} {v:.6g}" for n, v in seen)])
 
 
 def _counted(layer: Layer) -> str:

@@ -13,9 +13,8 @@ adam.clip_gradients(norm=1.0)
 from __future__ import annotations
 
 import copy
-import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -35,6 +34,19 @@ from ._core.tensor import DTypeLike, Tensor, dtype_of, float32, op
 from ._core.variable import required
 from ._training.distributed import DataParallel
 from ._training.nan import first_nan, refuse_nan
+from ._training.schedules import (
+    Constant,
+    CosineDecay,
+    DecayScheduler,
+    ExponentialDecay,
+    MultiStepDecay,
+    StepDecay,
+    WarmUp,
+    double,
+    is_constant,
+    positive,
+    schedule_of,
+)
 from .device import Device
 
 __all__ = [
@@ -56,230 +68,6 @@ __all__ = [
 ]
 
 _SEP = "."
-
-
-class DecayScheduler:
-    """The base class of schedules: a hyperparameter whose value depends on the step; a subclass defines `call(step)`.
-
-    `step` is an int64 Tensor of shape (1,). The value is a number, or is computed from `step` by operators, so that it stays
-    correct in a step that is recorded as a graph.
-
-    Args:
-        init_value: The value at step 0.
-    """
-
-    def __init__(self, init_value: float) -> None:
-        self.init_value = init_value
-
-    def __call__(self, step: Tensor) -> Any:
-        """Compute the value at a step.
-
-        Args:
-            step: Number of steps so far, an int64 Tensor of shape (1,).
-
-        Returns:
-            What `call` returns.
-
-        Raises:
-            NotImplementedError: If the subclass does not define `call`.
-        """
-        return self.call(step)
-
-    def call(self, step: Tensor) -> Any:
-        """Compute the value at a step; defined by subclasses.
-
-        Args:
-            step: Number of steps so far, an int64 Tensor of shape (1,).
-
-        Returns:
-            The value: a number, or a Tensor of shape (1,).
-
-        Raises:
-            NotImplementedError: If the subclass does not define it.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define call(step)")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{n}={v!r}' for n, v in vars(self).items())})"
-
-
-class Constant(DecayScheduler):
-    """A hyperparameter that has the same value at every step.
-
-    The argument is that of DecayScheduler.
-    """
-
-    @override
-    def call(self, step: Tensor) -> Tensor:
-        """Return the value.
-
-        Args:
-            step: Number of steps so far, a Tensor of shape (1,) or a number.
-
-        Returns:
-            A Tensor of shape (1,), of float32, on the device of `step`.
-        """
-        device = step.device if isinstance(step, Tensor) else None
-        return Tensor((1,), device, float32, requires_grad=False).set_value(self.init_value)
-
-
-class ExponentialDecay(DecayScheduler):
-    """Computes init_value * decay_rate ** (step / decay_steps).
-
-    Args:
-        init_value: The value at step 0.
-        decay_steps: Number of steps in which the value changes by the factor `decay_rate`.
-        decay_rate: The factor.
-        staircase: Whether the quotient is rounded down.
-    """
-
-    def __init__(self, init_value: float, decay_steps: float, decay_rate: float, staircase: bool = False) -> None:
-        super().__init__(init_value)
-        self.decay_steps = decay_steps
-        self.decay_rate = decay_rate
-        self.staircase = staircase
-
-    @override
-    def call(self, step: Tensor) -> Tensor:
-        """Compute the value at a step.
-
-        Args:
-            step: Number of steps so far, a Tensor of shape (1,).
-
-        Returns:
-            A Tensor of shape (1,), of float64.
-        """
-        quotient = op.Div(_double(step), float(self.decay_steps))
-        if self.staircase:
-            quotient = op.Floor(quotient)
-        return op.Mul(op.Pow(np.float64(self.decay_rate), quotient), float(self.init_value))
-
-
-class StepDecay(ExponentialDecay):
-    """Computes init_value * decay_rate ** floor(step / decay_steps).
-
-    Args:
-        init_value: The value at step 0.
-        decay_steps: Number of steps after which the value changes by the factor `decay_rate`.
-        decay_rate: The factor.
-
-    Raises:
-        ValueError: If `decay_steps` is not positive.
-    """
-
-    def __init__(self, init_value: float, decay_steps: float, decay_rate: float = 0.1) -> None:
-        super().__init__(init_value, _positive("decay_steps", decay_steps), decay_rate, staircase=True)
-
-
-class MultiStepDecay(DecayScheduler):
-    """Computes init_value * decay_rate ** n, where n is the number of milestones that are reached.
-
-    Args:
-        init_value: The value at step 0.
-        milestones: The steps from which the value is multiplied by a further `decay_rate`, in any order.
-        decay_rate: The factor.
-
-    Raises:
-        ValueError: If there are no milestones.
-    """
-
-    def __init__(self, init_value: float, milestones: Sequence[float], decay_rate: float = 0.1) -> None:
-        super().__init__(init_value)
-        self.milestones = [float(m) for m in milestones]
-        self.decay_rate = decay_rate
-        if not self.milestones:
-            raise ValueError("milestones must be a sequence of at least one step, got none")
-
-    @override
-    def call(self, step: Tensor) -> Tensor:
-        """Compute the value at a step.
-
-        Args:
-            step: Number of steps so far, a Tensor of shape (1,).
-
-        Returns:
-            A Tensor of shape (1,), of float64.
-        """
-        reached = op.Not(op.Less(_double(step), np.array(self.milestones, np.float64)))
-        count = op.ReduceSum(_double(reached), [0], keepdims=1)
-        return op.Mul(op.Pow(np.float64(self.decay_rate), count), float(self.init_value))
-
-
-class CosineDecay(DecayScheduler):
-    """Computes end_value + (init_value - end_value) * (1 + cos(pi * step / decay_steps)) / 2, and end_value after `decay_steps`.
-
-    Args:
-        init_value: The value at step 0.
-        decay_steps: The step from which the value is `end_value`.
-        end_value: The last value.
-
-    Raises:
-        ValueError: If `decay_steps` is not positive.
-    """
-
-    def __init__(self, init_value: float, decay_steps: float, end_value: float = 0.0) -> None:
-        super().__init__(init_value)
-        self.decay_steps = _positive("decay_steps", decay_steps)
-        self.end_value = end_value
-
-    @override
-    def call(self, step: Tensor) -> Tensor:
-        """Compute the value at a step.
-
-        Args:
-            step: Number of steps so far, a Tensor of shape (1,).
-
-        Returns:
-            A Tensor of shape (1,), of float64.
-        """
-        rest = op.Sub(1.0, op.Min(op.Div(_double(step), float(self.decay_steps)), np.float64(1)))
-        root = op.Sin(op.Mul(rest, math.pi / 2))  # (1 + cos(pi - 2 a)) / 2 = sin(a)^2
-        return op.Add(op.Mul(op.Mul(root, root), float(self.init_value) - float(self.end_value)), float(self.end_value))
-
-
-class WarmUp(DecayScheduler):
-    """Increases a value linearly in the first steps, then follows a schedule whose steps are counted from there.
-
-    At a step below `warmup_steps`, the value is the first one of the schedule times start_factor + (1 - start_factor) * step /
-    warmup_steps; from there, it is the schedule's value at step - warmup_steps.
-
-    Args:
-        schedule: The schedule after the first steps, or a number.
-        warmup_steps: Number of these first steps.
-        start_factor: The share of the schedule's first value at step 0, in [0, 1].
-
-    Raises:
-        TypeError: If `schedule` is neither a number nor a DecayScheduler.
-        ValueError: If `warmup_steps` is not positive, or `start_factor` is not in [0, 1].
-    """
-
-    def __init__(self, schedule: Any, warmup_steps: float, start_factor: float = 0.0) -> None:
-        self.schedule = _schedule("schedule", schedule)
-        self.warmup_steps = _positive("warmup_steps", warmup_steps)
-        if not 0 <= start_factor <= 1:
-            raise ValueError(f"start_factor must be in [0, 1], got {start_factor!r}")
-        self.start_factor = start_factor
-        super().__init__(self.schedule.init_value * start_factor)
-
-    @override
-    def call(self, step: Tensor) -> Tensor:
-        """Compute the value at a step.
-
-        Args:
-            step: Number of steps so far, a Tensor of shape (1,).
-
-        Returns:
-            A Tensor of shape (1,), of float64.
-        """
-        t, after = _double(step), float(self.warmup_steps)
-        share = op.Add(op.Mul(op.Min(op.Div(t, after), np.float64(1)), 1.0 - self.start_factor), float(self.start_factor))
-        if _is_constant(self.schedule):
-            return op.Mul(share, float(self.schedule.init_value))
-        start = op.full_like(step, 0)
-        later = self.schedule(op.cast(op.Max(op.Sub(t, after), np.float64(0)), step))
-        first = self.schedule(start)
-        first, later = (_double(v) if isinstance(v, Tensor) else np.full(1, v, np.float64) for v in (first, later))
-        return op.Where(op.Less(t, after), op.Mul(share, first), later)
 
 
 class Optimizer:
@@ -334,7 +122,7 @@ class Optimizer:
 
     @lr.setter
     def lr(self, lr: Any) -> None:
-        self._schedules["lr"] = _schedule("lr", lr)
+        self._schedules["lr"] = schedule_of("lr", lr)
         self._refresh(["lr"])
 
     @property
@@ -348,8 +136,8 @@ class Optimizer:
 
     def _set_hyperparameter(self, name: str, value: Any) -> DecayScheduler:
         """Register a hyperparameter; one that changes has its value in a Tensor `<name>_value` of shape (1,)."""
-        schedule = self._schedules[name] = _schedule(name, value)
-        if not _is_constant(schedule) and name not in self._values:
+        schedule = self._schedules[name] = schedule_of(name, value)
+        if not is_constant(schedule) and name not in self._values:
             device = self.step_counter.device
             self._values[name] = Tensor((1,), device, self.dtype, requires_grad=False, name=f"{name}_value")
         if name in self._values:
@@ -372,12 +160,12 @@ class Optimizer:
         """Raises ValueError for invalid hyperparameters."""
         for name in {"momentum", "weight_decay"} & set(self._schedules):
             schedule = self._schedules[name]
-            if _is_constant(schedule) and schedule.init_value < 0:
+            if is_constant(schedule) and schedule.init_value < 0:
                 raise ValueError(f"{name} must be at least 0, got {schedule.init_value}")
 
     def _settings(self) -> tuple[Any, ...]:
         """The hyperparameters that a recorded step contains as constants: numbers but the rate, and the formulas of schedules."""
-        changing = tuple((n, type(s), None if _is_constant(s) and n in self._values else repr(vars(s)))
+        changing = tuple((n, type(s), None if is_constant(s) and n in self._values else repr(vars(s)))
                          for n, s in self._schedules.items())  # fmt: skip
         return (*changing, self._clip)
 
@@ -386,7 +174,7 @@ class Optimizer:
         with tape.no_tape():
             for name in names:
                 schedule, target = self._schedules[name], self._values[name]
-                value = schedule.init_value if _is_constant(schedule) else schedule(self.step_counter)
+                value = schedule.init_value if is_constant(schedule) else schedule(self.step_counter)
                 if isinstance(value, Tensor):
                     trace.assign(target, op.Reshape(op.cast(value, target), [1]).raw)
                 else:
@@ -410,7 +198,7 @@ class Optimizer:
 
     def _is(self, name: str, number: float) -> bool:
         schedule = self._schedules[self._in_group(name)]
-        return _is_constant(schedule) and schedule.init_value == number
+        return is_constant(schedule) and schedule.init_value == number
 
     # --- groups and clipping
 
@@ -430,13 +218,13 @@ class Optimizer:
             TypeError: A hyperparameter is neither a number nor a DecayScheduler.
             ValueError: No hyperparameter is set, the weight decay is negative, or the optimizer has none.
         """
-        given = {n: _schedule(n, v) for n, v in (("lr", lr), ("weight_decay", weight_decay)) if v is not None}
+        given = {n: schedule_of(n, v) for n, v in (("lr", lr), ("weight_decay", weight_decay)) if v is not None}
         if not given:
             raise ValueError(f"the group {pattern!r} must set lr or weight_decay, got neither")
         for name, schedule in given.items():
             if name not in self._schedules:
                 raise ValueError(f"{type(self).__name__} must have the hyperparameter {name} for a group to set it")
-            if name == "weight_decay" and _is_constant(schedule) and schedule.init_value < 0:
+            if name == "weight_decay" and is_constant(schedule) and schedule.init_value < 0:
                 raise ValueError(f"weight_decay must be at least 0, got {schedule.init_value}")
         self._groups = [*(g for g in self._groups if g != pattern), pattern]
         self._unmatched.add(pattern)
@@ -458,7 +246,7 @@ class Optimizer:
         """
         for what, bound in (("norm", norm), ("value", value)):
             if bound is not None:
-                _positive(what, bound)
+                positive(what, bound)
         self._clip = (None if norm is None else float(norm), None if value is None else float(value))
 
     def _in_group(self, name: str) -> str:
@@ -523,6 +311,8 @@ class Optimizer:
             InvalidInput: If `backward` raises it, no parameter gets a gradient, loaded states belong to another model (SX327),
                 or, with `check_nan`, the loss is NaN; then nothing is changed.
         """
+        if tape.is_measuring():
+            return
         self._refuse_nan(loss)
         self._update_all([(p, g) for p, g in backward(loss) if p.is_dummy()])
 
@@ -603,10 +393,12 @@ class Optimizer:
 
     def step(self) -> None:
         """Advance `step_counter` and every hyperparameter that depends on it."""
+        if tape.is_measuring():
+            return
         trace.depends(self, self._settings)
         with tape.no_tape():
             trace.assign(self.step_counter, op.Add(self.step_counter, 1).raw)
-        self._refresh([n for n in self._values if not _is_constant(self._schedules[n])])
+        self._refresh([n for n in self._values if not is_constant(self._schedules[n])])
 
     def update(self, param: Tensor, grad: Tensor) -> None:
         """Call `apply` with the parameter's own name; deprecated.
@@ -671,6 +463,8 @@ class Optimizer:
             elif name in self._loaded:
                 self._fits(name, p, p)
                 _move(t, p.device, _wide_dtype(op.dtype(p)))
+            elif trace.current() is None:  # `Model.to` may have changed the parameter
+                _move(t, p.device, _wide_dtype(op.dtype(p)))
         self._loaded.discard(name)
 
     def get_states(self) -> dict[str, Tensor]:
@@ -720,7 +514,7 @@ class Optimizer:
                     mine._data[...] = mine.device.backend.put(array.astype(mine._data.dtype))
         if counter is not None:
             self.step_counter._data[...] = int(counter.reshape(-1)[0])
-            self._refresh([n for n in self._values if not _is_constant(self._schedules[n])])
+            self._refresh([n for n in self._values if not is_constant(self._schedules[n])])
 
     def _comparable(self, kind: str, given: dict[str, Any]) -> None:
         mine = self._states[kind]
@@ -768,7 +562,7 @@ class Optimizer:
 
     def _place(self, device: Device) -> None:
         """Move the counter and the values to the device of the parameters."""
-        if self._placed is None:
+        if self._placed is None or (self._placed is not device and trace.current() is None):
             self._placed = device
             for t in (self.step_counter, *self._values.values()):
                 _move(t, device, op.dtype(t))
@@ -804,8 +598,8 @@ class SGD(Optimizer):
         dtype: DTypeLike = float32,
         check_nan: bool = False,
     ) -> None:
-        schedule = _schedule("momentum", momentum)
-        plain = _is_constant(schedule) and schedule.init_value == 0
+        schedule = schedule_of("momentum", momentum)
+        plain = is_constant(schedule) and schedule.init_value == 0
         self.kinds = () if plain else ("moments",)
         super().__init__(lr, dtype, check_nan)
         self.momentum = self._set_hyperparameter("momentum", momentum)
@@ -969,7 +763,7 @@ class Adam(Optimizer):
         """1 - beta ** t, computed in float64 because 1 - 0.999 has only five correct digits in float32."""
 
         def make() -> Tensor:
-            t = op.Add(_double(op.Squeeze(self.step_counter, [0])), 1.0)
+            t = op.Add(double(op.Squeeze(self.step_counter, [0])), 1.0)
             beta = self._value(name, t)
             power = op.Pow(beta if isinstance(beta, Tensor) else np.float64(beta), t)
             corrected: Tensor = op.cast(op.Sub(1.0, power), p)
@@ -1082,32 +876,9 @@ class DistOpt(DataParallel):
         super().__init__(opt, communicator or make_communicator(engine, timeout, self.buffSize))
 
 
-def _schedule(name: str, value: Any) -> DecayScheduler:
-    if isinstance(value, DecayScheduler):
-        return value
-    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        return Constant(float(value))
-    raise TypeError(f"{name} must be a number or a DecayScheduler, got {type(value).__name__}")
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value!r}")
-    return value
-
-
 def _grouped(name: str, pattern: str) -> str:
     """The name of a hyperparameter of a group."""
     return f"{name}[{pattern}]"
-
-
-def _is_constant(schedule: DecayScheduler) -> bool:
-    """Whether a schedule is a number; a subclass of Constant may define `call`."""
-    return type(schedule) is Constant
-
-
-def _double(t: Tensor) -> Tensor:
-    return op.Cast(t, to=dtypes.onnx_code(np.float64))
 
 
 def _wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from singa import autograd, layer, opt
+from singa import autograd, data, layer, opt
 from singa._core.tensor import Tensor, to_numpy
 from singa.model import Model
 
@@ -276,3 +276,52 @@ def test_reductions(name: str, theirs: str, axis: int, keep: bool) -> None:
     x = RNG.normal(size=(2, 3, 4))
     wanted = getattr(torch.from_numpy(x), theirs)(axis, keep).numpy()
     np.testing.assert_allclose(getattr(Tensor(data=x), name)(axis, keep).numpy(), wanted, rtol=1e-13)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_loader_fit_evaluate_and_predict(drop_last: bool) -> None:
+    torch.manual_seed(0)
+    there = torch.nn.Linear(5, 3, dtype=torch.float64)
+    net = Net(opt.SGD(0.125, momentum=0.9))
+    net.compile([Tensor(data=X)])
+    net.set_params({"fc.W": there.weight.detach().numpy().T, "fc.b": there.bias.detach().numpy()})
+    samples = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    loader = torch.utils.data.DataLoader(samples, batch_size=3, drop_last=drop_last)
+    sgd, losses = torch.optim.SGD(there.parameters(), 0.125, momentum=0.9), []
+    for _ in range(3):
+        for x, y in loader:
+            sgd.zero_grad()
+            loss = torch.nn.functional.mse_loss(there(x), y)
+            loss.backward()
+            sgd.step()
+            losses.append(loss.item())
+    mine = data.ArrayLoader(X, Y, batch_size=3, drop_last=drop_last)
+    assert len(mine) == len(loader)
+    np.testing.assert_allclose(net.fit(mine, epochs=3).losses, losses, rtol=1e-12)
+    with torch.no_grad():
+        out = there(torch.from_numpy(X))
+        np.testing.assert_allclose(net.predict(X, batch_size=3), out.numpy(), rtol=1e-12)
+        wanted = torch.nn.functional.mse_loss(out, torch.from_numpy(Y)).item()
+    assert net.evaluate(X, Y, batch_size=3)["loss"] == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_to(name: str) -> None:
+    """The same numbers; the sums of a product in another order."""
+    torch.manual_seed(0)
+    there = torch.nn.Linear(5, 3, dtype=torch.float64)
+    net = Net(opt.SGD(0.1))
+    net.compile([Tensor(data=X)])
+    net.set_params({"fc.W": there.weight.detach().numpy().T, "fc.b": there.bias.detach().numpy()})
+    kind = getattr(torch, name)
+    there.to(dtype=kind)
+    net.to(dtype=name)
+    np.testing.assert_array_equal(to_numpy(net.fc.W).astype(np.float64), there.weight.detach().to(torch.float64).numpy().T)
+    x = torch.from_numpy(X).to(kind)
+    mine = net.predict(X.astype(to_numpy(net.fc.W).dtype))
+    np.testing.assert_allclose(
+        mine.astype(np.float64),
+        there(x).detach().to(torch.float64).numpy(),
+        rtol=4 * torch.finfo(kind).eps,
+        atol=4 * torch.finfo(kind).eps,
+    )

@@ -66,7 +66,8 @@ def backward(y: Tensor, dy: Any = None, create_graph: bool = False) -> Iterator[
             returns the wrong number of gradients (SX312) or was called again (SX371).
         UnsupportedModel: An operator on the tape has no gradient for these inputs or attributes.
     """
-    yield from _walk(y, dy, create_graph, None)
+    if not tape.is_measuring():
+        yield from _walk(y, dy, create_graph, None)
 
 
 def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Iterator[tuple[Tensor, Tensor]]:

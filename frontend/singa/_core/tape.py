@@ -43,6 +43,7 @@ _operators = Counter()
 
 _training: ContextVar[bool] = ContextVar("training")
 _temporary: ContextVar[bool] = ContextVar("temporary", default=False)
+_measuring: ContextVar[bool] = ContextVar("measuring", default=False)
 
 
 class _Default:
@@ -129,6 +130,22 @@ def no_tape() -> Iterator[None]:
             yield
     finally:
         _training.set(before)
+
+
+@contextlib.contextmanager
+def measuring() -> Iterator[None]:
+    """The context in which a training step only computes its loss: `backward` yields nothing, and optimizers change nothing."""
+    before = _measuring.get()
+    _measuring.set(True)
+    try:
+        yield
+    finally:
+        _measuring.set(before)
+
+
+def is_measuring() -> bool:
+    """Whether this is in the context of `measuring`."""
+    return _measuring.get()
 
 
 class _Anywhere(Eager):

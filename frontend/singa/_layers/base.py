@@ -11,11 +11,13 @@ import numpy as np
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
+from singa_backend.passes.change_dtype import fitted
 
 from .._core import random, tape, trace
 from .._core.tape import Dummy
 from .._core.tensor import Tensor, op, values_for
 from .._core.variable import linked
+from ..device import Device
 
 
 class Layer:
@@ -263,6 +265,28 @@ class Layer:
         for t, value in pairs:
             t.copy_from(value)
 
+    def _moved(self, dtype: np.dtype[Any] | None, device: Device | None, seen: set[int]) -> list[Callable[[], None]]:
+        """Compute the states in another dtype or on another device; the calls that are returned set them.
+
+        Args:
+            dtype: The dtype of floats; None for their own.
+            device: The device; None for their own.
+            seen: The ids of tensors and layers that are done.
+
+        Raises:
+            InvalidInput: A value does not fit in the dtype (SX388).
+        """
+        seen.add(id(self))
+        calls: list[Callable[[], None]] = []
+        for name, t in self._own.items():
+            if id(t) not in seen and t._member is None:  # a member is changed with the model that it is of
+                seen.add(id(t))
+                calls.append(_move_of(self._path(name), t, dtype, device))
+        for layer in self._layers.values():
+            if id(layer) not in seen:
+                calls += layer._moved(dtype, device, seen)
+        return calls
+
     # --- for authors of layers
 
     def device_check(self, *inputs: Tensor) -> None:
@@ -329,6 +353,19 @@ class Layer:
 def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
     dtype = op.dtype(x)
     return Tensor(tuple(shape), x.device, dtype if dtypes.is_float(dtype) else np.float32, requires_grad=False)
+
+
+def _move_of(name: str, t: Tensor, dtype: np.dtype[Any] | None, device: Device | None) -> Callable[[], None]:
+    """The call that sets a tensor to its values in another dtype and on another device."""
+    array, place = t.device.backend.get(t.data), device or t.device
+    if dtype is not None and dtypes.is_float(array.dtype):
+        array = fitted(array, dtype, f"the state {name!r}")
+
+    def move() -> None:
+        t.device = place
+        t.data = place.backend.put(array)
+
+    return move
 
 
 def _is_leaf(t: Tensor) -> bool:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
 from singa_backend import SingaBackend, dtypes
 from singa_backend.autodiff.replay import visit
 from singa_backend.backend import SingaRep, _select, _unpickled, check_last_layers
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
+from singa_backend.ir.custom import scoped
 from singa_backend.ir.graph import Graph, Node
+from singa_backend.ir.reader import read
+from singa_backend.opsets.convert import convert as write_again
+from singa_backend.opsets.writer import LEAST, OpsetWriter
+from singa_backend.passes.change_dtype import change_dtype
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
@@ -41,6 +48,9 @@ class Imported:
         statistics: the running means and variances of BatchNormalization.
         seen: examples of the inputs of the last run outside a recorded step: ranks may depend on them.
     """
+
+    proto: ModelProto | None = None
+    """The model that `moved` wrote, if it changed the dtype."""
 
     def __init__(self, model: ModelSource, device: DeviceLike | None = None, **kwargs: Any) -> None:
         self.device: Device = resolve_device(device)
@@ -143,6 +153,45 @@ class Imported:
         made._constants = self._constants | {n: _constant(n, v, self.device) for n, v in given.items()}
         made.rep = made.rep.with_states({**given, **{n: t._data for n, t in made.tensors().items()}})
         return made
+
+    def moved(self, dtype: np.dtype[Any] | None, device: Device | None) -> Imported:
+        """The same model with other floats, or on another device.
+
+        Args:
+            dtype: the dtype of floats; None for their own.
+            device: the device; None for its own.
+        """
+        made = Imported.__new__(Imported)
+        made.device, made.seen = device or self.device, []
+        state: dict[str, Any] = self.__getstate__()["model"]
+        changed = state["changed"]
+        if dtype is not None:
+            now = {name: t.device.backend.get(t._data) for name, t in self.tensors().items()}
+            graph = replace(self.graph, states={**self.graph.states, **now})
+            opset = max(LEAST, graph.opsets.get("", LEAST))
+            writer = OpsetWriter(opset)
+            writer.builder.marks_constants = True  # only the parameters are float initializers
+            proto = write_again(graph, opset, writer=writer)
+            change_dtype(proto, dtype)
+            found = scoped([n.operator.declaration for n in graph.all_nodes() if n.operator is not None])
+            made.proto = proto
+            state = {n: state[n] for n in ("limits", "options", "threads")}
+            state["graph"], changed = read(proto, operators=list(dict.fromkeys(found))), {}
+        state["device"] = str(made.device.backend)
+        made._adopt(_unpickled({**state, "changed": changed})[0], changed)
+        return made
+
+    def become(self, other: Imported) -> None:
+        """Take over the model of `moved`; the tensors stay the same objects."""
+        mine = self.tensors()
+        for group in (other.parameters, other.statistics):
+            for name, new in group.items():
+                t = group[name] = mine[name]
+                t.device = new.device
+                t.data = new._data
+                t._is_shared = False
+                t._member = Member(self, name)
+        self.__dict__.update(other.__dict__)
 
     @property
     def graph(self) -> Graph:

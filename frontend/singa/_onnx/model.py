@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from onnx import ModelProto
 
 from singa_backend.autodiff.buffers import untrained
@@ -14,7 +15,7 @@ from singa_backend.proto.load import ModelSource, load_model
 
 from .._core import trace
 from .._core.tensor import Tensor
-from ..device import DeviceLike
+from ..device import Device, DeviceLike
 from ..model import Model
 from .imported import Imported
 
@@ -90,6 +91,20 @@ class SONNXModel(Model):
         check_keywords("forward", kwargs, ("aux_output", "last_layers"))
         trace.depends(self, lambda: self.training)
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
+
+    def _input_count(self) -> int | None:
+        count = super()._input_count()
+        return len(self.imported.graph.inputs) if count is None else count
+
+    def _moved(self, dtype: np.dtype[Any] | None, device: Device | None, seen: set[int]) -> list[Callable[[], None]]:
+        made = self.imported.moved(dtype, device)
+
+        def move() -> None:
+            self.imported.become(made)
+            if dtype is not None and self.onnx_model is not None:
+                self.onnx_model = made.proto
+
+        return [*super()._moved(dtype, device, seen), move]
 
     def _origin_lines(self) -> list[str]:
         return [self.imported.rep.origin]

@@ -34,8 +34,8 @@ from .fit import History, Position
 
 OPTIMIZER, LOOP, MEASURED, STATES = "optimizer.", "fit.", "fit.validation.", "model."
 RANDOM = f"{LOOP}random_state"
-GROUP = {"--workers": "1", "--dist-option": "none"}
-"""The settings that a training in one process does not have, with their values for it."""
+DEFAULTS = {"--workers": "1", "--dist-option": "none", "--schedule": "constant", "--warmup": "0", "--clip-norm": "none"}
+"""The settings that a checkpoint has only if they have other values than these."""
 
 _RANK = re.compile(r"rank\d+\.")
 """The beginning of the name of a state of another rank."""
@@ -216,9 +216,9 @@ class Checkpoint:
     def _compare(self, run: dict[str, Any]) -> None:
         """Raise for the first arguments of another training."""
         was, rates = run["settings"], run["rates"]
-        if (was.keys() ^ self.settings.keys()) - GROUP.keys():
+        if (was.keys() ^ self.settings.keys()) - DEFAULTS.keys():
             raise ValueError(f"settings of {', '.join(sorted(was))}")
-        was, now = GROUP | was, GROUP | self.settings
+        was, now = DEFAULTS | was, DEFAULTS | self.settings
         other = [n for n, value in now.items() if was[n] != value]
         if other:
             parts = [_difference(n, was[n], now[n]) for n in other]
@@ -286,7 +286,9 @@ def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int, ba
     rng = np.random.default_rng(0)
     rng.bit_generator.state = run["rng"]
     validation = [{n: float(a[i]) for n, a in measured.items()} for i in range(epoch)] if measured else []
-    return Position(rng, epoch, batch, order.astype(np.int64) if batch else None, History(losses.tolist(), validation))
+    means = [float(np.mean(losses[i * steps : (i + 1) * steps])) for i in range(epoch)]
+    rows = order.astype(np.int64) if batch else None
+    return Position(rng, batch, rows, epoch, History(losses.tolist(), validation, means))
 
 
 def _digest(array: np.ndarray) -> int:

@@ -187,6 +187,8 @@ class DataParallel:
             InvalidInput: As for `backward_and_update`.
             CommunicationError: As for `backward_and_update`.
         """
+        if tape.is_measuring():
+            return
         trace.depends(self._partial, self._turn)
         trace.depends(self, self._settings)
         buckets = Buckets(_threshold(threshold))
@@ -235,6 +237,8 @@ class DataParallel:
             exchange: Starts the exchange of a bucket; returns a function that waits for its mean gradient.
             scale: The factor of the loss.
         """
+        if tape.is_measuring():
+            return
         trace.depends(self, self._settings)
         buckets = Buckets(_threshold(threshold))
         sent: list[tuple[Bucket, Callable[[], Tensor]]] = []

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +39,8 @@ _CURVES = Columns({"": WHOLE, "steps": NUMBER, "first loss": NUMBER, "last loss"
 LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 
 
+SCHEDULES = ("constant", "cosine")
+
 DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
 
 
@@ -67,10 +67,26 @@ class _Train(click.Command):
 )
 @click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
 @click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
-@click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "rmsprop", "adagrad"]))
+@click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "adamw", "rmsprop", "adagrad"]))
 @click.option("--lr", default=0.01, show_default=True, type=Number(min=0), help="Learning rate.")
 @click.option("--momentum", default=0.9, show_default=True, type=Number(min=0), help="The momentum of sgd.")
-@click.option("--weight-decay", default=0.0, show_default=True, type=Number(min=0))
+@click.option("--weight-decay", type=Number(min=0), show_default="0, for adamw 0.01", help="Decay of the parameters.")
+@click.option(
+    "--schedule",
+    default=SCHEDULES[0],
+    show_default=True,
+    type=click.Choice(SCHEDULES),
+    help="The learning rate after the warm-up; cosine falls to 0 at the last step of --epochs.",
+)
+@click.option(
+    "--warmup",
+    default=0,
+    show_default=True,
+    metavar="STEPS",
+    type=click.IntRange(0),
+    help="Steps with a rising rate, from 0.",
+)
+@click.option("--clip-norm", type=Number(min=0, min_open=True), help="The bound of the norm of all gradients together.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
@@ -127,7 +143,10 @@ def command(
     optimizer: str,
     lr: float,
     momentum: float,
-    weight_decay: float,
+    weight_decay: float | None,
+    schedule: str,
+    warmup: int,
+    clip_norm: float | None,
     epochs: int,
     batch_size: int,
     freeze: tuple[str, ...],
@@ -158,7 +177,7 @@ def command(
     from .._core.tensor import Tensor
     from .._onnx.model import SONNXModel
     from .._training.checkpoint import Checkpoint
-    from .._training.fit import Position, accuracy, batches, fit
+    from .._training.fit import Position, accuracy, batches, fit, stop_signals
     from ..device import resolve
 
     _check_usage(target_file, checkpoint, every, resume)
@@ -189,13 +208,16 @@ def command(
     place = resolve(f"{device}:{group.local_rank}" if group and device == "CUDA" else device)
     place.SetRandSeed(seed + (group.rank if group else 0))
     tuned = Tuned(str(model), place)
+    weight_decay = (0.01 if optimizer == "adamw" else 0.0) if weight_decay is None else weight_decay
     rules: dict[str, Callable[[], Any]] = {
         "sgd": lambda: opt.SGD(lr=lr, momentum=momentum, weight_decay=weight_decay),
         "adam": lambda: opt.Adam(lr=lr, weight_decay=weight_decay),
+        "adamw": lambda: opt.AdamW(lr=lr, weight_decay=weight_decay),
         "rmsprop": lambda: opt.RMSProp(lr=lr, weight_decay=weight_decay),
         "adagrad": lambda: opt.AdaGrad(lr=lr, weight_decay=weight_decay),
     }
     rule: Any = rules[optimizer]()
+    rule.clip_gradients(norm=clip_norm)
     if group:
         rule = opt.DistOpt(rule, communicator=group)
     update = _exchange(rule, dist_option, sparsity) if group else rule
@@ -213,6 +235,11 @@ def command(
             found["accuracy"] = accuracy(scores, targets)
         return found
 
+    steps = batches(len(y), batch_size, epochs)
+    if warmup >= steps:
+        raise click.UsageError(f"--warmup must be below the number of steps, {steps}, got {warmup}")
+    falling = opt.CosineDecay(lr, steps - warmup) if schedule == "cosine" else lr
+    rule.lr = opt.WarmUp(falling, warmup) if warmup else falling
     at = Position(np.random.default_rng(seed))
     kept: Checkpoint | None = None
     if checkpoint:
@@ -225,6 +252,9 @@ def command(
             "--batch-size": str(batch_size),
             "--freeze": ", ".join(sorted(freeze)) or "none",
             "--seed": str(seed),
+            **({"--schedule": schedule} if schedule != SCHEDULES[0] else {}),
+            **({"--warmup": str(warmup)} if warmup else {}),
+            **({"--clip-norm": repr(clip_norm)} if clip_norm is not None else {}),
             **({"--workers": str(group.size), "--dist-option": _exchanged(dist_option, sparsity)} if group else {}),
         }
         rates = {"--lr": repr(lr), "--momentum": repr(momentum), "--weight-decay": repr(weight_decay)}
@@ -238,7 +268,6 @@ def command(
         if first:
             err.print(f"resumed {kept.path} at {reached}{changes}", markup=False, highlight=False, soft_wrap=True)
     losses = at.history.losses
-    steps = batches(len(y), batch_size, epochs)
     written = len(losses) if resume else 0  # the step that the checkpoint holds
 
     def keep() -> None:
@@ -257,7 +286,7 @@ def command(
         if plot and losses and first:
             write_plot(plot, curves(), f"{model.name}: {loss}")
 
-    with _stop_signals(kept is not None) as received:
+    with stop_signals(*(signal.SIGINT, signal.SIGTERM) if kept else ()) as received:
 
         def reached_point(_: Position) -> None:
             ends_epoch = at.order is None
@@ -348,30 +377,6 @@ def _target(path: Path) -> Path:
 
 class _Stopped(Exception):
     """A signal has arrived, and the step that ran then is complete."""
-
-
-@contextmanager
-def _stop_signals(enabled: bool) -> Iterator[list[int]]:
-    """The context in which the first SIGINT or SIGTERM is noted in the list; a second one ends the process as usual."""
-    received: list[int] = []
-    if not enabled or threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, _: Any) -> None:
-        received.append(number)
-        os.write(2, b"stopping after this step; a second signal stops at once\n")  # print may be running already
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-    for s in before:
-        signal.signal(s, note)
-    try:
-        yield received
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
 
 
 def _tell_stopped(point: str, checkpoint: Path | None, written: int, target_file: Path | None) -> None:
