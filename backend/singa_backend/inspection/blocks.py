@@ -10,7 +10,7 @@ import heapq
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -80,6 +80,39 @@ def common(scopes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return low[:same]
 
 
+def scoped(items: Items, names: Sequence[str]) -> list[int | Repeat]:
+    """Fold the remaining nodes whose scope is that of a block of a repeat with another number, such as "/layer.4/".
+
+    Args:
+        items: the result of `fold`.
+        names: of the nodes.
+
+    Returns:
+        The items; such a block that differs from the others is a repeat of one block.
+    """
+    scopes = [scope(n) for n in names]
+    patterns = {
+        _pattern(common([scopes[n][:-1] for n in members(block)]))
+        for item in items
+        if isinstance(item, Repeat)
+        for block in item.blocks
+    }
+    lengths = sorted({len(p) for p in patterns if "#" in p}, reverse=True)
+    found: list[int | Repeat] = []
+    for key, run in groupby(items, lambda i: _block_of(scopes[i][:-1], patterns, lengths) if isinstance(i, int) else None):
+        part = list(run)
+        found += [Repeat((tuple(part),))] if key and len(part) >= 4 else part
+    return found
+
+
+def _pattern(parts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("#" if p.isdigit() else p for p in parts)
+
+
+def _block_of(parts: tuple[str, ...], patterns: set[tuple[str, ...]], lengths: Sequence[int]) -> tuple[str, ...]:
+    return next((parts[:n] for n in lengths if _pattern(parts[:n]) in patterns), ())
+
+
 class _Folder:
     def __init__(
         self, codes: np.ndarray, sources: Sequence[Sequence[int]], scopes: list[tuple[str, ...]], crossing: np.ndarray
@@ -127,15 +160,15 @@ class _Folder:
         return found
 
     def _begin(self, p: int, a: int, b: int) -> int:
-        """Where the first block begins: where scopes of names begin, then where few values cross the cuts."""
-        count, slack = divmod(b - a, p)
+        """Where the first block begins: where scopes of names begin, then with most blocks, then where few values cross."""
 
-        def cost(at: int) -> tuple[float, int, int]:
+        def cost(at: int) -> tuple[float, int, int, int]:
+            count = (b - at) // p
             cuts = [at + k * p for k in range(count + 1)]
             depth = sum(len(common(self.scopes[i:j])) for i, j in pairwise(cuts))
-            return -depth, int(self.crossing[cuts].sum()), at
+            return -depth / count, -count, int(self.crossing[cuts].sum()), at
 
-        return min(map(cost, range(a, a + slack + 1)))[2] if slack <= 200 else a
+        return min(map(cost, range(a, min(a + p, b - 2 * p + 1))))[3] if p * (b - a) <= 1 << 20 else a
 
     def _same(self, p: int, begin: int, count: int) -> list[tuple[int, int]]:
         """The (first node, number of blocks) of blocks that follow each other and have the same edges within."""

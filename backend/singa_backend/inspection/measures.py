@@ -145,10 +145,13 @@ def _rows(document: Any, schema: str, field: str, what: str) -> list[Document]:
 def _check(row: Any, fields: Mapping[str, type], what: str) -> None:
     for name, kind in fields.items():
         value = row.get(name) if isinstance(row, Mapping) else None
-        good = isinstance(value, kind) and (kind is not Sequence or (not isinstance(value, str) and all(
-            isinstance(v, (str, int)) for v in value)))  # fmt: skip
+        good = isinstance(value, kind) and not (kind is Sequence and isinstance(value, str))
+        if good and isinstance(value, (list, tuple)):
+            good = all(isinstance(v, (str, int)) for v in value)
         if not good:
-            raise InvalidInput(f"the document must be {what}; {name!r} of a row must be {kind.__name__}, got {value!r}", code=CODE)
+            raise InvalidInput(
+                f"the document must be {what}; {name!r} of a row must be {kind.__name__}, got {value!r}", code=CODE
+            )
 
 
 def _number(row: Document, name: str, what: str, *, null: bool = False) -> float:
@@ -157,7 +160,9 @@ def _number(row: Document, name: str, what: str, *, null: bool = False) -> float
     if value is None and null:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidInput(f"the document must be {what}; {name!r} of a row must be a number of at least 0, got {value!r}", code=CODE)
+        raise InvalidInput(
+            f"the document must be {what}; {name!r} of a row must be a number of at least 0, got {value!r}", code=CODE
+        )
     return float(value)
 
 

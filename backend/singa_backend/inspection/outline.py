@@ -48,7 +48,8 @@ def _scene(graphs: _Graphs, i: int, number: int) -> Iterator[str]:
         elif kind == "g":
             group = graph["groups"][at]
             under = f' <span class="soft">{html(group["n"])}</span>' if group["n"] else ""
-            yield f'<li><details data-key="{i}-g{at}"><summary>{_sign(group)}{html(group["t"])}{under}{_figures(group)}</summary><ul>'
+            title = f"{_sign(group)}{html(group['t'])}{under}{_figures(group)}"
+            yield f'<li><details data-key="{i}-g{at}"><summary>{title}</summary><ul>'
             yield from _scene(graphs, i, group["scene"])
             yield "</ul></details></li>"
 
@@ -106,31 +107,46 @@ def figures(graphs: _Graphs, details: Mapping[str, Any]) -> str:
         rows = ([_link(*e), f"{e[2]['m']['seconds'] * 1e3:.4g}", f"{e[2]['m']['share']:.1%}"] for e in timed[:TOP])
         found += _table("slowest", "Slowest nodes", ("node", "ms", "share"), rows)
     if "error" in details:
-        sizes = {True: 0.0, False: 1.0}
         wrong = sorted(
             (e for e in every if "e" in e[2]),
-            key=lambda e: (-sizes[not e[2]["e"]["ok"]], -(math.inf if e[2]["e"]["excess"] is None else e[2]["e"]["excess"])),
+            key=lambda e: (e[2]["e"]["ok"], -(math.inf if e[2]["e"]["excess"] is None else e[2]["e"]["excess"])),
         )
         rows = (
-            [_link(*e), "–" if e[2]["e"]["abs"] is None else f"{e[2]['e']['abs']:.6g}", html(_error(e[2]["e"]).removesuffix(" tolerance"))]
+            [
+                _link(*e),
+                "–" if e[2]["e"]["abs"] is None else f"{e[2]['e']['abs']:.6g}",
+                html(_error(e[2]["e"]).removesuffix(" tolerance")),
+            ]
             for e in wrong[:TOP]
         )
         found += _table("largest", "Largest errors", ("node", "max abs", "of tolerance"), rows)
     if "changes" in details:
+        main = graphs[0]["vertices"]
+        places = {v.get("x", v["t"]): at for at, v in enumerate(main)}
         rows = (
             [
                 f'<span class="sign {c["how"]}" aria-hidden="true">{SIGNS[c["how"]]}</span> {c["how"]}',
-                html(" ".join(filter(None, (c["kind"] if not c["operator"] else c["operator"], c["name"])))),
-                html(c["what"], 1000),
+                _change(
+                    c, places.get(c["at"] if c["kind"] == "node" else c["name"] if c["kind"] in ("input", "output") else None)
+                ),
             ]
             for c in details["changes"]
         )
-        found += _table("changes", f"Changes: {len(details['changes']):,}", ("", "part", "change"), rows)
+        found += _table("changes", f"Changes: {len(details['changes']):,}", ("how", "what"), rows)
     return found
+
+
+def _change(change: Mapping[str, Any], place: int | None) -> str:
+    what = html(change["what"], 1000)
+    if change["max_abs"] is not None:
+        what = f"max abs {change['max_abs']:.6g}; {change['differing']:,} of {change['elements']:,} elements differ"
+    name = f"{change['operator'] or change['kind']} {change['name']}"
+    part = html(name) if place is None else f'<button type="button" class="link" data-at="0-{place}">{html(name)}</button>'
+    return part + (f"<br>{what}" if what else "")
 
 
 def _table(name: str, title: str, head: Sequence[str], rows: Iterator[list[str]]) -> str:
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    heads = "".join(f'<th scope="col">{html(h) or "how"}</th>' for h in head)
+    heads = "".join(f'<th scope="col">{html(h)}</th>' for h in head)
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>" if body else '<p class="soft">None.</p>'
     return f'<section aria-labelledby="{name}"><h2 id="{name}">{html(title)}</h2>{table}</section>'

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..ir.declaration import declarations
 from ..proto.schemas import plain_domain
-from .blocks import Items, Repeat, common, fold, members, moved, scope
+from .blocks import Items, Repeat, common, fold, members, moved, scope, scoped
 from .graph_drawing import LAYER, layered
 from .html import fill
 from .measures import Document, Error, Key, Time, errors_of, key_of, ratio, times_of
@@ -56,7 +56,9 @@ class Marks:
     values: Mapping[str, Mark] = field(default_factory=dict)
 
 
-def page(tables: Sequence[Table], details: dict[str, Any], profile: Document | None = None, comparison: Document | None = None) -> str:
+def page(
+    tables: Sequence[Table], details: dict[str, Any], profile: Document | None = None, comparison: Document | None = None
+) -> str:
     """Create the page of an inspected model.
 
     Args:
@@ -86,12 +88,13 @@ def draw(tables: Sequence[Table], details: dict[str, Any], marks: Marks) -> str:
     index = {table.path: i for i, table in enumerate(tables)}
     signatures: dict[str, Hashable] = {}
     for table in reversed(tables):  # subgraphs follow their graph
-        signatures[table.path] = tuple(_label(c, table, signatures) for c in table.nodes)
+        if table.depth:
+            signatures[table.path] = tuple(_label(c, table, signatures) for c in table.nodes)
     free = _free(tables)
     graphs = []
     for table in tables:
         fixed = {n for t in tables if t.depth < table.depth for n in (*(s.value.name for s in t.states), *t.constants)}
-        outer = [n for n in free[table.path] if table.depth and n not in fixed]
+        outer = [n for n in free.get(table.path, ()) if n not in fixed]
         graphs.append(_Graph(table, index, outer, free, marks, signatures).data())
     data = {**details, "layer": LAYER, "graphs": graphs}
     return fill(TEMPLATE, data, {"OUTLINE": outline(graphs), "FIGURES": figures(graphs, data)})
@@ -103,22 +106,21 @@ def _free(tables: Sequence[Table]) -> dict[str, list[str]]:
     for table in reversed(tables):  # subgraphs follow their graph
         own = {n for c in table.nodes for n in c.outputs} | {v.name for v in table.inputs} | {s.value.name for s in table.states}
         names = [n for c in table.nodes for n in (*c.inputs, *_captured(c, free))] + [v.name for v in table.outputs]
-        free[table.path] = [n for n in dict.fromkeys(names) if n and n not in own]
+        if table.depth:
+            free[table.path] = [n for n in dict.fromkeys(names) if n and n not in own]
     return free
 
 
 def _captured(call: Call, free: Mapping[str, Sequence[str]]) -> list[str]:
     """The values that the subgraphs of a node read from outside."""
-    return [n for p in call.graphs if not p.startswith("function:") for n in free.get(p, ())]
+    return [n for p in call.graphs for n in free.get(p, ())]
 
 
 def _label(call: Call, table: Table, signatures: Mapping[str, Hashable]) -> Hashable:
     """What nodes at the same place of repeated blocks have in common; subgraphs by their own nodes."""
     states = {s.value.name for s in table.states}
-    kinds = tuple(
-        "" if not n else table.shown(n) if n in states else table.constants[n] if n in table.constants else "value" for n in call.inputs
-    )
-    inner = tuple(signatures.get(p, p) if not p.startswith("function:") else p for p in call.graphs)
+    kinds = tuple("" if not n else table.shown(n) if n in states else table.constants.get(n, "value") for n in call.inputs)
+    inner = tuple(signatures.get(p, p) for p in call.graphs)
     return call.title, tuple(sorted(call.attributes.items())), kinds, len(call.outputs), inner
 
 
@@ -187,13 +189,15 @@ class _Graph:
                     self.pairs.setdefault((makers[name], at), []).append(name)
         self.keys = list(self.pairs)
         labels = [
-            (_label(c, table, signatures), self.marks.changes[c.index].how if main and c.index in self.marks.changes else "") for c in calls
+            (_label(c, table, signatures), self.marks.changes[c.index].how if main and c.index in self.marks.changes else "")
+            for c in calls
         ]
         sources = [
             [makers[n] - first if first <= makers.get(n, -1) < last else -1 for n in (*c.inputs, *_captured(c, free))]
             for c in calls
         ]
-        items = fold(labels, sources, [c.name for c in calls])
+        names = [c.name for c in calls]
+        items = scoped(fold(labels, sources, names), names)
         items = [moved(item, first) for item in items]
         self._scene([*range(first), *items, *range(last, len(self.vertices))], range(len(self.keys)), -1)
 
@@ -202,9 +206,13 @@ class _Graph:
         table = self.table
         states = {s.value.name: [table.shown(s.value.name), s.bytes] for s in table.states}
         used = {n for v in self.vertices for n in (*v.get("i", ()), *v.get("o", ()))}
-        edges = [[a, b, names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"] for (a, b), names in self.pairs.items()]
+        edges = [
+            [a, b, names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"]
+            for (a, b), names in self.pairs.items()
+        ]
+        types = {n: t for n in used if (t := table.shown(n))}
         return {"path": table.path, "title": table.title, "depth": table.depth, "vertices": self.vertices, "edges": edges,
-                "groups": self.groups, "scenes": self.scenes, "states": states, "types": {n: t for n in used if (t := table.shown(n))},
+                "groups": self.groups, "scenes": self.scenes, "states": states, "types": types,
                 "constants": table.constants}  # fmt: skip
 
     def _end(self, kind: str, name: str, words: str, ends: dict[str, Any]) -> dict[str, Any]:
@@ -281,10 +289,15 @@ class _Graph:
 
     def _group(self, item: Repeat | _Block, edges: Sequence[int], owner: int) -> int:
         number, nodes = len(self.groups), item.nodes()
+        if isinstance(item, Repeat) and len(item.blocks) == 1:
+            item = _Block(0, item.blocks[0])
         if isinstance(item, Repeat):
             count = len(item.blocks)
             contents: Sequence[_Item] = [_alone(i, block) for i, block in enumerate(item.blocks)]
-            title, under = self._title(item.blocks), f"{count} blocks of {len(nodes) // count} nodes" if len(nodes) > count else ""
+            title, under = (
+                self._title(item.blocks),
+                f"{count} blocks of {len(nodes) // count} nodes" if len(nodes) > count else "",
+            )
             title = f"{title} ×{count}"
         else:
             count, contents, title, under = 1, item.items, self._scope(nodes) or f"block {item.index}", f"{len(nodes)} nodes"
