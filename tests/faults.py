@@ -38,6 +38,7 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 from singa import codegen, layer, model, snapshot, sonnx, tensor
+from singa.cli import compare as compare_command
 from singa.cli import inspect as inspect_command
 from singa.cli import main
 from singa.cli import optimize as optimize_command
@@ -360,6 +361,20 @@ def inspect(new: int) -> None:
 
     inspect_command.inspect_model = lambda *_, **__: Seen  # type: ignore[assignment]
     sonnx_command("inspect", f"in{new}/m.onnx", "--html", "p.html", "--json")
+
+
+@case(texts("p.html"), covers="compare --html")
+def compare_page(new: int) -> None:
+    class Seen:
+        html = staticmethod(lambda **_: f"page {new}" * 1000)
+
+    compare_command.inspect = lambda *_, **__: Seen  # type: ignore[assignment]
+    sonnx_command("compare", f"in{new}/m.onnx", "--against", "sonnx", "--html", "p.html", "--json")
+
+
+@case(texts("p.html"), covers="diff --html")
+def diff_page(new: int) -> None:
+    sonnx_command("diff", f"in{new}/m.onnx", f"in{new}/m.onnx", "--html", "p.html", "--json")
 
 
 def profiled(new: int, *options: str) -> None:

@@ -69,6 +69,7 @@ class _Merged:
                 self.changes.setdefault(change.index, []).append(change)
         self.bodies = {t.path for t in before.graphs[1:] if not t.depth}
         self.functions = {f"function:{c.name}": c for c in found.changes if c.kind == "function"}
+        self.readers: dict[str, int] = {}
         self.places: dict[tuple[str, int | None], int] = {}
         self.extra = [
             replace(t, path=self._first_path(t.path), title=f"{t.title} in the {_FIRST}", nodes=self._nodes(t))
@@ -81,7 +82,9 @@ class _Merged:
         self.tables = [main, *after.graphs[1:], *self.extra]
 
     def place(self, change: Change) -> int | None:
-        """The index of a changed node in the merged graph; None for other changes."""
+        """The index in the merged graph of a changed node, or of a node that reads a changed weight; None for other changes."""
+        if change.kind == "weight":
+            return self.places.get(("first", self.readers.get(change.name)))
         return self.places.get(("second" if change.how == "added" else "first", change.index)) if change.kind == "node" else None
 
     def _main(self, removed: Sequence[Call]) -> Table:
@@ -136,7 +139,9 @@ class _Merged:
         """A node of both models; its weights and subgraphs count as parts of it."""
         changes = list(self.changes.get(first.index, ()))
         changes += [self.functions[p] for p in second.graphs if p in self.functions]
-        changes += [self.weights[n] for n in dict.fromkeys(second.inputs) if n in self.weights]
+        weights = [self.weights[n] for n in dict.fromkeys(second.inputs) if n in self.weights]
+        self.readers |= {c.name: first.index for c in weights if c.name not in self.readers}
+        changes += weights
         if not changes:
             return second, None
         where = ("node", f"{first.index} of the first model, {second.index} of the second")

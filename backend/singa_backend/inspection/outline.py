@@ -126,9 +126,7 @@ def figures(graphs: _Graphs, details: Mapping[str, Any]) -> str:
         rows = (
             [
                 f'<span class="sign {c["how"]}" aria-hidden="true">{SIGNS[c["how"]]}</span> {c["how"]}',
-                _change(
-                    c, places.get(c["at"] if c["kind"] == "node" else c["name"] if c["kind"] in ("input", "output") else None)
-                ),
+                _change(c, places.get(c["name"] if c["kind"] in ("input", "output") else c["at"])),
             ]
             for c in details["changes"]
         )

@@ -350,4 +350,5 @@ def _colour(call: Call) -> str:
 
 def _width(vertex: dict[str, Any]) -> float:
     title, under = 7.6 * len(vertex["t"]) + 24, 5.8 * max(int(vertex.get("w", 0)), min(20, len(vertex["n"]))) + 22
-    return round(min(210.0, max(84.0, title, under)), 1)
+    signs = (20 if "g" in vertex or "count" in vertex else 0) + (16 if "d" in vertex else 0)
+    return round(min(210.0, max(84.0, title, under) + signs), 1)

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from singa_backend import debug
-from singa_backend.debug.diff_page import diff_page
 from singa_backend.files import check, write_text
 
 from ._common import NO, echo, exit_codes, json_option, show, write_json, wrote
@@ -36,7 +35,7 @@ def command(first: Path, second: Path, page: Path | None, as_json: bool) -> None
         check(page, parents=True)
     found = debug.diff(first, second)
     if page:
-        write_text(page, diff_page(first, second, found))
+        write_text(page, debug.diff_page(first, second, found))
     if as_json:
         write_json(found.to_dict())
     else:

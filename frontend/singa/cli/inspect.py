@@ -43,14 +43,14 @@ FEW = 20
 )
 @click.option(
     "--profile",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Draw the times of this output of `sonnx profile --json` on the nodes of the picture.",
 )
 @click.option(
     "--compare",
     "comparison",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Draw the differences of this output of `sonnx compare --json` on the nodes of the picture.",
 )
