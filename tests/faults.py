@@ -43,7 +43,7 @@ from singa.cli import inspect as inspect_command
 from singa.cli import main
 from singa.cli import optimize as optimize_command
 from singa.cli import profile as profile_command
-from singa_backend import SonnxError, files
+from singa_backend import SonnxError, debug, files
 from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.proto import checker, save, test_data
 
@@ -357,7 +357,7 @@ def optimize(new: int) -> None:
 @case(texts("p.html"), covers="inspect --html")
 def inspect(new: int) -> None:
     class Seen:
-        html, to_dict = staticmethod(lambda: f"page {new}" * 1000), staticmethod(dict)
+        html, to_dict = staticmethod(lambda *_: f"page {new}" * 1000), staticmethod(dict)
 
     inspect_command.inspect_model = lambda *_, **__: Seen  # type: ignore[assignment]
     sonnx_command("inspect", f"in{new}/m.onnx", "--html", "p.html", "--json")
@@ -374,6 +374,7 @@ def compare_page(new: int) -> None:
 
 @case(texts("p.html"), covers="diff --html")
 def diff_page(new: int) -> None:
+    debug.diff_page = lambda *_: f"page {new}" * 1000  # type: ignore[assignment]
     sonnx_command("diff", f"in{new}/m.onnx", f"in{new}/m.onnx", "--html", "p.html", "--json")
 
 

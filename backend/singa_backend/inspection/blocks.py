@@ -150,7 +150,7 @@ class _Folder:
         return found
 
     def _runs(self, start: int, stop: int, within: int) -> list[tuple[int, int, int]]:
-        """(p, from, to) where every label equals the one p nodes earlier, if it lies in the stretch."""
+        """(p, from, to) of the stretches in which every label equals the one p nodes earlier."""
         codes = self.codes[start:stop]
         found = []
         for p in range(1, min((within or len(codes)) - 1, len(codes) // 2, LONGEST) + 1):
