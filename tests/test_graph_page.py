@@ -254,6 +254,17 @@ def test_subgraphs_read_values_of_outer_graphs() -> None:
     assert outer["else_branch of If_2"] == ["x"] and outer["main graph"] == outer["function my.twice"] == []
 
 
+def test_subgraphs_in_functions_read_values_of_the_function() -> None:
+    text = """<ir_version: 10, opset_import: ["": 18, "my": 1]> g (float[2] x, bool c) => (float[2] y) { y = my.pick(x, c) }
+    <opset_import: ["": 18], domain: "my"> pick (p, q) => (r) { s = Abs(p)
+      r = If(q) <then_branch = t () => (u) { u = Relu(s) }, else_branch = e () => (v) { v = Neg(s) }> }"""
+    page = Page(inspect(parser.parse_model(text)).html())
+    body = next(g for g in page.data["graphs"] if g["title"] == "function my.pick")
+    titles = [v["t"] for v in body["vertices"]]
+    assert ("Abs-13", "If-16") in [(titles[a], titles[b]) for a, b, _ in body["edges"]]
+    assert [[v["c"] for v in g["vertices"] if "c" in v] for g in page.data["graphs"] if g["depth"]] == [["s"], ["s"]]
+
+
 def test_a_page_of_two_thousand_nodes_is_small() -> None:
     operators = ["Relu", "Tanh", "Abs", "Neg", "Sin", "Exp", "Sigmoid", "Softplus"]
     drawn = np.random.default_rng(1).integers(8, size=2000)

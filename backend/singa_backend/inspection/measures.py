@@ -69,13 +69,20 @@ def times_of(profile: Document, tables: Sequence[Table]) -> dict[Key, Time]:
         _check(row, fields, what)
         seconds, share = (_number(row, name, what) for name in ("seconds", "share"))
         key = bool(row["main"]), next((str(v) for v in row["values"] if v), "")
+        if not key[1]:  # a node whose outputs are all omitted
+            continue
         if known.get(key, None if row["main"] else row["operator"]) != row["operator"]:
             raise _other("profile", row["operator"], row["name"], key[1])
         if key in found:
             seconds, share = seconds + found[key].seconds, share + found[key].share
         found[key] = Time(seconds, share, _time_rows(row, seconds, share, what))
     for call in tables[0].nodes:
-        if call.status != "function" and call.operator != "Constant" and key_of(tables[0], call) not in found:
+        if (
+            any(call.outputs)
+            and call.status != "function"
+            and call.operator != "Constant"
+            and key_of(tables[0], call) not in found
+        ):
             raise InvalidInput(
                 f"the profile must be of this model, but it lacks {call.operator} {call.name!r}",
                 code=CODE,
