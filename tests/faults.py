@@ -38,11 +38,12 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 from singa import codegen, layer, model, snapshot, sonnx, tensor
+from singa.cli import compare as compare_command
 from singa.cli import inspect as inspect_command
 from singa.cli import main
 from singa.cli import optimize as optimize_command
 from singa.cli import profile as profile_command
-from singa_backend import SonnxError, files
+from singa_backend import SonnxError, debug, files
 from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.proto import checker, save, test_data
 
@@ -356,10 +357,25 @@ def optimize(new: int) -> None:
 @case(texts("p.html"), covers="inspect --html")
 def inspect(new: int) -> None:
     class Seen:
-        html, to_dict = staticmethod(lambda: f"page {new}" * 1000), staticmethod(dict)
+        html, to_dict = staticmethod(lambda *_: f"page {new}" * 1000), staticmethod(dict)
 
     inspect_command.inspect_model = lambda *_, **__: Seen  # type: ignore[assignment]
     sonnx_command("inspect", f"in{new}/m.onnx", "--html", "p.html", "--json")
+
+
+@case(texts("p.html"), covers="compare --html")
+def compare_page(new: int) -> None:
+    class Seen:
+        html = staticmethod(lambda **_: f"page {new}" * 1000)
+
+    compare_command.inspect = lambda *_, **__: Seen  # type: ignore[assignment]
+    sonnx_command("compare", f"in{new}/m.onnx", "--against", "sonnx", "--html", "p.html", "--json")
+
+
+@case(texts("p.html"), covers="diff --html")
+def diff_page(new: int) -> None:
+    debug.diff_page = lambda *_: f"page {new}" * 1000  # type: ignore[assignment]
+    sonnx_command("diff", f"in{new}/m.onnx", f"in{new}/m.onnx", "--html", "p.html", "--json")
 
 
 def profiled(new: int, *options: str) -> None:

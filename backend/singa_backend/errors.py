@@ -240,7 +240,7 @@ class UnknownType(UnsupportedModel, ValueError):
 
 
 class InvalidInput(SonnxError):
-    """Inputs or options do not match what a model or a function accepts (SX300 to SX389)."""
+    """Inputs or options do not match what a model or a function accepts (SX300 to SX398)."""
 
     default_code = "SX300"
 

@@ -758,7 +758,8 @@ def _(rng: Rng) -> Drawn:
 
 @door("paths to write")
 def _(rng: Rng) -> Drawn:
-    writers = [("run", "-o"), ("inspect", "--html"), ("profile", "--html"), ("profile", "--trace"), ("train", "-o"),
+    writers = [("run", "-o"), ("inspect", "--html"), ("profile", "--html"), ("profile", "--trace"),
+               ("compare", "--html"), ("train", "-o"),
                ("train", "--plot"), ("optimize", "-o"), ("convert", "-o"), ("layout", "-o"), ("codegen", "-o")]  # fmt: skip
     name, option = rng.choice(writers)
     target = rng.choice(

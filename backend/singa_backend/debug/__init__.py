@@ -5,6 +5,7 @@ from ..engines.command import EngineCommand
 from .bisect import Reproduction, bisect
 from .compare import Comparison, Divergence, NotCompared, Row, compare
 from .diff import Change, GraphDifference, diff
+from .diff_page import diff_page
 from .extract import extract
 from .reduce import Predicate, Reduction, command, differs, raises, reduce
 from .submodel import Source
@@ -27,6 +28,7 @@ __all__ = [
     "command",
     "compare",
     "diff",
+    "diff_page",
     "difference",
     "differs",
     "extract",

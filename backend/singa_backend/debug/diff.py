@@ -6,6 +6,7 @@ print(found.changes)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -30,6 +31,10 @@ class Change:
         operator: of a node; "" otherwise.
         how: "added", "removed" or "changed".
         what: the change, in words; "" if it is wholly added or removed.
+        max_abs: of the values of a weight, the largest absolute difference; None for other changes.
+        differing: the number of elements of a weight that differ; None for other changes.
+        elements: the number of elements of a weight that has other values; None for other changes.
+        index: of a node in the first model, or in the second if it is added; None for other changes.
     """
 
     kind: str
@@ -37,13 +42,17 @@ class Change:
     operator: str
     how: str
     what: str = ""
+    max_abs: float | None = None
+    differing: int | None = None
+    elements: int | None = None
+    index: int | None = None
 
     def __str__(self) -> str:
         """Return the change in one line."""
         place = f"{self.operator} {self.name!r}" if self.operator else f"{self.kind} {self.name!r}"
         return f"{self.how}: {place}" + (f": {self.what}" if self.what else "")
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the change as plain data.
 
         Returns:
@@ -98,12 +107,7 @@ def diff(first: ModelSource | Source, second: ModelSource | Source) -> GraphDiff
         InvalidModel: a model breaks a rule of ONNX.
     """
     a, b = Source.of(first), Source.of(second)
-    pairs = _pairs(a.calls, b.calls)
-    names = {x: y for c, d in pairs for x, y in zip(c.proto.output, d.proto.output, strict=False) if x and y}
-    for c, d in pairs:  # weights that have another name
-        for x, y in zip(c.proto.input, d.proto.input, strict=False):
-            if x in a.weights and y in b.weights and x not in b.weights and y not in a.weights:
-                names.setdefault(x, y)
+    pairs, names = paired(a, b)
     found = GraphDifference(nodes=(len(a.calls), len(b.calls)))
     found.renamed = {x: y for x, y in names.items() if x != y and x not in a.outputs}
     found.changes += _models(a.proto, b.proto)
@@ -118,13 +122,24 @@ def diff(first: ModelSource | Source, second: ModelSource | Source) -> GraphDiff
     there, here = {d: c for c, d in pairs}, dict(pairs)
     for call in a.calls:
         if call not in here:
-            found.changes.append(Change("node", call.name, call.operator, "removed"))
+            found.changes.append(Change("node", call.name, call.operator, "removed", index=call.index))
         else:
-            changes = [Change("node", call.name, call.operator, "changed", w) for w in _node(call, here[call], names)]
-            found.changes += changes
-    found.changes += [Change("node", c.name, c.operator, "added") for c in b.calls if c not in there]
+            words = _node(call, here[call], names)
+            found.changes += [Change("node", call.name, call.operator, "changed", w, index=call.index) for w in words]
+    found.changes += [Change("node", c.name, c.operator, "added", index=c.index) for c in b.calls if c not in there]
     found.changes += _weights(a, b, names)
     return found
+
+
+def paired(a: Source, b: Source) -> tuple[list[tuple[Call, Call]], dict[str, str]]:
+    """The nodes that both models have, and the names of the values and weights of the first model in the second."""
+    pairs = _pairs(a.calls, b.calls)
+    names = {x: y for c, d in pairs for x, y in zip(c.proto.output, d.proto.output, strict=False) if x and y}
+    for c, d in pairs:  # weights that have another name
+        for x, y in zip(c.proto.input, d.proto.input, strict=False):
+            if x in a.weights and y in b.weights and x not in b.weights and y not in a.weights:
+                names.setdefault(x, y)
+    return pairs, names
 
 
 def _by_name(call: Call) -> str:
@@ -184,13 +199,42 @@ def _node(a: Call, b: Call, names: dict[str, str]) -> Iterator[str]:
         yield f"the operator is {'.'.join(filter(None, ours))} and {'.'.join(filter(None, theirs))}"
     left, right = ({x.name: x for x in c.proto.attribute} for c in (a, b))
     for name in sorted(left.keys() | right.keys()):
-        if left.get(name) != right.get(name):
-            yield f"attribute {name!r} is {_shown(left.get(name))} and {_shown(right.get(name))}"
+        ours_of, theirs_of = left.get(name), right.get(name)
+        if (None if ours_of is None else _renamed(ours_of, names)) != theirs_of:
+            yield f"attribute {name!r} is {_shown(ours_of)} and {_shown(theirs_of)}{_operators(ours_of, theirs_of)}"
     expected = [names.get(n, n) for n in a.proto.input]
     if expected != list(b.proto.input):
         yield f"the inputs are {list(a.proto.input)} and {list(b.proto.input)}"
     if len(a.proto.output) != len(b.proto.output):
         yield f"it has {len(a.proto.output)} and {len(b.proto.output)} outputs"
+
+
+def _renamed(attribute: AttributeProto, names: dict[str, str]) -> AttributeProto:
+    """An attribute whose subgraphs read outer values by their names in the second model."""
+    if attribute.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
+        return attribute
+    made = AttributeProto()
+    made.CopyFrom(attribute)
+    for graph in (made.g, *made.graphs):
+        for node in graph.node:
+            node.input[:] = [names.get(n, n) for n in node.input]
+            inner = [_renamed(x, names) for x in node.attribute]
+            del node.attribute[:]
+            node.attribute.extend(inner)
+        for output in graph.output:
+            output.name = names.get(output.name, output.name)
+    return made
+
+
+def _operators(first: AttributeProto | None, second: AttributeProto | None) -> str:
+    """The operators of a subgraph that only one side has, in words."""
+    if first is None or second is None or {first.type, second.type} != {AttributeProto.GRAPH}:
+        return ""
+    ours, theirs = (Counter(n.op_type for n in x.g.node) for x in (first, second))
+    only = [
+        f"only the {side} has {', '.join(sorted(c))}" for side, c in (("first", ours - theirs), ("second", theirs - ours)) if c
+    ]
+    return f": {'; '.join(only)}" if only else ""
 
 
 def _shown(attribute: AttributeProto | None) -> str:
@@ -216,6 +260,6 @@ def _weights(a: Source, b: Source, names: dict[str, str]) -> Iterator[Change]:
             continue
         apart = difference(ours, theirs, Tolerance(0, 0))
         if not apart.agrees:
-            yield Change("weight", name, "", "changed", str(apart))
+            yield Change("weight", name, "", "changed", str(apart), apart.max_abs, apart.outside, apart.size)
     taken = set(partners.values())
     yield from (Change("weight", n, "", "added") for n in b.weights if n not in taken)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
-def fill(template: Path, data: dict[str, Any]) -> str:
-    """Insert data as JSON into the data element of a page template."""
+def fill(template: Path, data: dict[str, Any], parts: Mapping[str, str] | None = None) -> str:
+    """Insert data as JSON into the data element of a page template, and parts that are HTML in place of <!--NAME-->."""
     text = json.dumps(data, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
     text = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     before, mark, after = template.read_text(encoding="utf-8").partition('{"data":null}')
     assert mark, f"{template} has no data element"
+    for name, part in (parts or {}).items():
+        hole = f"<!--{name}-->"
+        assert hole in before, f"{template} has no {hole}"
+        before = before.replace(hole, part)
     return before + text + after

@@ -105,21 +105,32 @@ class Inspection:
             ],
         }  # fmt: skip
 
-    def html(self, profile: Profile | None = None) -> str:
-        """Draw the graphs.
-
-        Args:
-            profile: times of the nodes, which are drawn as bars and listed in the details; None for a picture without times.
+    def details(self) -> dict[str, Any]:
+        """Return the facts of the whole model for its picture.
 
         Returns:
-            The text of a self-contained HTML page.
+            A dict of the file name, versions, sizes, operators and metadata.
         """
-        details = {
+        return {
             "file": Path(self.file).name or "model", "ir": self.ir_version, "producer": self.producer, "opsets": self.opsets,
             "metadata": self.metadata, "parameters": self.parameters, "bytes": self.bytes,
             "operators": self.operators().most_common(), "inference": self.opinion.inference,
         }  # fmt: skip
-        return page(self.graphs, details, profile)
+
+    def html(self, profile: Profile | Mapping[str, Any] | None = None, comparison: Mapping[str, Any] | None = None) -> str:
+        """Draw the graphs.
+
+        Args:
+            profile: times of the nodes, or what `sonnx profile --json` printed; None for a picture without times.
+            comparison: differences of the nodes: `Comparison.to_dict()`, or what `sonnx compare --json` printed; None for none.
+
+        Returns:
+            The text of a self-contained HTML page.
+
+        Raises:
+            InvalidInput: the profile or the comparison is of another model, or is not one (SX398).
+        """
+        return page(self.graphs, self.details(), profile.to_dict() if isinstance(profile, Profile) else profile, comparison)
 
 
 def inspect(model: ModelSource, *, stats: bool = False, timeout: float = 60.0) -> Inspection:

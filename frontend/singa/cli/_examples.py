@@ -13,7 +13,7 @@ EXAMPLES = {
         "sonnx convert model.onnx -o older.onnx --opset 11",
         "sonnx convert model.onnx -o fixed.onnx --shape x=1,3,8,8",
     ),
-    "diff": ("sonnx diff before.onnx after.onnx", "sonnx diff before.onnx after.onnx --json"),
+    "diff": ("sonnx diff before.onnx after.onnx", "sonnx diff before.onnx after.onnx --html diff.html"),
     "doctor": ("sonnx doctor", "sonnx doctor --json"),
     "export": ("sonnx export net.py:build -o net.onnx --compare", "sonnx export net.py:Net -o net.onnx -i 'x=float32[2,3,8,8]'"),
     "extract": (

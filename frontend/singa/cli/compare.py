@@ -11,6 +11,8 @@ import click
 
 from singa_backend import debug
 from singa_backend.debug.compare import AGAINST, is_engine
+from singa_backend.files import check, write_text
+from singa_backend.inspection import inspect
 from singa_backend.rendering import printable
 
 from ._common import (
@@ -26,6 +28,7 @@ from ._common import (
     progress,
     show,
     write_json,
+    wrote,
 )
 from ._inputs import gather_of, input_options
 from ._tables import NAME, NUMBER, WORDS, Columns, Table
@@ -92,6 +95,9 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
     help="Show the N values with the largest differences.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Show every value, in node order.")
+@click.option(
+    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture of the graph with the differences."
+)
 @device_option
 @json_option
 @exit_codes
@@ -113,6 +119,7 @@ def command(
     optimised: bool,
     worst: int,
     show_all: bool,
+    page: Path | None,
     device: str,
     as_json: bool,
 ) -> None:
@@ -121,6 +128,8 @@ def command(
     Without inputs, random ones with seed 0 are used.  Memory is bounded by the live values plus one chunk of results.
     """
     other = trusted(against, program, device)
+    if page:
+        check(page, parents=True)
     source = debug.Source.of(model)
     feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:
@@ -138,10 +147,13 @@ def command(
             timeout=timeout,
             progress=step,
         )
+    if page:
+        write_text(page, inspect(model).html(comparison=found.to_dict()))
     if as_json:
         write_json(found.to_dict())
     else:
         _show(found, found.rows if show_all else found.worst(worst))
+        wrote(page)
     if not found.agrees:
         sys.exit(NO)
 

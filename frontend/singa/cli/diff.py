@@ -8,32 +8,48 @@ from pathlib import Path
 import click
 
 from singa_backend import debug
+from singa_backend.files import check, write_text
 
-from ._common import NO, echo, exit_codes, json_option, write_json
+from ._common import NO, echo, exit_codes, json_option, show, write_json, wrote
+from ._tables import NAME, NUMBER, WORDS, Columns
 
 _STYLES = {"added": "green", "removed": "red", "changed": "yellow"}
+_SIGNS = {"added": "+", "removed": "-", "changed": "~"}
+_CHANGES = Columns({"": WORDS, "kind": WORDS, "name": NAME, "max abs": NUMBER, "differ": NUMBER, "of": NUMBER, "change": WORDS})
 
 
 @click.command("diff")
 @click.argument("first", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("second", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture of both graphs with the differences."
+)
 @json_option
 @exit_codes
-def command(first: Path, second: Path, as_json: bool) -> None:
+def command(first: Path, second: Path, page: Path | None, as_json: bool) -> None:
     """Show how SECOND differs from FIRST as a graph: nodes, attributes, weights, inputs and outputs; nothing is run.
 
     The exit code is 1 if they differ.  Other names of values between nodes are not a difference.
     """
+    if page:
+        check(page, parents=True)
     found = debug.diff(first, second)
+    if page:
+        write_text(page, debug.diff_page(first, second, found))
     if as_json:
         write_json(found.to_dict())
     else:
-        for change in found.changes:
-            echo(str(change), style=_STYLES[change.how])
+        if found.changes:
+            table = _CHANGES.table(f"{first.name} -> {second.name}")
+            for c in found.changes:
+                change = (f"{_SIGNS[c.how]} {c.how}", c.operator or c.kind, c.name, c.max_abs, c.differing, c.elements, c.what)
+                table.add(*change, style=_STYLES[c.how])
+            show(table)
         if found.renamed:
             echo(f"{len(found.renamed)} values have other names")
         before, after = found.nodes
         echo(f"{len(found.changes)} differences; {before} and {after} nodes" if found.changes else "the models are equal",
              style=None if found.changes else "green")  # fmt: skip
+        wrote(page)
     if not found.equal:
         sys.exit(NO)

@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from singa_backend.archives import read_json
 from singa_backend.files import check, write_text
 from singa_backend.inspection import Inspection, State
 from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
+from singa_backend.inspection.measures import CODE
 from singa_backend.proto.values import Value
 
 from ._common import SECONDS, echo, err, exit_codes, json_option, show, write_json
@@ -39,18 +41,44 @@ FEW = 20
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a picture of the graph to this file, as a self-contained page.",
 )
+@click.option(
+    "--profile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw the times of this output of `sonnx profile --json` on the nodes of the picture.",
+)
+@click.option(
+    "--compare",
+    "comparison",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw the differences of this output of `sonnx compare --json` on the nodes of the picture.",
+)
 @click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that onnx's shape inference may take.")
 @json_option
 @exit_codes
-def command(model: Path, nodes: bool, states: bool, stats: bool, page: Path | None, timeout: float, as_json: bool) -> None:
+def command(
+    model: Path,
+    nodes: bool,
+    states: bool,
+    stats: bool,
+    page: Path | None,
+    profile: Path | None,
+    comparison: Path | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
     """Show the inputs, outputs, states, operators and nodes of MODEL.  Nothing is executed."""
+    if not page and (profile or comparison):
+        raise click.UsageError("--profile and --compare are drawn on the picture: add --html FILE")
     if not as_json and err.is_terminal:
         err.print(f"reading {model.name} ...", style="dim")
     if page:
         check(page, parents=True)
     seen = inspect_model(model, stats=stats, timeout=timeout)
     if page:
-        write_text(page, seen.html())
+        times, errors = (read_json(p, CODE) if p else None for p in (profile, comparison))
+        write_text(page, seen.html(times, errors))
     if as_json:
         write_json(seen.to_dict())
         return
