@@ -37,7 +37,7 @@ class GraphFunction:
         inputs: the types of the inputs by name.
         outputs: the names of the outputs.
         opset: the opset of the model.
-        operators: the operators of `sonnx.define_operator` that the model has, for `sonnx.prepare(model, operators=...)`.
+        operators: the operators of `sonnx.define_operator` that the function calls, for `sonnx.prepare(model, operators=...)`.
     """
 
     def __init__(
@@ -210,9 +210,10 @@ def _fed(x: Any, type: ValueType, name: str) -> Any:
 
 
 def named_arrays(function: Callable[..., Any]) -> dict[int, str]:
-    """The names of the arrays and Tensors that a function reads from outside, by their ids."""
+    """The names of the arrays and Tensors that a function may read from outside, by their ids: its variables and modules."""
     found = inspect.getclosurevars(inspect.unwrap(function))
-    outer = {**found.globals, **found.nonlocals}
+    modules = [m for m in found.globals.values() if inspect.ismodule(m)]
+    outer = {**{n: v for m in modules for n, v in vars(m).items()}, **found.globals, **found.nonlocals}
     return {id(v): n for n, v in outer.items() if isinstance(v, (np.ndarray, Tensor))}
 
 

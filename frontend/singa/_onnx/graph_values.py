@@ -306,7 +306,7 @@ def call(
     if not schema.min_input <= len(inputs) <= schema.max_input:
         names = ", ".join(p.name for p in schema.inputs)
         raise InvalidInput(f"{name} takes the inputs {names or 'none'}, got {len(inputs)}", code="SX301", operator=name)
-    symbols = [_operand(scope, x, name) for x in inputs]
+    symbols = [_operand(scope, x, name, _parameter(schema, i).is_homogeneous) for i, x in enumerate(inputs)]
     given = {n: v for n, v in attributes.items() if v is not None}
     for n in given:
         if n not in schema.attributes:
@@ -387,8 +387,8 @@ def _check_types(schema: defs.OpSchema, name: str, types: Sequence[TypeProto | N
                 raise InvalidInput(text, code="SX393", operator=name, hint=hint)
 
 
-def _operand(scope: Scope, x: Any, name: str) -> Any:
-    """An input of a call: a symbol, None, or a number or list that takes the type that the operator needs."""
+def _operand(scope: Scope, x: Any, name: str, adapts: bool = True) -> Any:
+    """An input of a call: a symbol, None, or if it `adapts` a number or list that takes the type that the operator needs."""
     if x is None:
         return None
     if isinstance(x, Value):
@@ -399,6 +399,8 @@ def _operand(scope: Scope, x: Any, name: str) -> Any:
         return x.item()
     if isinstance(x, (list, tuple)) and any(isinstance(v, Value) for v in x):
         return _vector(scope, x, name)
+    if not adapts and isinstance(x, (bool, int, float, str)):  # a state of a loop has its own type
+        return scope.writer.constant(_converted(x, _natural(x), f"an operand of {name}"))
     return list(x) if isinstance(x, tuple) else x
 
 
@@ -471,7 +473,8 @@ def _converted(x: Any, dtype: np.dtype[Any], what: str) -> np.ndarray:
 
 def _numbers(scope: Scope, domain: str, name: str, inputs: Sequence[Any]) -> list[Any]:
     """The inputs with numbers and lists as constants of the element types that the operator needs."""
-    values: list[Any] = arguments(scope.writer, domain, name, inputs)
+    with np.errstate(over="ignore"):
+        values: list[Any] = arguments(scope.writer, domain, name, inputs)
     for given, value in zip(inputs, values, strict=True):
         if isinstance(given, (int, float, list)) and isinstance(value, Symbol) and value.value is not None and given != []:
             _converted(given, value.value.dtype, f"an operand of {name}")
@@ -700,7 +703,7 @@ def _indexed(x: Value, keys: tuple[Any, ...]) -> Value:
             continue
         size = shape[axis] if shape is not None else None
         if isinstance(key, slice):
-            if key != slice(None):
+            if not (key.start is None and key.stop is None and key.step is None):
                 slices.append((axis, key))
             place += 1
         else:
