@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+
 import sonnx
 from sonnx import Float, Int64, op
 
@@ -13,34 +14,34 @@ b = np.array([0.5, -0.5, 0.25, 0], np.float32)
 
 
 @sonnx.graph(opset=21)
-def linear(x: Float["N", 3]) -> Float["N", 4]:  # noqa: F821
+def linear(x: Float["N", 3]) -> Float["N", 4]:
     return x @ W + b
 
 
 @sonnx.graph(opset=21)
-def attention(q: Float["T", 4], k: Float["S", 4], v: Float["S", 4]) -> Float["T", 4]:  # noqa: F821
+def attention(q: Float["T", 4], k: Float["S", 4], v: Float["S", 4]) -> Float["T", 4]:
     scores = q @ op.Transpose(k, perm=[1, 0]) / 2.0
     return op.Softmax(scores, axis=-1) @ v
 
 
 @sonnx.graph(opset=21)
-def power(x: Float["N"], n: Int64[()]) -> Float["N"]:  # noqa: F821
+def power(x: Float["N"], n: Int64[()]) -> Float["N"]:
     return op.Loop(n, None, x - (x - 1.0), body=lambda i, go, total: (go, total * x))
 
 
 @sonnx.graph(opset=21)
-def leaky(x: Float["N"]) -> Float["N"]:  # noqa: F821
+def leaky(x: Float["N"]) -> Float["N"]:
     return op.If(op.ReduceSum(x, keepdims=0) > 0.0, then_branch=lambda: x * 2.0, else_branch=lambda: -x)
 
 
 class Statistics(NamedTuple):
     mean: Float[3]
     variance: Float[3]
-    largest: Int64["N"]  # noqa: F821
+    largest: Int64["N"]
 
 
 @sonnx.graph(opset=21)
-def statistics(x: Float["N", 3]) -> Statistics:  # noqa: F821
+def statistics(x: Float["N", 3]) -> Statistics:
     mean = op.ReduceMean(x, [0], keepdims=0)
     centred = x - mean
     return Statistics(mean, op.ReduceMean(centred * centred, [0], keepdims=0), op.ArgMax(x, axis=1, keepdims=0))

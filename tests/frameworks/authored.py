@@ -72,7 +72,7 @@ W_proto, b_proto = onnx.numpy_helper.from_array(W, "W"), onnx.numpy_helper.from_
 
 
 @script(default_opset=op)
-def linear(x: FLOAT["N", 3]) -> FLOAT["N", 4]:  # noqa: F821
+def linear(x: FLOAT["N", 3]) -> FLOAT["N", 4]:
     w = op.Constant(value=W_proto)
     bias = op.Constant(value=b_proto)
     y = op.Add(op.MatMul(x, w), bias)
@@ -80,14 +80,14 @@ def linear(x: FLOAT["N", 3]) -> FLOAT["N", 4]:  # noqa: F821
 
 
 @script(default_opset=op)
-def attention(q: FLOAT["T", 4], k: FLOAT["S", 4], v: FLOAT["S", 4]) -> FLOAT["T", 4]:  # noqa: F821
+def attention(q: FLOAT["T", 4], k: FLOAT["S", 4], v: FLOAT["S", 4]) -> FLOAT["T", 4]:
     scores = op.Div(op.MatMul(q, op.Transpose(k, perm=[1, 0])), 2.0)
     y = op.MatMul(op.Softmax(scores, axis=-1), v)
     return y
 
 
 @script(default_opset=op)
-def power(x: FLOAT["N"], n: INT64) -> FLOAT["N"]:  # noqa: F821
+def power(x: FLOAT["N"], n: INT64) -> FLOAT["N"]:
     y = op.Sub(x, op.Sub(x, 1.0))
     for _i in range(n):
         y = op.Mul(y, x)
@@ -95,7 +95,7 @@ def power(x: FLOAT["N"], n: INT64) -> FLOAT["N"]:  # noqa: F821
 
 
 @script(default_opset=op)
-def leaky(x: FLOAT["N"]) -> FLOAT["N"]:  # noqa: F821
+def leaky(x: FLOAT["N"]) -> FLOAT["N"]:
     total = op.ReduceSum(x, keepdims=0)
     if op.Greater(total, 0.0):
         y = op.Mul(x, 2.0)
@@ -105,7 +105,7 @@ def leaky(x: FLOAT["N"]) -> FLOAT["N"]:  # noqa: F821
 
 
 @script(default_opset=op)
-def statistics(x: FLOAT["N", 3]) -> tuple[FLOAT[3], FLOAT[3], INT64["N"]]:  # noqa: F821
+def statistics(x: FLOAT["N", 3]) -> tuple[FLOAT[3], FLOAT[3], INT64["N"]]:
     axes = op.Constant(value_ints=[0])
     mean = op.ReduceMean(x, axes, keepdims=0)
     centred = op.Sub(x, mean)
@@ -113,6 +113,9 @@ def statistics(x: FLOAT["N", 3]) -> tuple[FLOAT[3], FLOAT[3], INT64["N"]]:  # no
     largest = op.ArgMax(x, axis=1, keepdims=0)
     return mean, variance, largest
 
+
+INPUTS = {"x": np.array([2, -3], np.float32), "n": np.array(3)}
+"""Inputs of the graph of docs/authoring.md."""
 
 NAMES = ("linear", "attention", "power", "leaky", "statistics")
 

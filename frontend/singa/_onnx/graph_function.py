@@ -31,6 +31,14 @@ class GraphFunction:
 
     Call it with arrays to run the model. Called with values of a graph that is being written, it adds its nodes to that graph.
 
+    Args:
+        function: the Python function.
+        inputs: the types of its parameters by name.
+        result: the annotation of its result; None if there is none.
+        opset: the opset; None for 18, or the minimum that the operators need.
+        name: the name of the graph; "" for that of the function.
+        outputs: the names of the outputs; None for those of the result.
+
     Attributes:
         model: the model; its inputs have the names of the parameters.
         function: the Python function.

@@ -74,6 +74,9 @@ class Value:
 
     `+ - * / // % ** @`, comparisons, `& | ^ ~`, `-x`, `abs(x)` and indexing write the operators of ONNX. A Python number takes
     the element type of the value; two values must have one element type.
+
+    Args:
+        symbol: what the writer of the graph has for the value; functions receive values, and do not make them.
     """
 
     __array_ufunc__ = None  # NumPy leaves `array + value` to this class
