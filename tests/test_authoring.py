@@ -16,7 +16,7 @@ from tests import authored_functions as authored
 
 import sonnx
 from singa import tensor
-from singa_backend import InvalidInput, SonnxError, UnsupportedModel
+from singa_backend import InvalidInput, InvalidModel, SonnxError, UnsupportedModel
 from singa_backend.engines.oracle import Oracle
 from singa_backend.proto.messages import graphs
 from sonnx import Bool, Double, Float, Float16, Int32, Int64, OptionalType, SequenceType, String, TensorType, op
@@ -180,11 +180,20 @@ def test_arrays_are_weights_and_numbers_are_constants() -> None:
 def test_a_number_has_the_element_type_of_the_value() -> None:
     @sonnx.graph
     def f(x: Float16["N"], n: Int64["N"], d: Double["N"]):
-        return x * np.float64(0.5), n + 1, 2 - d, np.array([2.0]) * d
+        return (
+            x * np.float64(0.5),
+            n + 1,
+            2 - d,
+            np.array([2.0]) * d,
+            np.float64(0.5) * x,
+            np.array([6.0]) > d,
+            np.array([6.0]) // d,
+        )
 
-    a, n, d, e = f(np.float16([3]), np.int64([4]), np.float64([5]))
-    assert [(v.dtype, v.tolist()) for v in (a, n, d, e)] == [
-        (np.float16, [1.5]), (np.int64, [5]), (np.float64, [-3]), (np.float64, [10]),
+    found = f(np.float16([3]), np.int64([4]), np.float64([5]))
+    assert [(v.dtype, v.tolist()) for v in found] == [
+        (np.float16, [1.5]), (np.int64, [5]), (np.float64, [-3]), (np.float64, [10]), (np.float16, [1.5]), (np.bool_, [True]),
+        (np.float64, [1]),
     ]  # fmt: skip
 
 
@@ -338,6 +347,14 @@ def test_optional_values() -> None:
     assert there.tolist() is True and y.tolist() == [2]
 
 
+def test_a_type_may_be_an_attribute() -> None:
+    def f(x: Float["N"]):
+        return op.OptionalHasElement(op.Optional(type=Float["N"])), op.OptionalHasElement(op.Optional(x)), op.Cast(x, to=np.int64)
+
+    assert [v.tolist() for v in sonnx.graph(f)([1.0])] == [False, True, [1]]
+    valid(sonnx.graph(f).model)
+
+
 def test_a_graph_within_a_graph_is_inlined() -> None:
     @sonnx.graph
     def dense(x: Float["N", 3]) -> Float["N", 4]:
@@ -428,6 +445,12 @@ MISTAKES: dict[str, tuple[str, str, Any]] = {
     "value as attribute": ("SX394", "must be known while the graph is written", lambda x: op.Softmax(x, axis=op.Shape(x)[0])),
     "outputs": ("SX301", "pass outputs=", lambda x: op.Split(x, [1, 2], axis=1)),
     "too many outputs": ("SX301", "got outputs=3", lambda x: op.TopK(x, [1], outputs=3)),
+    "text as number": ("SX333", "the attribute 'axis' of Softmax must be an integer, got 'a'", lambda x: op.Softmax(x, axis="a")),
+    "number as list": ("SX333", "must be a list of integers, got 1", lambda x: op.Transpose(x, perm=1)),
+    "list as number": ("SX333", "must be an integer, got [1]", lambda x: op.Softmax(x, axis=[1])),
+    "number as text": ("SX333", "must be a text, got 1", lambda x: op.Gelu(x, approximate=1)),
+    "number as array": ("SX333", "must be an array, got 1", lambda x: op.ConstantOfShape(op.Shape(x), value=1)),
+    "function of NumPy": ("SX394", "op.Exp", lambda x: np.exp(x)),
     "fraction": ("SX372", "0.5", lambda x: op.Cast(x, to=Int64) + 0.5),
     "overflow": ("SX372", "float can represent, got 1e+300", lambda x: x * 1e300),
     "underflow": ("SX372", "1e-300", lambda x: x * 1e-300),
@@ -580,6 +603,8 @@ def test_a_graph_trains_and_is_saved(tmp_path: Path) -> None:
     sonnx.save(authored.linear.model, tmp_path / "linear.onnx")
     np.testing.assert_allclose(sonnx.prepare(tmp_path / "linear.onnx").run([x3])[0], x3 @ authored.W + authored.b, rtol=1e-5)
     assert set(sonnx.SONNXModel(tmp_path / "linear.onnx").get_params()) == {"W", "b"}
+    with pytest.raises(InvalidModel, match="pass its attribute `model`"):
+        sonnx.prepare(authored.linear)
 
 
 def test_no_node_of_a_body_is_left_out() -> None:

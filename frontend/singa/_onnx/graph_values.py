@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
-from onnx import TypeProto, defs
+from onnx import TensorProto, TypeProto, defs
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel, did_you_mean
@@ -26,7 +26,7 @@ from singa_backend.opsets.writer import OpsetWriter, type_string
 from singa_backend.proto.schemas import is_private, public_domain, schema_version, schemas, type_strings
 
 from .._core.tensor import Tensor, array_of
-from .types import SequenceType, TensorType, ValueType, difference, from_proto, widened
+from .types import OptionalType, SequenceType, TensorType, ValueType, difference, from_proto, widened
 
 
 @dataclass
@@ -79,7 +79,6 @@ class Value:
         symbol: what the writer of the graph has for the value; functions receive values, and do not make them.
     """
 
-    __array_ufunc__ = None  # NumPy leaves `array + value` to this class
     __hash__ = None  # type: ignore[assignment]  # == compares the elements
 
     def __init__(self, symbol: Symbol) -> None:
@@ -238,8 +237,25 @@ class Value:
     def __contains__(self, x: Any) -> NoReturn:
         raise _unread("the elements", "use op.ReduceMax(op.Cast(x == y, to=Int32))")
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Value:
+        """Compute `array + value`, which NumPy leaves to this class; other functions of NumPy compute with arrays only."""
+        name = _REFLECTED.get(ufunc.__name__)
+        if method == "__call__" and name is not None and not options and isinstance(inputs[1], Value):
+            made: Value = getattr(inputs[1], name)(inputs[0])
+            return made
+        raise _unread(f"np.{ufunc.__name__}", "use the operators of ONNX: op.Exp(x)")
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         raise _unread("the array", "call the finished graph with arrays: f(x)")
+
+
+_REFLECTED = {
+    "add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__", "floor_divide": "__rfloordiv__",
+    "remainder": "__rmod__", "power": "__rpow__", "matmul": "__rmatmul__", "bitwise_and": "__rand__", "bitwise_or": "__ror__",
+    "bitwise_xor": "__rxor__", "less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__",
+    "equal": "__eq__", "not_equal": "__ne__",
+}  # fmt: skip
+"""For NumPy's functions behind `array + value`, the method of the value."""
 
 
 def _unread(what: str, hint: str) -> InvalidInput:
@@ -501,7 +517,27 @@ def _attribute(
         return value if isinstance(value, Subgraph) else _body(scope, name, attribute, value, inputs, given)
     if kind == defs.OpSchema.AttrType.INT and isinstance(value, (TensorType, np.dtype, type)):
         return dtypes.onnx_code(_dtype(value))
-    return value
+    if isinstance(value, (TensorType, SequenceType, OptionalType)):  # of Optional
+        return value.to_proto()
+    form = str(kind).rpartition(".")[2]  # such as INTS
+    accepted, several = _ATTRIBUTES.get(form.removesuffix("S")), form.endswith("S")
+    if accepted and (isinstance(value, (list, tuple)) != several or not all(isinstance(v, accepted) for v in held)):
+        text = f"the attribute {attribute!r} of {name} must be {_KINDS[form]}, got {value!r}"
+        raise InvalidInput(text, code="SX333", operator=name)
+    plain = [v.item() if isinstance(v, np.generic) else v for v in held]
+    return plain if isinstance(value, (list, tuple)) else plain[0]
+
+
+_ATTRIBUTES: dict[str, tuple[type, ...]] = {
+    "INT": (int, np.integer), "FLOAT": (int, float, np.integer, np.floating), "STRING": (str, bytes),
+    "TENSOR": (np.ndarray, TensorProto),
+}  # fmt: skip
+"""The Python types of an attribute of each type of ONNX; of its elements for INTS, FLOATS and STRINGS."""
+
+_KINDS = {
+    "INT": "an integer", "INTS": "a list of integers", "FLOAT": "a number", "FLOATS": "a list of numbers", "STRING": "a text",
+    "STRINGS": "a list of texts", "TENSOR": "an array", "TENSORS": "a list of arrays",
+}  # fmt: skip
 
 
 def _outputs(schema: defs.OpSchema, name: str, given: Mapping[str, Any], bodies: Sequence[Subgraph]) -> int:
