@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import CodeType
 from typing import Any, overload
 
 import numpy as np
@@ -76,7 +78,8 @@ class GraphFunction:
                 continue
             if [v.name for v in self.model.graph.output] == self.outputs:
                 break
-            pinned = self.outputs  # values between took a name: write again, with the names reserved
+            assert not pinned, "names are reserved once"
+            pinned = self.outputs  # a value between has taken the name of an output: write again, with the names reserved
 
     def _written(self, name: str, outputs: Sequence[str] | None, pinned: Sequence[str]) -> tuple[ModelProto, list[str]]:
         writer = OpsetWriter(self.opset)
@@ -95,7 +98,7 @@ class GraphFunction:
                     if why := difference(found, t):
                         text = f"the output {n!r} of {self.function.__name__} must be {t}, got {found}: {why}"
                         raise InvalidInput(text, code="SX393")
-                    if symbol.value is None:
+                    if writer.builder.makes(symbol):
                         symbol.type = narrowed(found, t).to_proto()
                 symbols.append(symbol)
         self._kind, self.operators = type(made), list(scope.operators.values())
@@ -217,12 +220,25 @@ def _fed(x: Any, type: ValueType, name: str) -> Any:
     return x
 
 
-def named_arrays(function: Callable[..., Any]) -> dict[int, str]:
+def named_arrays(function: Any) -> dict[int, str]:
     """The names of the arrays and Tensors that a function may read from outside, by their ids: its variables and modules."""
-    found = inspect.getclosurevars(inspect.unwrap(function))
-    modules = [m for m in found.globals.values() if inspect.ismodule(m)]
-    outer = {**{n: v for m in modules for n, v in vars(m).items()}, **found.globals, **found.nonlocals}
+    plain = inspect.unwrap(function)
+    read = {n for code in _codes(plain.__code__) for n in code.co_names}
+    outer = {n: v for n, v in plain.__globals__.items() if n in read}
+    for n, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            outer[n] = cell.cell_contents
+    modules = [m for m in outer.values() if inspect.ismodule(m)]
+    outer = {**{n: v for m in modules for n, v in vars(m).items() if n in read}, **outer}
     return {id(v): n for n, v in outer.items() if isinstance(v, (np.ndarray, Tensor))}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of the functions in it."""
+    yield code
+    for c in code.co_consts:
+        if isinstance(c, CodeType):
+            yield from _codes(c)
 
 
 def annotations_of(x: Any, local: Mapping[str, Any]) -> dict[str, Any]:

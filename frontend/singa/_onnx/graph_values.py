@@ -461,7 +461,7 @@ def _initializer(scope: Scope, x: Any, name: str = "") -> Symbol:
     if id(x) not in scope.arrays:
         hint = name or scope.names.get(id(x)) or (x.name if isinstance(x, Tensor) else "") or "constant"
         array = _array(x)
-        if not isinstance(x, Tensor) and array.ndim == 0:
+        if not name and not isinstance(x, Tensor) and array.ndim == 0:
             return scope.writer.constant(array)
         root = scope.writer.builder.root
         scope.arrays[id(x)] = (x, root.initializer(hint, array.astype(array.dtype.newbyteorder("="))))
